@@ -1,0 +1,199 @@
+"""Every error that Holdfast raises on purpose, as one tree.
+
+HoldfastError
+├── ConfigError                 the user changes something: job file, flag, path, port (exit code 2)
+├── PlanningError
+│   ├── InfeasiblePlan          no plan exists for these workers (exit code 3 while training)
+│   ├── InvalidSchedule         a schedule breaks a rule: worker, position, operation, rule
+│   └── SolverTimeout           no solution within the time limit
+├── ClusterError                somebody else failed; only the step loop turns these into a recovery
+│   ├── PeerLost                a peer's connection is gone: worker, generation
+│   ├── StaleGeneration         this generation was superseded: stop, join the newer one
+│   ├── CoordinatorUnavailable  the coordinator does not answer
+│   └── CommTimeout             an operation took longer than its limit
+├── RecoveryError
+│   ├── StateUnavailable        no living worker holds some layers: layers
+│   ├── NotUndoable             this update has no inverse: operator
+│   └── ReplicaDiverged         owners of one layer disagree bitwise: our bug, or broken hardware
+├── StorageError
+│   ├── MissingBlob             nothing under this name
+│   ├── CorruptBlob             the bytes are not those that were written: expected, actual
+│   └── LogGap                  a log lacks an entry
+└── InternalError               our bug: never retried (exit code 1)
+    └── LedgerError             a micro-batch was counted not exactly once: layer, microbatch, count
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClusterError",
+    "CommTimeout",
+    "ConfigError",
+    "CoordinatorUnavailable",
+    "CorruptBlob",
+    "HoldfastError",
+    "InfeasiblePlan",
+    "InternalError",
+    "InvalidSchedule",
+    "LedgerError",
+    "LogGap",
+    "MissingBlob",
+    "NotUndoable",
+    "PeerLost",
+    "PlanningError",
+    "RecoveryError",
+    "ReplicaDiverged",
+    "SolverTimeout",
+    "StaleGeneration",
+    "StateUnavailable",
+    "StorageError",
+]
+
+
+class HoldfastError(Exception):
+    """The root of every error raised on purpose."""
+
+
+class ConfigError(HoldfastError):
+    """The user's input cannot be used; the message names the key or path and what would be right."""
+
+
+class PlanningError(HoldfastError):
+    """No usable plan could be made."""
+
+
+class InfeasiblePlan(PlanningError):
+    """No plan exists for these workers, grid or memory."""
+
+
+class InvalidSchedule(PlanningError):
+    """A schedule breaks a rule.
+
+    Attributes:
+        worker: the worker in whose row the fault is, as text such as ``1.2``; empty if it is no single row.
+        position: 0-based index in that worker's order; -1 if it is no single place.
+        op: the operation there, as text; empty if none.
+        rule: the rule that is broken, one sentence.
+    """
+
+    def __init__(self, rule: str, *, worker: str = "", position: int = -1, op: str = "", table: str = "") -> None:
+        self.rule = rule
+        self.worker = worker
+        self.position = position
+        self.op = op
+        place = f" at worker {worker}" if worker else ""
+        place += f", position {position} ({op})" if position >= 0 else ""
+        super().__init__(f"invalid schedule{place}: {rule}" + (f"\n{table}" if table else ""))
+
+
+class SolverTimeout(PlanningError):
+    """A solver found nothing within its time limit."""
+
+
+class ClusterError(HoldfastError):
+    """Another process failed or this one was superseded; the step loop answers with a recovery."""
+
+
+class PeerLost(ClusterError):
+    """The connection to a peer is gone.
+
+    Attributes:
+        worker: the peer, as text such as ``1.2``; empty if it is not known which one.
+        generation: the generation whose transport noticed.
+    """
+
+    def __init__(self, worker: str, generation: int, detail: str = "") -> None:
+        self.worker = worker
+        self.generation = generation
+        who = f"worker {worker}" if worker else "a peer"
+        super().__init__(f"lost {who} in generation {generation}" + (f": {detail}" if detail else ""))
+
+
+class StaleGeneration(ClusterError):
+    """This generation was superseded by a newer one."""
+
+    def __init__(self, generation: int, newer: int | None = None) -> None:
+        self.generation = generation
+        self.newer = newer
+        super().__init__(f"generation {generation} is over" + (f", superseded by {newer}" if newer is not None else ""))
+
+
+class CoordinatorUnavailable(ClusterError):
+    """The coordinator does not answer."""
+
+
+class CommTimeout(ClusterError):
+    """A message or a reduction took longer than its limit."""
+
+
+class RecoveryError(HoldfastError):
+    """A recovery cannot be carried out."""
+
+
+class StateUnavailable(RecoveryError):
+    """No living worker holds these layers.
+
+    Attributes:
+        layers: indices of the layers that are lost.
+    """
+
+    def __init__(self, layers: tuple[int, ...], detail: str = "") -> None:
+        self.layers = layers
+        names = ", ".join(str(layer) for layer in layers)
+        super().__init__(f"no living worker holds layer(s) {names}" + (f": {detail}" if detail else ""))
+
+
+class NotUndoable(RecoveryError):
+    """An optimizer's update has no inverse; the message names the operator."""
+
+
+class ReplicaDiverged(RecoveryError):
+    """Owners of one layer hold different bits: a bug of ours or broken hardware, never to be trained on."""
+
+
+class StorageError(HoldfastError):
+    """A blob store or a file failed."""
+
+
+class MissingBlob(StorageError):
+    """Nothing is stored under this name."""
+
+
+class CorruptBlob(StorageError):
+    """The bytes read are not those that were written.
+
+    Attributes:
+        expected: the checksum that was recorded.
+        actual: the checksum of what was read.
+    """
+
+    def __init__(self, name: str, expected: str, actual: str) -> None:
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"{name} is corrupt: expected {expected}, found {actual}")
+
+
+class LogGap(StorageError):
+    """A log lacks an entry that a replay needs."""
+
+
+class InternalError(HoldfastError):
+    """Our bug: reported with what is needed to find it, never retried."""
+
+
+class LedgerError(InternalError):
+    """A micro-batch was counted not exactly once for a layer, so the optimizer must not run.
+
+    Attributes:
+        layer: index of the layer.
+        microbatch: global number of the micro-batch.
+        count: how often its gradient was added.
+    """
+
+    def __init__(self, layer: int, microbatch: int, count: int) -> None:
+        self.layer = layer
+        self.microbatch = microbatch
+        self.count = count
+        super().__init__(
+            f"ledger: layer {layer} counts micro-batch {microbatch} {count} times, expected exactly once; no update was made"
+        )
