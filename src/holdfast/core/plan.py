@@ -1,0 +1,41 @@
+"""A plan: placement, routes and orders, which is all that a step needs to know."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import Placement
+from holdfast.core.routes import Routes
+from holdfast.core.schedule import Orders, format_orders
+
+__all__ = ["Plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Who holds which layers, where every micro-batch goes, and in which order every worker works.
+
+    A plan is only a value: :func:`holdfast.core.validate.validate` proves it right.
+    """
+
+    placement: Placement
+    routes: Routes
+    orders: Orders
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """The living workers, sorted."""
+        return self.placement.workers
+
+    def digest(self) -> str:
+        """Returns the SHA-256, in hexadecimal, of the plan's canonical text: equal for equal plans on any machine."""
+        return hashlib.sha256(self.text().encode("ascii")).hexdigest()
+
+    def text(self) -> str:
+        """Returns the canonical text: layers per worker, workers per micro-batch, operations per worker."""
+        lines = [f"layers {self.placement.num_layers}"]
+        lines += [f"hold {worker}: {layers}" for worker, layers in self.placement.ranges]
+        lines += [f"route {route.microbatch}: {' '.join(map(str, route.workers))}" for route in self.routes.routes]
+        return "\n".join(lines) + "\n" + format_orders(self.orders)

@@ -1,0 +1,317 @@
+"""What operations cost: measured profiles, and the costs that schedulers and the evaluator work with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+
+from holdfast.core.placement import LayerRange
+from holdfast.errors import ConfigError
+
+__all__ = [
+    "Costs",
+    "GpuProfile",
+    "LayerProfile",
+    "Link",
+    "Profile",
+    "StageCosts",
+    "costs_from_profile",
+    "parse_costs",
+    "unit_costs",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProfile:
+    """Times of one layer, in seconds, on a worker that is a tensor-parallel group."""
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, "a layer on several accelerators")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProfile:
+    """One layer as measured for one micro-batch.
+
+    Attributes:
+        name: its name in the model.
+        forward_s: seconds of F.
+        backward_input_s: seconds of I.
+        backward_weight_s: seconds of W.
+        held_after_forward_bytes: memory that a micro-batch holds from the start of F.
+        held_after_input_bytes: what of it is still held after I, until W.
+        boundary_bytes: size of the layer's output, which is sent where the pipeline is cut after it.
+        parameter_bytes: size of its parameters.
+        optimizer_bytes: size of their optimizer state.
+        optimizer_s: seconds of its optimizer step.
+        by_gpus: times on 2, 4, ... accelerators, by their number as text.
+    """
+
+    name: str
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    held_after_forward_bytes: int
+    held_after_input_bytes: int
+    boundary_bytes: int
+    parameter_bytes: int
+    optimizer_bytes: int
+    optimizer_s: float = 0.0
+    by_gpus: Mapping[str, GpuProfile] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, f"layer {self.name!r}")
+        if self.held_after_input_bytes > self.held_after_forward_bytes:
+            raise ConfigError(
+                f"layer {self.name!r}: held_after_input_bytes = {self.held_after_input_bytes} is more than "
+                f"held_after_forward_bytes = {self.held_after_forward_bytes}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The connection between two workers: a message of n bytes takes ``latency_s + n / bytes_per_s`` seconds."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if self.latency_s < 0 or not self.bytes_per_s > 0:
+            raise ConfigError(
+                f"a link needs latency_s >= 0 and bytes_per_s > 0, not {self.latency_s}, {self.bytes_per_s}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What ``holdfast profile`` measured.
+
+    Attributes:
+        layers: the layers of the model, in order; at least one.
+        link: the connection between workers.
+        machine: what it was measured on, for people.
+    """
+
+    layers: tuple[LayerProfile, ...]
+    link: Link
+    machine: Mapping[str, str | int | float] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ConfigError("a profile needs at least one layer, found none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """What one micro-batch costs a worker: the sums over its layers, in the units of the :class:`Costs` they come from.
+
+    Attributes:
+        forward: time of F.
+        input: time of I.
+        weight: time of W. B takes ``input + weight``.
+        optimizer: time of the optimizer step.
+        takes: memory taken at the start of F.
+        gives_input: memory given back at the end of I.
+        gives_weight: memory given back at the end of W. The end of B gives back both.
+        capacity: memory that may be held; None: no limit.
+    """
+
+    forward: float
+    input: float
+    weight: float
+    optimizer: float
+    takes: float
+    gives_input: float
+    gives_weight: float
+    capacity: float | None
+
+    @property
+    def backward(self) -> float:
+        """Time of B."""
+        return self.input + self.weight
+
+    @property
+    def total(self) -> float:
+        """Time of all operations of one micro-batch."""
+        return self.forward + self.input + self.weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Costs per layer, in any unit of time and of memory. Integers stay integers.
+
+    Attributes:
+        forward: time of F, one number per layer.
+        input: time of I.
+        weight: time of W.
+        optimizer: time of the optimizer step.
+        comm: time of a message where the pipeline is cut after layer 0, 1, ...: one number fewer than layers.
+        takes: memory that F takes at its start.
+        gives_input: memory that the end of I gives back.
+        gives_weight: memory that the end of W gives back.
+        capacity: memory of a worker whose first layer is 0, 1, ...; None: no limit.
+    """
+
+    forward: tuple[float, ...]
+    input: tuple[float, ...]
+    weight: tuple[float, ...]
+    optimizer: tuple[float, ...]
+    comm: tuple[float, ...]
+    takes: tuple[float, ...]
+    gives_input: tuple[float, ...]
+    gives_weight: tuple[float, ...]
+    capacity: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            values = getattr(self, item.name)
+            if values is not None:
+                _check_row(item.name, values, len(self.forward) - (item.name == "comm"))
+        for layer, taken in enumerate(self.takes):
+            given = self.gives_input[layer] + self.gives_weight[layer]
+            if given > taken and not math.isclose(given, taken):
+                raise ConfigError(f"layer {layer} gives back {given} of memory, more than the {taken} that it takes")
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers these costs are for."""
+        return len(self.forward)
+
+    def of(self, layers: LayerRange) -> StageCosts:
+        """Returns the costs of a worker that holds these layers."""
+        at = slice(layers.start, layers.stop)
+        return StageCosts(
+            forward=sum(self.forward[at]),
+            input=sum(self.input[at]),
+            weight=sum(self.weight[at]),
+            optimizer=sum(self.optimizer[at]),
+            takes=sum(self.takes[at]),
+            gives_input=sum(self.gives_input[at]),
+            gives_weight=sum(self.gives_weight[at]),
+            capacity=None if self.capacity is None else self.capacity[layers.start],
+        )
+
+
+def unit_costs(num_layers: int) -> Costs:
+    """Returns F = I = W = 1 for every layer, free communication and optimizer, and memory counted in micro-batches."""
+    ones, zeros = (1,) * num_layers, (0,) * num_layers
+    return Costs(
+        forward=ones,
+        input=ones,
+        weight=ones,
+        optimizer=zeros,
+        comm=zeros[1:],
+        takes=ones,
+        gives_input=zeros,
+        gives_weight=ones,
+    )
+
+
+def parse_costs(
+    num_stages: int, *, costs: str = "1,1,1", comm: str = "0", optimizer: str = "0", memory: str | None = None
+) -> Costs:
+    """Returns the costs that the flags of ``holdfast plan`` describe, for a grid in which each stage is one layer.
+
+    Every number may be given once, or once per stage joined by colons (``comm``: once per cut).
+
+    Args:
+        num_stages: stages of a pipeline.
+        costs: ``F,I,W``.
+        comm: time of a message.
+        optimizer: time of the optimizer step.
+        memory: ``aF,aI,aW,cap``; None: no limit, memory counted in micro-batches.
+
+    Raises:
+        ConfigError: a text cannot be read; the message names the flag and what would be right.
+
+    >>> parse_costs(2, costs="10,11:12,8", comm="1").input
+    (11, 12)
+    """
+    forward, input_, weight = _parse_columns("--costs", "F,I,W", costs, num_stages)
+    takes, gives_input, gives_weight, *cap = _parse_columns(
+        "--memory", "aF,aI,aW,cap", "1,0,1" if memory is None else memory, num_stages, memory is None
+    )
+    return Costs(
+        forward=forward,
+        input=input_,
+        weight=weight,
+        optimizer=_parse_column("--optimizer-cost", optimizer, num_stages),
+        comm=_parse_column("--comm", comm, num_stages - 1),
+        takes=takes,
+        gives_input=gives_input,
+        gives_weight=gives_weight,
+        capacity=cap[0] if cap else None,
+    )
+
+
+def costs_from_profile(profile: Profile, *, capacity_bytes: float | None = None) -> Costs:
+    """Returns costs in seconds and bytes; a worker's are the sums over the layers that its placement gives it.
+
+    Args:
+        profile: what was measured.
+        capacity_bytes: memory that the micro-batches of a worker may hold; None: no limit.
+    """
+
+    def row(value: Callable[[LayerProfile], float]) -> tuple[float, ...]:
+        return tuple(value(layer) for layer in profile.layers)
+
+    link = profile.link
+    return Costs(
+        forward=row(lambda layer: layer.forward_s),
+        input=row(lambda layer: layer.backward_input_s),
+        weight=row(lambda layer: layer.backward_weight_s),
+        optimizer=row(lambda layer: layer.optimizer_s),
+        comm=row(lambda layer: link.latency_s + layer.boundary_bytes / link.bytes_per_s)[:-1],
+        takes=row(lambda layer: layer.held_after_forward_bytes),
+        gives_input=row(lambda layer: layer.held_after_forward_bytes - layer.held_after_input_bytes),
+        gives_weight=row(lambda layer: layer.held_after_input_bytes),
+        capacity=None if capacity_bytes is None else (capacity_bytes,) * len(profile.layers),
+    )
+
+
+def _parse_columns(
+    flag: str, form: str, text: str, num_stages: int, without_last: bool = False
+) -> list[tuple[float, ...]]:
+    columns = text.split(",")
+    if len(columns) != form.count(",") + 1 - without_last:
+        raise ConfigError(f"{flag} {text}: expected {form}, found {len(columns)} number(s)")
+    return [_parse_column(flag, column, num_stages) for column in columns]
+
+
+def _parse_column(flag: str, text: str, count: int) -> tuple[float, ...]:
+    values = tuple(_parse_number(flag, value) for value in text.split(":"))
+    if len(values) == 1:
+        return values * count
+    if len(values) != count:
+        raise ConfigError(f"{flag}: {text} has {len(values)} numbers, expected one, or {count} joined by colons")
+    return values
+
+
+def _parse_number(flag: str, text: str) -> float:
+    try:
+        value = int(text) if text.strip().isdecimal() else float(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {text!r} is no number") from error
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"{flag}: {text} is impossible, expected a finite number from 0")
+    return value
+
+
+def _check_row(name: str, values: tuple[float, ...], count: int) -> None:
+    if len(values) != count:
+        raise ConfigError(f"costs.{name} has {len(values)} numbers, expected {count}")
+    for layer, value in enumerate(values):
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"costs.{name}[{layer}] = {value} is impossible, expected a finite number from 0")
+
+
+def _check_numbers(value: GpuProfile | LayerProfile, what: str) -> None:
+    for item in fields(value):
+        number = getattr(value, item.name)
+        if isinstance(number, int | float) and not 0 <= number < math.inf:
+            raise ConfigError(f"{what}: {item.name} = {number} is impossible, expected a finite number from 0")
