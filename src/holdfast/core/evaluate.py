@@ -1,0 +1,171 @@
+"""Times a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.plan import Plan
+from holdfast.core.profile import Costs, StageCosts
+from holdfast.core.schedule import Op, OpKind
+from holdfast.errors import InvalidSchedule
+
+__all__ = ["Span", "Timeline", "evaluate", "op_time", "peak_memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One operation in time, in the units of the costs."""
+
+    worker: WorkerId
+    op: Op
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One step of a plan in time, in the units of the costs.
+
+    Attributes:
+        spans: all operations, by worker and then in order.
+        makespan: from the first start to the last end, without the optimizer.
+        period: steady-state time between the starts of consecutive steps: with the optimizer step synchronous over all
+            workers, the makespan and the longest optimizer step.
+        peak_memory: the most memory that each worker holds at any time, sorted by worker.
+    """
+
+    spans: tuple[Span, ...]
+    makespan: float
+    period: float
+    peak_memory: tuple[tuple[WorkerId, float], ...]
+
+    def of(self, worker: WorkerId) -> tuple[Span, ...]:
+        """Returns the operations of a worker, in order; empty for a worker without any."""
+        return tuple(span for span in self.spans if span.worker == worker)
+
+
+def evaluate(plan: Plan, costs: Costs) -> Timeline:
+    """Returns when every operation runs, if each starts as soon as its worker is free and its input is there.
+
+    An output takes the communication cost of the cut to reach the next worker and occupies neither of the two.
+    Computation never waits for memory: the orders decide what is held.
+
+    Args:
+        plan: a plan that :func:`holdfast.core.validate.validate` accepts.
+        costs: costs per layer of the same model.
+
+    Raises:
+        InvalidSchedule: workers wait for one another, so that the step never ends.
+
+    Cost: linear in the number of operations.
+    """
+    stages = {worker: costs.of(layers) for worker, layers in plan.placement.ranges}
+    spans = _Run(plan, costs, stages).spans()
+    makespan = max((span.end for span in spans), default=0) - min((span.start for span in spans), default=0)
+    return Timeline(
+        spans=spans,
+        makespan=makespan,
+        period=makespan + max((stage.optimizer for stage in stages.values()), default=0),
+        peak_memory=tuple((worker, peak_memory(row, stages[worker])) for worker, row in plan.orders.rows),
+    )
+
+
+def op_time(kind: OpKind, stage: StageCosts) -> float:
+    """Returns how long an operation occupies its worker."""
+    match kind:
+        case OpKind.F:
+            return stage.forward
+        case OpKind.B:
+            return stage.backward
+        case OpKind.I:
+            return stage.input
+        case OpKind.W:
+            return stage.weight
+
+
+def peak_memory(row: tuple[Op, ...], stage: StageCosts) -> float:
+    """Returns the most memory that a worker holds while it runs its operations, which only their order decides."""
+    return max(memory_held(row, stage), default=0)
+
+
+def memory_held(row: tuple[Op, ...], stage: StageCosts) -> tuple[float, ...]:
+    """Returns the memory held during every operation of a row."""
+    given = {
+        OpKind.F: 0,
+        OpKind.I: stage.gives_input,
+        OpKind.W: stage.gives_weight,
+        OpKind.B: stage.gives_input + stage.gives_weight,
+    }
+    held: float = 0
+    during: list[float] = []
+    for op in row:
+        held += stage.takes if op.kind is OpKind.F else 0
+        during.append(held)
+        held -= given[op.kind]
+    return tuple(during)
+
+
+_Output = tuple[WorkerId, MicroBatch, bool]
+"""What an operation waits for: the forward (True) or backward result of a worker for a micro-batch."""
+
+
+class _Run:
+    """Runs the orders in no particular sequence of workers; a worker that lacks its input is woken when it arrives."""
+
+    def __init__(self, plan: Plan, costs: Costs, stages: dict[WorkerId, StageCosts]) -> None:
+        self._rows = dict(plan.orders.rows)
+        self._routes = {route.microbatch: route.workers for route in plan.routes.routes}
+        self._stops = {worker: layers.stop for worker, layers in plan.placement.ranges}
+        self._comm = costs.comm
+        self._stages = stages
+        self._spans: dict[WorkerId, list[Span]] = {worker: [] for worker in self._rows}
+        self._ends: dict[_Output, float] = {}
+        self._waiting: dict[_Output, WorkerId] = {}
+
+    def spans(self) -> tuple[Span, ...]:
+        ready = list(reversed(self._rows))
+        while ready:
+            ready.extend(self._advance(ready.pop()))
+        for output, worker in self._waiting.items():
+            self._refuse(worker, output)
+        return tuple(span for row in self._spans.values() for span in row)
+
+    def _advance(self, worker: WorkerId) -> list[WorkerId]:
+        """Runs a worker's operations until one lacks its input; returns the workers that waited for results."""
+        done, stage, woken = self._spans[worker], self._stages[worker], []
+        now = done[-1].end if done else 0
+        for op in self._rows[worker][len(done) :]:
+            needs, delay = self._input(worker, op)
+            if needs is not None and needs not in self._ends:
+                self._waiting[needs] = worker
+                break
+            start = now if needs is None else max(now, self._ends[needs] + delay)
+            now = start + op_time(op.kind, stage)
+            done.append(Span(worker, op, start, now))
+            woken += self._finish(worker, op, now)
+        return woken
+
+    def _input(self, worker: WorkerId, op: Op) -> tuple[_Output | None, float]:
+        if op.kind is OpKind.W:
+            return None, 0
+        route = self._routes[op.microbatch]
+        forward = op.kind is OpKind.F
+        at = route.index(worker) + (-1 if forward else 1)
+        if not 0 <= at < len(route):
+            return None, 0
+        cut = self._stops[route[at] if forward else worker] - 1
+        return (route[at], op.microbatch, forward), self._comm[cut]
+
+    def _finish(self, worker: WorkerId, op: Op, end: float) -> list[WorkerId]:
+        if op.kind is OpKind.W:
+            return []
+        output = (worker, op.microbatch, op.kind is OpKind.F)
+        self._ends[output] = end
+        return [self._waiting.pop(output)] if output in self._waiting else []
+
+    def _refuse(self, worker: WorkerId, output: _Output) -> None:
+        position = len(self._spans[worker])
+        what = f"{'forward' if output[2] else 'backward'} result of micro-batch {output[1]} from worker {output[0]}"
+        op = str(self._rows[worker][position])
+        raise InvalidSchedule(f"waits for ever for the {what}", worker=str(worker), position=position, op=op)
