@@ -278,7 +278,10 @@ def _parse_instruction(word: str, position: int, known: dict[str, Reduction]) ->
         return Reduce(known[word.removeprefix("REDUCE_")])
     if word.startswith("STEP_L") and word.removeprefix("STEP_L").isdecimal():
         return Step(int(word.removeprefix("STEP_L")))
-    return Compute(Op.parse(word))
+    try:
+        return Compute(Op.parse(word))
+    except InvalidSchedule as error:
+        raise InvalidSchedule(error.rule, position=position, op=word) from error
 
 
 def _parse_message(word: str, position: int) -> Instruction:

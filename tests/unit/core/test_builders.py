@@ -1,0 +1,113 @@
+import math
+
+import pytest
+
+from holdfast.core.builders import Limit, adaptive_plan, gpipe_orders, one_f_one_b, regular_plan
+from holdfast.core.evaluate import evaluate
+from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.placement import LayerRange, Placement, regular_placement, split_evenly
+from holdfast.core.plan import Plan
+from holdfast.core.profile import parse_costs, unit_costs
+from holdfast.core.routes import Route, Routes, home_routes
+from holdfast.core.schedule import format_orders
+from holdfast.core.validate import validate
+from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
+
+EXAMPLE = regular_plan(3, split_evenly(4, 4), 6)
+
+
+def peaks(plan, costs):
+    return {str(worker): peak for worker, peak in evaluate(plan, costs).peak_memory}
+
+
+def test_healthy_orders_are_classic_1f1b():
+    orders = one_f_one_b(regular_placement(1, split_evenly(3, 3)), home_routes(1, 3, 4))
+    assert format_orders(orders) == (
+        "0.0: F0.0 F0.1 F0.2 B0.0 F0.3 B0.1 B0.2 B0.3\n"
+        "0.1: F0.0 F0.1 B0.0 F0.2 B0.1 F0.3 B0.2 B0.3\n"
+        "0.2: F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 F0.3 B0.3\n"
+    )
+
+
+def test_healthy_orders_do_not_depend_on_the_costs():
+    costs = parse_costs(4, costs="10:3:30:1,11,8", comm="7")
+    assert regular_plan(3, split_evenly(4, 4), 6, costs=costs) == EXAMPLE
+
+
+def test_gpipe_runs_all_forwards_first():
+    orders = gpipe_orders(regular_placement(1, split_evenly(2, 2)), home_routes(1, 2, 2))
+    assert format_orders(orders) == "0.0: F0.0 F0.1 B0.0 B0.1\n0.1: F0.0 F0.1 B0.0 B0.1\n"
+
+
+def test_gpipe_does_not_deadlock_on_shared_workers():
+    plan = adaptive_plan(EXAMPLE, [WorkerId(1, 2), WorkerId(0, 2)])
+    validate(Plan(placement=plan.placement, routes=plan.routes, orders=gpipe_orders(plan.placement, plan.routes)))
+
+
+def test_adaptive_reaches_the_proved_optimum_of_the_running_example():
+    plan = adaptive_plan(EXAMPLE, [WorkerId(1, 2)])
+    validate(plan)
+    assert evaluate(plan, unit_costs(4)).makespan == 36
+    free = adaptive_plan(EXAMPLE, [WorkerId(1, 2)], limit=Limit.MEMORY)
+    validate(free)
+    assert evaluate(free, unit_costs(4)).makespan == 33
+
+
+def test_adaptive_keeps_the_limits_of_1f1b():
+    plan = adaptive_plan(EXAMPLE, [WorkerId(1, 2), WorkerId(0, 0)])
+    for worker, peak in peaks(plan, unit_costs(4)).items():
+        assert peak <= 4 - int(worker.partition(".")[2])
+
+
+@pytest.mark.parametrize("cap", ["4:3:2:1", "1", "2", "9:1:9:1"])
+def test_memory_is_respected(cap):
+    costs = parse_costs(4, costs="10,11,8", comm="1", memory=f"1,0,1,{cap}")
+    for plan in (
+        regular_plan(3, split_evenly(4, 4), 6, costs=costs),
+        adaptive_plan(EXAMPLE, [WorkerId(1, 2)], costs, limit=Limit.MEMORY),
+        adaptive_plan(EXAMPLE, [WorkerId(1, 2)], costs),
+    ):
+        validate(plan, costs=costs)
+
+
+def test_memory_with_fractions_and_parts_kept_for_good_is_respected():
+    costs = parse_costs(3, memory="0.3,0.1,0.1,1.3")
+    plan = regular_plan(2, split_evenly(3, 3), 9, costs=costs)
+    validate(plan, costs=costs)
+    assert max(peaks(plan, costs).values()) == pytest.approx(7 * 0.1 + 2 * 0.3)
+
+
+def test_too_little_memory_names_the_stage_and_what_it_needs():
+    with pytest.raises(InfeasiblePlan, match=r"stage 2 .* has 1 of memory, but its 6 .* need at least 2"):
+        regular_plan(3, split_evenly(4, 4), 6, costs=parse_costs(4, memory="2,1,1,8:8:1:8"))
+    with pytest.raises(InfeasiblePlan, match="at least 7"):
+        regular_plan(1, split_evenly(1, 1), 6, costs=parse_costs(1, memory="2,0,1,6"))
+    validate(regular_plan(1, split_evenly(1, 1), 6, costs=parse_costs(1, memory="2,0,1,7")))
+
+
+def test_pipelines_of_different_shape_are_scheduled():
+    wide, tall = (WorkerId(0, 0), WorkerId(0, 1)), (WorkerId(1, 0), WorkerId(1, 1), WorkerId(1, 2))
+    held = [LayerRange(0, 3), LayerRange(3, 6), *split_evenly(6, 3)]
+    placement = Placement(num_layers=6, ranges=tuple(zip(wide + tall, held, strict=True)))
+    routes = Routes(tuple(Route(MicroBatch(p, i), row) for p, row in enumerate((wide, tall)) for i in range(4)))
+    orders = one_f_one_b(placement, routes)
+    validate(Plan(placement=placement, routes=routes, orders=orders), ties=((0, 5),))
+    assert format_orders(orders).startswith("0.0: F0.0 F0.1 B0.0 F0.2")
+
+
+def test_nothing_left_of_a_layer_is_refused():
+    with pytest.raises(StateUnavailable, match="1"):
+        adaptive_plan(EXAMPLE, [WorkerId(p, 1) for p in range(3)])
+
+
+def test_unknown_techniques_are_refused():
+    with pytest.raises(ConfigError, match=r"'zb'.* 1f1b or gpipe"):
+        regular_plan(1, split_evenly(1, 1), 1, "zb")
+
+
+def test_operations_without_duration_are_scheduled():
+    costs = parse_costs(4, costs="0,0,0")
+    plan = adaptive_plan(EXAMPLE, [WorkerId(1, 2)], costs)
+    validate(plan)
+    assert evaluate(plan, costs).makespan == 0
+    assert math.isfinite(evaluate(plan, unit_costs(4)).makespan)

@@ -1,0 +1,129 @@
+import dataclasses
+
+import pytest
+
+from holdfast.core.builders import adaptive_plan, regular_plan
+from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.lower import Reduction, format_instructions, groups, lower, parse_instructions
+from holdfast.core.placement import LayerRange, Placement, split_evenly
+from holdfast.core.plan import Plan
+from holdfast.core.routes import Route, Routes
+from holdfast.core.schedule import parse_orders
+from holdfast.errors import InvalidSchedule
+
+
+def text_of(plan, worker, **options):
+    programs = {program.worker: program for program in lower(plan, **options)}
+    return format_instructions(programs[WorkerId.parse(worker)].instructions)
+
+
+def with_row(plan, row):
+    """The plan with the operations of one worker replaced, so that one line is lowered at a time."""
+    ((worker, ops),) = parse_orders(row).rows
+    orders = dataclasses.replace(plan.orders, rows=tuple(sorted((dict(plan.orders.rows) | {worker: ops}).items())))
+    return dataclasses.replace(plan, orders=orders)
+
+
+TALL = regular_plan(1, split_evenly(3, 3), 1)
+WIDE = regular_plan(2, split_evenly(2, 1), 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("0.0: F0.0 B0.0", "F0.0 SEND_ACT0.0>0.1 RECV_GRAD0.0<0.1 B0.0"),
+        ("0.1: F0.0 B0.0", "RECV_ACT0.0<0.0 F0.0 SEND_ACT0.0>0.2 RECV_GRAD0.0<0.2 B0.0 SEND_GRAD0.0>0.0"),
+        ("0.1: F0.0 I0.0 W0.0", "RECV_ACT0.0<0.0 F0.0 SEND_ACT0.0>0.2 RECV_GRAD0.0<0.2 I0.0 SEND_GRAD0.0>0.0 W0.0"),
+        ("0.2: F0.0 B0.0", "RECV_ACT0.0<0.1 F0.0 B0.0 SEND_GRAD0.0>0.1"),
+    ],
+)
+def test_operations_receive_compute_and_send(row, expected):
+    worker = row.partition(":")[0]
+    assert text_of(with_row(TALL, row), worker).partition(" REDUCE")[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("worker", "expected"),
+    [
+        ("0.0", "REDUCE_L0 SEND_TALLY0.0>0.1 RECV_VERDICT0.0<0.1 STEP_L0"),
+        ("0.1", "REDUCE_L1 RECV_TALLY0.0<0.0 SEND_TALLY0.0>0.2 RECV_VERDICT0.0<0.2 SEND_VERDICT0.0>0.0 STEP_L1"),
+        ("0.2", "REDUCE_L2 RECV_TALLY0.0<0.1 SEND_VERDICT0.0>0.1 STEP_L2"),
+    ],
+)
+def test_the_verdict_travels_down_and_back(worker, expected):
+    text = text_of(TALL, worker)
+    assert text[text.index("REDUCE") :] == expected
+
+
+def test_layers_reduce_downwards_and_step_upwards():
+    assert text_of(WIDE, "1.0") == "F1.0 B1.0 REDUCE_L1 REDUCE_L0 STEP_L0 STEP_L1"
+
+
+def test_ties_reduce_after_the_layers_over_the_owners_of_any_of_them():
+    programs = lower(regular_plan(2, split_evenly(4, 2), 1), ties=((0, 3), (0, 1)))
+    text = {str(program.worker): format_instructions(program.instructions) for program in programs}
+    assert "REDUCE_L1 REDUCE_L0 REDUCE_L0+3 REDUCE_L0+1 " in text["1.0"]
+    assert "REDUCE_L3 REDUCE_L2 REDUCE_L0+3 RECV_TALLY" in text["1.1"]
+    tied = next(i.reduction for i in programs[0].instructions if str(i) == "REDUCE_L0+3")
+    assert [str(worker) for worker in tied.workers] == ["0.0", "0.1", "1.0", "1.1"]
+
+
+def test_a_shared_worker_passes_all_tallies_before_any_verdict():
+    plan = adaptive_plan(regular_plan(2, split_evenly(3, 3), 1), [WorkerId(1, 1)])
+    text = text_of(plan, "0.1")
+    assert text[text.index("REDUCE_L1") :] == (
+        "REDUCE_L1 RECV_TALLY0.0<0.0 SEND_TALLY0.0>0.2 RECV_TALLY1.0<1.0 SEND_TALLY1.0>1.2 "
+        "RECV_VERDICT0.0<0.2 SEND_VERDICT0.0>0.0 RECV_VERDICT1.0<1.2 SEND_VERDICT1.0>1.0 STEP_L1"
+    )
+
+
+def test_chains_that_add_no_worker_are_left_out():
+    worker = WorkerId(0, 0)
+    placement = Placement(num_layers=1, ranges=((worker, LayerRange(0, 1)), (WorkerId(0, 1), LayerRange(0, 1))))
+    routes = Routes(tuple(Route(MicroBatch(p, 0), (WorkerId(0, p % 2),)) for p in range(4)))
+    plan = Plan(placement=placement, routes=routes, orders=parse_orders("0.0: F0.0 B0.0 F2.0 B2.0\n0.1: F1.0 F3.0"))
+    assert "TALLY" not in text_of(plan, "0.0")
+    tall = adaptive_plan(regular_plan(2, split_evenly(2, 2), 1), [WorkerId(1, 0), WorkerId(1, 1)])
+    assert "TALLY0.0" in text_of(tall, "0.0")
+    assert "TALLY1.0" not in text_of(tall, "0.0")
+
+
+def test_a_worker_that_no_chain_reaches_is_refused():
+    plan = regular_plan(2, split_evenly(1, 1), 2)
+    routes = Routes(tuple(Route(route.microbatch, (WorkerId(0, 0),)) for route in plan.routes.routes))
+    with pytest.raises(InvalidSchedule, match=r"worker 1\.0.*no verdict"):
+        lower(dataclasses.replace(plan, routes=routes, orders=parse_orders("0.0: F0.0\n1.0:")))
+
+
+def test_an_operation_off_its_route_is_refused():
+    with pytest.raises(InvalidSchedule, match=r"worker 0\.1, position 1 \(F1\.0\)"):
+        lower(with_row(regular_plan(2, split_evenly(2, 2), 1), "0.1: F0.0 F1.0"))
+
+
+def test_groups_are_links_and_reductions():
+    plan = regular_plan(3, split_evenly(2, 2), 2)
+    found = [" ".join(map(str, group)) for group in groups(lower(plan))]
+    assert found == ["0.0 0.1", "0.0 1.0 2.0", "0.1 1.1 2.1", "1.0 1.1", "2.0 2.1"]
+
+
+def test_instructions_round_trip():
+    plan = adaptive_plan(regular_plan(3, split_evenly(4, 4), 6), [WorkerId(1, 2)])
+    for program in lower(plan, ties=((0, 3),)):
+        reductions = {i.reduction for i in program.instructions if hasattr(i, "reduction")}
+        text = format_instructions(program.instructions)
+        assert parse_instructions(text, reductions) == program.instructions
+
+
+@pytest.mark.parametrize(
+    "word", ["SEND_ACT1.5<1.3", "RECV_ACT1.5>1.3", "SEND_FOO1.5>1.3", "SEND_ACT1.5", "REDUCE_L9", "STEP_Lx", "X1.0"]
+)
+def test_bad_instructions_are_refused(word):
+    with pytest.raises(InvalidSchedule, match=word.replace(".", r"\.")) as caught:
+        parse_instructions(f"F0.0 {word}", [Reduction((1,), (WorkerId(0, 0),))])
+    assert (caught.value.position, caught.value.op) == (1, word)
+
+
+def test_malformed_reductions_are_refused():
+    with pytest.raises(InvalidSchedule, match="sorted workers"):
+        Reduction((1,), (WorkerId(1, 0), WorkerId(0, 0)))
+    assert Reduction((0, 9), (WorkerId(0, 0),)).name == "L0+9"

@@ -1,0 +1,44 @@
+import dataclasses
+
+import msgspec
+import pytest
+
+from holdfast.core.builders import adaptive_plan, regular_plan
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+from holdfast.core.plan import Plan
+from holdfast.core.schedule import parse_orders
+from holdfast.errors import ConfigError
+
+HEALTHY = regular_plan(3, split_evenly(9, 4), 6)
+
+
+@pytest.mark.parametrize("plan", [HEALTHY, adaptive_plan(HEALTHY, [WorkerId(1, 2)])])
+def test_a_plan_travels_over_the_wire(plan):
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=Plan) == plan
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
+
+
+def test_what_arrives_is_checked():
+    bad = msgspec.json.encode(HEALTHY).replace(b'"num_layers":9', b'"num_layers":0')
+    with pytest.raises((ConfigError, msgspec.ValidationError), match="layers"):
+        msgspec.json.decode(bad, type=Plan)
+
+
+def test_the_digest_names_the_plan():
+    again = regular_plan(3, split_evenly(9, 4), 6)
+    assert again is not HEALTHY
+    assert again.digest() == HEALTHY.digest()
+    assert len(HEALTHY.digest()) == 64
+    others = [
+        adaptive_plan(HEALTHY, [WorkerId(1, 2)]),
+        regular_plan(3, split_evenly(10, 4), 6),
+        regular_plan(3, split_evenly(9, 4), 6, "gpipe"),
+        dataclasses.replace(HEALTHY, orders=parse_orders("0.0: F0.0")),
+    ]
+    assert len({plan.digest() for plan in [*others, HEALTHY]}) == 5
+
+
+def test_workers_are_those_of_the_placement():
+    assert WorkerId(1, 2) not in adaptive_plan(HEALTHY, [WorkerId(1, 2)]).workers
+    assert len(HEALTHY.workers) == 12

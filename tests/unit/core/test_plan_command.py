@@ -1,0 +1,101 @@
+import argparse
+import json
+
+import pytest
+
+from holdfast.cli.plan import add_plan_parser
+from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
+
+
+def call(*flags):
+    parser = argparse.ArgumentParser()
+    add_plan_parser(parser.add_subparsers())
+    args = parser.parse_args(["plan", *flags])
+    return args.run(args)
+
+
+@pytest.fixture
+def plan_json(capsys):
+    def run(flags):
+        assert call(*flags.split(), "--format", "json") == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+GRID = "--grid 3x4 --microbatches 6"
+
+
+def test_the_healthy_example(plan_json):
+    found = plan_json(GRID)
+    assert found.pop("solve_s") >= 0
+    orders = found.pop("orders")
+    assert found == {
+        "period": 27,
+        "makespan": 27,
+        "bound": {"period": 19, "makespan": 21},
+        "optimal": False,
+        "failures_per_stage": [0, 0, 0, 0],
+        "peak_memory": {f"{p}.{s}": 4 - s for p in range(3) for s in range(4)},
+    }
+    assert len(orders) == 12
+    assert orders["1.3"][:2] == [["F", 1, 0, 3, 4], ["B", 1, 0, 4, 6]]
+
+
+def test_failed_workers_are_absent_and_their_microbatches_keep_their_pipeline(plan_json):
+    found = plan_json(f"{GRID} --costs 10,11,8 --comm 1 --optimizer-cost 5 --failed 1.2,0.3")
+    assert sorted(found["orders"]) == sorted(
+        f"{p}.{s}" for p in range(3) for s in range(4) if (p, s) not in {(1, 2), (0, 3)}
+    )
+    assert found["failures_per_stage"] == [0, 0, 1, 1]
+    assert found["period"] == found["makespan"] + 5
+    assert sorted({op[1] for op in found["orders"]["2.2"]}) == [1, 2]
+    assert all(isinstance(time, int) for row in found["orders"].values() for op in row for time in op[3:])
+
+
+@pytest.mark.parametrize(("memory", "makespan"), [("", 33), (" --memory 1,0,1,4:3:2:1", 36)])
+def test_adaptive_with_and_without_limits(plan_json, memory, makespan):
+    assert plan_json(f"{GRID} --failed 1.2{memory}")["makespan"] == makespan
+
+
+def test_one_stage_is_optimal(plan_json):
+    found = plan_json("--grid 2x1 --microbatches 3 --costs 0.5,0.25,1 --failures 1")
+    assert found["optimal"] is True
+    assert found["period"] == 6 * 1.75
+
+
+@pytest.mark.parametrize(("count", "lost"), [(0, [0, 0, 0]), (1, [0, 0, 1]), (4, [1, 1, 2]), (6, [2, 2, 2])])
+def test_a_number_of_failures_is_spread_from_the_last_stage(plan_json, count, lost):
+    assert plan_json(f"--grid 3x3 --microbatches 2 --failures {count}")["failures_per_stage"] == lost
+
+
+def test_a_table_for_people(capsys):
+    assert call(*GRID.split()) == 0
+    text = capsys.readouterr().out
+    assert "2.3  .    .    .    F2.0 B2.0 =" in text
+    assert "bound     period 19, makespan 21\n" in text
+    assert call("--grid", "1x1", "--microbatches", "1") == 0
+    assert "reached: optimal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "message"),
+    [
+        ("--microbatches 6", ConfigError, "--grid is missing"),
+        ("--grid 3by4 --microbatches 6", ConfigError, "--grid 3by4"),
+        ("--grid 3x0 --microbatches 6", ConfigError, "--grid 3x0"),
+        ("--grid 3x4", ConfigError, "--microbatches is missing"),
+        ("--grid 3x4 --microbatches 0", ConfigError, "--microbatches 0 .* from 1"),
+        (f"{GRID} --failures -1", ConfigError, "--failures -1"),
+        (f"{GRID} --failed 3.1", ConfigError, r"--failed 3\.1: .* 0\.0 to 2\.3"),
+        (f"{GRID} --failed 1-2", ConfigError, r"--failed 1-2: .* such as 1\.2"),
+        (f"{GRID} --failed 1.2 --technique 1f1b", ConfigError, "--technique 1f1b"),
+        (f"{GRID} --costs 1,1", ConfigError, "--costs 1,1"),
+        (f"{GRID} --failures 9", InfeasiblePlan, "at most 8"),
+        (f"{GRID} --failed 0.2,1.2,2.2", StateUnavailable, r"layer\(s\) 2"),
+        (f"{GRID} --memory 2,1,1,1", InfeasiblePlan, "stage 0 .* at least 2"),
+    ],
+)
+def test_bad_input_is_named(flags, error, message):
+    with pytest.raises(error, match=message):
+        call(*flags.split())

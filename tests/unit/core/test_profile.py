@@ -1,0 +1,99 @@
+import msgspec
+import pytest
+
+from holdfast.core.placement import LayerRange
+from holdfast.core.profile import (
+    GpuProfile,
+    LayerProfile,
+    Link,
+    Profile,
+    costs_from_profile,
+    parse_costs,
+    unit_costs,
+)
+from holdfast.errors import ConfigError
+
+
+def layer(name, **changes):
+    values = {
+        "forward_s": 1.0,
+        "backward_input_s": 2.0,
+        "backward_weight_s": 3.0,
+        "held_after_forward_bytes": 10,
+        "held_after_input_bytes": 4,
+        "boundary_bytes": 100,
+        "parameter_bytes": 7,
+        "optimizer_bytes": 14,
+        "optimizer_s": 0.5,
+    }
+    return LayerProfile(name=name, **(values | changes))
+
+
+GPUS = GpuProfile(forward_s=0.6, backward_input_s=1.1, backward_weight_s=1.6)
+PROFILE = Profile(
+    layers=(layer("embed", forward_s=0.5), layer("block"), layer("head", by_gpus={"2": GPUS})),
+    link=Link(latency_s=0.25, bytes_per_s=200.0),
+    machine={"cpu": "eight cores", "threads": 8},
+)
+
+
+def test_profile_travels_as_json():
+    assert msgspec.json.decode(msgspec.json.encode(PROFILE), type=Profile) == PROFILE
+
+
+def test_costs_of_a_worker_are_sums_over_its_layers():
+    costs = costs_from_profile(PROFILE, capacity_bytes=64)
+    stage = costs.of(LayerRange(0, 2))
+    assert (stage.forward, stage.input, stage.weight, stage.optimizer) == (1.5, 4.0, 6.0, 1.0)
+    assert (stage.takes, stage.gives_input, stage.gives_weight, stage.capacity) == (20, 12, 8, 64)
+    assert (stage.backward, stage.total) == (10.0, 11.5)
+    assert costs.comm == (0.75, 0.75)
+    assert costs.num_layers == 3
+
+
+def test_flags_give_one_layer_per_stage_and_integers_stay_integers():
+    costs = parse_costs(4, costs="10,11:12:13:14,8", comm="1:2:3", optimizer="5", memory="2,1,1,8:7:6:5")
+    assert costs.forward == (10, 10, 10, 10)
+    assert costs.input == (11, 12, 13, 14)
+    assert costs.comm == (1, 2, 3)
+    assert costs.of(LayerRange(2, 3)).capacity == 6
+    assert all(isinstance(value, int) for value in costs.input)
+    assert parse_costs(2, costs="1.5,1,1").forward == (1.5, 1.5)
+
+
+def test_no_memory_flag_counts_microbatches_without_limit():
+    stage = parse_costs(3).of(LayerRange(1, 2))
+    assert (stage.takes, stage.gives_input, stage.gives_weight, stage.capacity) == (1, 0, 1, None)
+    assert parse_costs(3) == unit_costs(3)
+    assert parse_costs(1).comm == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"costs": "1,2"}, "--costs 1,2: expected F,I,W"),
+        ({"costs": "1,x,1"}, "--costs: 'x'"),
+        ({"costs": "1,-1,1"}, "--costs: -1"),
+        ({"costs": "1,inf,1"}, "--costs: inf"),
+        ({"costs": "1,nan,1"}, "--costs: nan"),
+        ({"costs": "1,1:2,1"}, "--costs: 1:2 has 2 numbers.* or 3 joined"),
+        ({"comm": "1:2:3"}, "--comm: 1:2:3 has 3 numbers.* or 2 joined"),
+        ({"optimizer": ""}, "--optimizer-cost"),
+        ({"memory": "1,0,1"}, "--memory 1,0,1: expected aF,aI,aW,cap"),
+        ({"memory": "1,1,1,4"}, "gives back 2"),
+    ],
+)
+def test_bad_flags_are_named(flags, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_costs(3, **flags)
+
+
+def test_impossible_measurements_are_refused():
+    with pytest.raises(ConfigError, match=r"layer 'x': forward_s = -1"):
+        layer("x", forward_s=-1.0)
+    with pytest.raises(ConfigError, match="held_after_input_bytes = 11"):
+        layer("x", held_after_input_bytes=11)
+    with pytest.raises(ConfigError, match="bytes_per_s"):
+        Link(latency_s=0, bytes_per_s=0)
+    with pytest.raises(ConfigError, match="at least one layer"):
+        Profile(layers=(), link=Link(latency_s=0, bytes_per_s=1))
