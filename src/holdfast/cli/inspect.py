@@ -1,0 +1,93 @@
+"""``holdfast inspect``: shows what happened in a run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+from holdfast.telemetry.events import (
+    Agreed,
+    Detected,
+    Event,
+    FaultInjected,
+    Installed,
+    JobEnded,
+    JobStarted,
+    Notice,
+    Rebuilt,
+    StepOps,
+    Suspected,
+    WorkerReady,
+    read_events,
+)
+from holdfast.telemetry.report import report
+
+__all__ = ["add_inspect_parser", "narrate"]
+
+
+def add_inspect_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the ``inspect`` command; its ``run`` default is :func:`run`."""
+    parser = commands.add_parser("inspect", help="show what happened in a run", description=__doc__)
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the story of a run and returns 0."""
+    path = Path(args.run_dir) / "events.jsonl"
+    if not path.is_file():
+        raise ConfigError(f"{args.run_dir}: is no run directory, it has no events.jsonl")
+    print(narrate(read_events(path)))
+    return 0
+
+
+def narrate(timed: list[tuple[float, Event]]) -> str:
+    """Returns a run as lines: what happened when, and the speed in between."""
+    if not timed:
+        return "nothing happened yet"
+    start = timed[0][0]
+    told = [(time - start, text) for time, event in timed if (text := _tell(event))]
+    summary = report(timed)
+    lines = [f"{time:9.3f} s  {text}" for time, text in told]
+    if summary.commits:
+        lines.append(f"{len(summary.commits)} steps committed, {summary.steps_per_s or 0:.2f} steps/s")
+    for failure in summary.failures:
+        if failure.resumed_s is not None:
+            lines.append(
+                f"worker {failure.worker}: detected {_ms(failure.detected_s)}, agreed {_ms(failure.agreed_s)}, "
+                f"rebuilt {_ms(failure.rebuilt_s)}, next commit {_ms(failure.resumed_s)} after the {failure.kind}; "
+                f"{failure.recomputed_microbatches} (layer, micro-batch) pairs run again"
+            )
+    return "\n".join(lines)
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.0f} ms"
+
+
+def _tell(event: Event) -> str | None:
+    match event:
+        case JobStarted():
+            return f"job {event.name}: {event.workers} workers, {event.steps} steps of {event.samples_per_step} samples"
+        case WorkerReady():
+            return f"worker {event.worker} ready (process {event.pid})"
+        case FaultInjected():
+            return f"FAULT {event.kind} strikes worker {event.worker} in step {event.step} at {event.point}"
+        case Detected():
+            return f"worker {event.worker} is lost: {event.how}"
+        case Suspected():
+            return f"worker {event.worker} cannot reach {event.peer or 'a peer'}: {event.detail}"
+        case Installed():
+            return f"generation {event.generation}: {len(event.workers)} workers"
+        case Agreed():
+            return f"generation {event.generation} runs from step {event.step}"
+        case Rebuilt():
+            return f"generation {event.generation} is connected"
+        case Notice():
+            return f"worker {event.worker}: {event.text}"
+        case JobEnded():
+            return f"ended: {event.outcome} at step {event.step}"
+        case StepOps(loss=float() as loss):
+            return f"step {event.step} done by {event.worker}, loss {loss:.4f}"
+    return None

@@ -1,0 +1,56 @@
+"""The ``holdfast`` command.
+
+Exit codes: 0 done, 1 our bug, 2 the user's input, 3 no plan is possible any more (last committed step saved), 4 a
+scheduled fault never fired, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from holdfast.cli.inspect import add_inspect_parser
+from holdfast.cli.plan import add_plan_parser
+from holdfast.cli.train import add_train_parser
+from holdfast.errors import ConfigError, HoldfastError, InfeasiblePlan, StateUnavailable
+
+__all__ = ["main"]
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a wrong flag, instead of the whole usage."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    parser = _Parser(prog="holdfast", description="Trains PyTorch models and keeps training while workers die.")
+    commands = parser.add_subparsers(title="commands", dest="command", required=True, parser_class=_Parser)
+    add_train_parser(commands)
+    add_plan_parser(commands)
+    add_inspect_parser(commands)
+    args = parser.parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except HoldfastError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return _exit_code(error, args.command)
+    except BrokenPipeError:
+        return 0
+    return code
+
+
+def _exit_code(error: HoldfastError, command: str) -> int:
+    if isinstance(error, ConfigError):
+        return 2
+    if isinstance(error, StateUnavailable | InfeasiblePlan):
+        return 3 if command == "train" else 2
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

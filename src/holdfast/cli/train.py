@@ -1,0 +1,122 @@
+"""``holdfast train``: trains a job on this machine, through whatever dies."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+
+from holdfast.config.job import Job
+from holdfast.config.load import load_job
+from holdfast.control.messages import Progress
+from holdfast.core.faults import Fault
+from holdfast.runtime.agent import Interrupted
+from holdfast.runtime.train import Summary, train
+
+__all__ = ["ProgressLine", "add_train_parser", "describe"]
+
+
+def add_train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the ``train`` command; its ``run`` default is :func:`run`."""
+    parser = commands.add_parser("train", help="train a job, through whatever dies", description=__doc__)
+    parser.add_argument("job", metavar="JOB.yaml", help="the job file")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of the job file, such as grid.stages=2; may be repeated",
+    )
+    parser.add_argument(
+        "--fault",
+        dest="faults",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="kill:WORKER@STEP[:POINT]: kill a worker at a point of a step (start, forward, backward, reduce, update, "
+        "commit) or of a recovery (detect, install, replay); may be repeated",
+    )
+    parser.add_argument("--run-dir", metavar="DIR", help="where to write; must not hold a run; default runs/NAME-TIME")
+    parser.add_argument("--quiet", action="store_true", help="no progress line")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains, prints a short summary and returns the exit code."""
+    job = load_job(args.job, args.overrides)
+    faults = tuple(Fault.parse(text) for text in args.faults)
+    line = ProgressLine(job, quiet=args.quiet)
+    run_dir = Path(args.run_dir) if args.run_dir else None
+    try:
+        summary = train(job, run_dir=run_dir, faults=faults, on_progress=line.show)
+    except Interrupted as interruption:
+        line.end()
+        print(f"holdfast: {interruption}: every process is ended", file=sys.stderr)
+        return 130 if interruption.signal_number == signal.SIGINT else 143
+    finally:
+        line.end()
+    print(describe(summary))
+    if summary.unfired:
+        print(f"holdfast: never fired: {', '.join(summary.unfired)}", file=sys.stderr)
+        return 4
+    return 0
+
+
+class ProgressLine:
+    """One line that tells step, loss, speed, workers alive and time left; a new line per ten seconds off a terminal."""
+
+    def __init__(self, job: Job, *, quiet: bool) -> None:
+        self._job = job
+        self._quiet = quiet
+        self._terminal = sys.stderr.isatty()
+        self._times: list[float] = []
+        self._shown = 0.0
+        self._open = False
+
+    def show(self, progress: Progress) -> None:
+        """Shows a step that was done."""
+        now = time.monotonic()
+        self._times = [*self._times[-19:], now]
+        last = progress.step == self._job.train.steps - 1
+        if self._quiet or (not self._terminal and not last and now - self._shown < 10.0):
+            return
+        self._shown = now
+        text = self._text(progress)
+        if self._terminal:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            self._open = True
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def _text(self, progress: Progress) -> str:
+        steps, grid = self._job.train.steps, self._job.grid
+        loss = "-" if progress.loss is None else f"{progress.loss:.4f}"
+        text = f"step {progress.step + 1}/{steps}  loss {loss}"
+        if len(self._times) > 1:
+            rate = (len(self._times) - 1) / (self._times[-1] - self._times[0])
+            left = round((steps - progress.step - 1) / rate)
+            text += f"  {rate * self._job.samples_per_step:.1f} samples/s  left {left // 60}:{left % 60:02d}"
+        return f"{text}  workers {progress.alive}/{grid.pipelines * grid.stages}"
+
+    def end(self) -> None:
+        """Ends the line."""
+        if self._open:
+            print(file=sys.stderr)
+            self._open = False
+
+
+def describe(summary: Summary) -> str:
+    """Returns a few lines for people."""
+    loss = "-" if summary.final_loss is None else f"{summary.final_loss:.6f}"
+    rate = "" if summary.steps_per_s is None else f", {summary.steps_per_s:.2f} steps/s"
+    lines = [f"done: {summary.steps} steps, loss {loss}{rate}, {summary.generations} generation(s)"]
+    for failure in summary.report.failures:
+        after = "" if failure.resumed_s is None else f", next step committed {failure.resumed_s:.3f} s later"
+        where = f" ({failure.kind} at {failure.point})" if failure.point else ""
+        lines.append(f"lost worker {failure.worker} in step {failure.step}{where}{after}")
+    lines.append(f"weights_sha256 {summary.weights_sha256}")
+    lines.append(f"written to {summary.run_dir}")
+    return "\n".join(lines)

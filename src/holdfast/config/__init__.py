@@ -1,0 +1,1 @@
+"""The job file: the only parser."""

@@ -1,0 +1,156 @@
+"""The job file as typed values: every key, its default and its range."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+__all__ = [
+    "Control",
+    "ConvnetModel",
+    "Data",
+    "DigitsData",
+    "GptModel",
+    "Grid",
+    "Job",
+    "Model",
+    "Optimizer",
+    "PythonData",
+    "PythonModel",
+    "Resilience",
+    "TextData",
+    "Train",
+]
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
+    """Base of all sections: immutable, unknown keys are refused."""
+
+
+class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of the sections without a kind."""
+
+
+class GptModel(_Section, tag="gpt", kw_only=True):
+    """A byte-level GPT; its output head shares the token embedding's weight."""
+
+    layers: Positive = 8
+    width: Positive = 128
+    heads: Positive = 4
+    context: Positive = 128
+    dropout: Fraction = 0.1
+
+
+class ConvnetModel(_Section, tag="convnet", kw_only=True):
+    """A small convolutional net with batch-norm, for 8x8 images."""
+
+    width: Positive = 16
+
+
+class PythonModel(_Section, tag="python", kw_only=True):
+    """One's own model: ``target`` names a function that returns the ordered list of modules.
+
+    ``target`` and ``loss`` are ``package.module:name`` or ``path/to/file.py:name``.
+    """
+
+    target: str
+    loss: str | None = None
+    arguments: dict[str, Any] = {}
+
+
+class TextData(_Section, tag="text", kw_only=True):
+    """Bytes of text files: ``stdlib`` (Python's own sources), a file, a folder or a glob."""
+
+    path: str
+
+
+class DigitsData(_Section, tag="digits", kw_only=True):
+    """scikit-learn's handwritten digits."""
+
+
+class PythonData(_Section, tag="python", kw_only=True):
+    """One's own map-style dataset: ``target`` names a function that returns it."""
+
+    target: str
+    arguments: dict[str, Any] = {}
+
+
+Model = GptModel | ConvnetModel | PythonModel
+Data = TextData | DigitsData | PythonData
+
+
+class Grid(_Plain, kw_only=True):
+    """The healthy grid; ``microbatches`` per pipeline."""
+
+    pipelines: Positive
+    stages: Positive
+    microbatches: Positive
+    microbatch_size: Positive = 1
+
+
+class Optimizer(_Plain, kw_only=True):
+    """``kind``: sgd, adam, adamw, or ``package.module:name`` of a function from parameters to an optimizer."""
+
+    kind: str = "adamw"
+    lr: PositiveFloat = 3.0e-4
+    weight_decay: NonNegative = 0.0
+    momentum: Fraction = 0.0
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: PositiveFloat = 1.0e-8
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    warmup_steps: Count = 0
+
+
+class Train(_Plain, kw_only=True):
+    """``numerics``: exact (same bits on any grid, whatever fails) or fast (fp32 sums)."""
+
+    steps: Positive
+    seed: Count = 0
+    numerics: Literal["exact", "fast"] = "exact"
+    clip_norm: PositiveFloat | None = None
+    technique: Literal["1f1b", "gpipe"] = "1f1b"
+
+
+class Resilience(_Plain, kw_only=True):
+    """``tolerate``: how many failures any of which the grid must survive; refused if it cannot."""
+
+    strategy: Literal["auto", "adaptive"] = "auto"
+    tolerate: Count = 0
+
+
+class Control(_Plain, kw_only=True):
+    """Where the coordinator listens (port 0: any free one), and how often workers tell of their progress."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    heartbeat_s: PositiveFloat = 0.5
+
+
+class Job(_Plain, kw_only=True):
+    """A whole job file."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")] = "job"
+    model: Model
+    data: Data
+    grid: Grid
+    optimizer: Optimizer = Optimizer()
+    train: Train
+    resilience: Resilience = Resilience()
+    control: Control = Control()
+
+    @property
+    def global_microbatches(self) -> int:
+        """Micro-batches of one step, over all pipelines."""
+        return self.grid.pipelines * self.grid.microbatches
+
+    @property
+    def samples_per_step(self) -> int:
+        """The global batch."""
+        return self.global_microbatches * self.grid.microbatch_size

@@ -1,0 +1,161 @@
+"""Reads a job file: YAML and ``--set`` overrides in, a checked :class:`Job` out, or one line that says what is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from holdfast.config.job import Job
+from holdfast.errors import ConfigError
+
+__all__ = ["dump_job", "load_job", "parse_job"]
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]+)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
+_MISSING = re.compile(r"Object missing required field `(?P<key>[^`]+)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
+_OTHER = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?")
+
+
+def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
+    """Reads a job file.
+
+    Args:
+        path: a YAML file.
+        overrides: ``key.path=value`` texts, values as in YAML, applied in order.
+
+    Raises:
+        ConfigError: the file or a value cannot be used; names the key and what would be right.
+    """
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; expected a job file in YAML") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not text; expected a job file in YAML") from None
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    return parse_job(tree, overrides, source=str(path))
+
+
+def parse_job(tree: Any, overrides: Iterable[str] = (), *, source: str = "job") -> Job:
+    """Checks a tree of plain values, such as a YAML file gives; see :func:`load_job`."""
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{source}: expected keys such as model, data, grid, train; got {type(tree).__name__}")
+    for override in overrides:
+        _override(tree, override)
+    try:
+        job = msgspec.convert(_numbers(tree), Job)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {_explain(str(error), tree)}") from None
+    _check(job, source)
+    return job
+
+
+def dump_job(job: Job) -> str:
+    """Returns the job with every default filled in, as YAML."""
+    return yaml.safe_dump(msgspec.to_builtins(job), sort_keys=False)
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"--set {override}: expected KEY=VALUE, such as grid.stages=2")
+    *parents, last = path.split(".")
+    node = tree
+    for name in parents:
+        node = node.setdefault(name, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"--set {override}: {name} is a value, it has no keys below it")
+    try:
+        node[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: {text!r} is not a YAML value") from None
+
+
+def _numbers(node: Any) -> Any:
+    """YAML 1.1 reads 3e-4 as text; read it as the number that it is."""
+    if isinstance(node, dict):
+        return {key: _numbers(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_numbers(value) for value in node]
+    if isinstance(node, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", node):
+        return float(node)
+    return node
+
+
+def _explain(message: str, tree: dict[str, Any]) -> str:
+    """Turns msgspec's message into one that names the key and what would be right."""
+    if match := _UNKNOWN.fullmatch(message):
+        return _unknown(match["path"] or "", match["key"], tree)
+    if match := _MISSING.fullmatch(message):
+        return f"{_join(match['path'], match['key'])}: is missing and has no default"
+    match = _OTHER.fullmatch(message)
+    assert match is not None
+    path = match["path"] or "the job"
+    return f"{path}: {_lower(match['what'])}{_found(path, tree)}"
+
+
+def _unknown(path: str, key: str, tree: dict[str, Any]) -> str:
+    known = sorted(_known_keys(path, tree))
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    return f"{_join(path, key)}: unknown key; {hint}"
+
+
+def _known_keys(path: str, tree: dict[str, Any]) -> set[str]:
+    fields = {field.name: field.type for field in msgspec.structs.fields(Job)}
+    if not path:
+        return set(fields)
+    section = fields.get(path)
+    kinds = getattr(section, "__args__", (section,))
+    kind = (tree.get(path) or {}).get("kind")
+    chosen = [k for k in kinds if getattr(k.__struct_config__, "tag", None) in (kind, None)] or list(kinds)
+    keys = {name for k in chosen for name in k.__struct_fields__}
+    return keys | ({"kind"} if len(kinds) > 1 else set())
+
+
+def _join(path: str | None, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _found(path: str, tree: dict[str, Any]) -> str:
+    node: Any = tree
+    for name in path.split("."):
+        if not isinstance(node, dict) or name not in node:
+            return ""
+        node = node[name]
+    return f", got {node!r}" if not isinstance(node, dict) else ""
+
+
+def _check(job: Job, source: str) -> None:
+    """What no single key can tell."""
+    layers = num_layers(job)
+    if layers is not None and job.grid.stages > layers:
+        raise ConfigError(
+            f"{source}: grid.stages: {job.grid.stages} stages for a model of {layers} layers; at most {layers}"
+        )
+    if job.model.__struct_config__.tag == "gpt" and job.model.width % job.model.heads:  # type: ignore[union-attr]
+        raise ConfigError(f"{source}: model.heads: must divide model.width ({job.model.width})")  # type: ignore[union-attr]
+    if job.resilience.tolerate > job.grid.pipelines - 1:
+        raise ConfigError(
+            f"{source}: resilience.tolerate: {job.grid.pipelines} pipelines survive any "
+            f"{job.grid.pipelines - 1} failures, not any {job.resilience.tolerate}; use more pipelines or tolerate less"
+        )
+
+
+def num_layers(job: Job) -> int | None:
+    """How many layers the model has, where the job file alone tells; None for one's own model."""
+    if job.model.__struct_config__.tag == "gpt":
+        return job.model.layers + 2  # type: ignore[union-attr]
+    return None

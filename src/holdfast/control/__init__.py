@@ -1,0 +1,1 @@
+"""Membership, the coordinator and its messages."""

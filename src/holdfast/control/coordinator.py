@@ -1,0 +1,176 @@
+"""The coordinator: a gRPC service around :func:`holdfast.control.membership.decide`.
+
+It is not on the path of a healthy step. One method, ``Attach``, a stream in both directions per worker and one for the
+agent; messages are msgpack-encoded typed values (see messages.py). Every call must carry the job's token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+import msgspec
+
+from holdfast.control.membership import Closed, Membership, Phase, Record, Tell, Tick, decide
+from holdfast.control.messages import (
+    Command,
+    Ended,
+    Failure,
+    Hello,
+    Message,
+    Progress,
+    decode_message,
+    encode,
+)
+from holdfast.control.store import DecisionStore, StoredDecision
+from holdfast.core.ids import WorkerId
+from holdfast.errors import ConfigError
+from holdfast.telemetry.events import EventLog
+
+__all__ = ["METHOD", "SERVICE", "TOKEN_KEY", "Coordinator", "serve"]
+
+SERVICE = "holdfast.Control"
+METHOD = "Attach"
+TOKEN_KEY = "holdfast-token"
+TICK_S = 0.2
+DRAIN_S = 1.0
+
+Sender = "asyncio.Queue[Command | None]"
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """Carries out what ``decide`` says: stores it, then sends it.
+
+    Attributes:
+        membership: the state so far.
+        store: where decisions go before they are sent.
+        log: where events go.
+        clock: seconds, monotonic.
+    """
+
+    membership: Membership
+    store: DecisionStore
+    log: EventLog
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._queues: dict[WorkerId | None, asyncio.Queue[Command | None]] = {}
+        self._goodbye = asyncio.Event()
+
+    _queues: dict[WorkerId | None, asyncio.Queue[Command | None]] = None  # type: ignore[assignment]
+    _goodbye: asyncio.Event = None  # type: ignore[assignment]
+
+    def handle(self, event: Message | Closed | Tick) -> None:
+        """Takes one event: decides, stores, sends, records."""
+        before = self.membership
+        after, outputs = decide(before, event, now=self.clock())
+        if after.generation != before.generation:
+            lost = tuple(str(worker) for worker in sorted(after.lost))
+            self.store.put(StoredDecision(generation=after.generation, plan=after.plan, lost=lost))
+        self.membership = after
+        for output in outputs:
+            if isinstance(output, Tell):
+                self._tell(output.to, output.command)
+        for output in outputs:
+            if isinstance(output, Record):
+                self.log.write(self.clock(), output.event)
+        if after.phase is Phase.ENDED:
+            self._goodbye.set()
+
+    def _tell(self, to: WorkerId | None, command: Command) -> None:
+        queue = self._queues.get(to)
+        if queue is not None:
+            queue.put_nowait(command)
+
+    async def attach(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """Serves one worker or agent until either end closes."""
+        hello = decode_message(await anext(aiter(request)))
+        if not isinstance(hello, Hello | Failure):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the first message must be Hello or Failure")
+        queue: asyncio.Queue[Command | None] = asyncio.Queue()
+        self._queues[hello.worker] = queue
+        self.handle(hello)
+        reader = asyncio.create_task(self._read(request, hello.worker, queue))
+        try:
+            while (command := await queue.get()) is not None:
+                yield encode(command)
+                if isinstance(command, Ended):
+                    return
+        finally:
+            reader.cancel()
+
+    async def _read(
+        self, request: AsyncIterator[bytes], worker: WorkerId | None, queue: asyncio.Queue[Command | None]
+    ) -> None:
+        """Takes what one peer sends; when it closes, or says what cannot be read, that peer is gone."""
+        try:
+            async for data in request:
+                self.handle(decode_message(data))
+        except (grpc.RpcError, grpc.aio.UsageError, msgspec.ValidationError, msgspec.DecodeError):
+            pass
+        queue.put_nowait(None)
+        if worker is not None:
+            self.handle(Closed(worker=worker))
+
+    async def run(self) -> None:
+        """Lets time pass until the job has ended and everyone was told."""
+        while not self._goodbye.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._goodbye.wait(), TICK_S)
+            self.handle(Tick(now=self.clock()))
+
+
+class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses every call that does not carry the job's token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+        async def refuse(request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job token")
+            yield b""
+
+        self._refusal = grpc.stream_stream_rpc_method_handler(refuse)
+
+    async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+        """Lets a call through if its token is right."""
+        given = next((value for key, value in details.invocation_metadata if key == TOKEN_KEY), "")
+        given = given.encode() if isinstance(given, str) else given
+        if hmac.compare_digest(given, self._token):
+            return await continuation(details)
+        return self._refusal
+
+
+async def serve(coordinator: Coordinator, *, host: str, port: int, token: str, ready: Callable[[int], None]) -> None:
+    """Serves until the job has ended.
+
+    Args:
+        coordinator: what to serve.
+        host: the address to listen on.
+        port: the port; 0 picks a free one.
+        token: what callers must present.
+        ready: called with the actual port once connections are accepted.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    server = grpc.aio.server(interceptors=[_TokenCheck(token)], options=options)
+    handler = grpc.stream_stream_rpc_method_handler(coordinator.attach)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
+    try:
+        actual = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise ConfigError(
+            f"control.port: cannot listen on {host}:{port}, it is in use or not ours; choose another, or 0 for any free one"
+        ) from error
+    await server.start()
+    ready(actual)
+    await coordinator.run()
+    await server.stop(DRAIN_S)

@@ -1,0 +1,396 @@
+"""What to do next, as a pure function of (membership, event).
+
+The coordinator is a shell around :func:`decide`: it stores the new membership, then sends what ``decide`` asks for. The
+simulated cluster and the tests call the same function.
+
+    GATHERING --all attached--> FORMING --all states known--> RUNNING --all finished--> SAVING --all saved--> ENDED
+                                  ^ |                            |                        |
+                                  | +---- a worker is lost ------+------------------------+
+                                  +------ a new generation: Install to all who are left --+
+
+A newer generation supersedes an unfinished one, so a failure during a recovery needs no rule of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from holdfast.control.messages import (
+    Attached,
+    Blob,
+    Command,
+    Ended,
+    Exited,
+    Failure,
+    Fence,
+    Finished,
+    Heartbeat,
+    Hello,
+    Install,
+    Joined,
+    Message,
+    Progress,
+    Resume,
+    Save,
+    Saved,
+    Shutdown,
+    Status,
+    StepDone,
+    Suspect,
+)
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+from holdfast.core.schedule import OpKind
+from holdfast.errors import InternalError
+from holdfast.recovery.actions import ClusterView
+from holdfast.recovery.strategies import strategy_named
+from holdfast.telemetry.events import Agreed, Detected, Event, Installed, Rebuilt, Suspected
+
+__all__ = ["Closed", "Membership", "Output", "Phase", "Record", "Tell", "Tick", "decide"]
+
+SUSPICION_GRACE_S = 1.0
+MAX_REFORMATIONS = 3
+
+
+class Phase(StrEnum):
+    """Where the job is."""
+
+    GATHERING = "gathering"
+    FORMING = "forming"
+    RUNNING = "running"
+    SAVING = "saving"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """Event: a worker's control connection was closed at its end."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Event: time passed; ``now`` in seconds of the coordinator's clock."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Output: send ``command`` to a worker, or to the agent if ``to`` is None."""
+
+    to: WorkerId | None
+    command: Command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Output: write ``event`` into the job's log."""
+
+    event: Event
+
+
+Output = Tell | Record
+Decision = tuple["Membership", tuple[Output, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """All that the coordinator knows.
+
+    Attributes:
+        healthy: the plan of the whole grid.
+        steps: how many steps the job has; the last committed one is ``steps - 1`` at the end.
+        strategy: name of the recovery strategy.
+        directory: where the final (or last committed) layers are written.
+        generation: version of the membership; 0 until everyone attached once.
+        plan: the plan of this generation; None while gathering and when no plan is possible any more.
+        attached: workers that ever attached.
+        lost: workers that are gone; they never come back under this generation or a later one.
+        statuses: what the survivors said about this generation.
+        joined: survivors whose transport of this generation stands.
+        finished: survivors that ran the last step of the job.
+        saved: layer digests of the survivors, once written.
+        heartbeats: the last sign of progress of each worker.
+        lost_layers: layers without an owner; empty while training can go on.
+        resume_step: the step from which this generation runs.
+        last_step: the newest step that was reported done; -1 before the first.
+        suspected_at: when the first unexplained suspicion of this generation came; None if none.
+        reformations: generations begun in a row because of suspicions alone.
+    """
+
+    healthy: Plan
+    steps: int
+    strategy: str
+    directory: str
+    phase: Phase = Phase.GATHERING
+    generation: int = 0
+    plan: Plan | None = None
+    attached: frozenset[WorkerId] = frozenset()
+    lost: frozenset[WorkerId] = frozenset()
+    statuses: Mapping[WorkerId, Status] = field(default_factory=dict)
+    joined: frozenset[WorkerId] = frozenset()
+    finished: frozenset[WorkerId] = frozenset()
+    saved: Mapping[WorkerId, Mapping[int, str]] = field(default_factory=dict)
+    heartbeats: Mapping[WorkerId, Heartbeat] = field(default_factory=dict)
+    lost_layers: tuple[int, ...] = ()
+    resume_step: int = 0
+    last_step: int = -1
+    suspected_at: float | None = None
+    suspicion: str = ""
+    reformations: int = 0
+
+    @property
+    def alive(self) -> tuple[WorkerId, ...]:
+        """The workers of the grid that are not lost, in order."""
+        return tuple(worker for worker in self.healthy.workers if worker not in self.lost)
+
+
+def decide(state: Membership, event: Message | Closed | Tick, *, now: float = 0.0) -> Decision:
+    """Returns the membership after ``event`` and what is to be sent and recorded.
+
+    Args:
+        state: the membership before.
+        event: a message that came in, a connection that closed, or time that passed.
+        now: the coordinator's clock, in seconds; only suspicions depend on it.
+
+    After failure: pure, so it can be called again with the same values.
+    """
+    if state.phase is Phase.ENDED:
+        return state, ()
+    match event:
+        case Hello(worker=WorkerId() as worker):
+            return _on_hello(state, worker)
+        case Exited(worker=worker, status=status):
+            how = f"signal {-status}" if status < 0 else f"exit code {status}"
+            return _on_lost(state, worker, "process ended: " + how)
+        case Closed(worker=worker):
+            return _on_lost(state, worker, "connection closed")
+        case Failure():
+            return _on_failure(state, event)
+        case Heartbeat(worker=worker):
+            return replace(state, heartbeats={**state.heartbeats, worker: event}), ()
+        case Tick(now=at):
+            return _on_tick(state, at)
+        case _:
+            return _on_generation_message(state, event, now)
+
+
+def _on_generation_message(state: Membership, event: object, now: float) -> Decision:
+    """Handles what belongs to one generation; anything of an older one, or of a lost worker, is dropped."""
+    if getattr(event, "generation", None) != state.generation or getattr(event, "worker", None) in state.lost:
+        return state, ()
+    match event:
+        case Status():
+            return _on_status(state, event)
+        case Blob(to=to):
+            return state, tuple(Tell(to=peer, command=event) for peer in to if peer not in state.lost)
+        case Joined(worker=worker):
+            return _on_joined(state, worker)
+        case Suspect():
+            return _on_suspect(state, event, now)
+        case StepDone():
+            return _on_step_done(state, event)
+        case Finished(worker=worker):
+            return _on_finished(state, worker)
+        case Saved(worker=worker, digests=digests):
+            return _on_saved(state, worker, dict(digests))
+    return state, ()
+
+
+def _on_hello(state: Membership, worker: WorkerId) -> Decision:
+    if worker not in state.healthy.workers or worker in state.lost:
+        return state, (Tell(to=worker, command=Shutdown(reason=f"worker {worker} is not a member")),)
+    state = replace(state, attached=state.attached | {worker})
+    greeting = Tell(to=worker, command=Attached())
+    if state.phase is Phase.GATHERING and state.attached >= set(state.healthy.workers):
+        state, outputs = _form(state, state.healthy)
+        return state, (greeting, *outputs)
+    return state, (greeting,)
+
+
+def _on_lost(state: Membership, worker: WorkerId, how: str) -> Decision:
+    """A worker is gone for good: the survivors form a new generation, or what lives is saved."""
+    if worker in state.lost or worker not in state.healthy.workers:
+        return state, ()
+    noted: tuple[Output, ...] = (
+        Record(event=Detected(worker=str(worker), how=how, generation=state.generation)),
+        Tell(to=None, command=Fence(worker=worker)),
+    )
+    state = replace(state, lost=state.lost | {worker})
+    if state.phase is Phase.GATHERING:
+        detail = f"worker {worker} died while starting ({how})"
+        ended, outputs = _end(state, "error", detail, state.directory)
+        return ended, (*noted, *outputs)
+    recovery = strategy_named(state.strategy)(ClusterView(healthy=state.healthy, lost=state.lost))
+    state = replace(state, lost_layers=recovery.lost_layers, reformations=0)
+    state, outputs = _form(state, recovery.plan)
+    return state, (*noted, *outputs)
+
+
+def _form(state: Membership, plan: Plan | None) -> Decision:
+    """Starts the next generation of the workers that are left."""
+    state = replace(
+        state,
+        phase=Phase.FORMING,
+        generation=state.generation + 1,
+        plan=plan,
+        statuses={},
+        joined=frozenset(),
+        finished=frozenset(),
+        saved={},
+        suspected_at=None,
+    )
+    if not state.alive:
+        return _end(state, "lost", "every worker is lost; nothing could be saved", "")
+    install = Install(generation=state.generation, plan=plan)
+    record = Record(event=Installed(generation=state.generation, workers=tuple(str(w) for w in state.alive)))
+    return state, (record, *(Tell(to=worker, command=install) for worker in state.alive))
+
+
+def _on_status(state: Membership, status: Status) -> Decision:
+    state = replace(state, statuses={**state.statuses, status.worker: status})
+    if state.phase is not Phase.FORMING or set(state.statuses) < set(state.alive):
+        return state, ()
+    step = min(s for status in state.statuses.values() for _, s in status.layer_steps)
+    _check_distance(state, step)
+    recomputed = _recomputed(state, step)
+    agreed = Record(event=Agreed(generation=state.generation, step=step, recomputed_microbatches=recomputed))
+    if state.plan is None:
+        state, outputs = _save(replace(state, resume_step=step), step)
+        return state, (agreed, *outputs)
+    state = replace(state, phase=Phase.RUNNING, resume_step=step)
+    resume = Resume(generation=state.generation, step=step)
+    return state, (agreed, *(Tell(to=worker, command=resume) for worker in state.alive))
+
+
+def _check_distance(state: Membership, step: int) -> None:
+    for status in state.statuses.values():
+        for layer, at in status.layer_steps:
+            if at > step + 1:
+                raise InternalError(
+                    f"worker {status.worker} holds layer {layer} at step {at}, another worker is at {step}: "
+                    "more than one step apart cannot be taken back"
+                )
+
+
+def _recomputed(state: Membership, step: int) -> int:
+    """(layer, micro-batch) pairs of ``step`` that were run before and will be run again."""
+    survivors = sum(dict(status.executed).get(step, 0) for status in state.statuses.values())
+    beats = (state.heartbeats[worker] for worker in state.lost if worker in state.heartbeats)
+    return survivors + sum(_pairs_run(state.healthy, beat) for beat in beats if _just_lost(state, beat, step))
+
+
+def _just_lost(state: Membership, beat: Heartbeat, step: int) -> bool:
+    return beat.generation == state.generation - 1 and beat.step == step
+
+
+def _pairs_run(plan: Plan, beat: Heartbeat) -> int:
+    forwards = sum(op.kind is OpKind.F for op in plan.orders.of(beat.worker)[: beat.op])
+    return forwards * len(plan.placement.layers_of(beat.worker).indices)
+
+
+def _on_joined(state: Membership, worker: WorkerId) -> Decision:
+    state = replace(state, joined=state.joined | {worker})
+    if state.joined >= set(state.alive):
+        return state, (Record(event=Rebuilt(generation=state.generation)),)
+    return state, ()
+
+
+def _on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
+    record = Record(
+        event=Suspected(
+            worker=str(suspect.worker),
+            peer=str(suspect.peer or ""),
+            generation=state.generation,
+            detail=suspect.detail,
+        )
+    )
+    if state.suspected_at is None:
+        state = replace(state, suspected_at=now, suspicion=f"{suspect.worker}: {suspect.detail}")
+    return state, (record,)
+
+
+def _on_tick(state: Membership, now: float) -> Decision:
+    """A suspicion that no death explains: build the connections anew, with the same members, a few times."""
+    if state.suspected_at is None or now - state.suspected_at < SUSPICION_GRACE_S:
+        return state, ()
+    if state.reformations >= MAX_REFORMATIONS:
+        detail = f"communication keeps failing though every worker lives: {state.suspicion}"
+        return _end(state, "error", detail, state.directory)
+    return _form(replace(state, reformations=state.reformations + 1), state.plan)
+
+
+def _on_step_done(state: Membership, done: StepDone) -> Decision:
+    state = replace(state, last_step=max(state.last_step, done.step), reformations=0)
+    progress = Progress(step=done.step, loss=done.loss, alive=len(state.alive), generation=state.generation)
+    return state, (Tell(to=None, command=progress),)
+
+
+def _on_finished(state: Membership, worker: WorkerId) -> Decision:
+    state = replace(state, finished=state.finished | {worker})
+    if state.phase is not Phase.RUNNING or state.finished < set(state.alive):
+        return state, ()
+    return _save(state, state.steps)
+
+
+def _save(state: Membership, step: int) -> Decision:
+    """Asks the first living owner of each layer to write it, and everyone for the digests of what they hold."""
+    state = replace(state, phase=Phase.SAVING, resume_step=step)
+    placement = state.healthy.placement.without(state.lost)
+    owned = {layer: placement.owners(layer) for layer in range(placement.num_layers)}
+
+    def save(worker: WorkerId) -> Save:
+        layers = tuple(layer for layer, owners in owned.items() if owners and owners[0] == worker)
+        return Save(generation=state.generation, step=step, layers=layers, directory=state.directory)
+
+    return state, tuple(Tell(to=worker, command=save(worker)) for worker in state.alive)
+
+
+def _on_saved(state: Membership, worker: WorkerId, digests: dict[int, str]) -> Decision:
+    state = replace(state, saved={**state.saved, worker: digests})
+    if state.phase is not Phase.SAVING or set(state.saved) < set(state.alive):
+        return state, ()
+    diverged = _diverged(state.saved)
+    if diverged:
+        detail = f"owners of layer(s) {', '.join(map(str, diverged))} hold different bits"
+        return _end(state, "error", detail, state.directory)
+    if state.lost_layers:
+        names = ", ".join(map(str, state.lost_layers))
+        return _end(state, "lost", f"no living worker holds layer(s) {names}", state.directory)
+    return _end(state, "done", "", state.directory)
+
+
+def _diverged(saved: Mapping[WorkerId, Mapping[int, str]]) -> list[int]:
+    seen: dict[int, str] = {}
+    return sorted(
+        {
+            layer
+            for digests in saved.values()
+            for layer, digest in digests.items()
+            if seen.setdefault(layer, digest) != digest
+        }
+    )
+
+
+def _on_failure(state: Membership, failure: Failure) -> Decision:
+    outcome = "user-error" if failure.user_fault else "error"
+    detail = failure.error if failure.user_fault else f"worker {failure.worker}: {failure.error}\n{failure.traceback}"
+    return _end(state, outcome, detail.rstrip(), state.directory)
+
+
+def _end(state: Membership, outcome: str, detail: str, directory: str) -> Decision:
+    state = replace(state, phase=Phase.ENDED)
+    ended = Ended(
+        outcome=outcome,
+        detail=detail,
+        step=state.resume_step,
+        directory=directory,
+        generations=state.generation,
+        lost_layers=state.lost_layers,
+    )
+    shutdown = Shutdown(reason=outcome)
+    return state, (*(Tell(to=worker, command=shutdown) for worker in state.alive), Tell(to=None, command=ended))

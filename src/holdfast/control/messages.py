@@ -1,0 +1,225 @@
+"""What workers, agents and the coordinator say to each other: typed values, encoded as msgpack.
+
+Every message is a tagged struct that refuses unknown fields, so nothing but these values can come in from the network.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+
+__all__ = [
+    "Attached",
+    "Blob",
+    "Command",
+    "Ended",
+    "Exited",
+    "Failure",
+    "Fence",
+    "Finished",
+    "Heartbeat",
+    "Hello",
+    "Install",
+    "Joined",
+    "Message",
+    "Progress",
+    "Resume",
+    "Save",
+    "Saved",
+    "Shutdown",
+    "Status",
+    "StepDone",
+    "Suspect",
+    "decode_command",
+    "decode_message",
+    "encode",
+]
+
+
+class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all messages: immutable, closed."""
+
+
+# From workers and agents to the coordinator.
+
+
+class Hello(_Wire, tag=True, kw_only=True):
+    """A worker (or, with ``worker`` empty, the node's agent) attaches. ``layers`` is how many the model has."""
+
+    worker: WorkerId | None
+    pid: int
+
+
+class Status(_Wire, tag=True, kw_only=True):
+    """A worker has aborted everything older than ``generation`` and says where its layers are.
+
+    ``executed``: (step, number of (layer, micro-batch) pairs that it had begun), of its last steps.
+    """
+
+    worker: WorkerId
+    generation: int
+    layer_steps: tuple[tuple[int, int], ...]
+    executed: tuple[tuple[int, int], ...]
+
+
+class Blob(_Wire, tag=True, kw_only=True):
+    """A rendezvous value for the members ``to`` of ``generation``; the coordinator passes it on unread."""
+
+    worker: WorkerId
+    generation: int
+    key: str
+    value: bytes
+    to: tuple[WorkerId, ...]
+
+
+class Joined(_Wire, tag=True, kw_only=True):
+    """A worker's transport for ``generation`` stands."""
+
+    worker: WorkerId
+    generation: int
+
+
+class Suspect(_Wire, tag=True, kw_only=True):
+    """A worker's communication failed: a suspicion, not a verdict; the coordinator decides."""
+
+    worker: WorkerId
+    generation: int
+    peer: WorkerId | None
+    detail: str
+
+
+class Heartbeat(_Wire, tag=True, kw_only=True):
+    """A worker's progress: the operation index it is at, in ``step`` of ``generation``."""
+
+    worker: WorkerId
+    generation: int
+    step: int
+    op: int
+
+
+class StepDone(_Wire, tag=True, kw_only=True):
+    """The reporting worker swapped in the results of ``step``; ``loss`` is the mean over its micro-batches."""
+
+    worker: WorkerId
+    generation: int
+    step: int
+    loss: float | None
+
+
+class Finished(_Wire, tag=True, kw_only=True):
+    """A worker has run the last step of the job."""
+
+    worker: WorkerId
+    generation: int
+
+
+class Saved(_Wire, tag=True, kw_only=True):
+    """A worker wrote the layers that it was asked to; ``digests`` are of all layers that it holds."""
+
+    worker: WorkerId
+    generation: int
+    digests: tuple[tuple[int, str], ...]
+
+
+class Failure(_Wire, tag=True, kw_only=True):
+    """A worker cannot go on for a reason that no recovery cures."""
+
+    worker: WorkerId
+    error: str
+    user_fault: bool
+    traceback: str = ""
+
+
+class Exited(_Wire, tag=True, kw_only=True):
+    """The agent saw a worker's process end. ``status``: exit code, or minus the signal's number."""
+
+    worker: WorkerId
+    status: int
+    detected: float
+
+
+# From the coordinator.
+
+
+class Attached(_Wire, tag=True, kw_only=True):
+    """The coordinator accepted the connection."""
+
+
+class Install(_Wire, tag=True, kw_only=True):
+    """Stop everything older, join ``generation`` with ``plan``; ``plan`` is None when nothing can be trained any more."""
+
+    generation: int
+    plan: Plan | None
+
+
+class Resume(_Wire, tag=True, kw_only=True):
+    """Everyone's state is known: take back whatever is ahead of ``step`` and run from there."""
+
+    generation: int
+    step: int
+
+
+class Save(_Wire, tag=True, kw_only=True):
+    """Take back to ``step`` and write ``layers`` into ``directory``."""
+
+    generation: int
+    step: int
+    layers: tuple[int, ...]
+    directory: str
+
+
+class Shutdown(_Wire, tag=True, kw_only=True):
+    """The job is over: exit."""
+
+    reason: str
+
+
+class Progress(_Wire, tag=True, kw_only=True):
+    """For the agent: a step was done."""
+
+    step: int
+    loss: float | None
+    alive: int
+    generation: int
+
+
+class Fence(_Wire, tag=True, kw_only=True):
+    """For the agent: this worker is no member any more; see to it that its process is gone."""
+
+    worker: WorkerId
+
+
+class Ended(_Wire, tag=True, kw_only=True):
+    """For the agent: how the job ended. ``outcome``: done, lost, user-error or error."""
+
+    outcome: str
+    detail: str
+    step: int
+    directory: str
+    generations: int
+    lost_layers: tuple[int, ...]
+
+
+Message = Hello | Status | Blob | Joined | Suspect | Heartbeat | StepDone | Finished | Saved | Failure | Exited
+Command = Attached | Install | Resume | Blob | Save | Shutdown | Progress | Fence | Ended
+
+_encoder = msgspec.msgpack.Encoder()
+_messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+
+
+def encode(value: Message | Command) -> bytes:
+    """Returns the wire form of a message or command."""
+    return _encoder.encode(value)
+
+
+def decode_message(data: bytes) -> Message:
+    """Reads what a worker or agent sent; raises msgspec.ValidationError on anything else."""
+    return _messages.decode(data)
+
+
+def decode_command(data: bytes) -> Command:
+    """Reads what the coordinator sent; raises msgspec.ValidationError on anything else."""
+    return _commands.decode(data)

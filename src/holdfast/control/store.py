@@ -1,0 +1,48 @@
+"""The coordinator's memory: decisions, kept in SQLite, written before they are broadcast."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.plan import Plan
+
+__all__ = ["DecisionStore", "StoredDecision"]
+
+
+class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One generation as it was decided."""
+
+    generation: int
+    plan: Plan | None
+    lost: tuple[str, ...]
+
+
+class DecisionStore:
+    """Appends decisions durably: what :meth:`put` returned from survives a kill and a power cut.
+
+    Args:
+        path: the database file; created if it is not there.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute("CREATE TABLE IF NOT EXISTS decisions (generation INTEGER PRIMARY KEY, body BLOB NOT NULL)")
+
+    def put(self, decision: StoredDecision) -> None:
+        """Stores a decision; a generation is decided once, a second one under its number is refused by SQLite."""
+        body = msgspec.json.encode(decision)
+        self._db.execute("INSERT INTO decisions VALUES (?, ?)", (decision.generation, body))
+
+    def latest(self) -> StoredDecision | None:
+        """Returns the newest decision; None if there is none."""
+        row = self._db.execute("SELECT body FROM decisions ORDER BY generation DESC LIMIT 1").fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=StoredDecision)
+
+    def close(self) -> None:
+        """Closes the database."""
+        self._db.close()

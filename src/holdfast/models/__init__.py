@@ -1,0 +1,1 @@
+"""Models that ship with Holdfast, each built as an ordered list of layers."""

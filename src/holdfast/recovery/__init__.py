@@ -1,0 +1,1 @@
+"""Strategies and the actions that recoveries consist of."""

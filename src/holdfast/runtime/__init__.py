@@ -1,0 +1,1 @@
+"""Training for real: processes, stages, transports."""

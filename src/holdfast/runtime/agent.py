@@ -1,0 +1,310 @@
+"""The agent: starts a job's processes on this machine, watches them, and sees that none is left at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import multiprocessing
+import queue
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+
+from holdfast.config.job import Job
+from holdfast.config.load import dump_job
+from holdfast.control.client import ControlClient
+from holdfast.control.messages import Command, Ended, Exited, Fence, Hello, Progress
+from holdfast.core.builders import regular_plan
+from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+from holdfast.core.plan import Plan
+from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError
+from holdfast.runtime.processes import (
+    CoordinatorSpec,
+    EmulatedTimes,
+    ProbeSpec,
+    WorkerSpec,
+    coordinator_main,
+    digest_main,
+    probe_main,
+    worker_main,
+)
+from holdfast.telemetry.events import EventLog, JobEnded, JobStarted
+
+__all__ = ["Agent", "Interrupted", "Outcome"]
+
+_PRELOAD = ["torch", "torch.distributed", "grpc", "grpc.aio", "holdfast.runtime.worker", "holdfast.cli.main"]
+_GRACE_S = 1.5
+
+
+class Interrupted(Exception):
+    """The user or the system asked the job to end.
+
+    Attributes:
+        signal_number: SIGINT or SIGTERM.
+    """
+
+    def __init__(self, signal_number: int) -> None:
+        self.signal_number = signal_number
+        super().__init__(signal.Signals(signal_number).name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a job ended: see :class:`holdfast.control.messages.Ended`; the hashes are of a job that was done."""
+
+    outcome: str
+    detail: str
+    step: int
+    directory: str
+    generations: int
+    lost_layers: tuple[int, ...] = ()
+    weights_sha256: str | None = None
+    state_sha256: str | None = None
+
+
+def _emulated_digest(directory: Path) -> str:
+    """Emulated layers are saved as their digests: the digest of these, in order."""
+    texts = [path.read_bytes() for path in sorted(directory.glob("layer-*.txt"))]
+    return hashlib.sha256(b"".join(texts)).hexdigest()
+
+
+def healthy_plan(job: Job, num_layers: int) -> Plan:
+    """Returns the plan of a job's whole grid.
+
+    Raises:
+        ConfigError: more stages than layers.
+    """
+    stages = split_evenly(num_layers, job.grid.stages)
+    return regular_plan(job.grid.pipelines, stages, job.grid.microbatches, job.train.technique)
+
+
+@dataclass(slots=True, kw_only=True)
+class Agent:
+    """Runs one job on this machine.
+
+    Attributes:
+        job: the job.
+        run_dir: a directory of the job's own; must not hold an earlier run.
+        faults: what is to happen, to whom, when.
+        emulate: sleep so long instead of computing; None to compute.
+        on_progress: called after every step, in the agent's thread.
+    """
+
+    job: Job
+    run_dir: Path
+    faults: tuple[Fault, ...] = ()
+    emulate: EmulatedTimes | None = None
+    on_progress: Callable[[Progress], None] = lambda progress: None
+    _inbox: queue.SimpleQueue[Command | Exception] = field(default_factory=queue.SimpleQueue)
+    _workers: dict[WorkerId, BaseProcess] = field(default_factory=dict)
+    _others: list[BaseProcess] = field(default_factory=list)
+
+    def run(self) -> Outcome:
+        """Trains to the end, whatever dies; no process of the job is left when this returns or raises.
+
+        Raises:
+            ConfigError: the user's input cannot be used.
+            Interrupted: SIGINT or SIGTERM came.
+            InternalError: the job cannot go on for a reason of ours.
+        """
+        self._check_faults()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOAD)
+        with self._signals(), self._processes():
+            layers = int(self._ask(context, probe_main, ProbeSpec(job=self.job)))
+            plan = healthy_plan(self.job, layers)
+            self._claim_directory()
+            log = EventLog(self.run_dir / "events.jsonl")
+            log.write(time.monotonic(), self._started())
+            client = self._start(context, plan)
+            outcome = self._watch(client)
+            client.close()
+            log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
+            log.close()
+            return self._with_hashes(context, outcome)
+
+    def _with_hashes(self, context: ForkServerContext, outcome: Outcome) -> Outcome:
+        if outcome.outcome != "done":
+            return outcome
+        if self.emulate is not None:
+            return replace(outcome, weights_sha256=_emulated_digest(Path(outcome.directory)))
+        weights, state = self._ask(context, digest_main, outcome.directory).split()
+        return replace(outcome, weights_sha256=weights, state_sha256=state)
+
+    def _check_faults(self) -> None:
+        grid = self.job.grid
+        for fault in self.faults:
+            if fault.worker.pipeline >= grid.pipelines or fault.worker.stage >= grid.stages:
+                raise ConfigError(
+                    f"--fault {fault}: there is no worker {fault.worker}; workers are 0.0 to "
+                    f"{grid.pipelines - 1}.{grid.stages - 1}"
+                )
+            if fault.step >= self.job.train.steps:
+                raise ConfigError(f"--fault {fault}: the last step is {self.job.train.steps - 1}")
+
+    def _claim_directory(self) -> None:
+        """Makes the run directory ours; the resolved job file is created exclusively, so two runs cannot both have it."""
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with (self.run_dir / "job.yaml").open("x") as file:
+                file.write(dump_job(self.job))
+        except FileExistsError:
+            raise ConfigError(
+                f"--run-dir {self.run_dir}: holds a run already; choose a new directory, nothing was overwritten"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"--run-dir {self.run_dir}: cannot be written: {error.strerror}") from None
+
+    def _started(self) -> JobStarted:
+        return JobStarted(
+            name=self.job.name,
+            workers=self.job.grid.pipelines * self.job.grid.stages,
+            steps=self.job.train.steps,
+            samples_per_step=self.job.samples_per_step,
+            wall_time=time.time(),
+        )
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Turns SIGINT and SIGTERM into Interrupted in the waiting thread; only where we are the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            self._inbox.put(Interrupted(number))
+
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def _processes(self) -> Iterator[None]:
+        """Whatever happens, ends every process that was started."""
+        try:
+            yield
+        except BaseException:
+            self._end_processes(grace_s=0.0)
+            raise
+        self._end_processes(grace_s=_GRACE_S)
+
+    def _end_processes(self, grace_s: float) -> None:
+        processes = [*self._workers.values(), *self._others]
+        deadline = time.monotonic() + grace_s
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+        for process in processes:
+            process.join()
+
+    def _start(self, context: ForkServerContext, plan: Plan) -> ControlClient:
+        token = secrets.token_hex(32)
+        port = self._start_coordinator(context, plan, token)
+        address = f"{self.job.control.host}:{port}"
+        client = ControlClient(address, token, self._inbox.put, self._on_closed)
+        client.start()
+        client.send(Hello(worker=None, pid=0))
+        for worker in plan.workers:
+            spec = WorkerSpec(
+                worker=worker,
+                job=self.job,
+                plan=plan,
+                address=address,
+                token=token,
+                events=str(self.run_dir / "events.jsonl"),
+                faults=tuple(fault for fault in self.faults if fault.worker == worker),
+                emulate=self.emulate,
+            )
+            process = context.Process(target=worker_main, args=(spec,), name=f"holdfast-{worker}", daemon=True)
+            process.start()
+            self._workers[worker] = process
+        threading.Thread(target=self._reap, args=(client,), name="reaper", daemon=True).start()
+        return client
+
+    def _start_coordinator(self, context: ForkServerContext, plan: Plan, token: str) -> int:
+        spec = CoordinatorSpec(
+            job=self.job,
+            plan=plan,
+            token=token,
+            store=str(self.run_dir / "control.db"),
+            events=str(self.run_dir / "events.jsonl"),
+            directory=str(self.run_dir / "final"),
+        )
+        return int(self._ask(context, coordinator_main, spec))
+
+    def _ask(self, context: ForkServerContext, main: Callable[..., None], *args: object) -> str:
+        """Starts a process and waits for its answer, as long as it lives and no signal comes."""
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=main, args=(*args, theirs), name=main.__name__, daemon=True)
+        process.start()
+        self._others.append(process)
+        theirs.close()
+        while not ours.poll(0.05):
+            self._raise_if_interrupted()
+        try:
+            kind, _, text = ours.recv_bytes().decode().partition(" ")
+        except EOFError:
+            raise InternalError(f"{main.__name__} ended without an answer") from None
+        if kind == "error":
+            raise ConfigError(text)
+        if kind != "ok":
+            raise InternalError(text)
+        return text
+
+    def _raise_if_interrupted(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            item = self._inbox.get_nowait()
+            if isinstance(item, Exception):
+                raise item
+
+    def _reap(self, client: ControlClient) -> None:
+        """Tells the coordinator of every worker process that ends, within milliseconds."""
+        living = {process.sentinel: worker for worker, process in self._workers.items()}
+        while living:
+            for sentinel in wait(list(living)):
+                detected = time.monotonic()
+                worker = living.pop(sentinel)  # type: ignore[call-overload]
+                process = self._workers[worker]
+                process.join()
+                client.send(Exited(worker=worker, status=process.exitcode or 0, detected=detected))
+
+    def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
+        self._inbox.put(error or CoordinatorUnavailable("the coordinator closed the connection"))
+
+    def _watch(self, client: ControlClient) -> Outcome:
+        """Follows the job until it ends."""
+        while True:
+            item = self._inbox.get()
+            match item:
+                case Progress():
+                    self.on_progress(item)
+                case Fence(worker=worker):
+                    self._workers[worker].kill()
+                case Ended():
+                    return Outcome(
+                        outcome=item.outcome,
+                        detail=item.detail,
+                        step=item.step,
+                        directory=item.directory,
+                        generations=item.generations,
+                        lost_layers=item.lost_layers,
+                    )
+                case CoordinatorUnavailable():
+                    raise InternalError(f"the coordinator is gone, the job cannot go on: {item}")
+                case Exception():
+                    raise item

@@ -1,0 +1,253 @@
+"""From a job to the things that train: model, data, loss, optimizer, and one worker's stage."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from holdfast.config.job import ConvnetModel, DigitsData, GptModel, Job, PythonModel, TextData
+from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Payload
+from holdfast.core.placement import LayerRange
+from holdfast.core.plan import Plan
+from holdfast.data.digits import Digits
+from holdfast.data.sampler import load_microbatch
+from holdfast.data.text import Text
+from holdfast.errors import ConfigError
+from holdfast.models import convnet, gpt
+from holdfast.optim.factory import OptimizerFactory, learning_rate_scale, make_optimizer
+from holdfast.runtime.emulated import WIDTH, EmulatedStage
+from holdfast.runtime.life import LifeStage
+from holdfast.runtime.model import Loss, Model, TensorSpec, infer_boundaries, tie_groups
+from holdfast.runtime.processes import EmulatedTimes
+from holdfast.runtime.stage import Stage
+
+__all__ = ["StageParts", "build_dataset", "build_model", "build_stage", "load_target", "probe"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageParts:
+    """A worker's stage, and what the messages that come in hold.
+
+    Attributes:
+        stage: the compute engine.
+        ties: the layers that share weights, each a tuple of layer indices.
+        activation: comes from the stage before; None on the first.
+        gradient: comes from the stage behind; None on the last.
+        tally: verdicts are made of it.
+    """
+
+    stage: LifeStage
+    ties: tuple[tuple[int, ...], ...]
+    activation: TensorSpec | None
+    gradient: TensorSpec | None
+    tally: TensorSpec
+
+    def spec_of(self, payload: Payload) -> TensorSpec:
+        """What an incoming message of this kind holds."""
+        if payload in (Payload.TALLY, Payload.VERDICT):
+            return self.tally
+        spec = self.activation if payload is Payload.ACTIVATION else self.gradient
+        assert spec is not None, f"no {payload} can arrive at the end of a pipeline"
+        return spec
+
+
+def load_target(target: str, key: str) -> Callable[..., Any]:
+    """Returns the function that ``package.module:name`` or ``path/to/file.py:name`` names.
+
+    Raises:
+        ConfigError: there is no such module, file or name; ``key`` says which key named it.
+    """
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise ConfigError(f"{key}: {target!r} is no target; expected package.module:name or path/to/file.py:name")
+    try:
+        module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except ImportError as error:
+        raise ConfigError(f"{key}: {target!r} cannot be imported: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{key}: {place}: {error.strerror or error}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ConfigError(f"{key}: {place} has no function {name!r}")
+    return cast(Callable[..., Any], found)
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """Imports a file once, under a name of its own."""
+    resolved = path.resolve(strict=True)
+    name = f"holdfast_target_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def build_model(job: Job) -> Model:
+    """Builds the whole model, the same bits in every process: all layers from the job's seed.
+
+    Raises:
+        ConfigError: one's own model cannot be built or is no list of modules.
+    """
+    torch.manual_seed(job.train.seed)
+    match job.model:
+        case GptModel(layers=layers, width=width, heads=heads, context=context, dropout=dropout):
+            modules = gpt.build(layers=layers, width=width, heads=heads, context=context, dropout=dropout)
+            return Model.build(modules, gpt.loss)
+        case ConvnetModel(width=width):
+            return Model.build(convnet.build(width=width), convnet.loss)
+        case PythonModel(target=target, loss=loss, arguments=arguments):
+            modules = _layers_of(load_target(target, "model.target")(**arguments), target)
+            chosen = gpt.loss if loss is None else cast(Loss, load_target(loss, "model.loss"))
+            return Model.build(modules, chosen)
+
+
+def _layers_of(built: object, target: str) -> list[nn.Module]:
+    if isinstance(built, nn.Sequential | nn.ModuleList):
+        return list(built)
+    if isinstance(built, list | tuple):
+        return list(built)
+    raise ConfigError(f"model.target: {target} returned a {type(built).__name__}; expected an ordered list of modules")
+
+
+def build_dataset(job: Job) -> Any:
+    """Opens the data: map-style, each item a pair of input and target tensors.
+
+    Raises:
+        ConfigError: the data is missing or too small.
+    """
+    match job.data:
+        case TextData(path=path):
+            context = job.model.context if isinstance(job.model, GptModel) else 128
+            return Text(path, context=context)
+        case DigitsData():
+            return Digits()
+        case python:
+            dataset = load_target(python.target, "data.target")(**python.arguments)
+            if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__") or not len(dataset):
+                raise ConfigError(f"data.target: {python.target} returned no map-style dataset with items")
+            return dataset
+
+
+def build_optimizer(job: Job) -> OptimizerFactory:
+    """Returns what makes one layer's optimizer."""
+    options = job.optimizer
+    if ":" in options.kind:
+        return cast(OptimizerFactory, load_target(options.kind, "optimizer.kind"))
+    return make_optimizer(
+        options.kind,
+        lr=options.lr,
+        weight_decay=options.weight_decay,
+        momentum=options.momentum,
+        betas=options.betas,
+        eps=options.eps,
+    )
+
+
+def probe(job: Job) -> int:
+    """Builds everything once and throws it away; returns the model's number of layers.
+
+    Raises:
+        ConfigError: something in the job cannot be used.
+    """
+    model = build_model(job)
+    build_optimizer(job)
+    _lr_scale(job)(0)
+    infer_boundaries(model.layers, _sample(job, build_dataset(job)))
+    return len(model.layers)
+
+
+def _lr_scale(job: Job) -> Callable[[int], float]:
+    return partial(
+        learning_rate_scale,
+        warmup_steps=job.optimizer.warmup_steps,
+        total_steps=job.train.steps,
+        schedule=job.optimizer.schedule,
+    )
+
+
+def _loader(job: Job, dataset: Any) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]:
+    """Loads a micro-batch as a pure function of seed, step and its global number."""
+
+    def load(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return load_microbatch(
+            dataset,
+            seed=job.train.seed,
+            step=step,
+            microbatch=microbatch,
+            num_microbatches=job.global_microbatches,
+            microbatch_size=job.grid.microbatch_size,
+        )
+
+    return load
+
+
+def _sample(job: Job, dataset: Any) -> torch.Tensor:
+    return _loader(job, dataset)(0, 0)[0]
+
+
+def build_stage(job: Job, plan: Plan, worker: WorkerId, emulate: EmulatedTimes | None) -> StageParts:
+    """Builds one worker's stage.
+
+    Args:
+        job: the job.
+        plan: the plan of the healthy grid.
+        worker: whose stage.
+        emulate: sleep so long instead of computing; None to compute.
+    """
+    owned = plan.placement.layers_of(worker)
+    if emulate is not None:
+        return _emulated(job, owned, plan.placement.num_layers, emulate)
+    model, dataset = build_model(job), build_dataset(job)
+    boundaries = infer_boundaries(model.layers, _sample(job, dataset))
+    stage = Stage(
+        layers=model.layers,
+        layer_range=owned,
+        ties=model.ties,
+        loss=model.loss,
+        optimizer=build_optimizer(job),
+        lr_scale=_lr_scale(job),
+        numerics=job.train.numerics,
+        seed=job.train.seed,
+        num_microbatches=job.global_microbatches,
+        load=_loader(job, dataset),
+        clip_norm=job.train.clip_norm,
+    )
+    groups = tie_groups(model.ties)
+    return StageParts(
+        stage=stage,
+        ties=groups,
+        activation=boundaries[owned.start - 1] if owned.start else None,
+        gradient=boundaries[owned.stop - 1] if owned.stop < len(model.layers) else None,
+        tally=TensorSpec(shape=(len(model.layers) + len(groups), 2), dtype="float64"),
+    )
+
+
+def _emulated(job: Job, owned: LayerRange, num_layers: int, times: EmulatedTimes) -> StageParts:
+    stage = EmulatedStage(
+        layers=owned,
+        num_layers=num_layers,
+        num_microbatches=job.global_microbatches,
+        times=times,
+        sleep=time.sleep,
+    )
+    words = TensorSpec(shape=(WIDTH,), dtype="int64")
+    tally = TensorSpec(shape=(num_layers, 2), dtype="float64")
+    return StageParts(stage=stage, ties=(), activation=words, gradient=words, tally=tally)

@@ -1,0 +1,198 @@
+"""A compute engine that computes next to nothing, but whose results still prove that everything was right.
+
+Each layer's weight, activation and gradient is a few integers, mixed by a hash of (step, layer, micro-batch) and of what
+came in. A wrong route, a lost or doubled micro-batch or a stale weight changes the final hash, as it would in a real
+model; time is spent asleep instead of computing. It serves the simulated cluster and the timing of many workers on few
+cores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from holdfast.core.placement import LayerRange
+from holdfast.core.schedule import OpKind
+from holdfast.errors import InternalError, LedgerError
+from holdfast.runtime.processes import EmulatedTimes
+
+__all__ = ["WIDTH", "EmulatedStage"]
+
+WIDTH = 8
+_ODD = 0x5851F42D4C957F2D
+
+
+class EmulatedStage:
+    """The stage port over integers; see :class:`holdfast.runtime.life.LifeStage`.
+
+    Args:
+        layers: the range that we own.
+        num_layers: of the whole model.
+        num_microbatches: of one step, over all pipelines.
+        times: how long operations take.
+        sleep: how to let time pass; None if the shell does (under a virtual clock).
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: LayerRange,
+        num_layers: int,
+        num_microbatches: int,
+        times: EmulatedTimes | None = None,
+        sleep: Callable[[float], None] | None = None,
+    ) -> None:
+        self.times = times or EmulatedTimes()
+        self._sleep = sleep
+        self._layers = layers
+        self._num_layers = num_layers
+        self._num_microbatches = num_microbatches
+        self._weights = {layer: [_words(layer), _words(layer)] for layer in layers.indices}
+        self._live = dict.fromkeys(layers.indices, 0)
+        self._steps = dict.fromkeys(layers.indices, 0)
+        self._reduced_losses: list[float] | None = None
+        self._losses = torch.zeros(num_microbatches, dtype=torch.float64)
+        self.discard()
+
+    def discard(self) -> None:
+        """See LifeStage.discard."""
+        self._inputs: dict[tuple[int, int], torch.Tensor] = {}
+        self._gradients: dict[int, torch.Tensor] = {}
+        self._sums = {layer: torch.zeros(WIDTH, dtype=torch.int64) for layer in self._layers.indices}
+        self._counts = {layer: torch.zeros(self._num_microbatches, dtype=torch.int64) for layer in self._layers.indices}
+        self._reduced: dict[int, torch.Tensor] = {}
+
+    def forward(self, step: int, microbatch: int, activation: torch.Tensor | None) -> torch.Tensor | None:
+        """See StagePort.forward."""
+        self._spend(OpKind.F)
+        value = _words(step, microbatch) if activation is None else activation
+        for layer in self._layers.indices:
+            self._inputs[layer, microbatch] = value
+            value = _mix(value, self._weight(layer), _words(step, microbatch, layer))
+        if self._layers.stop < self._num_layers:
+            return value
+        self._losses[microbatch] = float(value[0]) / 2**63
+        self._gradients[microbatch] = value
+        return None
+
+    def backward(self, kind: OpKind, step: int, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """See StagePort.backward."""
+        self._spend(kind)
+        if kind is not OpKind.W:
+            value = self._gradients.pop(microbatch) if gradient is None else gradient
+            self._gradients[microbatch] = value
+        value = self._gradients[microbatch]
+        for layer in reversed(self._layers.indices):
+            value = _mix(value, self._inputs[layer, microbatch], _words(step, microbatch, layer, 1))
+            if kind is not OpKind.I:
+                del self._inputs[layer, microbatch]
+                self._sums[layer] += value
+                self._counts[layer][microbatch] += 1
+        if kind is not OpKind.I:
+            del self._gradients[microbatch]
+        return None if kind is OpKind.W or self._layers.start == 0 else value
+
+    def message(self, layers: tuple[int, ...]) -> torch.Tensor:
+        """See StagePort.message."""
+        (layer,) = layers
+        last = (self._losses.view(torch.int64),) if layer == self._num_layers - 1 else ()
+        return torch.cat((self._sums[layer], self._counts[layer], *last))
+
+    def accept(self, layers: tuple[int, ...], reduced: torch.Tensor) -> None:
+        """See StagePort.accept."""
+        (layer,) = layers
+        counts = reduced[WIDTH : WIDTH + self._num_microbatches]
+        for microbatch, count in enumerate(counts.tolist()):
+            if count != 1:
+                raise LedgerError(layer, microbatch, count)
+        if layer == self._num_layers - 1:
+            self._reduced_losses = reduced[WIDTH + self._num_microbatches :].view(torch.float64).tolist()
+        self._reduced[layer] = reduced[:WIDTH].clone()
+
+    def tally(self) -> torch.Tensor:
+        """See StagePort.tally: a mark for every own layer."""
+        marks = torch.zeros(self._num_layers, 2, dtype=torch.float64)
+        marks[self._layers.start : self._layers.stop] = 1.0
+        return marks
+
+    def merge_tallies(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+        """See StagePort.merge_tallies."""
+        return torch.maximum(ours, theirs)
+
+    def conclude(self, tally: torch.Tensor) -> None:
+        """See StagePort.conclude; every layer must have been heard of."""
+        if not bool((tally == 1.0).all()):
+            raise InternalError(f"the verdict does not cover every layer: {tally[:, 0].tolist()}")
+
+    def update(self, layer: int) -> None:
+        """See StagePort.update."""
+        shadow = 1 - self._live[layer]
+        self._weights[layer][shadow] = _mix(self._weight(layer), self._reduced[layer], _words(self._steps[layer]))
+
+    def swap(self, layer: int) -> None:
+        """See StagePort.swap; after the last layer the step's accumulators are empty again."""
+        self._live[layer] = 1 - self._live[layer]
+        self._steps[layer] += 1
+        del self._reduced[layer]
+        self._sums[layer].zero_()
+        self._counts[layer].zero_()
+        self._losses.zero_()
+
+    def take_back(self, to_step: int) -> None:
+        """See LifeStage.take_back."""
+        for layer, step in self._steps.items():
+            if step == to_step + 1:
+                self._live[layer] = 1 - self._live[layer]
+                self._steps[layer] = to_step
+            elif step != to_step:
+                raise InternalError(f"layer {layer} is at step {step}, cannot go to {to_step}")
+
+    def layer_steps(self) -> dict[int, int]:
+        """See LifeStage.layer_steps."""
+        return dict(self._steps)
+
+    def losses(self) -> list[float] | None:
+        """See LifeStage.losses."""
+        return self._reduced_losses
+
+    def save(self, layer: int, directory: Path) -> Path:
+        """Writes the layer's digest: there is nothing else worth keeping."""
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"layer-{layer:04d}.txt"
+        path.write_text(self.layer_digest(layer))
+        return path
+
+    def layer_digest(self, layer: int) -> str:
+        """See LifeStage.layer_digest."""
+        return hashlib.sha256(self._weight(layer).numpy().tobytes()).hexdigest()
+
+    def _weight(self, layer: int) -> torch.Tensor:
+        return self._weights[layer][self._live[layer]]
+
+    def _spend(self, kind: OpKind) -> None:
+        if self._sleep is not None and self.times.of(kind) > 0:
+            self._sleep(self.times.of(kind))
+
+
+def _mix(*values: torch.Tensor) -> torch.Tensor:
+    """Hashes integer vectors into one; wraps around, so sums of results do not depend on their order."""
+    mixed = torch.zeros(WIDTH, dtype=torch.int64)
+    for value in values:
+        mixed = (mixed ^ value) * _ODD
+        mixed = mixed ^ (mixed >> 29)
+    return mixed
+
+
+def _words(*parts: int) -> torch.Tensor:
+    seed = 0
+    for part in parts:
+        seed = (seed * 1_000_003 + part + 1) & 0x7FFF_FFFF_FFFF
+    return _mix_constant(torch.arange(1, WIDTH + 1, dtype=torch.int64) * (2 * seed + 1))
+
+
+def _mix_constant(value: torch.Tensor) -> torch.Tensor:
+    value = value * _ODD
+    return value ^ (value >> 31)

@@ -1,0 +1,117 @@
+"""What the agent tells the processes that it starts, and their entry points.
+
+Light on purpose: the agent imports this module but not torch; the entry points import the rest where they run, in
+processes forked from a server that has it loaded already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from holdfast.config.job import Job
+from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+from holdfast.core.schedule import OpKind
+
+__all__ = [
+    "CoordinatorSpec",
+    "EmulatedTimes",
+    "ProbeSpec",
+    "WorkerSpec",
+    "coordinator_main",
+    "digest_main",
+    "probe_main",
+    "worker_main",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedTimes:
+    """Seconds that a stage sleeps for each operation; a fused backward sleeps for I and W."""
+
+    forward_s: float = 0.0
+    backward_input_s: float = 0.0
+    backward_weight_s: float = 0.0
+
+    def of(self, kind: OpKind) -> float:
+        """Seconds of one operation."""
+        return {
+            OpKind.F: self.forward_s,
+            OpKind.I: self.backward_input_s,
+            OpKind.W: self.backward_weight_s,
+            OpKind.B: self.backward_input_s + self.backward_weight_s,
+        }[kind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """All that a worker's process is told.
+
+    Attributes:
+        worker: who it is.
+        job: the job.
+        plan: the plan of the healthy grid.
+        address: of the coordinator.
+        token: of the job.
+        events: path of the job's log.
+        faults: what is to happen to this worker.
+        emulate: sleep so long instead of computing; None to compute.
+    """
+
+    worker: WorkerId
+    job: Job
+    plan: Plan
+    address: str
+    token: str
+    events: str
+    faults: tuple[Fault, ...]
+    emulate: EmulatedTimes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSpec:
+    """All that the coordinator's process is told."""
+
+    job: Job
+    plan: Plan
+    token: str
+    store: str
+    events: str
+    directory: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSpec:
+    """All that the probe of a job is told."""
+
+    job: Job
+
+
+def worker_main(spec: WorkerSpec) -> None:
+    """Entry point of a worker."""
+    from holdfast.runtime.worker import run_worker
+
+    run_worker(spec)
+
+
+def coordinator_main(spec: CoordinatorSpec, answer: Connection) -> None:
+    """Entry point of the coordinator; answers with its port."""
+    from holdfast.runtime.worker import run_coordinator
+
+    run_coordinator(spec, answer)
+
+
+def probe_main(spec: ProbeSpec, answer: Connection) -> None:
+    """Entry point of the probe; answers with the model's number of layers."""
+    from holdfast.runtime.worker import run_probe
+
+    run_probe(spec, answer)
+
+
+def digest_main(directory: str, answer: Connection) -> None:
+    """Entry point of hashing a saved model; answers with weights_sha256 and state_sha256."""
+    from holdfast.runtime.worker import run_digest
+
+    run_digest(directory, answer)

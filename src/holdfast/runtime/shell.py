@@ -1,0 +1,244 @@
+"""The shell of a real worker: does what its life yields, over the transport, the control connection and the clock."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from holdfast.control.messages import Blob, Command, Install, Message, Shutdown
+from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Payload, Receive, Reduction
+from holdfast.core.schedule import Op, OpKind
+from holdfast.errors import InternalError, StaleGeneration
+from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Run, StartReduce, Take
+from holdfast.runtime.life import Abort, Build, LifeEffect, LifeStage, Listen, Report, WorkerLife, mean_loss
+from holdfast.runtime.model import TensorSpec
+from holdfast.runtime.transport import Handle, MessageKey, Transport
+from holdfast.telemetry.events import EventLog, FaultInjected, StepOps
+
+__all__ = ["RelayExchange", "Shell"]
+
+LOOKAHEAD = 4
+FOREVER = 2**62
+
+
+class RelayExchange:
+    """The exchange of addresses, passed on by the coordinator; see :class:`holdfast.runtime.transport.Exchange`."""
+
+    def __init__(self, worker: WorkerId, send: Callable[[Message], None]) -> None:
+        self._worker = worker
+        self._send = send
+        self._values: dict[tuple[int, str], bytes] = {}
+        self._changed = threading.Condition()
+        self._over = 0
+
+    def put(self, generation: int, key: str, value: bytes, to: tuple[WorkerId, ...]) -> None:
+        """See Exchange.put."""
+        self.deliver(generation, key, value)
+        self._send(Blob(worker=self._worker, generation=generation, key=key, value=value, to=to))
+
+    def deliver(self, generation: int, key: str, value: bytes) -> None:
+        """Takes a value that another worker put."""
+        with self._changed:
+            self._values[generation, key] = value
+            self._changed.notify_all()
+
+    def get(self, generation: int, key: str) -> bytes:
+        """See Exchange.get."""
+        with self._changed:
+            while (generation, key) not in self._values:
+                if generation <= self._over:
+                    raise StaleGeneration(generation)
+                self._changed.wait()
+            return self._values[generation, key]
+
+    def has(self, generation: int, key: str) -> bool:
+        """See Exchange.has."""
+        with self._changed:
+            return (generation, key) in self._values
+
+    def end(self, generation: int) -> None:
+        """``generation`` and all before it are over: whoever waits gets StaleGeneration."""
+        with self._changed:
+            self._over = max(self._over, generation)
+            self._values = {k: v for k, v in self._values.items() if k[0] > self._over}
+            self._changed.notify_all()
+
+
+@dataclass(slots=True, kw_only=True)
+class Shell:
+    """Drives one worker's life.
+
+    Attributes:
+        life: the protocol.
+        stage: the compute engine.
+        transport: carries tensors.
+        exchange: carries addresses.
+        send: queues a message to the coordinator.
+        log: the job's events.
+        spec_of: what a message of this kind that comes in holds.
+        faults: what is to happen to this worker.
+    """
+
+    life: WorkerLife
+    stage: LifeStage
+    transport: Transport
+    exchange: RelayExchange
+    send: Callable[[Message], None]
+    log: EventLog
+    spec_of: Callable[[Payload], TensorSpec]
+    faults: tuple[Fault, ...]
+    _commands: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
+    _newest: int = 0
+    _upcoming: deque[Receive] = field(default_factory=deque)
+    _posted: dict[Receive, Handle] = field(default_factory=dict)
+    _reducing: dict[Reduction, Handle] = field(default_factory=dict)
+    _spans: list[tuple[str, int, int, float, float]] = field(default_factory=list)
+    _order: tuple[Op, ...] = ()
+
+    def on_command(self, command: Command) -> None:
+        """Takes a command, in the control thread; a newer generation interrupts the older one at once."""
+        if isinstance(command, Blob):
+            self.exchange.deliver(command.generation, command.key, command.value)
+            return
+        if isinstance(command, Install):
+            self._interrupt(command.generation)
+        if isinstance(command, Shutdown):
+            self._interrupt(FOREVER)
+        self._commands.put(command)
+
+    def _interrupt(self, newest: int) -> None:
+        self._newest = max(self._newest, newest)
+        self.exchange.end(newest - 1)
+        self.transport.abort(newest - 1)
+
+    def run(self) -> None:
+        """Lives the life to its end."""
+        life = self.life.run()
+        result: Any = None
+        error: StaleGeneration | Exception | None = None
+        while True:
+            try:
+                effect = life.send(result) if error is None else life.throw(error)
+            except StopIteration:
+                return
+            result, error = None, None
+            try:
+                result = self._perform(effect)
+            except Exception as problem:  # noqa: BLE001 - thrown into the life, which handles what it can
+                error = problem
+
+    def _perform(self, effect: LifeEffect) -> Any:
+        match effect:
+            case Report(message=message):
+                return self.send(message)
+            case Listen():
+                return self._listen()
+            case Abort():
+                return self._forget()
+        if self._newest > self.life.generation:
+            raise StaleGeneration(self.life.generation, self._newest if self._newest < FOREVER else None)
+        match effect:
+            case Build(generation=generation, groups=groups):
+                return self.transport.build(generation, groups)
+            case Run(op=op, step=step, value=value):
+                return self._run(op, step, value)
+            case Take(receive=receive, step=step):
+                return self._take(receive, step)
+            case Give(send=send, step=step, value=value):
+                return self.transport.send(self._key(send.payload, send.microbatch, step), send.peer, value)
+            case Expect(receives=receives, step=step):
+                return self._expect(receives, step)
+            case StartReduce(reduction=reduction, value=value):
+                self._reducing[reduction] = self.transport.all_reduce(reduction.workers, value)
+                return None
+            case FinishReduce(reduction=reduction):
+                return self._reducing.pop(reduction).wait()
+            case Reach(point=point, step=step):
+                return self._reach(point, step)
+            case Committed():
+                return self._committed(effect)
+        raise InternalError(f"unknown effect {effect!r}")
+
+    def _listen(self) -> Command:
+        """The next command that is not of an older generation."""
+        while True:
+            command = self._commands.get()
+            if getattr(command, "generation", FOREVER) >= min(self._newest, FOREVER):
+                if isinstance(command, Install) and command.plan is not None:
+                    self._order = command.plan.orders.of(self.life.worker)
+                return command
+
+    def _forget(self) -> None:
+        self._upcoming.clear()
+        self._posted.clear()
+        self._reducing.clear()
+        self._spans.clear()
+
+    def _expect(self, receives: tuple[Receive, ...], step: int) -> None:
+        self._upcoming.extend(receives)
+        self._post(step)
+
+    def _post(self, step: int) -> None:
+        while self._upcoming and len(self._posted) < LOOKAHEAD:
+            receive = self._upcoming.popleft()
+            key = self._key(receive.payload, receive.microbatch, step)
+            spec = self.spec_of(receive.payload)
+            self._posted[receive] = self.transport.receive(key, receive.peer, spec)
+
+    def _take(self, receive: Receive, step: int) -> torch.Tensor:
+        value = self._posted[receive].wait()
+        del self._posted[receive]
+        self._post(step)
+        return value
+
+    def _key(self, payload: Payload, microbatch: Any, step: int) -> MessageKey:
+        number = microbatch.number(self.life.microbatches)
+        return MessageKey(generation=self.life.generation, step=step, payload=payload, microbatch=number)
+
+    def _run(self, op: Op, step: int, value: Any) -> Any:
+        number = op.microbatch.number(self.life.microbatches)
+        start = time.monotonic()
+        if op.kind is OpKind.F:
+            result = self.stage.forward(step, number, value)
+        else:
+            result = self.stage.backward(op.kind, step, number, value)
+        self._spans.append((op.kind.value, op.microbatch.pipeline, op.microbatch.index, start, time.monotonic()))
+        return result
+
+    def _reach(self, point: Any, step: int) -> None:
+        for fault in self.faults:
+            if fault.point == point and fault.step == step:
+                injected = FaultInjected(
+                    worker=str(self.life.worker), kind=fault.kind, step=step, point=point, spec=str(fault)
+                )
+                self.log.write(time.monotonic(), injected)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _committed(self, committed: Committed) -> None:
+        """Logs the step; what was run must be what the plan ordered."""
+        if committed.ops != self._order:
+            raise InternalError(
+                f"worker {self.life.worker} ran {' '.join(map(str, committed.ops))} in step {committed.step}, "
+                f"its order is {' '.join(map(str, self._order))}"
+            )
+        event = StepOps(
+            worker=str(self.life.worker),
+            generation=self.life.generation,
+            step=committed.step,
+            loss=mean_loss(self.stage),
+            omitted=False,
+            ops=tuple(self._spans),
+        )
+        self.log.write(time.monotonic(), event)
+        self._spans.clear()

@@ -1,0 +1,86 @@
+"""The transport port: what carries tensors between workers, one generation at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Payload
+from holdfast.runtime.model import TensorSpec
+
+__all__ = ["Exchange", "Handle", "MessageKey", "Transport"]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageKey:
+    """What a message is: it travels with it and is checked on arrival.
+
+    Attributes:
+        generation: the membership under which it was sent.
+        step: the step that it belongs to.
+        payload: activation, gradient, tally or verdict.
+        microbatch: global number of the micro-batch.
+    """
+
+    generation: int
+    step: int
+    payload: Payload
+    microbatch: int
+
+
+class Handle(Protocol):
+    """A receive or a reduction under way."""
+
+    def wait(self) -> torch.Tensor:
+        """Blocks until the tensor is there.
+
+        Raises:
+            StaleGeneration: the transport was aborted.
+            PeerLost: the other end is gone. The transport can only be closed then.
+        """
+
+
+class Exchange(Protocol):
+    """How workers tell each other their addresses; provided by the control connection."""
+
+    def put(self, generation: int, key: str, value: bytes, to: tuple[WorkerId, ...]) -> None:
+        """Makes a value known to ``to`` and to ourselves."""
+
+    def get(self, generation: int, key: str) -> bytes:
+        """Waits for a value; raises StaleGeneration once the generation is over."""
+
+    def has(self, generation: int, key: str) -> bool:
+        """Whether ``get`` would return at once."""
+
+
+class Transport(Protocol):
+    """Carries the tensors of one generation at a time. All but ``abort`` are called from one thread."""
+
+    def build(self, generation: int, groups: tuple[tuple[WorkerId, ...], ...]) -> None:
+        """Connects the members of every group that we are in; blocks until all have come.
+
+        Raises:
+            StaleGeneration: aborted meanwhile.
+            PeerLost: a member could not be reached.
+        """
+
+    def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
+        """Starts to send; the tensor may be changed as soon as this returns."""
+
+    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
+        """Starts to receive what ``peer`` sends under the same key."""
+
+    def all_reduce(self, members: tuple[WorkerId, ...], tensor: torch.Tensor) -> Handle:
+        """Starts to sum ``tensor`` over ``members``, out of place: the argument is not changed.
+
+        All members submit the reductions of one group in the same order.
+        """
+
+    def abort(self, generation: int) -> None:
+        """Ends ``generation`` and all before it, from any thread: whoever waits gets StaleGeneration, soon."""
+
+    def close(self) -> None:
+        """Gives back everything."""

@@ -1,0 +1,189 @@
+"""The process of one worker, and of the coordinator: what the agent starts."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from holdfast.control.client import ControlClient
+from holdfast.control.coordinator import Coordinator, serve
+from holdfast.control.membership import Membership
+from holdfast.control.messages import Failure, Heartbeat, Shutdown
+from holdfast.control.store import DecisionStore
+from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
+from holdfast.runtime.build import StageParts, build_stage, probe
+from holdfast.runtime.gloo import GlooTransport
+from holdfast.runtime.life import WorkerLife
+from holdfast.runtime.processes import CoordinatorSpec, ProbeSpec, WorkerSpec
+from holdfast.runtime.shell import RelayExchange, Shell
+from holdfast.telemetry.events import EventLog, WorkerReady
+
+__all__ = ["run_coordinator", "run_digest", "run_probe", "run_worker"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when its parent ends, even if it is stopped. Linux only."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(1)
+
+
+def _start_process() -> None:
+    """Ctrl-C reaches every process of the terminal; the agent alone decides what it means."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def run_worker(spec: WorkerSpec) -> None:
+    """Runs one worker to its end; exits with 0 after an orderly shutdown."""
+    _start_process()
+    torch.set_num_threads(1)
+    _Worker(spec).run()
+
+
+class _Worker:
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._log = EventLog(spec.events)
+        self._shell: Shell | None = None
+        self._client = ControlClient(spec.address, spec.token, self._on_command, self._on_closed)
+
+    def run(self) -> None:
+        self._client.start()
+        try:
+            self._live()
+        except ConfigError as error:
+            self._fail(str(error), user_fault=True)
+        except HoldfastError as error:
+            self._fail(f"{type(error).__name__}: {error}", user_fault=False)
+        except Exception as error:  # noqa: BLE001 - a process main: whatever it is, it is reported
+            self._fail(f"{type(error).__name__}: {error}", user_fault=False, trace=traceback.format_exc())
+        # Threads of aborted groups may still be going; there is nothing left that they could spoil.
+        os._exit(0)
+
+    def _fail(self, error: str, *, user_fault: bool, trace: str = "") -> None:
+        self._client.send(Failure(worker=self._spec.worker, error=error, user_fault=user_fault, traceback=trace))
+        self._client.close()
+        os._exit(1)
+
+    def _live(self) -> None:
+        spec = self._spec
+        parts = build_stage(spec.job, spec.plan, spec.worker, spec.emulate)
+        self._shell = shell = self._make_shell(parts)
+        gc.collect()
+        gc.freeze()  # a collection in the middle of a recovery would cost more than the recovery
+        self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid()))
+        threading.Thread(target=self._beat, args=(shell.life,), name="heartbeat", daemon=True).start()
+        shell.run()
+        self._client.close()
+
+    def _make_shell(self, parts: StageParts) -> Shell:
+        spec = self._spec
+        exchange = RelayExchange(spec.worker, self._client.send)
+        life = WorkerLife(
+            worker=spec.worker,
+            stage=parts.stage,
+            steps=spec.job.train.steps,
+            microbatches=spec.job.grid.microbatches,
+            ties=parts.ties,
+            pid=os.getpid(),
+        )
+        return Shell(
+            life=life,
+            stage=parts.stage,
+            transport=GlooTransport(spec.worker, exchange, host=spec.job.control.host),
+            exchange=exchange,
+            send=self._client.send,
+            log=self._log,
+            spec_of=parts.spec_of,
+            faults=spec.faults,
+        )
+
+    def _on_command(self, command: object) -> None:
+        assert self._shell is not None
+        self._shell.on_command(command)  # type: ignore[arg-type]
+
+    def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
+        """Without the coordinator nothing can be recovered: end."""
+        if self._shell is None:
+            os._exit(1)
+        self._shell.on_command(Shutdown(reason=str(error or "the coordinator closed the connection")))
+
+    def _beat(self, life: WorkerLife) -> None:
+        """Tells of progress, as long as the process lives."""
+        while True:
+            execution = life.execution
+            if execution is not None:
+                beat = Heartbeat(
+                    worker=life.worker, generation=life.generation, step=execution.step, op=len(execution.ops)
+                )
+                self._client.send(beat)
+            time.sleep(self._spec.job.control.heartbeat_s)
+
+
+def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
+    """Runs the coordinator to the end of the job; sends its port, or what went wrong, into ``answer`` first."""
+    _start_process()
+    membership = Membership(
+        healthy=spec.plan,
+        steps=spec.job.train.steps,
+        strategy=spec.job.resilience.strategy,
+        directory=spec.directory,
+    )
+    store = DecisionStore(Path(spec.store))
+    coordinator = Coordinator(membership=membership, store=store, log=EventLog(spec.events), clock=time.monotonic)
+    control = spec.job.control
+
+    def ready(port: int) -> None:
+        answer.send_bytes(b"ok %d" % port)
+
+    gc.freeze()
+    try:
+        asyncio.run(serve(coordinator, host=control.host, port=control.port, token=spec.token, ready=ready))
+    except ConfigError as error:
+        answer.send_bytes(b"error " + str(error).encode())
+        os._exit(2)
+    os._exit(0)
+
+
+def run_probe(spec: ProbeSpec, answer: Connection) -> None:
+    """Builds the model and opens the data once, so that bad input is found before any worker starts.
+
+    Sends ``ok`` and the number of layers, or ``error`` and what the user should change.
+    """
+    _start_process()
+    torch.set_num_threads(1)
+    _answering(answer, lambda: str(probe(spec.job)))
+
+
+def run_digest(directory: str, answer: Connection) -> None:
+    """Sends ``ok`` and the two hashes of the layers saved in ``directory``."""
+    _start_process()
+    torch.set_num_threads(1)
+    _answering(answer, lambda: " ".join(digest_run(Path(directory))))
+
+
+def _answering(answer: Connection, work: Callable[[], str]) -> None:
+    try:
+        text = "ok " + work()
+    except ConfigError as error:
+        text = f"error {error}"
+    except Exception as error:  # noqa: BLE001 - a process main: whatever it is, it is reported
+        text = f"bug {type(error).__name__}: {error}\n{traceback.format_exc()}"
+    answer.send_bytes(text.encode())
+    os._exit(0)

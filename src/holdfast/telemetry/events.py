@@ -1,0 +1,180 @@
+"""Events for machines: one JSON object a line, the same from real runs and from simulated ones.
+
+Every process of a job appends whole lines to one file, so that a line is there entirely or not at all, and what a
+killed process had written stays. Times are seconds of the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+__all__ = [
+    "Agreed",
+    "Detected",
+    "Event",
+    "EventLog",
+    "FaultInjected",
+    "Installed",
+    "JobEnded",
+    "JobStarted",
+    "Notice",
+    "Rebuilt",
+    "StepOps",
+    "Suspected",
+    "WorkerReady",
+    "read_events",
+]
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=False):
+    """Base of all events."""
+
+    schema: ClassVar[int] = 1
+
+
+class JobStarted(_Event, tag="job_started", kw_only=True):
+    """The agent starts a job; ``wall_time`` (seconds since 1970) belongs to the same moment as the line's ``time``."""
+
+    name: str
+    workers: int
+    steps: int
+    samples_per_step: int
+    wall_time: float
+
+
+class WorkerReady(_Event, tag="worker_ready", kw_only=True):
+    """A worker has its model and data and attached to the coordinator."""
+
+    worker: str
+    pid: int
+
+
+class Notice(_Event, tag="notice", kw_only=True):
+    """Something that a person should know and that changes nothing: a fall-back, for example."""
+
+    worker: str
+    text: str
+
+
+class FaultInjected(_Event, tag="fault_injected", kw_only=True):
+    """A scheduled fault fired; written before it takes effect."""
+
+    worker: str
+    kind: str
+    step: int
+    point: str
+    spec: str
+
+
+class Detected(_Event, tag="detected", kw_only=True):
+    """The coordinator holds a worker for lost."""
+
+    worker: str
+    how: str
+    generation: int
+
+
+class Suspected(_Event, tag="suspected", kw_only=True):
+    """A worker's communication failed."""
+
+    worker: str
+    peer: str
+    generation: int
+    detail: str
+
+
+class Installed(_Event, tag="installed", kw_only=True):
+    """The coordinator decided, stored and sends a new generation."""
+
+    generation: int
+    workers: tuple[str, ...]
+
+
+class Agreed(_Event, tag="agreed", kw_only=True):
+    """The state of every survivor is known: all run from ``step``."""
+
+    generation: int
+    step: int
+    recomputed_microbatches: int
+
+
+class Rebuilt(_Event, tag="rebuilt", kw_only=True):
+    """Every survivor's transport of this generation stands."""
+
+    generation: int
+
+
+class StepOps(_Event, tag="step", kw_only=True):
+    """A worker swapped in the results of a step.
+
+    Attributes:
+        ops: what it ran, in order: kind, pipeline and index of the micro-batch, start and end time.
+        loss: mean over the step's micro-batches; None unless the worker holds the last layer.
+    """
+
+    worker: str
+    generation: int
+    step: int
+    loss: float | None
+    omitted: bool
+    ops: tuple[tuple[str, int, int, float, float], ...]
+
+
+class JobEnded(_Event, tag="job_ended", kw_only=True):
+    """The job is over."""
+
+    outcome: str
+    step: int
+
+
+Event = (
+    JobStarted
+    | WorkerReady
+    | Notice
+    | FaultInjected
+    | Detected
+    | Suspected
+    | Installed
+    | Agreed
+    | Rebuilt
+    | StepOps
+    | JobEnded
+)
+
+
+class _Line(msgspec.Struct, frozen=True):
+    time: float
+    data: Event
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(_Line)
+
+
+class EventLog:
+    """Appends events to a file that many processes share.
+
+    One event is one write to a file opened for appending, so lines of different processes never mix.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(self, time: float, event: Event) -> None:
+        """Appends one event. After failure (a full disk): OSError, the file keeps its whole lines."""
+        os.write(self._file, _encoder.encode(_Line(time=time, data=event)) + b"\n")
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
+
+
+def read_events(path: str | Path) -> list[tuple[float, Event]]:
+    """Returns (time, event) of a log, in the order of time; a last line cut off by a full disk is left out."""
+    lines = Path(path).read_bytes().splitlines(keepends=True)
+    whole = [_decoder.decode(line) for line in lines if line.endswith(b"\n")]
+    return sorted(((line.time, line.data) for line in whole), key=lambda pair: pair[0])

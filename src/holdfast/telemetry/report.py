@@ -1,0 +1,150 @@
+"""What a run's events tell: its failures, what each cost, and its timeline. Serves real and simulated runs alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holdfast.telemetry.events import (
+    Agreed,
+    Detected,
+    Event,
+    FaultInjected,
+    Installed,
+    JobStarted,
+    Rebuilt,
+    StepOps,
+)
+
+__all__ = ["FailureReport", "RunReport", "report"]
+
+Timed = tuple[float, Event]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReport:
+    """One failure. All ``_s`` are seconds from the injection, None if it was not injected (or did not come to that).
+
+    Attributes:
+        worker: who failed.
+        kind: of the fault; ``death`` if it was not injected.
+        step: in which it was injected; for a real one the first step that was run again.
+        point: of the injected fault; empty otherwise.
+        detected_s: until the coordinator held the worker for lost.
+        agreed_s: until the state of every survivor was known.
+        rebuilt_s: until every survivor was connected anew.
+        resumed_s: until the next step was committed.
+        recomputed_microbatches: (layer, micro-batch) pairs run again.
+        strategy: that answered.
+    """
+
+    worker: str
+    kind: str
+    step: int
+    point: str
+    detected_s: float | None
+    agreed_s: float | None
+    rebuilt_s: float | None
+    resumed_s: float | None
+    recomputed_microbatches: int
+    strategy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """A run.
+
+    Attributes:
+        commits: (step, time) of every commit, by step; time in seconds of the log's clock.
+        final_loss: mean loss of the last committed step.
+        steps_per_s: committed steps per second between the first and the last commit; None below two.
+        failures: in the order of their detection.
+        fired: specs of the scheduled faults that fired.
+    """
+
+    commits: tuple[tuple[int, float], ...]
+    final_loss: float | None
+    steps_per_s: float | None
+    failures: tuple[FailureReport, ...]
+    fired: tuple[str, ...]
+
+    def failures_json(self) -> list[dict[str, object]]:
+        """The failures in the form of ``summary.json``."""
+        return [dataclasses.asdict(failure) for failure in self.failures]
+
+
+def report(events: Iterable[Timed], strategy: str = "adaptive") -> RunReport:
+    """Reads a run's events, in the order of time."""
+    timed = list(events)
+    commits = _commits(timed)
+    steps = sorted(commits.items())
+    return RunReport(
+        commits=tuple(steps),
+        final_loss=_final_loss(timed),
+        steps_per_s=_rate([time for _, time in steps]),
+        failures=tuple(_failures(timed, commits, strategy)),
+        fired=tuple(event.spec for _, event in timed if isinstance(event, FaultInjected)),
+    )
+
+
+def _commits(timed: list[Timed]) -> dict[int, float]:
+    """When each step was committed: the last worker of a generation swapped. A step taken back counts when redone."""
+    members: dict[int, int] = {}
+    swapped: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for time, event in timed:
+        if isinstance(event, Installed):
+            members[event.generation] = len(event.workers)
+        elif isinstance(event, StepOps):
+            swapped[event.step, event.generation].append(time)
+    commits: dict[int, float] = {}
+    for (step, generation), times in sorted(swapped.items()):
+        if len(times) == members.get(generation) or step not in commits:
+            commits[step] = max(times)
+    return commits
+
+
+def _final_loss(timed: list[Timed]) -> float | None:
+    losses = [event for _, event in timed if isinstance(event, StepOps) and event.loss is not None]
+    return max(losses, key=lambda e: (e.step, e.generation)).loss if losses else None
+
+
+def _rate(times: list[float]) -> float | None:
+    if len(times) < 2 or max(times) == min(times):
+        return None
+    return (len(times) - 1) / (max(times) - min(times))
+
+
+def _failures(timed: list[Timed], commits: dict[int, float], strategy: str) -> Iterable[FailureReport]:
+    injected = {event.worker: (time, event) for time, event in timed if isinstance(event, FaultInjected)}
+    for detected, event in timed:
+        if not isinstance(event, Detected):
+            continue
+        agreed = next(((t, e) for t, e in timed if isinstance(e, Agreed) and e.generation > event.generation), None)
+        generation = agreed[1].generation if agreed else None
+        rebuilt = next((t for t, e in timed if isinstance(e, Rebuilt) and e.generation == generation), None)
+        resumed = next((t for _, t in sorted(commits.items()) if agreed and t > agreed[0]), None)
+        at, fault = injected.get(event.worker, (None, None))
+        step = fault.step if fault else (agreed[1].step if agreed else -1)
+        yield FailureReport(
+            worker=event.worker,
+            kind=fault.kind if fault else "death",
+            step=step,
+            point=fault.point if fault else "",
+            detected_s=_since(at, detected),
+            agreed_s=_since(at, agreed[0] if agreed else None),
+            rebuilt_s=_since(at, rebuilt),
+            resumed_s=_since(at, resumed),
+            recomputed_microbatches=agreed[1].recomputed_microbatches if agreed else 0,
+            strategy=strategy,
+        )
+
+
+def _since(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+def started(timed: Iterable[Timed]) -> JobStarted | None:
+    """The event that a job's log begins with."""
+    return next((event for _, event in timed if isinstance(event, JobStarted)), None)

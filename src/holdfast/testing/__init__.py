@@ -1,0 +1,1 @@
+"""Public test tools: simulated cluster, in-memory transport, oracles."""
