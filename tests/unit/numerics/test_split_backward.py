@@ -181,11 +181,6 @@ def same(one: Any, other: Any) -> bool:
     return one.shape == other.shape and torch.equal(one, other)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_split_is_bitwise_equal_to_fused(case: str) -> None:
     y, x, parameters, gradient = run(*CASES[case])

@@ -1,0 +1,69 @@
+"""Which samples a micro-batch holds: a pure function of seed, step and global micro-batch number."""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import ConfigError
+
+__all__ = ["Dataset", "load_microbatch", "sample_indices"]
+
+
+class Dataset(Protocol):
+    """Samples by index, each an input and a target."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> tuple[Tensor, Tensor]: ...
+
+
+def sample_indices(
+    seed: int, step: int, microbatch: int, num_microbatches: int, microbatch_size: int, dataset_len: int
+) -> list[int]:
+    """Return the samples of a micro-batch: shuffled anew every epoch, without replacement within it.
+
+    The micro-batches of all steps, in order, read through one sequence of epochs; one that reaches the end of an epoch
+    goes on in the next.
+
+    Args:
+        seed: seed of the job.
+        step: 0-based step.
+        microbatch: global number within the step.
+        num_microbatches: micro-batches of a step.
+        microbatch_size: samples of a micro-batch.
+        dataset_len: number of samples, at least 1.
+
+    Raises:
+        ConfigError: the dataset is empty.
+
+    >>> sorted(sum((sample_indices(7, 0, m, 3, 2, 6) for m in range(3)), []))
+    [0, 1, 2, 3, 4, 5]
+    """
+    if dataset_len < 1:
+        raise ConfigError("data: the dataset is empty")
+    first = (step * num_microbatches + microbatch) * microbatch_size
+    places = (divmod(first + j, dataset_len) for j in range(microbatch_size))
+    return [int(_permutation(seed, epoch, dataset_len)[place]) for epoch, place in places]
+
+
+@lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, length: int) -> Tensor:
+    """Return the order of one epoch; two are kept, for a micro-batch that crosses from one into the next."""
+    mixed = blake2b(struct.pack("<2q", seed, epoch), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(mixed, "little"))
+    return torch.randperm(length, generator=generator)
+
+
+def load_microbatch(
+    dataset: Dataset, *, seed: int, step: int, microbatch: int, num_microbatches: int, microbatch_size: int
+) -> tuple[Tensor, Tensor]:
+    """Load a micro-batch: inputs and targets, each stacked along a new first dimension of ``microbatch_size``."""
+    indices = sample_indices(seed, step, microbatch, num_microbatches, microbatch_size, len(dataset))
+    samples = [dataset[index] for index in indices]
+    return torch.stack([x for x, _ in samples]), torch.stack([y for _, y in samples])

@@ -1,0 +1,111 @@
+"""Text as bytes: windows over files that are read as if they were one, without loading them."""
+
+from __future__ import annotations
+
+import glob
+import sysconfig
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import ConfigError
+
+__all__ = ["Text", "text_files"]
+
+
+def text_files(path: str) -> tuple[Path, ...]:
+    """Return the files that a path names, sorted.
+
+    Args:
+        path: ``stdlib`` (the Python sources of this interpreter's standard library), a file, a folder (all files below
+            it) or a glob (``**`` for any depth).
+
+    Raises:
+        ConfigError: nothing is there.
+    """
+    found = sorted(_stdlib() if path == "stdlib" else _matching(path))
+    if not found:
+        raise ConfigError(f"data.path: {path!r} names no file")
+    return tuple(found)
+
+
+def _stdlib() -> list[Path]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    left_out = {"site-packages", "dist-packages", "__pycache__"}
+    files = (file for file in root.rglob("*.py") if left_out.isdisjoint(file.relative_to(root).parts))
+    return [file for file in files if file.is_file()]
+
+
+def _matching(path: str) -> list[Path]:
+    place = Path(path)
+    if place.is_file():
+        return [place]
+    if place.is_dir():
+        return [file for file in place.rglob("*") if file.is_file()]
+    return [Path(file) for file in glob.glob(path, recursive=True) if Path(file).is_file()]
+
+
+class Text:
+    """Windows of bytes over the concatenation of files: sample ``i`` starts at byte ``i * context``.
+
+    A sample is int64 ``[context]`` of bytes 0..255 and, as its target, the same moved on by one byte. Only the files'
+    sizes are read at first; they must not change afterwards.
+
+    Args:
+        path: as for `text_files`.
+        context: bytes of a window, at least 1.
+
+    Raises:
+        ConfigError: there is nothing to read, or less than one window and its target.
+    """
+
+    vocab = 256
+
+    def __init__(self, path: str, context: int) -> None:
+        if context < 1:
+            raise ConfigError(f"model.context: {context} is too small, expected at least 1")
+        self.context = context
+        sized = [(file, file.stat().st_size) for file in text_files(path)]
+        self._files: Sequence[Path] = [file for file, size in sized if size]
+        self._starts = [0, *accumulate(size for _, size in sized if size)]
+        if self._starts[-1] < context + 1:
+            raise ConfigError(
+                f"data.path: {path!r} holds {self._starts[-1]} bytes, expected at least {context + 1} for one window"
+            )
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files together."""
+        return self._starts[-1]
+
+    def __len__(self) -> int:
+        return (self.num_bytes - 1) // self.context
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        data = bytearray(self._read(index * self.context, self.context + 1))
+        window = torch.frombuffer(data, dtype=torch.uint8).to(torch.int64)
+        return window[:-1], window[1:]
+
+    def _read(self, start: int, length: int) -> bytes:
+        pieces = []
+        number = bisect_right(self._starts, start) - 1
+        while length:
+            offset = start - self._starts[number]
+            piece = _read_file(self._files[number], offset, min(length, self._starts[number + 1] - start))
+            if not piece:
+                raise ConfigError(f"data.path: {self._files[number]} became shorter while it was used")
+            pieces.append(piece)
+            start, length, number = start + len(piece), length - len(piece), number + 1
+        return b"".join(pieces)
+
+
+def _read_file(path: Path, offset: int, length: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(length)

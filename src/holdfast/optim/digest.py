@@ -1,0 +1,274 @@
+"""The whole state of one layer: as a value, as bytes, as a file, and digests over it.
+
+A layer file is a safetensors file. Its tensors are ``parameter.<name>``, ``buffer.<name>`` and
+``optimizer.<parameter>.<entry>``; its metadata holds, as JSON, the order of names and the optimizer's plain numbers.
+
+Digests (SHA-256), both over the layers by index:
+
+- ``weights``: every parameter in registration order, as little-endian float32 (other floats converted); a weight tied
+  between layers once, at its first use; frozen ones included; buffers not.
+- ``state``: per layer the same bytes; then every persistent buffer in registration order; then, for every parameter in
+  registration order that the weights count here, its optimizer entries by ascending name. Each buffer and entry is its
+  name in UTF-8, a zero byte, and its bytes: a tensor's elements in its own type, little-endian, or a number's ``repr``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as decode_tensors
+from safetensors.torch import save as encode_tensors
+from torch import Tensor
+
+from holdfast.errors import ConfigError, CorruptBlob, MissingBlob
+
+__all__ = [
+    "LayerState",
+    "RunDigest",
+    "decode_layer",
+    "digest_run",
+    "digest_states",
+    "encode_layer",
+    "layer_file",
+    "layer_sha256",
+    "load_layer",
+    "save_layer",
+]
+
+Number: TypeAlias = int | float | bool
+
+_FORMAT = "holdfast-layer-1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerState:
+    """All that one layer is at one step.
+
+    Attributes:
+        layer: index of the layer.
+        step: updates made so far.
+        parameters: by name, in registration order, frozen ones included.
+        buffers: persistent buffers by name, in registration order.
+        optimizer: per parameter name, the optimizer's entries; tensors or plain numbers. Empty before the first update.
+        tied: names of parameters whose first use is in an earlier layer.
+    """
+
+    layer: int
+    step: int
+    parameters: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    optimizer: Mapping[str, Mapping[str, Tensor | Number]] = field(default_factory=dict)
+    tied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDigest:
+    """Digests of a whole model, as lower-case hexadecimal.
+
+    Attributes:
+        weights_sha256: over the parameters.
+        state_sha256: over the parameters, the buffers and the optimizer's state.
+        step: the step that all layers are at.
+    """
+
+    weights_sha256: str
+    state_sha256: str
+    step: int
+
+
+def layer_file(directory: Path, layer: int) -> Path:
+    """Return where a layer's file lies: ``layer-0003.safetensors``."""
+    return directory / f"layer-{layer:04d}.safetensors"
+
+
+def encode_layer(state: LayerState) -> bytes:
+    """Return a layer's state as the bytes of a layer file; equal states give equal bytes."""
+    tensors = {f"parameter.{name}": value for name, value in state.parameters.items()}
+    tensors |= {f"buffer.{name}": value for name, value in state.buffers.items()}
+    numbers: dict[str, dict[str, Number]] = {}
+    for name, entries in state.optimizer.items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{name}.{key}"] = value
+            else:
+                numbers.setdefault(name, {})[key] = value
+    head = {
+        "layer": state.layer,
+        "step": state.step,
+        "parameters": list(state.parameters),
+        "buffers": list(state.buffers),
+        "optimizer": {name: sorted(entries) for name, entries in state.optimizer.items()},
+        "numbers": numbers,
+        "tied": list(state.tied),
+    }
+    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    return encode_tensors(plain, metadata={"format": _FORMAT, "head": json.dumps(head, sort_keys=True)})
+
+
+def decode_layer(data: bytes, *, name: str = "layer state") -> LayerState:
+    """Return the state that `encode_layer` wrote.
+
+    Args:
+        data: the bytes.
+        name: what to call them in an error.
+
+    Raises:
+        CorruptBlob: the bytes are not a layer file.
+    """
+    try:
+        size = int.from_bytes(data[:8], "little")
+        head = _head(json.loads(data[8 : 8 + size]).get("__metadata__"), name)
+        return _assemble(head, decode_tensors(data))
+    except (SafetensorError, ValueError, KeyError, AttributeError) as error:
+        raise CorruptBlob(name, _FORMAT, f"{type(error).__name__}: {error}") from error
+
+
+def save_layer(path: Path, state: LayerState) -> None:
+    """Write a layer file: to a temporary file beside it, synchronised, then renamed.
+
+    Args:
+        path: the file; its folder must exist.
+        state: what to write.
+
+    After failure: the old file, if any, is whole; a ``.tmp`` file may be left. Safe to repeat.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(encode_layer(state))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load_layer(path: Path) -> LayerState:
+    """Read a layer file.
+
+    Raises:
+        MissingBlob: there is no such file.
+        CorruptBlob: it is not a layer file.
+    """
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            head = _head(file.metadata(), str(path))
+            return _assemble(head, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  not a dict
+    except FileNotFoundError as error:
+        raise MissingBlob(f"{path} does not exist") from error
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CorruptBlob(str(path), _FORMAT, f"{type(error).__name__}: {error}") from error
+
+
+def _head(metadata: Mapping[str, str] | None, name: str) -> dict[str, Any]:
+    found = (metadata or {}).get("format", "no format")
+    if metadata is None or found != _FORMAT:
+        raise CorruptBlob(name, _FORMAT, found)
+    head: dict[str, Any] = json.loads(metadata["head"])
+    return head
+
+
+def _assemble(head: dict[str, Any], tensors: Mapping[str, Tensor]) -> LayerState:
+    def entry(name: str, key: str) -> Tensor | Number:
+        number: Number | None = head["numbers"].get(name, {}).get(key)
+        return tensors[f"optimizer.{name}.{key}"] if number is None else number
+
+    names = [name for name in head["parameters"] if name in head["optimizer"]]
+    return LayerState(
+        layer=head["layer"],
+        step=head["step"],
+        parameters={name: tensors[f"parameter.{name}"] for name in head["parameters"]},
+        buffers={name: tensors[f"buffer.{name}"] for name in head["buffers"]},
+        optimizer={name: {key: entry(name, key) for key in head["optimizer"][name]} for name in names},
+        tied=tuple(head["tied"]),
+    )
+
+
+def layer_sha256(state: LayerState) -> str:
+    """Return the digest of one layer's step and whole state, tied weights included: equal on all owners."""
+    digest = hashlib.sha256(f"{state.layer}:{state.step}".encode())
+    _hash_weights(digest.update, state.parameters.values())
+    _hash_rest(digest.update, state, state.parameters)
+    return digest.hexdigest()
+
+
+def digest_states(states: Iterable[LayerState]) -> RunDigest:
+    """Return the digests of a model.
+
+    Args:
+        states: every layer's state in ascending order; one is held at a time.
+
+    Raises:
+        ConfigError: a layer is missing or out of order, or the layers are not at one step.
+    """
+    weights, whole = hashlib.sha256(), hashlib.sha256()
+    step: int | None = None
+    for index, state in enumerate(states):
+        if state.layer != index:
+            raise ConfigError(f"expected the state of layer {index}, found that of layer {state.layer}")
+        if step is not None and state.step != step:
+            raise ConfigError(f"layer {index} is at step {state.step}, the layers before it are at step {step}")
+        step = state.step
+        counted = {name: value for name, value in state.parameters.items() if name not in state.tied}
+        for update in (weights.update, whole.update):
+            _hash_weights(update, counted.values())
+        _hash_rest(whole.update, state, counted)
+    if step is None:
+        raise ConfigError("expected the state of at least one layer")
+    return RunDigest(weights_sha256=weights.hexdigest(), state_sha256=whole.hexdigest(), step=step)
+
+
+def digest_run(directory: Path) -> RunDigest:
+    """Return the digests of the model whose layer files lie in a folder.
+
+    Args:
+        directory: holds ``layer-0000.safetensors`` and so on, without a gap.
+
+    Raises:
+        ConfigError: a file is missing, or the files are not of one step.
+        CorruptBlob: a file is not a layer file.
+    """
+    paths = sorted(directory.glob("layer-*.safetensors"))
+    if not paths:
+        raise ConfigError(f"{directory} holds no layer files (layer-0000.safetensors and so on)")
+    return digest_states(_read(paths))
+
+
+def _read(paths: Iterable[Path]) -> Iterator[LayerState]:
+    for path in paths:
+        yield load_layer(path)
+
+
+_Update: TypeAlias = Callable[[memoryview | bytes], None]
+
+
+def _hash_weights(update: _Update, values: Iterable[Tensor]) -> None:
+    for value in values:
+        update(_bytes(value.detach().to(torch.float32)))
+
+
+def _hash_rest(update: _Update, state: LayerState, counted: Mapping[str, Tensor]) -> None:
+    for name, buffer in state.buffers.items():
+        update(name.encode() + b"\0")
+        update(_bytes(buffer))
+    for name in counted:
+        for key, value in sorted(state.optimizer.get(name, {}).items()):
+            update(f"{name}.{key}".encode() + b"\0")
+            update(_bytes(value) if isinstance(value, Tensor) else repr(value).encode())
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """Return a tensor's elements as bytes. All supported machines are little-endian."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    array: Any = flat.numpy()
+    return memoryview(array)

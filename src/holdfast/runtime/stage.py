@@ -1,0 +1,604 @@
+"""The compute engine of one worker: forward, the two halves of backward, and the update of the layers it owns.
+
+The layer is the unit of numerics. At every layer boundary the graph is cut, the tensor gets one canonical layout and
+the random generator is seeded from (seed, step, micro-batch, layer). So a micro-batch's gradients depend neither on the
+worker nor on the layers that happen to be neighbours on it.
+
+The course of a step on one worker::
+
+    stage.begin(step)
+    ... stage.forward(...) and stage.backward(...) in the worker's order ...
+    for reduction in stage.reductions:
+        stage.accept(reduction, sum over owners of stage.message(reduction))
+    stage.conclude(merged tallies of all workers)
+    for layer in stage.layer_range.indices:
+        stage.update(layer); stage.swap(layer)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.core.placement import LayerRange
+from holdfast.core.schedule import OpKind
+from holdfast.errors import ConfigError, InternalError, ReplicaDiverged
+from holdfast.optim.accumulate import Layout, Numerics, Reduced, check_dtype, make_accumulator
+from holdfast.optim.digest import LayerState, layer_file, layer_sha256, save_layer
+from holdfast.optim.factory import OptimizerFactory
+from holdfast.optim.running_stats import RunningStats
+from holdfast.optim.shadow import ShadowedLayer
+from holdfast.runtime.model import Loss, Tie, check_output, find_ties, tie_groups
+from holdfast.runtime.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
+
+__all__ = ["Loader", "Reduction", "Stage", "layer_seed"]
+
+Reduction: TypeAlias = tuple[int, ...]
+"""Layers whose owners sum a message: one layer for its own parameters, several for the weights tied between them."""
+
+Loader: TypeAlias = Callable[[int, int], tuple[Tensor, Tensor]]
+"""``load(step, microbatch)``: the inputs and targets of a micro-batch, a pure function of both."""
+
+_log = logging.getLogger(__name__)
+_ALIGNMENT = 64  # bytes; what torch's own allocations have, and what a matrix product's rounding may depend on
+
+
+def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
+    """Return the seed of the random generator for one layer's forward pass: a stable hash of 64 bits.
+
+    >>> layer_seed(0, 1, 2, 3) == layer_seed(0, 1, 2, 3) != layer_seed(0, 1, 3, 2)
+    True
+    """
+    return int.from_bytes(blake2b(struct.pack("<4q", seed, step, microbatch, layer), digest_size=8).digest(), "little")
+
+
+@dataclass(slots=True)
+class _Cell:
+    """One layer's forward pass of one micro-batch: its input, its output with the graph, its record."""
+
+    input: Tensor
+    output: Tensor
+    record: Tensor | None
+
+
+@dataclass(slots=True)
+class _Context:
+    """What a micro-batch's forward pass leaves for its backward pass."""
+
+    cells: list[_Cell]
+    logits: Tensor | None = None
+    loss: Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Half:
+    """One layer's I, waiting for W."""
+
+    pending: PendingWeights | list[Tensor | None]
+    record: Tensor | None
+
+
+@dataclass(slots=True)
+class _Owned:
+    """What a stage keeps per layer.
+
+    Attributes:
+        shadowed: the layer's two states.
+        stats: its batch-norm statistics.
+        parameters: its trainable parameters.
+        places: per reduction, the places in ``parameters`` of that reduction's weights, in the message's order.
+        watched: buffers that no forward pass may change, with the version that each had.
+        split_works: whether split and fused backward were found equal; None before the first I.
+    """
+
+    shadowed: ShadowedLayer
+    stats: RunningStats
+    parameters: list[nn.Parameter]
+    places: dict[Reduction, list[int]]
+    watched: dict[str, Tensor] = field(default_factory=dict)
+    split_works: bool | None = None
+
+    @property
+    def module(self) -> nn.Module:
+        return self.shadowed.module
+
+
+class Stage:
+    """Computes the operations of one worker over its contiguous range of layers.
+
+    Args:
+        layers: the untied layers of the whole model, or, with ``num_layers``, those of the range only. The stage takes
+            them over: it replaces their tensors.
+        layer_range: the layers that this worker owns.
+        ties: all ties of the model.
+        loss: the loss of one micro-batch; needed by owners of the last layer.
+        optimizer: makes one layer's optimizer.
+        lr_scale: factor on the learning rate, a pure function of the step.
+        numerics: ``exact`` or ``fast``.
+        seed: seed of the job.
+        num_microbatches: micro-batches of a step, over all pipelines.
+        load: the samples of a micro-batch.
+        clip_norm: largest norm of the mean gradient over the whole model; None for no limit.
+        num_layers: layers of the model, where ``layers`` are those of the range only.
+        device: where to compute.
+
+    Raises:
+        ConfigError: layers share a parameter that was not untied, or a parameter's type is not supported.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: Sequence[nn.Module],
+        layer_range: LayerRange,
+        ties: Sequence[Tie],
+        loss: Loss,
+        optimizer: OptimizerFactory,
+        lr_scale: Callable[[int], float],
+        numerics: Numerics,
+        seed: int,
+        num_microbatches: int,
+        load: Loader,
+        clip_norm: float | None = None,
+        num_layers: int | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.layer_range = layer_range
+        self.num_layers = len(layers) if num_layers is None else num_layers
+        self._ties = tuple(ties)
+        self._groups = tie_groups(ties)
+        self._loss, self._lr_scale, self._load = loss, lr_scale, load
+        self._seed, self._num_microbatches, self._clip_norm = seed, num_microbatches, clip_norm
+        self._device = device or torch.device("cpu")
+        own = layers if num_layers is not None else layers[layer_range.start : layer_range.stop]
+        _check_own(own, layer_range)
+        self._owned = {i: self._own(i, module, optimizer) for i, module in zip(layer_range.indices, own, strict=True)}
+        touching = [group for group in self._groups if any(layer in layer_range for layer in group)]
+        self.reductions: tuple[Reduction, ...] = (*((layer,) for layer in layer_range.indices), *touching)
+        """The reductions that this worker takes part in: own layers ascending, then groups of ties ascending."""
+        self._sums = {r: make_accumulator(numerics, self._layout(r), self._device) for r in self.reductions}
+        self._contexts: dict[int, _Context] = {}
+        self._halves: dict[int, list[_Half]] = {}
+        self._reduced: dict[Reduction, Reduced] = {}
+        self._loaded: tuple[int, int, tuple[Tensor, Tensor]] | None = None
+        self._verdict: float | None = None  # factor on the gradients; NaN: the step is omitted
+        self._step: int | None = None
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> None:
+        """Start a step: forget everything of the step before. `forward` does so by itself when the step is new.
+
+        Raises:
+            InternalError: a layer is not at this step.
+        """
+        behind = {layer: at for layer, at in self.layer_steps().items() if at != step}
+        if behind:
+            raise InternalError(f"step {step} cannot begin: layers are at other steps: {behind}")
+        self.discard()
+        self._step = step
+
+    def forward(self, step: int, microbatch: int, activation: Tensor | None) -> Tensor | None:
+        """Run the own layers on a micro-batch (F).
+
+        Args:
+            step: the step; another one than before begins it.
+            microbatch: global number.
+            activation: what the stage before returned, handed over for good; None on the first stage.
+
+        Returns:
+            The activation for the next stage, without a graph; None on the last stage, which computes the loss.
+
+        Raises:
+            ConfigError: a layer does not return one tensor or changes a buffer; the loss is not a scalar.
+
+        After failure: nothing is kept of this micro-batch; safe to repeat.
+        """
+        if step != self._step:
+            self.begin(step)
+        current = activation if self.layer_range.start else self._samples(step, microbatch)[0]
+        if current is None:
+            raise InternalError(f"forward of micro-batch {microbatch} on layers {self.layer_range} got no activation")
+        cells = []
+        for index, owned in self._owned.items():
+            source = _cut(current, wants_gradient=index > 0)
+            cell = self._run_layer(index, owned, source, layer_seed(self._seed, step, microbatch, index))
+            cells.append(cell)
+            current = cell.output
+        self._contexts[microbatch] = context = _Context(cells)
+        if self.layer_range.stop < self.num_layers:
+            return _canonical(current.detach())
+        self._run_loss(context, step, microbatch)
+        return None
+
+    def backward(self, kind: OpKind, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """Run the backward pass of a micro-batch over the own layers, or one half of it.
+
+        B and W add the gradients to the sums and count the micro-batch in the ledger.
+
+        Args:
+            kind: B, I or W.
+            step: the step of the forward pass.
+            microbatch: global number.
+            gradient: for the output of this stage; None on the last stage and for W.
+
+        Returns:
+            The gradient for the output of the stage before; None on the first stage and for W.
+
+        Raises:
+            InternalError: there is no forward pass (for W: no I) of this micro-batch to go back over.
+
+        After failure: the micro-batch must be discarded and run again from its forward pass.
+        """
+        if step != self._step:
+            raise InternalError(f"{kind} of step {step} while step {self._step} is running")
+        if kind is OpKind.W:
+            self._run_weights(microbatch)
+            return None
+        if kind not in (OpKind.B, OpKind.I):
+            raise InternalError(f"{kind} is not a backward operation")
+        context = self._contexts.pop(microbatch, None)
+        if context is None:
+            raise InternalError(f"{kind} of micro-batch {microbatch} without its forward pass")
+        return self._run_cells(kind, microbatch, context, self._starting_gradient(context, microbatch, gradient))
+
+    def message(self, reduction: Reduction) -> Tensor:
+        """Return this worker's message of a reduction: a copy, free to be reduced in place. Safe to call again."""
+        return self._sums[reduction].message()
+
+    def accept(self, reduction: Reduction, reduced: Tensor) -> None:
+        """Take the sum of all owners' messages.
+
+        Raises:
+            LedgerError: a micro-batch was not counted exactly once; nothing was accepted.
+        """
+        self._reduced[reduction] = self._sums[reduction].decode(reduced)
+
+    def tally(self) -> Tensor:
+        """Return what the verdict over the step needs: float64 ``[num_layers + groups of ties, 2]``.
+
+        Rows are layers, then groups of ties ascending; rows of reductions that are not this worker's are zero. Column 0
+        is 1 if the reduction was not finite, column 1 the squared L2 norm of its mean gradients.
+
+        Raises:
+            InternalError: a reduction was not accepted yet.
+        """
+        rows = torch.zeros(self.num_layers + len(self._groups), 2, dtype=torch.float64)
+        for reduction in self.reductions:
+            reduced = self._accepted(reduction)
+            rows[self._row(reduction), 0] = not reduced.finite
+            rows[self._row(reduction), 1] = _squared_norm(reduced.gradients) if reduced.finite else 0.0
+        return rows
+
+    @staticmethod
+    def merge_tallies(one: Tensor, other: Tensor) -> Tensor:
+        """Return the tally of two workers: the element-wise maximum, since owners of a layer hold identical bits.
+
+        Raises:
+            ReplicaDiverged: two owners of a layer hold different norms.
+        """
+        differ = ((one != other) & (one != 0) & (other != 0)).any(dim=1)
+        if bool(differ.any()):
+            raise ReplicaDiverged(
+                f"owners disagree on the gradients of tally rows {differ.nonzero().flatten().tolist()}"
+            )
+        return torch.maximum(one, other)
+
+    def conclude(self, tally: Tensor) -> None:
+        """Settle the step's verdict: omitted if anything is not finite, else clipped if the norm is too large.
+
+        Args:
+            tally: merged over all workers, so that all reach the same verdict.
+        """
+        if bool(tally[:, 0].any()):
+            self._verdict = math.nan
+            return
+        norm = math.sqrt(math.fsum(tally[:, 1].tolist()))
+        limit = self._clip_norm
+        self._verdict = limit / norm if limit is not None and norm > limit else 1.0
+
+    @property
+    def omitted(self) -> bool:
+        """Whether the verdict is to leave this step's update out."""
+        return self._verdict is not None and math.isnan(self._verdict)
+
+    def update(self, layer: int) -> None:
+        """Make a layer's next state on its spare copy. What is live stays as it is; safe to repeat.
+
+        Raises:
+            InternalError: there is no verdict yet.
+        """
+        if self._verdict is None:
+            raise InternalError(f"update of layer {layer} before the verdict on the step")
+        owned = self._owned[layer]
+        if self.omitted:
+            owned.shadowed.skip()
+            return
+        owned.shadowed.update(
+            self._gradients(layer, owned),
+            self._lr_scale(owned.shadowed.step),
+            lambda buffers: owned.stats.fold(buffers, self._stats_records(layer)),
+        )
+
+    def swap(self, layer: int) -> None:
+        """Make a layer's next state live; the one before is kept until the next update."""
+        self._owned[layer].shadowed.swap()
+
+    def take_back(self, to_step: int) -> None:
+        """Return every layer to a step, at most one back, and discard the step. Bitwise; safe to repeat.
+
+        Raises:
+            InternalError: a layer does not keep that state.
+        """
+        self.discard()
+        for owned in self._owned.values():
+            owned.shadowed.take_back(to_step)
+
+    def discard(self, *, keep_sums: bool = False) -> None:
+        """Drop all contexts, sums and results of an unfinished step.
+
+        Args:
+            keep_sums: keep what was summed and counted so far, so that only the rest is computed again.
+        """
+        self._contexts.clear()
+        self._halves.clear()
+        self._reduced.clear()
+        self._verdict = None
+        self._loaded = None
+        if not keep_sums:
+            self._step = None
+            for sums in self._sums.values():
+                sums.reset()
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def layer_steps(self) -> dict[int, int]:
+        """Return the step that each own layer is at."""
+        return {layer: owned.shadowed.step for layer, owned in self._owned.items()}
+
+    def counted(self) -> dict[int, frozenset[int]]:
+        """Return the micro-batches of this step whose gradients were added here, per own layer."""
+        return {
+            layer: frozenset(m for (_, m), count in self._sums[layer,].counts.items() if count)
+            for layer in self.layer_range.indices
+        }
+
+    def losses(self) -> list[float] | None:
+        """Return the losses of the step in the order of micro-batches; None until the last layer's sum is accepted."""
+        reduced = self._reduced.get((self.num_layers - 1,))
+        return None if reduced is None else reduced.records[:, 0].tolist()
+
+    def export(self, layer: int) -> LayerState:
+        """Return a layer's live state; it shares memory with the stage until the layer's next update but one."""
+        return self._owned[layer].shadowed.export()
+
+    def install(self, layer: int, state: LayerState) -> None:
+        """Replace a layer's state by one from elsewhere; its tensors are copied. Begin a step afterwards."""
+        self._owned[layer].shadowed.install(state)
+
+    def save(self, layer: int, directory: Path) -> Path:
+        """Write a layer's live state to its file in a folder and return the file."""
+        path = layer_file(directory, layer)
+        save_layer(path, self.export(layer))
+        return path
+
+    def layer_digest(self, layer: int) -> str:
+        """Return the SHA-256 of a layer's step and whole state: equal on all owners."""
+        return layer_sha256(self.export(layer))
+
+    # --- set-up -------------------------------------------------------------------------------------------------------
+
+    def _own(self, index: int, module: nn.Module, optimizer: OptimizerFactory) -> _Owned:
+        module.to(self._device)
+        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        for name in names:
+            check_dtype(f"{name} of layer {index}", module.get_parameter(name).dtype)
+        uses = {dict(tie.places)[index]: tie for tie in self._ties if index in tie.layers}
+        later = [name for name, tie in uses.items() if tie.layers[0] != index]
+        shadowed = ShadowedLayer(index, module, optimizer, tied=later)
+        stats = RunningStats(index, module)
+        places: dict[Reduction, list[int]] = {(index,): [i for i, name in enumerate(names) if name not in uses]}
+        for name, tie in uses.items():  # in the order of the ties, as on every other owner
+            places.setdefault(tie.layers, []).extend([names.index(name)] if name in names else [])
+        return _Owned(
+            shadowed=shadowed,
+            stats=stats,
+            parameters=[module.get_parameter(name) for name in names],
+            places=places,
+            watched={name: b for name, b in module.named_buffers() if name not in stats.buffer_names},
+        )
+
+    def _layout(self, reduction: Reduction) -> Layout:
+        layer = next(layer for layer in reduction if layer in self.layer_range)
+        owned = self._owned[layer]
+        return Layout(
+            layers=reduction,
+            shapes=tuple(tuple(owned.parameters[place].shape) for place in owned.places[reduction]),
+            num_microbatches=self._num_microbatches,
+            record_width=self._record_width(layer) if len(reduction) == 1 else 0,
+        )
+
+    def _record_width(self, layer: int) -> int:
+        return self._owned[layer].stats.width + (layer == self.num_layers - 1)
+
+    def _row(self, reduction: Reduction) -> int:
+        return reduction[0] if len(reduction) == 1 else self.num_layers + self._groups.index(reduction)
+
+    # --- forward ------------------------------------------------------------------------------------------------------
+
+    def _samples(self, step: int, microbatch: int) -> tuple[Tensor, Tensor]:
+        if self._loaded is None or self._loaded[:2] != (step, microbatch):
+            inputs, targets = self._load(step, microbatch)
+            self._loaded = (step, microbatch, (inputs.to(self._device), targets.to(self._device)))
+        return self._loaded[2]
+
+    def _run_layer(self, index: int, owned: _Owned, source: Tensor, seed: int) -> _Cell:
+        _seed(self._device, seed)
+        versions = [(buffer, buffer._version) for buffer in owned.watched.values()]
+        if owned.stats.width:
+            with owned.stats.apart():
+                output = owned.module(source)
+                record: Tensor | None = owned.stats.taken()
+        else:
+            output, record = owned.module(source), None
+        if versions:
+            _check_buffers(index, owned, versions)
+        return _Cell(source, check_output(index, owned.module, output), record)
+
+    def _run_loss(self, context: _Context, step: int, microbatch: int) -> None:
+        last = context.cells[-1]
+        context.logits = _cut(last.output, wants_gradient=True)
+        _seed(self._device, layer_seed(self._seed, step, microbatch, self.num_layers))
+        context.loss = self._loss(context.logits, self._samples(step, microbatch)[1])
+        if not isinstance(context.loss, Tensor) or context.loss.dim():
+            raise ConfigError("the loss function must return a scalar tensor, the mean over the micro-batch")
+        value = context.loss.detach().float().reshape(1)
+        last.record = value if last.record is None else torch.cat([value, last.record])
+
+    # --- backward -----------------------------------------------------------------------------------------------------
+
+    def _starting_gradient(self, context: _Context, microbatch: int, gradient: Tensor | None) -> Tensor:
+        if context.loss is not None and context.logits is not None:
+            (start,) = torch.autograd.grad(context.loss, [context.logits])
+            return start
+        if gradient is None:
+            raise InternalError(f"backward of micro-batch {microbatch} on layers {self.layer_range} got no gradient")
+        return gradient
+
+    def _run_cells(self, kind: OpKind, microbatch: int, context: _Context, gradient: Tensor) -> Tensor | None:
+        halves: list[_Half] = []
+        for index in reversed(self.layer_range.indices):
+            cell = context.cells.pop()
+            owned = self._owned[index]
+            with owned.stats.apart() if owned.stats.width else nullcontext():
+                if kind is OpKind.B:
+                    found, weights = _whole(owned, cell, _canonical(gradient))
+                    self._add(index, owned, microbatch, weights, cell.record)
+                else:
+                    found, pending = self._first_half(index, owned, cell, _canonical(gradient))
+                    halves.append(_Half(pending, cell.record))
+            gradient = torch.zeros_like(cell.input) if found is None and index > 0 else found  # type: ignore[assignment]
+        if kind is OpKind.I:
+            self._halves[microbatch] = halves
+        return _canonical(gradient) if self.layer_range.start else None
+
+    def _first_half(
+        self, index: int, owned: _Owned, cell: _Cell, gradient: Tensor
+    ) -> tuple[Tensor | None, PendingWeights | list[Tensor | None]]:
+        """Run I. A layer's first one is compared with the fused pass, which is used from then on if they differ."""
+        if owned.split_works:
+            return input_gradient(cell.output, cell.input, owned.parameters, gradient)
+        if owned.split_works is None:
+            found, pending = input_gradient(cell.output, cell.input, owned.parameters, gradient)
+            weights = weight_gradient(pending)
+            fused = _whole(owned, cell, gradient)
+            owned.split_works = _identical([found, *weights], [fused[0], *fused[1]])
+            if not owned.split_works:
+                _log.warning("layer %d: split backward differs from fused; its W is done within I", index)
+            return fused
+        return _whole(owned, cell, gradient)
+
+    def _run_weights(self, microbatch: int) -> None:
+        halves = self._halves.pop(microbatch, None)
+        if halves is None:
+            raise InternalError(f"W of micro-batch {microbatch} without its I")
+        for index, half in zip(reversed(self.layer_range.indices), halves, strict=True):
+            owned = self._owned[index]
+            pending, half.pending = half.pending, []  # so that each layer's graph goes as soon as it was used
+            with owned.stats.apart() if owned.stats.width else nullcontext():
+                weights = weight_gradient(pending) if isinstance(pending, PendingWeights) else pending
+            self._add(index, owned, microbatch, weights, half.record)
+
+    def _add(
+        self, layer: int, owned: _Owned, microbatch: int, gradients: Sequence[Tensor | None], record: Tensor | None
+    ) -> None:
+        for reduction, places in owned.places.items():
+            self._sums[reduction].add(layer, microbatch, [gradients[place] for place in places])
+        if record is not None:
+            self._sums[layer,].record(microbatch, record)
+
+    # --- update -------------------------------------------------------------------------------------------------------
+
+    def _accepted(self, reduction: Reduction) -> Reduced:
+        if reduction not in self._reduced:
+            raise InternalError(f"reduction {reduction} was not accepted yet")
+        return self._reduced[reduction]
+
+    def _gradients(self, layer: int, owned: _Owned) -> Mapping[str, Tensor | None]:
+        factor = self._verdict if self._verdict is not None else 1.0
+        names = owned.shadowed.trainable
+        gradients: dict[str, Tensor | None] = {}
+        for reduction, places in owned.places.items():
+            for place, gradient in zip(places, self._accepted(reduction).gradients, strict=True):
+                gradients[names[place]] = gradient if gradient is None or factor == 1.0 else gradient * factor
+        return gradients
+
+    def _stats_records(self, layer: int) -> Tensor:
+        return self._accepted((layer,)).records[:, int(layer == self.num_layers - 1) :]
+
+
+def _check_own(layers: Sequence[nn.Module], layer_range: LayerRange) -> None:
+    if len(layers) != layer_range.stop - layer_range.start:
+        raise InternalError(f"{len(layers)} layers were given for range {layer_range}")
+    if ties := find_ties(layers):
+        raise ConfigError(f"layers still share parameters (untie them first): {ties[0].places}")
+
+
+def _check_buffers(index: int, owned: _Owned, versions: Sequence[tuple[Tensor, int]]) -> None:
+    current = dict(owned.module.named_buffers())
+    for name, (buffer, version) in zip(owned.watched, versions, strict=True):
+        if current.get(name) is not buffer or buffer._version != version:
+            raise ConfigError(
+                f"layer {index} ({type(owned.module).__name__}) changes its buffer {name!r} in the forward pass; only"
+                " batch-norm's running statistics may change, because the order of micro-batches is not fixed"
+            )
+
+
+def _whole(owned: _Owned, cell: _Cell, gradient: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
+    return fused_gradient(cell.output, cell.input, owned.parameters, gradient)
+
+
+def _identical(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
+    return all(
+        a is b if a is None or b is None else torch.equal(a.nan_to_num(), b.nan_to_num())
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _cut(tensor: Tensor, *, wants_gradient: bool) -> Tensor:
+    leaf = _canonical(tensor.detach())
+    return leaf.requires_grad_() if wants_gradient else leaf
+
+
+def _canonical(tensor: Tensor) -> Tensor:
+    """Return the tensor in the one layout that a received message has too: dense, row-major, aligned."""
+    if tensor.stride() == _strides(tensor.shape) and tensor.data_ptr() % _ALIGNMENT == 0:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _strides(shape: torch.Size) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides[: len(shape)]))
+
+
+def _squared_norm(gradients: Sequence[Tensor | None]) -> float:
+    return math.fsum(float(g.to(torch.float64).square().sum().item()) for g in gradients if g is not None)
+
+
+def _seed(device: torch.device, value: int) -> None:
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(value)

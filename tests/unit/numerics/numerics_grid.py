@@ -1,0 +1,156 @@
+"""Drives several stages in one process as a grid of workers would."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.core.placement import LayerRange
+from holdfast.core.schedule import OpKind
+from holdfast.optim.accumulate import Numerics
+from holdfast.optim.digest import RunDigest, digest_states
+from holdfast.optim.factory import make_optimizer
+from holdfast.runtime.model import Loss, Model
+from holdfast.runtime.stage import Reduction, Stage
+
+Load = Callable[[int, int], tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Job:
+    """What is trained; `stages` makes fresh workers for it."""
+
+    layers: Callable[[], list[nn.Module]]
+    loss: Loss
+    load: Load
+    num_microbatches: int = 6
+    seed: int = 5
+    numerics: Numerics = "exact"
+    clip_norm: float | None = None
+    optimizer: Any = field(default_factory=lambda: make_optimizer("adamw", lr=1e-2, weight_decay=0.1))
+
+    def stages(self, ranges: Sequence[tuple[int, int]]) -> list[Stage]:
+        model = Model.build(self.layers(), self.loss)
+        return [
+            Stage(
+                layers=copy.deepcopy(model.layers),
+                layer_range=LayerRange(start, stop),
+                ties=model.ties,
+                loss=model.loss,
+                optimizer=self.optimizer,
+                lr_scale=lambda step: 1.0 / (1 + step),
+                numerics=self.numerics,
+                seed=self.seed,
+                num_microbatches=self.num_microbatches,
+                load=self.load,
+                clip_norm=self.clip_norm,
+            )
+            for start, stop in ranges
+        ]
+
+
+def run_microbatch(route: Sequence[Stage], step: int, microbatch: int, split: bool = False) -> None:
+    """Run one micro-batch forward and backward along a route."""
+    forward(route, step, microbatch)
+    backward(route, step, microbatch, split)
+
+
+def forward(route: Sequence[Stage], step: int, microbatch: int) -> None:
+    activation = None
+    for stage in route:
+        activation = stage.forward(step, microbatch, activation)
+    assert activation is None
+
+
+def backward(route: Sequence[Stage], step: int, microbatch: int, split: bool = False) -> None:
+    gradient = None
+    for stage in reversed(route):
+        gradient = stage.backward(OpKind.I if split else OpKind.B, step, microbatch, gradient)
+    assert gradient is None
+    for stage in route if split else ():
+        assert stage.backward(OpKind.W, step, microbatch, None) is None
+
+
+def reduce(stages: Sequence[Stage]) -> dict[Reduction, Tensor]:
+    """Sum all messages, hand them to all owners and settle the verdict."""
+    sums: dict[Reduction, Tensor] = {}
+    for stage in stages:
+        for reduction in stage.reductions:
+            message = stage.message(reduction)
+            sums[reduction] = sums[reduction] + message if reduction in sums else message
+    tally = None
+    for stage in stages:
+        for reduction in stage.reductions:
+            stage.accept(reduction, sums[reduction].clone())
+        tally = stage.tally() if tally is None else Stage.merge_tallies(tally, stage.tally())
+    for stage in stages:
+        stage.conclude(tally)
+    return sums
+
+
+def commit(stages: Sequence[Stage]) -> None:
+    for stage in stages:
+        for layer in stage.layer_range.indices:
+            stage.update(layer)
+            stage.swap(layer)
+
+
+def train(
+    job: Job,
+    ranges: Sequence[tuple[int, int]],
+    routes: Sequence[Sequence[int]],
+    steps: int,
+    *,
+    order: Sequence[int] | None = None,
+    split: bool = False,
+) -> tuple[list[Stage], list[list[float]]]:
+    """Train on workers with these ranges; micro-batch ``m`` goes along ``routes[m % len(routes)]``."""
+    stages = job.stages(ranges)
+    losses = []
+    for step in range(steps):
+        for stage in stages:
+            stage.begin(step)
+        for microbatch in order or range(job.num_microbatches):
+            run_microbatch([stages[i] for i in routes[microbatch % len(routes)]], step, microbatch, split)
+        reduce(stages)
+        losses.append(next(found for stage in stages if (found := stage.losses()) is not None))
+        commit(stages)
+    return stages, losses
+
+
+def digest(stages: Sequence[Stage]) -> RunDigest:
+    """Digest the whole model, after checking that all owners of a layer agree."""
+    owners: dict[int, list[Stage]] = {}
+    for stage in stages:
+        for layer in stage.layer_range.indices:
+            owners.setdefault(layer, []).append(stage)
+    for layer, holders in owners.items():
+        assert len({stage.layer_digest(layer) for stage in holders}) == 1
+    return digest_states(owners[layer][0].export(layer) for layer in sorted(owners))
+
+
+def gpt_job(**changes: Any) -> Job:
+    from holdfast.models import gpt
+
+    def load(step: int, microbatch: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(1000 * step + microbatch)
+        window = torch.randint(32, (2, 17), generator=generator)
+        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+    def layers() -> list[nn.Module]:
+        return gpt.build(layers=3, width=32, heads=2, context=16, vocab=32, dropout=0.1)
+
+    return Job(layers=layers, loss=gpt.loss, load=load, **changes)
+
+
+def convnet_job(**changes: Any) -> Job:
+    from holdfast.models import convnet
+
+    def load(step: int, microbatch: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(1000 * step + microbatch)
+        return torch.rand(4, 1, 8, 8, generator=generator), torch.randint(10, (4,), generator=generator)
+
+    return Job(layers=lambda: convnet.build(width=4, blocks=2), loss=convnet.loss, load=load, **changes)

@@ -1,0 +1,127 @@
+import builtins
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.data.digits import Digits
+from holdfast.data.sampler import load_microbatch, sample_indices
+from holdfast.data.text import Text, text_files
+from holdfast.errors import ConfigError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a.txt").write_bytes(bytes(range(10)))
+    (tmp_path / "b" / "c.txt").write_bytes(bytes(range(10, 13)))
+    (tmp_path / "b" / "empty.txt").write_bytes(b"")
+    (tmp_path / "d.py").write_bytes(bytes(range(13, 30)))
+    return tmp_path
+
+
+def test_windows_run_over_the_files(folder: Path) -> None:
+    data = Text(str(folder), context=7)
+    assert (len(data), data.num_bytes) == (4, 30)
+    for index in range(4):
+        x, y = data[index]
+        assert x.tolist() == list(range(7 * index, 7 * index + 7))
+        assert y.tolist() == list(range(7 * index + 1, 7 * index + 8))
+        assert x.dtype == y.dtype == torch.int64
+    with pytest.raises(IndexError):
+        data[4]
+
+
+def test_the_last_window_has_its_target(folder: Path) -> None:
+    assert len(Text(str(folder / "a.txt"), context=9)) == 1
+    assert len(Text(str(folder / "a.txt"), context=5)) == 1
+    assert len(Text(str(folder / "a.txt"), context=3)) == 3
+
+
+def test_paths_name_files_folders_and_globs(folder: Path) -> None:
+    assert [f.name for f in text_files(str(folder))] == ["a.txt", "c.txt", "empty.txt", "d.py"]
+    assert [f.name for f in text_files(str(folder / "d.py"))] == ["d.py"]
+    assert [f.name for f in text_files(f"{folder}/*.txt")] == ["a.txt"]
+    assert [f.name for f in text_files(f"{folder}/**/*.txt")] == ["a.txt", "c.txt", "empty.txt"]
+
+
+def test_the_standard_library_is_text() -> None:
+    files = text_files("stdlib")
+    assert len(files) > 300
+    assert list(files) == sorted(files)
+    assert not any("site-packages" in f.parts or "__pycache__" in f.parts for f in files)
+    data = Text("stdlib", context=64)
+    assert data.num_bytes > 5_000_000
+    x, y = data[len(data) - 1]
+    assert torch.equal(x[1:], y[:-1])
+
+
+def test_paths_that_do_not_serve_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere.* names no file"):
+        Text(str(folder / "nowhere"), context=4)
+    with pytest.raises(ConfigError, match="holds 0 bytes"):
+        Text(str(folder / "b" / "empty.txt"), context=4)
+    with pytest.raises(ConfigError, match="holds 10 bytes, expected at least 11"):
+        Text(str(folder / "a.txt"), context=10)
+    with pytest.raises(ConfigError, match="expected at least 1"):
+        Text(str(folder), context=0)
+
+
+def test_a_file_that_became_shorter_is_noticed(folder: Path) -> None:
+    data = Text(str(folder), context=7)
+    (folder / "a.txt").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="became shorter"):
+        data[0]
+
+
+def test_digits() -> None:
+    data = Digits()
+    x, y = data[5]
+    assert len(data) == 1797
+    assert (tuple(x.shape), x.dtype, tuple(y.shape), y.dtype) == ((1, 8, 8), torch.float32, (), torch.int64)
+    assert 0.0 <= float(x.min()) < float(x.max()) <= 1.0
+
+
+def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def absent(name: str, *rest: Any) -> Any:
+        if name.startswith("sklearn"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(ConfigError, match="scikit-learn"):
+        Digits()
+
+
+def test_every_epoch_covers_each_sample_once() -> None:
+    length, drawn = 35, []
+    for step in range(7):
+        for microbatch in range(3):
+            drawn += sample_indices(1, step, microbatch, 3, 5, length)
+    epochs = [drawn[i : i + length] for i in range(0, 105, length)]
+    assert all(sorted(epoch) == list(range(length)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_samples_are_a_pure_function() -> None:
+    assert sample_indices(3, 2, 1, 4, 6, 100) == sample_indices(3, 2, 1, 4, 6, 100)
+    assert sample_indices(3, 2, 1, 4, 6, 100) != sample_indices(4, 2, 1, 4, 6, 100)
+    state = torch.get_rng_state()
+    sample_indices(3, 9, 1, 4, 6, 100)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_micro_batch_may_be_larger_than_the_dataset() -> None:
+    assert sorted(sample_indices(0, 0, 0, 1, 9, 3)) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    with pytest.raises(ConfigError, match="empty"):
+        sample_indices(0, 0, 0, 1, 1, 0)
+
+
+def test_micro_batches_are_stacked(folder: Path) -> None:
+    data = Text(str(folder), context=7)
+    x, y = load_microbatch(data, seed=0, step=0, microbatch=1, num_microbatches=2, microbatch_size=2)
+    assert tuple(x.shape) == tuple(y.shape) == (2, 7)
+    assert x[:, 0].tolist() == [7 * i for i in sample_indices(0, 0, 1, 2, 2, 4)]

@@ -1,0 +1,116 @@
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast.errors import ConfigError, CorruptBlob, MissingBlob
+from holdfast.optim.digest import (
+    LayerState,
+    decode_layer,
+    digest_run,
+    digest_states,
+    encode_layer,
+    layer_file,
+    layer_sha256,
+    load_layer,
+    save_layer,
+)
+
+
+def state(layer: int, step: int = 3) -> LayerState:
+    generator = torch.Generator().manual_seed(layer)
+    return LayerState(
+        layer=layer,
+        step=step,
+        parameters={"weight": torch.randn(3, 2, generator=generator), "bias": torch.randn(3, generator=generator)},
+        buffers={"mean": torch.randn(3, generator=generator), "count": torch.tensor(layer)},
+        optimizer={"weight": {"step": torch.tensor(3.0), "average": torch.ones(3, 2), "calls": 2, "rate": 0.5}},
+        tied=("weight",) if layer else (),
+    )
+
+
+def test_a_layer_goes_through_a_file(tmp_path: Path) -> None:
+    path = layer_file(tmp_path, 3)
+    assert path.name == "layer-0003.safetensors"
+    save_layer(path, state(3))
+    found = load_layer(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["layer-0003.safetensors"]
+    assert layer_sha256(found) == layer_sha256(state(3))
+    assert list(found.parameters) == ["weight", "bias"]
+    assert found.optimizer["weight"]["calls"] == 2
+    assert (found.step, found.layer, found.tied) == (3, 3, ("weight",))
+    assert path.read_bytes() == encode_layer(state(3))
+
+
+def test_weights_are_hashed_as_stated() -> None:
+    states = [state(0), state(1)]
+    expected = hashlib.sha256()
+    for value in (states[0].parameters["weight"], states[0].parameters["bias"], states[1].parameters["bias"]):
+        expected.update(value.numpy().astype("<f4").tobytes())
+    assert digest_states(states).weights_sha256 == expected.hexdigest()
+
+
+def test_state_is_hashed_as_stated() -> None:
+    one = state(0)
+    expected = hashlib.sha256()
+    for value in one.parameters.values():
+        expected.update(value.numpy().astype("<f4").tobytes())
+    expected.update(b"mean\0" + one.buffers["mean"].numpy().tobytes() + b"count\0" + np.int64(0).tobytes())
+    expected.update(b"weight.average\0" + np.ones((3, 2), dtype="<f4").tobytes() + b"weight.calls\x002")
+    expected.update(b"weight.rate\x000.5" + b"weight.step\0" + np.float32(3.0).tobytes())
+    assert digest_states([one]).state_sha256 == expected.hexdigest()
+
+
+def test_half_precision_is_hashed_as_float32() -> None:
+    values = torch.randn(4).bfloat16()
+    found = digest_states([LayerState(layer=0, step=0, parameters={"w": values})])
+    assert found.weights_sha256 == hashlib.sha256(values.float().numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("part", ["buffers", "optimizer"])
+def test_state_sees_what_weights_do_not(part: str) -> None:
+    one, other = state(0), state(0)
+    target = other.buffers["mean"] if part == "buffers" else other.optimizer["weight"]["average"]
+    target[0] += 1
+    assert digest_states([one]).weights_sha256 == digest_states([other]).weights_sha256
+    assert digest_states([one]).state_sha256 != digest_states([other]).state_sha256
+    assert layer_sha256(one) != layer_sha256(other)
+
+
+def test_a_folder_is_digested_in_order(tmp_path: Path) -> None:
+    for layer in (2, 0, 1):
+        save_layer(layer_file(tmp_path, layer), state(layer))
+    assert digest_run(tmp_path) == digest_states([state(0), state(1), state(2)])
+    layer_file(tmp_path, 1).unlink()
+    with pytest.raises(ConfigError, match="expected the state of layer 1"):
+        digest_run(tmp_path)
+
+
+def test_layers_of_different_steps_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="layer 1 is at step 4"):
+        digest_states([state(0), state(1, step=4)])
+    with pytest.raises(ConfigError, match="no layer files"):
+        digest_run(tmp_path)
+    with pytest.raises(ConfigError, match="at least one"):
+        digest_states([])
+
+
+def test_broken_files_are_refused(tmp_path: Path) -> None:
+    path = layer_file(tmp_path, 0)
+    with pytest.raises(MissingBlob):
+        load_layer(path)
+    data = encode_layer(state(0))
+    for broken in (b"", data[:40], data[:-5], b"x" * 100, _other_format()):
+        path.write_bytes(broken)
+        with pytest.raises(CorruptBlob):
+            load_layer(path)
+        with pytest.raises(CorruptBlob):
+            decode_layer(broken)
+
+
+def _other_format() -> bytes:
+    head = json.dumps({"__metadata__": {"format": "other"}}).encode()
+    return len(head).to_bytes(8, "little") + head

@@ -1,0 +1,152 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import ConfigError
+from holdfast.models import convnet, gpt
+from holdfast.runtime.model import Model, TensorSpec, Tie, find_ties, infer_boundaries, tie_groups, untie
+
+
+def test_ties_are_found_and_taken_apart() -> None:
+    layers = gpt.build(layers=2, width=16, heads=2, context=8, vocab=32)
+    ties = find_ties(layers)
+    assert ties == (Tie(places=((0, "token.weight"), (3, "weight"))),)
+    apart = untie(layers, ties)
+    first, later = apart[0].get_parameter("token.weight"), apart[3].get_parameter("weight")
+    assert first is not later
+    assert torch.equal(first, later)
+    assert later.is_leaf
+    assert find_ties(apart) == ()
+
+
+def test_a_weight_used_twice_within_one_layer_is_no_tie() -> None:
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    layer[1].weight = layer[0].weight
+    head = nn.Linear(4, 4)
+    assert find_ties([layer, head]) == ()
+    head.weight = layer[0].weight
+    layers = [head, layer]
+    ties = find_ties(layers)
+    assert ties == (Tie(places=((0, "weight"), (1, "0.weight"))),)
+    apart = untie(layers, ties)
+    assert apart[1][0].weight is apart[1][1].weight
+    assert apart[1][0].weight is not apart[0].weight
+
+
+def test_a_whole_layer_used_twice() -> None:
+    shared = nn.Linear(4, 4)
+    layers = [shared, nn.ReLU(), shared]
+    ties = find_ties(layers)
+    assert [tie.layers for tie in ties] == [(0, 2), (0, 2)]
+    assert tie_groups(ties) == ((0, 2),)
+    apart = untie(layers, ties)
+    assert apart[0] is not apart[2]
+    assert find_ties(apart) == ()
+    assert torch.equal(apart[0].weight, apart[2].weight)
+
+
+def test_a_recurrent_layer_is_untied() -> None:
+    first, second = nn.GRU(4, 4), nn.GRU(4, 4)
+    second.weight_ih_l0 = first.weight_ih_l0
+    layers = [first, second]
+    apart = untie(layers, find_ties(layers))
+    out, _ = apart[1](torch.randn(2, 1, 4))
+    out.sum().backward()
+    assert apart[1].weight_ih_l0.grad is not None
+    assert apart[0].weight_ih_l0.grad is None
+
+
+def test_ties_are_checked() -> None:
+    for places in (((0, "a"),), ((1, "a"), (0, "b")), ((0, "a"), (0, "b"))):
+        with pytest.raises(ConfigError, match="ascending"):
+            Tie(places=places)
+
+
+def test_boundaries_leave_everything_as_it_was() -> None:
+    layers = convnet.build(width=4, blocks=2)
+    buffers = [b.clone() for layer in layers for b in layer.buffers()]
+    versions = [b._version for layer in layers for b in layer.buffers()]
+    random = torch.get_rng_state()
+    specs = infer_boundaries(layers, torch.rand(3, 1, 8, 8))
+    assert specs[0] == TensorSpec(shape=(3, 4, 8, 8), dtype="float32")
+    assert specs[-1] == TensorSpec(shape=(3, 10), dtype="float32")
+    assert len(specs) == len(layers)
+    assert torch.equal(random, torch.get_rng_state())
+    found = [b for layer in layers for b in layer.buffers()]
+    assert all(torch.equal(a, b) for a, b in zip(buffers, found, strict=True))
+    assert versions == [b._version for b in found]
+    assert not any(p.grad is not None for layer in layers for p in layer.parameters())
+
+
+def test_boundaries_of_gpt() -> None:
+    layers = gpt.build(layers=2, width=16, heads=2, context=8, vocab=32)
+    specs = infer_boundaries(layers, torch.zeros(2, 8, dtype=torch.int64))
+    assert [spec.shape for spec in specs] == [(2, 8, 16)] * 3 + [(2, 8, 32)]
+    assert specs[0].num_bytes == 2 * 8 * 16 * 4
+    assert specs[0].torch_dtype is torch.float32
+
+
+class Wrong(nn.Module):
+    def __init__(self, what: object) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, _x: Tensor) -> object:
+        return self.what
+
+
+@pytest.mark.parametrize("what", [None, (torch.zeros(1),), torch.zeros(1, dtype=torch.int64)])
+def test_layers_must_return_one_floating_tensor(what: object) -> None:
+    with pytest.raises(ConfigError, match=r"layer 1 \(Wrong\) returned"):
+        infer_boundaries([nn.Linear(2, 2), Wrong(what)], torch.zeros(1, 2))
+
+
+def test_models_need_layers() -> None:
+    with pytest.raises(ConfigError, match="at least one layer"):
+        Model.build([], gpt.loss)
+    with pytest.raises(ConfigError, match="layer 0 is a str"):
+        Model.build(["linear"], gpt.loss)  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="not the name of a tensor type"):
+        _ = TensorSpec(shape=(1,), dtype="nn").torch_dtype
+
+
+def test_built_models_depend_on_their_seed_alone() -> None:
+    state = torch.get_rng_state()
+    for build in (
+        lambda seed: gpt.build(layers=1, width=16, heads=2, seed=seed),
+        lambda seed: convnet.build(seed=seed),
+    ):
+        one, same, other = build(1), build(1), build(2)
+        pairs = [
+            (a, b) for x, y in zip(one, same, strict=True) for a, b in zip(x.parameters(), y.parameters(), strict=True)
+        ]
+        assert all(torch.equal(a, b) for a, b in pairs)
+        assert not torch.equal(next(one[0].parameters()), next(other[0].parameters()))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_gpt_starts_near_the_uniform_loss() -> None:
+    layers = gpt.build(layers=2, width=32, heads=4, context=16, vocab=64, dropout=0.0)
+    x = torch.randint(64, (4, 16))
+    out = x
+    for layer in layers:
+        out = layer(out)
+    assert float(gpt.loss(out, x)) == pytest.approx(4.16, abs=0.2)
+
+
+def test_convnet_has_enough_layers() -> None:
+    assert len(convnet.build()) >= 6
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: gpt.build(heads=3),
+        lambda: gpt.build(dropout=1.0),
+        lambda: gpt.build(layers=0),
+        lambda: convnet.build(blocks=1),
+    ],
+)
+def test_impossible_sizes_are_refused(build: object) -> None:
+    with pytest.raises(ConfigError, match="is impossible"):
+        build()  # type: ignore[operator]
