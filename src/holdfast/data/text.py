@@ -97,11 +97,12 @@ class Text:
         number = bisect_right(self._starts, start) - 1
         while length:
             offset = start - self._starts[number]
-            piece = _read_file(self._files[number], offset, min(length, self._starts[number + 1] - start))
-            if not piece:
+            wanted = min(length, self._starts[number + 1] - start)
+            piece = _read_file(self._files[number], offset, wanted)
+            if len(piece) < wanted:
                 raise ConfigError(f"data.path: {self._files[number]} became shorter while it was used")
             pieces.append(piece)
-            start, length, number = start + len(piece), length - len(piece), number + 1
+            start, length, number = start + wanted, length - wanted, number + 1
         return b"".join(pieces)
 
 

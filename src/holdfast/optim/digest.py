@@ -1,7 +1,8 @@
 """The whole state of one layer: as a value, as bytes, as a file, and digests over it.
 
 A layer file is a safetensors file. Its tensors are ``parameter.<name>``, ``buffer.<name>`` and
-``optimizer.<parameter>.<entry>``; its metadata holds, as JSON, the order of names and the optimizer's plain numbers.
+``optimizer.<parameter>.<entry>``; its metadata has one key, ``holdfast-layer-1``, with the order of names and the
+optimizer's plain numbers as JSON (one key, because the order of several in the file is not fixed).
 
 Digests (SHA-256), both over the layers by index:
 
@@ -20,7 +21,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -69,19 +70,16 @@ class LayerState:
     tied: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunDigest:
+class RunDigest(NamedTuple):
     """Digests of a whole model, as lower-case hexadecimal.
 
     Attributes:
         weights_sha256: over the parameters.
         state_sha256: over the parameters, the buffers and the optimizer's state.
-        step: the step that all layers are at.
     """
 
     weights_sha256: str
     state_sha256: str
-    step: int
 
 
 def layer_file(directory: Path, layer: int) -> Path:
@@ -110,7 +108,7 @@ def encode_layer(state: LayerState) -> bytes:
         "tied": list(state.tied),
     }
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    return encode_tensors(plain, metadata={"format": _FORMAT, "head": json.dumps(head, sort_keys=True)})
+    return encode_tensors(plain, metadata={_FORMAT: json.dumps(head, sort_keys=True)})
 
 
 def decode_layer(data: bytes, *, name: str = "layer state") -> LayerState:
@@ -171,10 +169,9 @@ def load_layer(path: Path) -> LayerState:
 
 
 def _head(metadata: Mapping[str, str] | None, name: str) -> dict[str, Any]:
-    found = (metadata or {}).get("format", "no format")
-    if metadata is None or found != _FORMAT:
-        raise CorruptBlob(name, _FORMAT, found)
-    head: dict[str, Any] = json.loads(metadata["head"])
+    if metadata is None or _FORMAT not in metadata:
+        raise CorruptBlob(name, _FORMAT, f"metadata {sorted(metadata or {})}")
+    head: dict[str, Any] = json.loads(metadata[_FORMAT])
     return head
 
 
@@ -225,7 +222,7 @@ def digest_states(states: Iterable[LayerState]) -> RunDigest:
         _hash_rest(whole.update, state, counted)
     if step is None:
         raise ConfigError("expected the state of at least one layer")
-    return RunDigest(weights_sha256=weights.hexdigest(), state_sha256=whole.hexdigest(), step=step)
+    return RunDigest(weights_sha256=weights.hexdigest(), state_sha256=whole.hexdigest())
 
 
 def digest_run(directory: Path) -> RunDigest:

@@ -208,7 +208,7 @@ def test_learning_rate_schedules() -> None:
     linear = [learning_rate_scale(s, warmup_steps=2, total_steps=6, schedule="linear") for s in range(8)]
     assert linear == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     cosine = [learning_rate_scale(s, total_steps=4, schedule="cosine") for s in range(5)]
-    assert cosine == pytest.approx([1.0, 0.853553, 0.5, 0.146447, 0.0])
+    assert cosine == pytest.approx([1.0, 0.853553, 0.5, 0.146447, 0.0], abs=1e-6)
     with pytest.raises(ConfigError, match="unknown"):
         learning_rate_scale(0, schedule="step")
     with pytest.raises(ConfigError, match="more than 5 steps"):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from numerics_grid import Job, backward, commit, convnet_job, digest, forward, gpt_job, reduce, run_microbatch, train
 from torch import Tensor, nn
 
 from holdfast.core.placement import LayerRange
@@ -17,6 +16,8 @@ from holdfast.optim.digest import digest_run, load_layer
 from holdfast.optim.factory import make_optimizer
 from holdfast.runtime.model import Model
 from holdfast.runtime.stage import Stage, layer_seed
+
+from .numerics_grid import Job, backward, commit, convnet_job, digest, forward, gpt_job, reduce, run_microbatch, train
 
 GPT_GRIDS: dict[str, dict[str, Any]] = {
     "two_by_two": {"ranges": [(0, 2), (2, 5), (0, 2), (2, 5)], "routes": [[0, 1], [2, 3]]},
@@ -136,8 +137,10 @@ def test_the_ledger_refuses_a_dropped_micro_batch() -> None:
     assert (caught.value.layer, caught.value.microbatch, caught.value.count) == (0, 4, 0)
 
 
-@pytest.mark.parametrize("numerics", ["exact", "fast"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize(
+    ("numerics", "value"),
+    [("exact", float("nan")), ("exact", float("inf")), ("exact", 1e30), ("fast", float("nan")), ("fast", float("inf"))],
+)
 def test_a_step_that_is_not_finite_is_omitted(numerics: Any, value: float) -> None:
     job = gpt_job(numerics=numerics)
     stages = job.stages([(0, 2), (2, 5)])
@@ -152,9 +155,8 @@ def test_a_step_that_is_not_finite_is_omitted(numerics: Any, value: float) -> No
     reduce(stages)
     assert all(stage.omitted for stage in stages)
     commit(stages)
-    after = digest(stages)
-    assert (after.weights_sha256, after.state_sha256) == (before.weights_sha256, before.state_sha256)
-    assert after.step == 1
+    assert digest(stages) == before
+    assert set(stages[0].layer_steps().values()) == {1}
     for microbatch in range(6):
         run_microbatch(stages, 1, microbatch)
     reduce(stages)
