@@ -1,0 +1,164 @@
+"""The in-memory transport: what the workers of one process use instead of sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from holdfast.core.ids import WorkerId
+from holdfast.errors import InternalError, PeerLost, StaleGeneration
+from holdfast.runtime.model import TensorSpec
+from holdfast.runtime.transport import MessageKey
+
+__all__ = ["Mail", "MemoryHub", "MemoryTransport"]
+
+T = TypeVar("T")
+Group = tuple[WorkerId, ...]
+
+
+@dataclass(slots=True)
+class Mail:
+    """What was sent and not yet taken, what was contributed and not yet summed, who has joined. Knows no time."""
+
+    _messages: dict[tuple[MessageKey, WorkerId, WorkerId], torch.Tensor] = field(default_factory=dict)
+    _sums: dict[object, dict[WorkerId, torch.Tensor]] = field(default_factory=dict)
+    _joined: dict[tuple[int, Group], set[WorkerId]] = field(default_factory=dict)
+
+    def post(self, key: MessageKey, source: WorkerId, target: WorkerId, tensor: torch.Tensor) -> None:
+        """Leaves a message; a second one under the same key is a bug."""
+        if (key, source, target) in self._messages:
+            raise InternalError(f"{key} from {source} to {target} was sent twice")
+        self._messages[key, source, target] = tensor.clone()
+
+    def collect(self, key: MessageKey, source: WorkerId, target: WorkerId) -> torch.Tensor | None:
+        """Takes a message, or returns None if it has not come yet."""
+        return self._messages.pop((key, source, target), None)
+
+    def contribute(self, name: object, worker: WorkerId, tensor: torch.Tensor) -> None:
+        """Adds one worker's part to the sum called ``name``."""
+        self._sums.setdefault(name, {})[worker] = tensor.clone()
+
+    def total(self, name: object, members: Group) -> torch.Tensor | None:
+        """The sum, added in the order in which the parts came, or None until all members contributed."""
+        parts = self._sums.get(name, {})
+        if set(parts) != set(members):
+            return None
+        first, *others = parts.values()
+        total = first.clone()
+        for part in others:
+            total += part
+        return total
+
+    def join(self, generation: int, groups: tuple[Group, ...], worker: WorkerId) -> None:
+        """Notes that ``worker`` has come to those of its groups."""
+        for group in groups:
+            if worker in group:
+                self._joined.setdefault((generation, group), set()).add(worker)
+
+    def complete(self, generation: int, groups: tuple[Group, ...], worker: WorkerId) -> bool:
+        """Whether all members have come to every group of ``worker``."""
+        return all(self._joined.get((generation, group)) == set(group) for group in groups if worker in group)
+
+
+class MemoryHub:
+    """What connects the memory transports of one process: mail, the dead, and a lock."""
+
+    def __init__(self) -> None:
+        self.mail = Mail()
+        self.dead: set[WorkerId] = set()
+        self.changed = threading.Condition()
+
+    def kill(self, worker: WorkerId) -> None:
+        """Whoever waits for ``worker`` from now on gets PeerLost."""
+        with self.changed:
+            self.dead.add(worker)
+            self.changed.notify_all()
+
+
+class MemoryTransport:
+    """One worker's end of a hub, for threads; see :class:`holdfast.runtime.transport.Transport`."""
+
+    def __init__(self, worker: WorkerId, hub: MemoryHub) -> None:
+        self._worker = worker
+        self._hub = hub
+        self._generation = 0
+        self._aborted = 0
+        self._reductions: dict[Group, int] = {}
+
+    def build(self, generation: int, groups: tuple[Group, ...]) -> None:
+        """See Transport.build."""
+        self._generation = generation
+        self._reductions = {}
+        members = {worker for group in groups if self._worker in group for worker in group}
+        with self._hub.changed:
+            self._refuse_stale()
+            self._hub.mail.join(generation, groups, self._worker)
+            self._hub.changed.notify_all()
+        self._wait(members, lambda: self._hub.mail.complete(generation, groups, self._worker) or None)
+
+    def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
+        """See Transport.send."""
+        with self._hub.changed:
+            self._refuse_stale()
+            self._hub.mail.post(key, self._worker, peer, tensor)
+            self._hub.changed.notify_all()
+
+    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> _Waiting:
+        """See Transport.receive."""
+
+        def take() -> torch.Tensor:
+            tensor = self._wait({peer}, lambda: self._hub.mail.collect(key, peer, self._worker))
+            if TensorSpec.of(tensor) != spec:
+                raise InternalError(f"expected {spec} under {key} from {peer}, got {TensorSpec.of(tensor)}")
+            return tensor
+
+        return _Waiting(take)
+
+    def all_reduce(self, members: Group, tensor: torch.Tensor) -> _Waiting:
+        """See Transport.all_reduce."""
+        number = self._reductions.get(members, 0)
+        self._reductions[members] = number + 1
+        name = (self._generation, members, number)
+        with self._hub.changed:
+            self._refuse_stale()
+            self._hub.mail.contribute(name, self._worker, tensor)
+            self._hub.changed.notify_all()
+        return _Waiting(lambda: self._wait(set(members), lambda: self._hub.mail.total(name, members)))
+
+    def abort(self, generation: int) -> None:
+        """See Transport.abort."""
+        with self._hub.changed:
+            self._aborted = max(self._aborted, generation)
+            self._hub.changed.notify_all()
+
+    def close(self) -> None:
+        """See Transport.close."""
+        self.abort(self._generation)
+
+    def _refuse_stale(self) -> None:
+        if self._generation <= self._aborted:
+            raise StaleGeneration(self._generation)
+
+    def _wait(self, peers: set[WorkerId], ready: Callable[[], T | None]) -> T:
+        with self._hub.changed:
+            while True:
+                self._refuse_stale()
+                found = ready()
+                if found is not None:
+                    return found
+                dead = peers & self._hub.dead
+                if dead:
+                    raise PeerLost(str(min(dead)), self._generation)
+                self._hub.changed.wait()
+
+
+class _Waiting:
+    def __init__(self, take: Callable[[], torch.Tensor]) -> None:
+        self._take = take
+
+    def wait(self) -> torch.Tensor:
+        return self._take()
