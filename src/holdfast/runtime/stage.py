@@ -388,6 +388,7 @@ class Stage:
 
     def save(self, layer: int, directory: Path) -> Path:
         """Write a layer's live state to its file in a folder and return the file."""
+        directory.mkdir(parents=True, exist_ok=True)
         path = layer_file(directory, layer)
         save_layer(path, self.export(layer))
         return path
