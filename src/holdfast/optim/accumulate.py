@@ -87,11 +87,13 @@ class Reduced:
     Attributes:
         gradients: float32 mean over the micro-batches per parameter; None where no owner had a gradient.
         finite: whether every contribution was finite and in range; if not, the gradients mean nothing.
+        squared_norm: float64 squared L2 norm of all gradients; 0 if not finite.
         records: float32 ``[num_microbatches, record_width]``.
     """
 
     gradients: tuple[Tensor | None, ...]
     finite: bool
+    squared_norm: float
     records: Tensor
 
 
@@ -186,10 +188,15 @@ class Accumulator(ABC):
         sums, has, flag, ledger, rows = torch.split(reduced, self.layout.sections)
         self._check_ledger(ledger)
         means = self._means(sums)
-        finite = int(flag.item()) == 0 and bool(means.isfinite().all())
+        finite = int(flag.item()) == 0 and _all_finite(means)
         pieces = zip(torch.split(means, self.layout.sizes), self.layout.shapes, has.tolist(), strict=True)
         gradients = tuple(piece.view(shape) if count else None for piece, shape, count in pieces)
-        return Reduced(gradients=gradients, finite=finite, records=self._narrowed(rows.view_as(self._rows)))
+        return Reduced(
+            gradients=gradients,
+            finite=finite,
+            squared_norm=_squared_norm(means) if finite else 0.0,
+            records=self._narrowed(rows.view_as(self._rows)),
+        )
 
     def _check_ledger(self, ledger: Tensor) -> None:
         if bool((ledger == 1).all()):
@@ -237,8 +244,7 @@ class ExactAccumulator(Accumulator):
             return
         parts = [self._zero(n) if g is None else g.reshape(-1) for n, g in enumerate(gradients)]
         torch.cat(parts, out=self._scaled)
-        low, high = torch.aminmax(self._scaled)
-        if not (low.item() > -self._limit and high.item() < self._limit):  # also true for NaN
+        if not _within(self._scaled, self._limit):
             self._not_finite += 1
             return
         self._scaled.mul_(2.0**_SCALE_BITS).round_()  # a power of two: exact in float32
@@ -282,7 +288,7 @@ class FastAccumulator(Accumulator):
                 view.add_(gradient)
 
     def _not_finite_count(self) -> int:
-        return int(not bool(self._sums.isfinite().all()))
+        return int(not _all_finite(self._sums))
 
     def _means(self, sums: Tensor) -> Tensor:
         return sums / self.layout.num_microbatches
@@ -304,3 +310,20 @@ def make_accumulator(numerics: Numerics, layout: Layout, device: torch.device | 
     if numerics not in kinds:
         raise ConfigError(f"numerics {numerics!r} is unknown, expected exact or fast")
     return kinds[numerics](layout, device or torch.device("cpu"))
+
+
+def _within(values: Tensor, limit: float) -> bool:
+    """Return whether all absolute values are below the limit, in one pass; NaN is not."""
+    if values.numel() == 0:
+        return True
+    low, high = torch.aminmax(values)
+    return low.item() > -limit and high.item() < limit
+
+
+def _all_finite(values: Tensor) -> bool:
+    return _within(values, float("inf"))
+
+
+def _squared_norm(values: Tensor) -> float:
+    wide = values.to(torch.float64)
+    return float(torch.dot(wide, wide).item())

@@ -277,7 +277,7 @@ class Stage:
         for reduction in self.reductions:
             reduced = self._accepted(reduction)
             rows[self._row(reduction), 0] = not reduced.finite
-            rows[self._row(reduction), 1] = _squared_norm(reduced.gradients) if reduced.finite else 0.0
+            rows[self._row(reduction), 1] = reduced.squared_norm
         return rows
 
     @staticmethod
@@ -593,10 +593,6 @@ def _strides(shape: torch.Size) -> tuple[int, ...]:
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * size)
     return tuple(reversed(strides[: len(shape)]))
-
-
-def _squared_norm(gradients: Sequence[Tensor | None]) -> float:
-    return math.fsum(float(g.to(torch.float64).square().sum().item()) for g in gradients if g is not None)
 
 
 def _seed(device: torch.device, value: int) -> None:

@@ -22,6 +22,7 @@ from holdfast.control.membership import Membership
 from holdfast.control.messages import Failure, Heartbeat, Shutdown
 from holdfast.control.store import DecisionStore
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
+from holdfast.optim.digest import digest_run
 from holdfast.runtime.build import StageParts, build_stage, probe
 from holdfast.runtime.gloo import GlooTransport
 from holdfast.runtime.life import WorkerLife
@@ -175,7 +176,12 @@ def run_digest(directory: str, answer: Connection) -> None:
     """Sends ``ok`` and the two hashes of the layers saved in ``directory``."""
     _start_process()
     torch.set_num_threads(1)
-    _answering(answer, lambda: " ".join(digest_run(Path(directory))))
+    _answering(answer, lambda: _hashes(Path(directory)))
+
+
+def _hashes(directory: Path) -> str:
+    digest = digest_run(directory)
+    return f"{digest.weights_sha256} {digest.state_sha256}"
 
 
 def _answering(answer: Connection, work: Callable[[], str]) -> None:
