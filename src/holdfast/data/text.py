@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import sysconfig
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -36,8 +37,11 @@ def text_files(path: str) -> tuple[Path, ...]:
 def _stdlib() -> list[Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "__pycache__"}
-    files = (file for file in root.rglob("*.py") if left_out.isdisjoint(file.relative_to(root).parts))
-    return [file for file in files if file.is_file()]
+    found = []
+    for folder, below, files in os.walk(root):
+        below[:] = [name for name in below if name not in left_out]  # not even entered: they can hold far more files
+        found += [Path(folder, name) for name in files if name.endswith(".py")]
+    return found
 
 
 def _matching(path: str) -> list[Path]:

@@ -18,6 +18,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
 from holdfast.config.job import Job
 from holdfast.config.load import dump_job
 from holdfast.control.client import ControlClient
@@ -31,7 +33,7 @@ from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError
 from holdfast.runtime.processes import (
     CoordinatorSpec,
     EmulatedTimes,
-    ProbeSpec,
+    Probed,
     WorkerSpec,
     coordinator_main,
     digest_main,
@@ -42,7 +44,15 @@ from holdfast.telemetry.events import EventLog, JobEnded, JobStarted
 
 __all__ = ["Agent", "Interrupted", "Outcome"]
 
-_PRELOAD = ["torch", "torch.distributed", "grpc", "grpc.aio", "holdfast.runtime.worker", "holdfast.cli.main"]
+_PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "grpc",
+    "grpc.aio",
+    "holdfast.runtime.worker",
+    "holdfast.cli.main",
+]
 _GRACE_S = 1.5
 
 
@@ -121,12 +131,12 @@ class Agent:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOAD)
         with self._signals(), self._processes():
-            layers = int(self._ask(context, probe_main, ProbeSpec(job=self.job)))
-            plan = healthy_plan(self.job, layers)
+            probed = msgspec.json.decode(self._ask(context, probe_main, self.job), type=Probed)
+            plan = healthy_plan(self.job, len(probed.boundaries))
             self._claim_directory()
             log = EventLog(self.run_dir / "events.jsonl")
             log.write(time.monotonic(), self._started())
-            client = self._start(context, plan)
+            client = self._start(context, plan, probed)
             outcome = self._watch(client)
             client.close()
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
@@ -212,7 +222,7 @@ class Agent:
         for process in processes:
             process.join()
 
-    def _start(self, context: ForkServerContext, plan: Plan) -> ControlClient:
+    def _start(self, context: ForkServerContext, plan: Plan, probed: Probed) -> ControlClient:
         token = secrets.token_hex(32)
         port = self._start_coordinator(context, plan, token)
         address = f"{self.job.control.host}:{port}"
@@ -227,6 +237,7 @@ class Agent:
                 address=address,
                 token=token,
                 events=str(self.run_dir / "events.jsonl"),
+                boundaries=probed.boundaries,
                 faults=tuple(fault for fault in self.faults if fault.worker == worker),
                 emulate=self.emulate,
             )
@@ -269,7 +280,7 @@ class Agent:
     def _raise_if_interrupted(self) -> None:
         with contextlib.suppress(queue.Empty):
             item = self._inbox.get_nowait()
-            if isinstance(item, Exception):
+            if isinstance(item, Interrupted):
                 raise item
 
     def _reap(self, client: ControlClient) -> None:

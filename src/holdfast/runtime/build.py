@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -22,6 +22,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
+from holdfast.core.tensorspec import TensorSpec
 from holdfast.data.digits import Digits
 from holdfast.data.sampler import load_microbatch
 from holdfast.data.text import Text
@@ -30,8 +31,8 @@ from holdfast.models import convnet, gpt
 from holdfast.optim.factory import OptimizerFactory, learning_rate_scale, make_optimizer
 from holdfast.runtime.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.life import LifeStage
-from holdfast.runtime.model import Loss, Model, TensorSpec, infer_boundaries, tie_groups
-from holdfast.runtime.processes import EmulatedTimes
+from holdfast.runtime.model import Loss, Model, infer_boundaries, tie_groups
+from holdfast.runtime.processes import EmulatedTimes, Probed
 from holdfast.runtime.stage import Stage
 
 __all__ = ["StageParts", "build_dataset", "build_model", "build_stage", "load_target", "probe"]
@@ -161,8 +162,8 @@ def build_optimizer(job: Job) -> OptimizerFactory:
     )
 
 
-def probe(job: Job) -> int:
-    """Builds everything once and throws it away; returns the model's number of layers.
+def probe(job: Job) -> Probed:
+    """Builds everything once and throws it away; returns what flows between the layers.
 
     Raises:
         ConfigError: something in the job cannot be used.
@@ -170,8 +171,8 @@ def probe(job: Job) -> int:
     model = build_model(job)
     build_optimizer(job)
     _lr_scale(job)(0)
-    infer_boundaries(model.layers, _sample(job, build_dataset(job)))
-    return len(model.layers)
+    sample, _ = _loader(job)(0, 0)
+    return Probed(boundaries=infer_boundaries(model.layers, sample))
 
 
 def _lr_scale(job: Job) -> Callable[[int], float]:
@@ -183,12 +184,13 @@ def _lr_scale(job: Job) -> Callable[[int], float]:
     )
 
 
-def _loader(job: Job, dataset: Any) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]:
-    """Loads a micro-batch as a pure function of seed, step and its global number."""
+def _loader(job: Job) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]:
+    """Loads a micro-batch as a pure function of seed, step and its global number; opens the data when first asked."""
+    dataset = cache(lambda: build_dataset(job))
 
     def load(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
         return load_microbatch(
-            dataset,
+            dataset(),
             seed=job.train.seed,
             step=step,
             microbatch=microbatch,
@@ -199,24 +201,26 @@ def _loader(job: Job, dataset: Any) -> Callable[[int, int], tuple[torch.Tensor, 
     return load
 
 
-def _sample(job: Job, dataset: Any) -> torch.Tensor:
-    return _loader(job, dataset)(0, 0)[0]
-
-
-def build_stage(job: Job, plan: Plan, worker: WorkerId, emulate: EmulatedTimes | None) -> StageParts:
+def build_stage(
+    job: Job,
+    plan: Plan,
+    worker: WorkerId,
+    boundaries: tuple[TensorSpec, ...] = (),
+    emulate: EmulatedTimes | None = None,
+) -> StageParts:
     """Builds one worker's stage.
 
     Args:
         job: the job.
         plan: the plan of the healthy grid.
         worker: whose stage.
+        boundaries: what every layer hands on, see :func:`probe`; not needed to emulate.
         emulate: sleep so long instead of computing; None to compute.
     """
     owned = plan.placement.layers_of(worker)
     if emulate is not None:
         return _emulated(job, owned, plan.placement.num_layers, emulate)
-    model, dataset = build_model(job), build_dataset(job)
-    boundaries = infer_boundaries(model.layers, _sample(job, dataset))
+    model = build_model(job)
     stage = Stage(
         layers=model.layers,
         layer_range=owned,
@@ -227,7 +231,7 @@ def build_stage(job: Job, plan: Plan, worker: WorkerId, emulate: EmulatedTimes |
         numerics=job.train.numerics,
         seed=job.train.seed,
         num_microbatches=job.global_microbatches,
-        load=_loader(job, dataset),
+        load=_loader(job),
         clip_norm=job.train.clip_norm,
     )
     groups = tie_groups(model.ties)

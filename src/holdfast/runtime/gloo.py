@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
+from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
-from holdfast.runtime.model import TensorSpec
+from holdfast.runtime.model import num_bytes, torch_dtype
 from holdfast.runtime.transport import Exchange, Handle, MessageKey
 
 __all__ = ["GlooTransport"]
@@ -111,7 +112,7 @@ class GlooTransport:
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
         """See Transport.receive."""
-        buffer = torch.empty(_HEADER * 8 + spec.num_bytes, dtype=torch.uint8)
+        buffer = torch.empty(_HEADER * 8 + num_bytes(spec), dtype=torch.uint8)
         group = self._link(peer)
         with self._failing(peer):
             work = group.recv([buffer], self._rank(group, peer), _tag(key))
@@ -249,12 +250,12 @@ class _Receiving:
         with self._transport._failing(self._peer):
             self._work.wait()
         found = self._buffer[: _HEADER * 8].view(torch.int64)
-        expected = _header(self._key, self._spec.num_bytes)
+        expected = _header(self._key, num_bytes(self._spec))
         if not torch.equal(found, expected):
             raise InternalError(
-                f"expected {self._key} of {self._spec.num_bytes} bytes from {self._peer}, got header {found.tolist()}"
+                f"expected {self._key} of {num_bytes(self._spec)} bytes from {self._peer}, got header {found.tolist()}"
             )
-        return self._buffer[_HEADER * 8 :].view(self._spec.torch_dtype).view(self._spec.shape)
+        return self._buffer[_HEADER * 8 :].view(torch_dtype(self._spec)).view(self._spec.shape)
 
 
 def _header(key: MessageKey, size: int) -> torch.Tensor:

@@ -11,43 +11,47 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError
 
-__all__ = ["Loss", "Model", "TensorSpec", "Tie", "check_output", "find_ties", "infer_boundaries", "tie_groups", "untie"]
+__all__ = [
+    "Loss",
+    "Model",
+    "Tie",
+    "check_output",
+    "find_ties",
+    "infer_boundaries",
+    "num_bytes",
+    "spec_of",
+    "tie_groups",
+    "torch_dtype",
+    "untie",
+]
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``loss(output, target)``: the mean over one micro-batch as a scalar tensor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
-    """Shape and type of a tensor.
+def spec_of(tensor: Tensor) -> TensorSpec:
+    """Return the spec of a tensor."""
+    return TensorSpec(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
-    Attributes:
-        shape: sizes of the dimensions, the batch first.
-        dtype: name of the type without ``torch.``, such as ``float32``.
+
+def torch_dtype(spec: TensorSpec) -> torch.dtype:
+    """Return the type of a spec as torch knows it.
+
+    Raises:
+        ConfigError: torch has no such type.
     """
+    dtype = getattr(torch, spec.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"{spec.dtype!r} is not the name of a tensor type, expected one such as float32")
+    return dtype
 
-    shape: tuple[int, ...]
-    dtype: str
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> TensorSpec:
-        """Return the spec of a tensor."""
-        return cls(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The type as torch knows it."""
-        dtype = getattr(torch, self.dtype, None)
-        if not isinstance(dtype, torch.dtype):
-            raise ConfigError(f"{self.dtype!r} is not the name of a tensor type, expected one such as float32")
-        return dtype
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the tensor in bytes."""
-        return torch.Size(self.shape).numel() * self.torch_dtype.itemsize
+def num_bytes(spec: TensorSpec) -> int:
+    """Return the size of a spec's contiguous tensor in bytes."""
+    return torch.Size(spec.shape).numel() * torch_dtype(spec).itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,5 +198,5 @@ def infer_boundaries(layers: Sequence[nn.Module], sample: Tensor) -> tuple[Tenso
             buffers = {name: buffer.clone() for name, buffer in layer.named_buffers()}
             output = torch.func.functional_call(layer, buffers, (sample,))
             sample = check_output(index, layer, output)
-            specs.append(TensorSpec.of(sample))
+            specs.append(spec_of(sample))
     return tuple(specs)

@@ -14,11 +14,12 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
+from holdfast.core.tensorspec import TensorSpec
 
 __all__ = [
     "CoordinatorSpec",
     "EmulatedTimes",
-    "ProbeSpec",
+    "Probed",
     "WorkerSpec",
     "coordinator_main",
     "digest_main",
@@ -56,6 +57,7 @@ class WorkerSpec:
         address: of the coordinator.
         token: of the job.
         events: path of the job's log.
+        boundaries: what every layer hands on, from the first to the last; empty if emulated.
         faults: what is to happen to this worker.
         emulate: sleep so long instead of computing; None to compute.
     """
@@ -66,6 +68,7 @@ class WorkerSpec:
     address: str
     token: str
     events: str
+    boundaries: tuple[TensorSpec, ...]
     faults: tuple[Fault, ...]
     emulate: EmulatedTimes | None
 
@@ -83,10 +86,10 @@ class CoordinatorSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeSpec:
-    """All that the probe of a job is told."""
+class Probed:
+    """What the probe of a job found: what every layer hands on, from the first to the last."""
 
-    job: Job
+    boundaries: tuple[TensorSpec, ...]
 
 
 def worker_main(spec: WorkerSpec) -> None:
@@ -103,11 +106,11 @@ def coordinator_main(spec: CoordinatorSpec, answer: Connection) -> None:
     run_coordinator(spec, answer)
 
 
-def probe_main(spec: ProbeSpec, answer: Connection) -> None:
-    """Entry point of the probe; answers with the model's number of layers."""
+def probe_main(job: Job, answer: Connection) -> None:
+    """Entry point of the probe; answers with Probed."""
     from holdfast.runtime.worker import run_probe
 
-    run_probe(spec, answer)
+    run_probe(job, answer)
 
 
 def digest_main(directory: str, answer: Connection) -> None:

@@ -19,10 +19,10 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload, Receive, Reduction
 from holdfast.core.schedule import Op, OpKind
+from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
 from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Run, StartReduce, Take
 from holdfast.runtime.life import Abort, Build, LifeEffect, LifeStage, Listen, Report, WorkerLife, mean_loss
-from holdfast.runtime.model import TensorSpec
 from holdfast.runtime.transport import Handle, MessageKey, Transport
 from holdfast.telemetry.events import EventLog, FaultInjected, StepOps
 

@@ -9,7 +9,7 @@ import torch
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
-from holdfast.runtime.model import TensorSpec
+from holdfast.core.tensorspec import TensorSpec
 
 __all__ = ["Exchange", "Handle", "MessageKey", "Transport"]
 

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import msgspec
 import torch
 
+from holdfast.config.job import Job
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import Coordinator, serve
 from holdfast.control.membership import Membership
@@ -26,7 +28,7 @@ from holdfast.optim.digest import digest_run
 from holdfast.runtime.build import StageParts, build_stage, probe
 from holdfast.runtime.gloo import GlooTransport
 from holdfast.runtime.life import WorkerLife
-from holdfast.runtime.processes import CoordinatorSpec, ProbeSpec, WorkerSpec
+from holdfast.runtime.processes import CoordinatorSpec, WorkerSpec
 from holdfast.runtime.shell import RelayExchange, Shell
 from holdfast.telemetry.events import EventLog, WorkerReady
 
@@ -84,7 +86,7 @@ class _Worker:
 
     def _live(self) -> None:
         spec = self._spec
-        parts = build_stage(spec.job, spec.plan, spec.worker, spec.emulate)
+        parts = build_stage(spec.job, spec.plan, spec.worker, spec.boundaries, spec.emulate)
         self._shell = shell = self._make_shell(parts)
         gc.collect()
         gc.freeze()  # a collection in the middle of a recovery would cost more than the recovery
@@ -162,14 +164,14 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     os._exit(0)
 
 
-def run_probe(spec: ProbeSpec, answer: Connection) -> None:
+def run_probe(job: Job, answer: Connection) -> None:
     """Builds the model and opens the data once, so that bad input is found before any worker starts.
 
-    Sends ``ok`` and the number of layers, or ``error`` and what the user should change.
+    Sends ``ok`` and what was found, or ``error`` and what the user should change.
     """
     _start_process()
     torch.set_num_threads(1)
-    _answering(answer, lambda: str(probe(spec.job)))
+    _answering(answer, lambda: msgspec.json.encode(probe(job)).decode())
 
 
 def run_digest(directory: str, answer: Connection) -> None:

@@ -10,8 +10,9 @@ from typing import TypeVar
 import torch
 
 from holdfast.core.ids import WorkerId
+from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
-from holdfast.runtime.model import TensorSpec
+from holdfast.runtime.model import spec_of
 from holdfast.runtime.transport import MessageKey
 
 __all__ = ["Mail", "MemoryHub", "MemoryTransport"]
@@ -112,8 +113,8 @@ class MemoryTransport:
 
         def take() -> torch.Tensor:
             tensor = self._wait({peer}, lambda: self._hub.mail.collect(key, peer, self._worker))
-            if TensorSpec.of(tensor) != spec:
-                raise InternalError(f"expected {spec} under {key} from {peer}, got {TensorSpec.of(tensor)}")
+            if spec_of(tensor) != spec:
+                raise InternalError(f"expected {spec} under {key} from {peer}, got {spec_of(tensor)}")
             return tensor
 
         return _Waiting(take)

@@ -442,9 +442,7 @@ class VirtualCluster:
 
     def _key(self, worker: _Worker, instruction: Any, step: int) -> MessageKey:
         number = instruction.microbatch.number(worker.life.microbatches)
-        return MessageKey(
-            generation=worker.life.generation, step=step, payload=instruction.payload, microbatch=number
-        )
+        return MessageKey(generation=worker.life.generation, step=step, payload=instruction.payload, microbatch=number)
 
 
 def _peers(waiting: Any) -> set[WorkerId]:

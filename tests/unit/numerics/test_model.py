@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigError
 from holdfast.models import convnet, gpt
-from holdfast.runtime.model import Model, TensorSpec, Tie, find_ties, infer_boundaries, tie_groups, untie
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.runtime.model import Model, Tie, find_ties, infer_boundaries, tie_groups, torch_dtype, untie
 
 
 def test_ties_are_found_and_taken_apart() -> None:
@@ -110,7 +111,7 @@ def test_models_need_layers() -> None:
     with pytest.raises(ConfigError, match="layer 0 is a str"):
         Model.build(["linear"], gpt.loss)  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="not the name of a tensor type"):
-        _ = TensorSpec(shape=(1,), dtype="nn").torch_dtype
+        _ = torch_dtype(TensorSpec(shape=(1,), dtype="nn"))
 
 
 def test_built_models_depend_on_their_seed_alone() -> None:
