@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError
 from holdfast.models import convnet, gpt
-from holdfast.core.tensorspec import TensorSpec
-from holdfast.runtime.model import Model, Tie, find_ties, infer_boundaries, tie_groups, torch_dtype, untie
+from holdfast.runtime.model import Model, Tie, find_ties, infer_boundaries, num_bytes, tie_groups, torch_dtype, untie
 
 
 def test_ties_are_found_and_taken_apart() -> None:
@@ -86,8 +86,8 @@ def test_boundaries_of_gpt() -> None:
     layers = gpt.build(layers=2, width=16, heads=2, context=8, vocab=32)
     specs = infer_boundaries(layers, torch.zeros(2, 8, dtype=torch.int64))
     assert [spec.shape for spec in specs] == [(2, 8, 16)] * 3 + [(2, 8, 32)]
-    assert specs[0].num_bytes == 2 * 8 * 16 * 4
-    assert specs[0].torch_dtype is torch.float32
+    assert num_bytes(specs[0]) == 2 * 8 * 16 * 4
+    assert torch_dtype(specs[0]) is torch.float32
 
 
 class Wrong(nn.Module):
