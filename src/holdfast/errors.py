@@ -194,6 +194,5 @@ class LedgerError(InternalError):
         self.layer = layer
         self.microbatch = microbatch
         self.count = count
-        super().__init__(
-            f"ledger: layer {layer} counts micro-batch {microbatch} {count} times, expected exactly once; no update was made"
-        )
+        counted = f"ledger: layer {layer} counts micro-batch {microbatch} {count} times"
+        super().__init__(f"{counted}, expected exactly once; no update was made")

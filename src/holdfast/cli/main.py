@@ -28,8 +28,9 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    parser = _Parser(prog="holdfast", description="Trains PyTorch models and keeps training while workers die.")
-    commands = parser.add_subparsers(title="commands", dest="command", required=True, parser_class=_Parser)
+    about = "Trains PyTorch models and keeps training while workers die."
+    parser: argparse.ArgumentParser = _Parser(prog="holdfast", description=about)
+    commands = parser.add_subparsers(title="commands", dest="command", required=True)
     add_train_parser(commands)
     add_plan_parser(commands)
     add_inspect_parser(commands)

@@ -38,7 +38,7 @@ class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Base of the sections without a kind."""
 
 
-class GptModel(_Section, tag="gpt", kw_only=True):
+class GptModel(_Section, tag="gpt", frozen=True, kw_only=True):
     """A byte-level GPT; its output head shares the token embedding's weight."""
 
     layers: Positive = 8
@@ -48,13 +48,13 @@ class GptModel(_Section, tag="gpt", kw_only=True):
     dropout: Fraction = 0.1
 
 
-class ConvnetModel(_Section, tag="convnet", kw_only=True):
+class ConvnetModel(_Section, tag="convnet", frozen=True, kw_only=True):
     """A small convolutional net with batch-norm, for 8x8 images."""
 
     width: Positive = 16
 
 
-class PythonModel(_Section, tag="python", kw_only=True):
+class PythonModel(_Section, tag="python", frozen=True, kw_only=True):
     """One's own model: ``target`` names a function that returns the ordered list of modules.
 
     ``target`` and ``loss`` are ``package.module:name`` or ``path/to/file.py:name``.
@@ -65,17 +65,17 @@ class PythonModel(_Section, tag="python", kw_only=True):
     arguments: dict[str, Any] = {}
 
 
-class TextData(_Section, tag="text", kw_only=True):
+class TextData(_Section, tag="text", frozen=True, kw_only=True):
     """Bytes of text files: ``stdlib`` (Python's own sources), a file, a folder or a glob."""
 
     path: str
 
 
-class DigitsData(_Section, tag="digits", kw_only=True):
+class DigitsData(_Section, tag="digits", frozen=True, kw_only=True):
     """scikit-learn's handwritten digits."""
 
 
-class PythonData(_Section, tag="python", kw_only=True):
+class PythonData(_Section, tag="python", frozen=True, kw_only=True):
     """One's own map-style dataset: ``target`` names a function that returns it."""
 
     target: str
@@ -86,7 +86,7 @@ Model = GptModel | ConvnetModel | PythonModel
 Data = TextData | DigitsData | PythonData
 
 
-class Grid(_Plain, kw_only=True):
+class Grid(_Plain, frozen=True, kw_only=True):
     """The healthy grid; ``microbatches`` per pipeline."""
 
     pipelines: Positive
@@ -95,7 +95,7 @@ class Grid(_Plain, kw_only=True):
     microbatch_size: Positive = 1
 
 
-class Optimizer(_Plain, kw_only=True):
+class Optimizer(_Plain, frozen=True, kw_only=True):
     """``kind``: sgd, adam, adamw, or ``package.module:name`` of a function from parameters to an optimizer."""
 
     kind: str = "adamw"
@@ -108,7 +108,7 @@ class Optimizer(_Plain, kw_only=True):
     warmup_steps: Count = 0
 
 
-class Train(_Plain, kw_only=True):
+class Train(_Plain, frozen=True, kw_only=True):
     """``numerics``: exact (same bits on any grid, whatever fails) or fast (fp32 sums)."""
 
     steps: Positive
@@ -118,14 +118,14 @@ class Train(_Plain, kw_only=True):
     technique: Literal["1f1b", "gpipe"] = "1f1b"
 
 
-class Resilience(_Plain, kw_only=True):
+class Resilience(_Plain, frozen=True, kw_only=True):
     """``tolerate``: how many failures any of which the grid must survive; refused if it cannot."""
 
     strategy: Literal["auto", "adaptive"] = "auto"
     tolerate: Count = 0
 
 
-class Control(_Plain, kw_only=True):
+class Control(_Plain, frozen=True, kw_only=True):
     """Where the coordinator listens (port 0: any free one), and how often workers tell of their progress."""
 
     host: str = "127.0.0.1"
@@ -133,7 +133,7 @@ class Control(_Plain, kw_only=True):
     heartbeat_s: PositiveFloat = 0.5
 
 
-class Job(_Plain, kw_only=True):
+class Job(_Plain, frozen=True, kw_only=True):
     """A whole job file."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")] = "job"

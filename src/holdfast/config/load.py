@@ -1,4 +1,4 @@
-"""Reads a job file: YAML and ``--set`` overrides in, a checked :class:`Job` out, or one line that says what is wrong."""
+"""Reads a job file: YAML and ``--set`` overrides in, a checked :class:`Job` out, or one line on what is wrong."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _known_keys(path: str, tree: dict[str, Any]) -> set[str]:
     if not path:
         return set(fields)
     section = fields.get(path)
-    kinds = getattr(section, "__args__", (section,))
+    kinds: tuple[Any, ...] = getattr(section, "__args__", (section,))
     kind = (tree.get(path) or {}).get("kind")
     chosen = [k for k in kinds if getattr(k.__struct_config__, "tag", None) in (kind, None)] or list(kinds)
     keys = {name for k in chosen for name in k.__struct_fields__}

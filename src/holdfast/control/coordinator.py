@@ -23,7 +23,6 @@ from holdfast.control.messages import (
     Failure,
     Hello,
     Message,
-    Progress,
     decode_message,
     encode,
 )
@@ -138,7 +137,7 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         self._refusal = grpc.stream_stream_rpc_method_handler(refuse)
 
-    async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         """Lets a call through if its token is right."""
         given = next((value for key, value in details.invocation_metadata if key == TOKEN_KEY), "")
         given = given.encode() if isinstance(given, str) else given
@@ -168,7 +167,7 @@ async def serve(coordinator: Coordinator, *, host: str, port: int, token: str, r
         actual = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
         raise ConfigError(
-            f"control.port: cannot listen on {host}:{port}, it is in use or not ours; choose another, or 0 for any free one"
+            f"control.port: cannot listen on {host}:{port}, it is in use or not ours; choose another, or 0 for a free one"
         ) from error
     await server.start()
     ready(actual)

@@ -45,14 +45,14 @@ class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 # From workers and agents to the coordinator.
 
 
-class Hello(_Wire, tag=True, kw_only=True):
+class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker (or, with ``worker`` empty, the node's agent) attaches. ``layers`` is how many the model has."""
 
     worker: WorkerId | None
     pid: int
 
 
-class Status(_Wire, tag=True, kw_only=True):
+class Status(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker has aborted everything older than ``generation`` and says where its layers are.
 
     ``executed``: (step, number of (layer, micro-batch) pairs that it had begun), of its last steps.
@@ -64,7 +64,7 @@ class Status(_Wire, tag=True, kw_only=True):
     executed: tuple[tuple[int, int], ...]
 
 
-class Blob(_Wire, tag=True, kw_only=True):
+class Blob(_Wire, frozen=True, tag=True, kw_only=True):
     """A rendezvous value for the members ``to`` of ``generation``; the coordinator passes it on unread."""
 
     worker: WorkerId
@@ -74,14 +74,14 @@ class Blob(_Wire, tag=True, kw_only=True):
     to: tuple[WorkerId, ...]
 
 
-class Joined(_Wire, tag=True, kw_only=True):
+class Joined(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker's transport for ``generation`` stands."""
 
     worker: WorkerId
     generation: int
 
 
-class Suspect(_Wire, tag=True, kw_only=True):
+class Suspect(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker's communication failed: a suspicion, not a verdict; the coordinator decides."""
 
     worker: WorkerId
@@ -90,7 +90,7 @@ class Suspect(_Wire, tag=True, kw_only=True):
     detail: str
 
 
-class Heartbeat(_Wire, tag=True, kw_only=True):
+class Heartbeat(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker's progress: the operation index it is at, in ``step`` of ``generation``."""
 
     worker: WorkerId
@@ -99,7 +99,7 @@ class Heartbeat(_Wire, tag=True, kw_only=True):
     op: int
 
 
-class StepDone(_Wire, tag=True, kw_only=True):
+class StepDone(_Wire, frozen=True, tag=True, kw_only=True):
     """The reporting worker swapped in the results of ``step``; ``loss`` is the mean over its micro-batches."""
 
     worker: WorkerId
@@ -108,14 +108,14 @@ class StepDone(_Wire, tag=True, kw_only=True):
     loss: float | None
 
 
-class Finished(_Wire, tag=True, kw_only=True):
+class Finished(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker has run the last step of the job."""
 
     worker: WorkerId
     generation: int
 
 
-class Saved(_Wire, tag=True, kw_only=True):
+class Saved(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker wrote the layers that it was asked to; ``digests`` are of all layers that it holds."""
 
     worker: WorkerId
@@ -123,7 +123,7 @@ class Saved(_Wire, tag=True, kw_only=True):
     digests: tuple[tuple[int, str], ...]
 
 
-class Failure(_Wire, tag=True, kw_only=True):
+class Failure(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker cannot go on for a reason that no recovery cures."""
 
     worker: WorkerId
@@ -132,7 +132,7 @@ class Failure(_Wire, tag=True, kw_only=True):
     traceback: str = ""
 
 
-class Exited(_Wire, tag=True, kw_only=True):
+class Exited(_Wire, frozen=True, tag=True, kw_only=True):
     """The agent saw a worker's process end. ``status``: exit code, or minus the signal's number."""
 
     worker: WorkerId
@@ -143,25 +143,25 @@ class Exited(_Wire, tag=True, kw_only=True):
 # From the coordinator.
 
 
-class Attached(_Wire, tag=True, kw_only=True):
+class Attached(_Wire, frozen=True, tag=True, kw_only=True):
     """The coordinator accepted the connection."""
 
 
-class Install(_Wire, tag=True, kw_only=True):
-    """Stop everything older, join ``generation`` with ``plan``; ``plan`` is None when nothing can be trained any more."""
+class Install(_Wire, frozen=True, tag=True, kw_only=True):
+    """Stop everything older, join ``generation`` with ``plan``; no plan: nothing can be trained any more."""
 
     generation: int
     plan: Plan | None
 
 
-class Resume(_Wire, tag=True, kw_only=True):
+class Resume(_Wire, frozen=True, tag=True, kw_only=True):
     """Everyone's state is known: take back whatever is ahead of ``step`` and run from there."""
 
     generation: int
     step: int
 
 
-class Save(_Wire, tag=True, kw_only=True):
+class Save(_Wire, frozen=True, tag=True, kw_only=True):
     """Take back to ``step`` and write ``layers`` into ``directory``."""
 
     generation: int
@@ -170,13 +170,13 @@ class Save(_Wire, tag=True, kw_only=True):
     directory: str
 
 
-class Shutdown(_Wire, tag=True, kw_only=True):
+class Shutdown(_Wire, frozen=True, tag=True, kw_only=True):
     """The job is over: exit."""
 
     reason: str
 
 
-class Progress(_Wire, tag=True, kw_only=True):
+class Progress(_Wire, frozen=True, tag=True, kw_only=True):
     """For the agent: a step was done."""
 
     step: int
@@ -185,13 +185,13 @@ class Progress(_Wire, tag=True, kw_only=True):
     generation: int
 
 
-class Fence(_Wire, tag=True, kw_only=True):
+class Fence(_Wire, frozen=True, tag=True, kw_only=True):
     """For the agent: this worker is no member any more; see to it that its process is gone."""
 
     worker: WorkerId
 
 
-class Ended(_Wire, tag=True, kw_only=True):
+class Ended(_Wire, frozen=True, tag=True, kw_only=True):
     """For the agent: how the job ended. ``outcome``: done, lost, user-error or error."""
 
     outcome: str

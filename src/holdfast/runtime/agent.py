@@ -163,7 +163,7 @@ class Agent:
                 raise ConfigError(f"--fault {fault}: the last step is {self.job.train.steps - 1}")
 
     def _claim_directory(self) -> None:
-        """Makes the run directory ours; the resolved job file is created exclusively, so two runs cannot both have it."""
+        """Makes the run directory ours: the resolved job file is created exclusively, so two runs cannot share it."""
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             with (self.run_dir / "job.yaml").open("x") as file:
@@ -285,11 +285,11 @@ class Agent:
 
     def _reap(self, client: ControlClient) -> None:
         """Tells the coordinator of every worker process that ends, within milliseconds."""
-        living = {process.sentinel: worker for worker, process in self._workers.items()}
+        living: dict[object, WorkerId] = {process.sentinel: worker for worker, process in self._workers.items()}
         while living:
-            for sentinel in wait(list(living)):
+            for sentinel in wait([process.sentinel for process in map(self._workers.__getitem__, living.values())]):
                 detected = time.monotonic()
-                worker = living.pop(sentinel)  # type: ignore[call-overload]
+                worker = living.pop(sentinel)
                 process = self._workers[worker]
                 process.join()
                 client.send(Exited(worker=worker, status=process.exitcode or 0, detected=detected))

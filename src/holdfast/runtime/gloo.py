@@ -11,7 +11,9 @@ import contextlib
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,7 @@ from holdfast.runtime.transport import Exchange, Handle, MessageKey
 
 __all__ = ["GlooTransport"]
 
+_Gloo: Any = dist.ProcessGroupGloo  # torch's type hints leave its methods out
 _HEADER = 8  # int64 words before the payload: 64 bytes, so that the payload stays aligned
 _PAYLOADS = {payload: index for index, payload in enumerate(Payload)}
 
@@ -39,17 +42,19 @@ class GlooTransport:
         timeout_s: limit for any single operation; a safety net, not a failure detector.
     """
 
-    def __init__(self, worker: WorkerId, exchange: Exchange, *, host: str = "127.0.0.1", timeout_s: float = 1800.0):
+    def __init__(
+        self, worker: WorkerId, exchange: Exchange, *, host: str = "127.0.0.1", timeout_s: float = 1800.0
+    ) -> None:
         self._worker = worker
         self._exchange = exchange
         self._timeout = timedelta(seconds=timeout_s)
-        self._device = dist.ProcessGroupGloo.create_device(hostname=host)
+        self._device = _Gloo.create_device(hostname=host)
         self._lock = threading.Lock()
         self._generation = 0
         self._aborted = 0
         self._known_sockets: set[str] = set()
-        self._groups: dict[tuple[WorkerId, ...], dist.ProcessGroupGloo] = {}
-        self._sent: dict[int, list[tuple[dist.Work, torch.Tensor]]] = {}
+        self._groups: dict[tuple[WorkerId, ...], Any] = {}
+        self._sent: dict[int, list[tuple[Any, torch.Tensor]]] = {}
 
     def build(self, generation: int, groups: tuple[tuple[WorkerId, ...], ...]) -> None:
         """See Transport.build."""
@@ -59,7 +64,7 @@ class GlooTransport:
             self._refuse_stale(generation)
             self._generation = generation
             self._known_sockets = set(_sockets())
-        built: dict[tuple[WorkerId, ...], dist.ProcessGroupGloo] = {}
+        built: dict[tuple[WorkerId, ...], Any] = {}
         errors: list[BaseException] = []
 
         def connect(group: tuple[WorkerId, ...]) -> None:
@@ -79,15 +84,15 @@ class GlooTransport:
         if errors:
             raise PeerLost("", generation, _first_line(errors[0]))
 
-    def _connect(self, generation: int, group: tuple[WorkerId, ...]) -> dist.ProcessGroupGloo:
-        options = dist.ProcessGroupGloo._Options()
+    def _connect(self, generation: int, group: tuple[WorkerId, ...]) -> Any:
+        options = _Gloo._Options()
         options._devices = [self._device]
         options._threads = 1
         options._timeout = self._timeout
         others = tuple(worker for worker in group if worker != self._worker)
         prefix = "+".join(map(str, group))
         store = _ExchangeStore(self._exchange, generation, prefix, others)
-        return dist.ProcessGroupGloo(store, group.index(self._worker), len(group), options)
+        return _Gloo(store, group.index(self._worker), len(group), options)
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send: the tensor is copied behind a header that tells what it is."""
@@ -100,7 +105,7 @@ class GlooTransport:
             work = group.send([buffer], self._rank(group, peer), _tag(key))
         self._keep(key.step, work, buffer)
 
-    def _keep(self, step: int, work: dist.Work, buffer: torch.Tensor) -> None:
+    def _keep(self, step: int, work: Any, buffer: torch.Tensor) -> None:
         """Keeps a sent buffer until it has arrived: by the step after next every message of a step was taken."""
         if step not in self._sent:
             for old in [past for past in self._sent if past < step - 1]:
@@ -127,10 +132,10 @@ class GlooTransport:
             work = self._group(members).allreduce([total])
         return _Reducing(self, work, total)
 
-    def _link(self, peer: WorkerId) -> dist.ProcessGroupGloo:
+    def _link(self, peer: WorkerId) -> Any:
         return self._group(tuple(sorted((self._worker, peer))))
 
-    def _group(self, members: tuple[WorkerId, ...]) -> dist.ProcessGroupGloo:
+    def _group(self, members: tuple[WorkerId, ...]) -> Any:
         try:
             return self._groups[members]
         except KeyError:
@@ -140,7 +145,7 @@ class GlooTransport:
                 f"worker {self._worker}: no group of {names} in generation {self._generation}"
             ) from None
 
-    def _rank(self, group: dist.ProcessGroupGloo, peer: WorkerId) -> int:
+    def _rank(self, group: Any, peer: WorkerId) -> int:
         return int(peer > self._worker)
 
     def _refuse_stale(self, generation: int) -> None:
@@ -148,7 +153,7 @@ class GlooTransport:
             raise StaleGeneration(generation)
 
     @contextlib.contextmanager
-    def _failing(self, peer: WorkerId | None):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def _failing(self, peer: WorkerId | None) -> Iterator[None]:
         """Turns Gloo's RuntimeError into StaleGeneration (aborted) or PeerLost."""
         try:
             yield
@@ -178,7 +183,7 @@ class GlooTransport:
         self.abort(self._generation)
 
 
-class _ExchangeStore(dist.Store):
+class _ExchangeStore(dist.Store):  # type: ignore[name-defined,misc]
     """A torch store over the exchange: what Gloo needs to tell its addresses to one group's members."""
 
     def __init__(self, exchange: Exchange, generation: int, prefix: str, others: tuple[WorkerId, ...]) -> None:
@@ -218,7 +223,7 @@ class _Ready:
 
 
 class _Reducing:
-    def __init__(self, transport: GlooTransport, work: dist.Work, total: torch.Tensor) -> None:
+    def __init__(self, transport: GlooTransport, work: Any, total: torch.Tensor) -> None:
         self._transport = transport
         self._work = work
         self._total = total
@@ -233,7 +238,7 @@ class _Receiving:
     def __init__(
         self,
         transport: GlooTransport,
-        work: dist.Work,
+        work: Any,
         buffer: torch.Tensor,
         key: MessageKey,
         peer: WorkerId,

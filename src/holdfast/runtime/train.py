@@ -84,7 +84,7 @@ def train(
 
     Raises:
         ConfigError: the job cannot be used; nothing was overwritten.
-        StateUnavailable: a layer lost its last owner; what lives was saved in ``RUN_DIR/final`` at the last committed step.
+        StateUnavailable: a layer lost its last owner; what lives was saved in ``RUN_DIR/final``.
         Interrupted: SIGINT or SIGTERM came; every process is ended.
     """
     directory = Path(run_dir) if run_dir is not None else _default_directory(job)

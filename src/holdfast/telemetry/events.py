@@ -36,7 +36,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_
     schema: ClassVar[int] = 1
 
 
-class JobStarted(_Event, tag="job_started", kw_only=True):
+class JobStarted(_Event, frozen=True, tag="job_started", kw_only=True):
     """The agent starts a job; ``wall_time`` (seconds since 1970) belongs to the same moment as the line's ``time``."""
 
     name: str
@@ -46,21 +46,21 @@ class JobStarted(_Event, tag="job_started", kw_only=True):
     wall_time: float
 
 
-class WorkerReady(_Event, tag="worker_ready", kw_only=True):
+class WorkerReady(_Event, frozen=True, tag="worker_ready", kw_only=True):
     """A worker has its model and data and attached to the coordinator."""
 
     worker: str
     pid: int
 
 
-class Notice(_Event, tag="notice", kw_only=True):
+class Notice(_Event, frozen=True, tag="notice", kw_only=True):
     """Something that a person should know and that changes nothing: a fall-back, for example."""
 
     worker: str
     text: str
 
 
-class FaultInjected(_Event, tag="fault_injected", kw_only=True):
+class FaultInjected(_Event, frozen=True, tag="fault_injected", kw_only=True):
     """A scheduled fault fired; written before it takes effect."""
 
     worker: str
@@ -70,7 +70,7 @@ class FaultInjected(_Event, tag="fault_injected", kw_only=True):
     spec: str
 
 
-class Detected(_Event, tag="detected", kw_only=True):
+class Detected(_Event, frozen=True, tag="detected", kw_only=True):
     """The coordinator holds a worker for lost."""
 
     worker: str
@@ -78,7 +78,7 @@ class Detected(_Event, tag="detected", kw_only=True):
     generation: int
 
 
-class Suspected(_Event, tag="suspected", kw_only=True):
+class Suspected(_Event, frozen=True, tag="suspected", kw_only=True):
     """A worker's communication failed."""
 
     worker: str
@@ -87,14 +87,14 @@ class Suspected(_Event, tag="suspected", kw_only=True):
     detail: str
 
 
-class Installed(_Event, tag="installed", kw_only=True):
+class Installed(_Event, frozen=True, tag="installed", kw_only=True):
     """The coordinator decided, stored and sends a new generation."""
 
     generation: int
     workers: tuple[str, ...]
 
 
-class Agreed(_Event, tag="agreed", kw_only=True):
+class Agreed(_Event, frozen=True, tag="agreed", kw_only=True):
     """The state of every survivor is known: all run from ``step``."""
 
     generation: int
@@ -102,13 +102,13 @@ class Agreed(_Event, tag="agreed", kw_only=True):
     recomputed_microbatches: int
 
 
-class Rebuilt(_Event, tag="rebuilt", kw_only=True):
+class Rebuilt(_Event, frozen=True, tag="rebuilt", kw_only=True):
     """Every survivor's transport of this generation stands."""
 
     generation: int
 
 
-class StepOps(_Event, tag="step", kw_only=True):
+class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     """A worker swapped in the results of a step.
 
     Attributes:
@@ -124,7 +124,7 @@ class StepOps(_Event, tag="step", kw_only=True):
     ops: tuple[tuple[str, int, int, float, float], ...]
 
 
-class JobEnded(_Event, tag="job_ended", kw_only=True):
+class JobEnded(_Event, frozen=True, tag="job_ended", kw_only=True):
     """The job is over."""
 
     outcome: str
