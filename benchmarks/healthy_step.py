@@ -1,0 +1,334 @@
+"""What a healthy step costs: Holdfast, with fast and with exact numerics, next to torch's own Schedule1F1B.
+
+Same grid, layers, data, micro-batches and optimizer, no dropout, one compute thread per worker. The three sides take
+turns within one invocation, so that the noise of the machine hits all of them; each must reach the same losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from baseline_1f1b import BaselineFailed, run_baseline
+from holdfast.config.job import Job
+from holdfast.config.load import parse_job
+from holdfast.control.messages import Progress
+from holdfast.errors import HoldfastError
+from holdfast.runtime.agent import Interrupted, healthy_plan
+from holdfast.runtime.train import train
+from holdfast.telemetry.events import StepOps, WorkerReady, read_events
+from measure import Interval, Recorder, cpu_seconds, interval, print_table, progress, ratio_interval, time_limit
+
+SIDES = ("baseline", "fast", "exact")
+COMPARED = (("fast", "baseline", 1.00), ("exact", "fast", 1.20))
+_LOSS_TOLERANCE = 1e-3
+_HEADER_BYTES = 64
+_TIMES = {"step_s": "wall", "cpu_s": "CPU"}
+
+
+@dataclass(slots=True, kw_only=True)
+class CpuWindow:
+    """CPU time between the ends of two steps, of the workers and of all that serves them.
+
+    Attributes:
+        first: the step at whose end the window opens.
+        last: the step at whose end it closes.
+        samples: per end of a step, the seconds of (workers, everything else of the job).
+    """
+
+    first: int
+    last: int
+    samples: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def on_step(self, step: int, pids: list[int]) -> None:
+        """Takes a sample if the window opens or closes here."""
+        if step not in (self.first, self.last):
+            return
+        everything = {child.pid for child in psutil.Process().children(recursive=True)} | {os.getpid()}
+        self.samples[step] = (cpu_seconds(pids), cpu_seconds(everything.difference(pids)))
+
+    def per_step(self) -> tuple[float, float]:
+        """Seconds per step of the workers, and of everything else."""
+        before, after = self.samples[self.first], self.samples[self.last]
+        steps = self.last - self.first
+        return (after[0] - before[0]) / steps, (after[1] - before[1]) / steps
+
+
+def main() -> int:
+    """Runs the benchmark; returns 1 if a run failed or the sides did not compute the same."""
+    options = _options()
+    recorder = Recorder("healthy_step_" + options.grid, vars(options))
+    order = random.Random(0)
+    for repetition in range(options.repetitions):
+        for side in order.sample(SIDES, k=len(SIDES)):
+            recorder.begin()
+            row = recorder.add(side=side, repetition=repetition, **measure(side, options))
+            progress(f"run {repetition + 1}/{options.repetitions} {side}: {_brief(row)}")
+    summary = summarise(recorder.rows, bytes_per_step(options))
+    _show(summary)
+    recorder.write(summary)
+    return int(bool(summary["problems"]))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--grid", default="2x2", help="pipelines x stages, at least two stages; or 3x4")
+    parser.add_argument("--microbatches", type=int, default=6, help="per pipeline")
+    parser.add_argument("--microbatch-size", type=int, default=4, help="samples")
+    parser.add_argument("--layers", type=int, default=8, help="transformer blocks")
+    parser.add_argument("--width", type=int, default=128, help="of the residual stream")
+    parser.add_argument("--heads", type=int, default=4, help="attention heads")
+    parser.add_argument("--context", type=int, default=128, help="tokens of a sample")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before those that are timed")
+    parser.add_argument("--steps", type=int, default=10, help="steps that are timed in a run")
+    parser.add_argument("--repetitions", type=int, default=8, help="runs of each side")
+    parser.add_argument("--quick", action="store_true", help="2 repetitions of 5 steps")
+    parser.add_argument("--limit-s", type=float, default=600.0, help="a run longer than this has failed")
+    options = parser.parse_args()
+    if options.quick:
+        options.repetitions, options.steps = 2, 5
+    return options
+
+
+def _job(options: argparse.Namespace, numerics: str) -> Job:
+    pipelines, stages = map(int, options.grid.split("x"))
+    return parse_job(
+        {
+            "name": "healthy-step",
+            "model": {
+                "kind": "gpt",
+                "layers": options.layers,
+                "width": options.width,
+                "heads": options.heads,
+                "context": options.context,
+                "dropout": 0,
+            },
+            "data": {"kind": "text", "path": "stdlib"},
+            "grid": {
+                "pipelines": pipelines,
+                "stages": stages,
+                "microbatches": options.microbatches,
+                "microbatch_size": options.microbatch_size,
+            },
+            "optimizer": {"kind": "adamw", "lr": 3e-4},
+            # One step more than is timed, so that the end of the job lies outside the window.
+            "train": {"steps": options.warmup + options.steps + 1, "numerics": numerics},
+        }
+    )
+
+
+def measure(side: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs one side once; returns the row, with ``error`` set and no numbers if the run failed."""
+    window = CpuWindow(first=options.warmup - 1, last=options.warmup + options.steps - 1)
+    job = _job(options, "exact" if side == "exact" else "fast")
+    run: Callable[[Job, CpuWindow], tuple[list[float], list[float]]]
+    run = _run_baseline if side == "baseline" else _run_holdfast
+    try:
+        with time_limit(options.limit_s):
+            ends, losses = run(job, window)
+        workers, others = window.per_step()
+    except (HoldfastError, BaselineFailed, Interrupted, TimeoutError, KeyError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    timed = [after - before for before, after in pairwise(ends[window.first : window.last + 1])]
+    return {
+        "error": None,
+        "step_s": statistics.median(timed),
+        "cpu_s": workers,
+        "control_cpu_s": others,
+        "steps_s": timed,
+        "losses": losses,
+    }
+
+
+def _run_baseline(job: Job, window: CpuWindow) -> tuple[list[float], list[float]]:
+    run = run_baseline(job, on_step=window.on_step)
+    return list(run.ends), list(run.losses)
+
+
+def _run_holdfast(job: Job, window: CpuWindow) -> tuple[list[float], list[float]]:
+    """Returns when each step was committed, and the losses."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-healthy-") as directory:
+        events = Path(directory) / "run" / "events.jsonl"
+        pids: list[int] = []
+
+        def on_progress(told: Progress) -> None:
+            if not pids:
+                pids.extend(event.pid for _, event in read_events(events) if isinstance(event, WorkerReady))
+            window.on_step(told.step, pids)
+
+        summary = train(job, run_dir=events.parent, on_progress=on_progress)
+        found = {
+            event.step: event.loss
+            for _, event in read_events(events)
+            if isinstance(event, StepOps) and event.loss is not None
+        }
+    return [time for _, time in summary.report.commits], [found[step] for step in sorted(found)]
+
+
+def bytes_per_step(options: argparse.Namespace) -> dict[str, dict[str, dict[str, int]]]:
+    """Computes, from the plan and the stages themselves, what every worker sends in a step.
+
+    Returns:
+        Per side and worker, bytes: ``point_to_point`` with headers; ``messages`` handed to reductions; ``all_reduce``
+        what a ring then sends for them, ``2 (n - 1) / n`` times as much among n workers; ``sent`` in all.
+    """
+    return {
+        "baseline": _baseline_bytes(_job(options, "fast")),
+        "fast": _holdfast_bytes(_job(options, "fast")),
+        "exact": _holdfast_bytes(_job(options, "exact")),
+    }
+
+
+def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
+    from holdfast.core.lower import Payload, Reduce, Send, lower
+    from holdfast.runtime.build import build_stage, probe
+    from holdfast.runtime.model import num_bytes
+
+    assert job.model.__struct_config__.tag == "gpt"
+    plan = healthy_plan(job, job.model.layers + 2)  # type: ignore[union-attr]
+    boundaries, found = probe(job).boundaries, {}
+    for worker in plan.workers:
+        parts = build_stage(job, plan, worker, boundaries)
+        program = next(program for program in lower(plan, parts.ties) if program.worker == worker)
+        # An activation that goes out is as large as the gradient that comes back for it.
+        sizes = {Payload.ACTIVATION: parts.gradient, Payload.GRADIENT: parts.activation}
+        point, messages, ring = 0, 0, 0.0
+        for instruction in program.instructions:
+            if isinstance(instruction, Send):
+                spec = sizes.get(instruction.payload) or parts.tally
+                point += num_bytes(spec) + _HEADER_BYTES
+            elif isinstance(instruction, Reduce):
+                size = parts.stage.message(instruction.reduction.layers).nbytes
+                messages += size
+                ring += _ring(size, len(instruction.reduction.workers))
+        found[str(worker)] = _traffic(point, messages, ring)
+    return found
+
+
+def _baseline_bytes(job: Job) -> dict[str, dict[str, int]]:
+    from holdfast.runtime.build import build_model, probe
+    from holdfast.runtime.model import num_bytes
+
+    grid, model = job.grid, build_model(job)
+    plan = healthy_plan(job, len(model.layers))
+    shared = model.layers[0].get_parameter("token.weight").nbytes
+    boundaries, found = probe(job).boundaries, {}
+    for worker in plan.workers:
+        owned = plan.placement.layers_of(worker)
+        own = sum(p.nbytes for index in owned.indices for p in model.layers[index].parameters())
+        at_end = worker.stage in (0, grid.stages - 1)
+        cuts = [at - 1 for at in (owned.start, owned.stop) if 0 < at < len(model.layers)]
+        outgoing = [num_bytes(boundaries[cut]) for cut in cuts]
+        ring = _ring(own - shared * at_end, grid.pipelines) + _ring(shared * at_end, 2 * grid.pipelines)
+        found[str(worker)] = _traffic(grid.microbatches * sum(outgoing), own, ring)
+    return found
+
+
+def _ring(size: int, members: int) -> float:
+    return 2 * (members - 1) / members * size
+
+
+def _traffic(point: int, messages: int, ring: float) -> dict[str, int]:
+    return {"point_to_point": point, "messages": messages, "all_reduce": round(ring), "sent": round(point + ring)}
+
+
+def summarise(rows: list[dict[str, Any]], sent: dict[str, dict[str, dict[str, int]]]) -> dict[str, Any]:
+    """Returns medians, ratios and bytes, and whatever went wrong."""
+    good = {
+        side: {row["repetition"]: row for row in rows if row["side"] == side and not row["error"]} for side in SIDES
+    }
+    return {
+        "problems": [f"{row['side']} {row['repetition']}: {row['error']}" for row in rows if row["error"]]
+        + _different_losses(good),
+        "sides": {
+            side: {
+                metric: interval([row[metric] for row in good[side].values()]).to_json()
+                for metric in ("step_s", "cpu_s", "control_cpu_s")
+            }
+            for side in SIDES
+        },
+        "ratios": [
+            _ratio(good[over], good[under], f"{over} / {under}", metric, target)
+            for over, under, target in COMPARED
+            for metric in ("step_s", "cpu_s")
+        ],
+        "bytes": sent,
+    }
+
+
+def _different_losses(good: dict[str, dict[int, dict[str, Any]]]) -> list[str]:
+    """Every run trains the same model on the same samples: the losses may differ by rounding only."""
+    runs = [(side, row["losses"]) for side in SIDES for row in good[side].values()]
+    if not runs:
+        return []
+    first, reference = runs[0]
+    return [
+        f"{side} reaches other losses than {first}: {losses} and {reference}"
+        for side, losses in runs[1:]
+        if len(losses) != len(reference)
+        or any(abs(a - b) > _LOSS_TOLERANCE * abs(b) for a, b in zip(losses, reference, strict=True))
+    ]
+
+
+def _ratio(
+    over: dict[int, dict[str, Any]], under: dict[int, dict[str, Any]], name: str, metric: str, target: float
+) -> dict[str, Any]:
+    both = sorted(over.keys() & under.keys())
+    found = ratio_interval([(over[n][metric], under[n][metric]) for n in both])
+    return {"ratio": name, "metric": metric, "target": target, "verdict": _verdict(found, target), **found.to_json()}
+
+
+def _verdict(found: Interval, target: float) -> str:
+    if found.median is None or found.low is None:
+        return "no value"
+    if found.median <= target:
+        return "met"
+    return "met within noise" if found.low <= target else "MISSED"
+
+
+def _brief(row: dict[str, Any]) -> str:
+    if row["error"]:
+        return f"FAILED: {row['error']}"
+    return f"step {row['step_s']:.3f} s, CPU {row['cpu_s']:.3f} s (control {row['control_cpu_s']:.3f} s)"
+
+
+def _show(summary: dict[str, Any]) -> None:
+    sides = [
+        [side, *(_interval(found[metric]).show(1000, 0) for metric in ("step_s", "cpu_s", "control_cpu_s"))]
+        for side, found in summary["sides"].items()
+    ]
+    header = ["side", "wall ms per step", "CPU ms per step, all workers", "CPU ms per step, agent and coordinator"]
+    print_table("Healthy step: median [95 % interval]", header, sides)
+    ratios = [
+        [row["ratio"], _TIMES[row["metric"]], _interval(row).show(1, 3), str(row["target"]), row["verdict"]]
+        for row in summary["ratios"]
+    ]
+    print_table("Ratios of medians", ["ratio", "time", "ratio [95 %]", "target", "verdict"], ratios)
+    kinds = ("point_to_point", "messages", "all_reduce", "sent")
+    sizes = [
+        [worker, side, *(f"{traffic[kind] / 1024:.0f}" for kind in kinds)]
+        for worker in summary["bytes"]["fast"]
+        for side in SIDES
+        for traffic in [summary["bytes"][side][worker]]
+    ]
+    print_table("KiB that a worker sends per step (computed)", ["worker", "side", *kinds], sizes)
+    for problem in summary["problems"]:
+        print(f"PROBLEM {problem}")
+
+
+def _interval(found: dict[str, Any]) -> Interval:
+    return Interval(**{key: found[key] for key in ("median", "low", "high", "count")})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,220 @@
+"""From SIGKILL to the next committed step, on grids of 4, 12 and 24 workers, with compute emulated by sleeps.
+
+Everything but the compute is real: processes, sockets, coordinator, agreement, rebuilding, executor. A worker in the
+middle of its pipeline is killed half-way through its backward operations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from holdfast.config.job import Job
+from holdfast.config.load import parse_job
+from holdfast.core.builders import adaptive_plan
+from holdfast.core.evaluate import evaluate
+from holdfast.core.faults import Fault, FaultKind, Point
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+from holdfast.core.profile import Costs
+from holdfast.errors import HoldfastError
+from holdfast.runtime.agent import Interrupted, healthy_plan
+from holdfast.runtime.processes import EmulatedTimes
+from holdfast.runtime.train import Summary, train
+from measure import Interval, Recorder, interval, print_table, progress, time_limit
+
+TARGET_S = 0.100
+METRICS = ("detected_s", "agreed_s", "rebuilt_s", "overhead_s", "healthy_excess_s", "rerouted_excess_s")
+_LAYERS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Pipelines x stages."""
+
+    pipelines: int
+    stages: int
+
+    @classmethod
+    def parse(cls, text: str) -> Grid:
+        """Reads ``3x4``."""
+        pipelines, stages = map(int, text.split("x"))
+        return cls(pipelines=pipelines, stages=stages)
+
+    def __str__(self) -> str:
+        return f"{self.pipelines}x{self.stages}"
+
+    @property
+    def victim(self) -> WorkerId:
+        """The middle stage of the middle pipeline."""
+        return WorkerId(self.pipelines // 2, self.stages // 2)
+
+
+def main() -> int:
+    """Runs the benchmark; returns 1 if any run failed."""
+    options = _options()
+    grids = [Grid.parse(text) for text in options.grids]
+    recorder = Recorder("recovery", vars(options))
+    for repetition in range(options.repetitions):
+        for grid in grids:
+            recorder.begin()
+            row = recorder.add(grid=str(grid), repetition=repetition, **measure(grid, options))
+            progress(f"{grid} run {repetition + 1}/{options.repetitions}: {_brief(row)}")
+    summary = [_summary(grid, recorder.rows) for grid in grids]
+    _show(summary)
+    recorder.write([{**row, **{m: row[m].to_json() for m in METRICS}} for row in summary])
+    return int(any(row["error"] for row in recorder.rows))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--grids", nargs="+", default=["2x2", "3x4", "6x4"], help="pipelines x stages")
+    parser.add_argument("--repetitions", type=int, default=10, help="runs per grid, alternating between grids")
+    parser.add_argument("--quick", action="store_true", help="2 repetitions")
+    parser.add_argument("--op-ms", type=float, default=20.0, help="length of every emulated F, I and W")
+    parser.add_argument("--microbatches", type=int, default=6, help="per pipeline")
+    parser.add_argument("--kill-step", type=int, default=3, help="the step in which the worker is killed")
+    parser.add_argument("--point", default=Point.BACKWARD.value, help="the point of the step")
+    parser.add_argument("--limit-s", type=float, default=120.0, help="a run longer than this has failed")
+    options = parser.parse_args()
+    if options.quick:
+        options.repetitions = 2
+    return options
+
+
+def measure(grid: Grid, options: argparse.Namespace) -> dict[str, Any]:
+    """Trains once with one kill; returns the row, with ``error`` set and no numbers if the run failed."""
+    job = _job(grid, options)
+    fault = Fault(kind=FaultKind.KILL, worker=grid.victim, step=options.kill_step, point=Point(options.point))
+    seconds = options.op_ms / 1000
+    times = EmulatedTimes(forward_s=seconds, backward_input_s=seconds, backward_weight_s=seconds)
+    with tempfile.TemporaryDirectory(prefix="holdfast-recovery-") as directory:
+        try:
+            with time_limit(options.limit_s):
+                summary = train(job, run_dir=Path(directory) / "run", faults=[fault], emulate=times)
+        except (HoldfastError, Interrupted, TimeoutError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+    return _row(job, fault, seconds, summary)
+
+
+def _job(grid: Grid, options: argparse.Namespace) -> Job:
+    tree = {
+        "name": f"recovery-{grid}",
+        "model": {"kind": "gpt", "layers": _LAYERS - 2, "width": 8, "heads": 1, "context": 8, "dropout": 0},
+        "data": {"kind": "text", "path": __file__},
+        "grid": {"pipelines": grid.pipelines, "stages": grid.stages, "microbatches": options.microbatches},
+        "train": {"steps": options.kill_step + 3},
+    }
+    return parse_job(tree)
+
+
+def _row(job: Job, fault: Fault, seconds: float, summary: Summary) -> dict[str, Any]:
+    failures = summary.report.failures
+    if summary.unfired or len(failures) != 1:
+        return {"error": f"{len(failures)} failures instead of one; not fired: {summary.unfired}"}
+    healthy = healthy_plan(job, _LAYERS)
+    rerouted = adaptive_plan(healthy, [fault.worker])
+    planned, redone = _makespan(healthy, seconds), _makespan(rerouted, seconds)
+    failure = failures[0]
+    if failure.resumed_s is None:
+        return {"error": "no step was committed after the failure"}
+    commits = dict(summary.report.commits)
+    return {
+        "error": None,
+        "workers": len(healthy.workers),
+        "killed": str(fault),
+        "planned_step_s": planned,
+        "planned_redone_step_s": redone,
+        "detected_s": failure.detected_s,
+        "agreed_s": failure.agreed_s,
+        "rebuilt_s": failure.rebuilt_s,
+        "resumed_s": failure.resumed_s,
+        "overhead_s": failure.resumed_s - redone,
+        "healthy_excess_s": _step_s(commits, range(fault.step)) - planned,
+        "rerouted_excess_s": _step_s(commits, range(fault.step, job.train.steps)) - redone,
+        "recomputed_pairs": failure.recomputed_microbatches,
+    }
+
+
+def _makespan(plan: Plan, seconds: float) -> float:
+    """The planned length of one step where every operation of a worker takes ``seconds``, whatever its layers."""
+    per_layer = {
+        index: seconds / len(layers.indices) for _, layers in plan.placement.ranges for index in layers.indices
+    }
+    row = tuple(per_layer[index] for index in range(plan.placement.num_layers))
+    zeros = (0.0,) * len(row)
+    costs = Costs(
+        forward=row,
+        input=row,
+        weight=row,
+        optimizer=zeros,
+        comm=zeros[1:],
+        takes=zeros,
+        gives_input=zeros,
+        gives_weight=zeros,
+    )
+    return evaluate(plan, costs).makespan
+
+
+def _step_s(commits: dict[int, float], steps: range) -> float:
+    """The median time between the commits of consecutive steps."""
+    return statistics.median(commits[after] - commits[before] for before, after in pairwise(steps))
+
+
+def _brief(row: dict[str, Any]) -> str:
+    if row["error"]:
+        return f"FAILED: {row['error']}"
+    names = ("detected_s", "agreed_s", "rebuilt_s", "overhead_s")
+    return ", ".join(f"{name.removesuffix('_s')} {row[name] * 1000:.0f} ms" for name in names)
+
+
+def _summary(grid: Grid, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    mine = [row for row in rows if row["grid"] == str(grid)]
+    good = [row for row in mine if not row["error"]]
+    metrics: dict[str, Interval] = {metric: interval([row[metric] for row in good]) for metric in METRICS}
+    overhead = metrics["overhead_s"].median
+    return {
+        "grid": str(grid),
+        "workers": grid.pipelines * grid.stages,
+        "runs": len(mine),
+        "failed": len(mine) - len(good),
+        "target_s": TARGET_S,
+        "target_met": overhead is not None and overhead <= TARGET_S and len(good) == len(mine),
+        **metrics,
+    }
+
+
+def _show(summary: list[dict[str, Any]]) -> None:
+    header = [
+        "grid",
+        "workers",
+        "runs (failed)",
+        "detected",
+        "agreed",
+        "rebuilt",
+        "next commit - redone step",
+        "<= 100 ms",
+        "healthy step - plan",
+        "re-routed step - plan",
+    ]
+    rows = [
+        [
+            row["grid"],
+            str(row["workers"]),
+            f"{row['runs']} ({row['failed']})",
+            *(row[metric].show(1000) for metric in METRICS[:4]),
+            "yes" if row["target_met"] else "NO",
+            *(row[metric].show(1000) for metric in METRICS[4:]),
+        ]
+        for row in summary
+    ]
+    print_table("ms since SIGKILL: median [95 % interval]", header, rows)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
