@@ -167,7 +167,7 @@ async def serve(coordinator: Coordinator, *, host: str, port: int, token: str, r
         actual = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
         raise ConfigError(
-            f"control.port: cannot listen on {host}:{port}, it is in use or not ours; choose another, or 0 for a free one"
+            f"control.port: cannot listen on {host}:{port}, it is in use or not ours; choose another, or 0"
         ) from error
     await server.start()
     ready(actual)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import multiprocessing
+import os
 import queue
 import secrets
 import signal
@@ -130,6 +131,8 @@ class Agent:
         self._check_faults()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOAD)
+        # Gloo reports every lost peer on stderr as an error of its own; here it is an event, told once, by us.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         with self._signals(), self._processes():
             probed = msgspec.json.decode(self._ask(context, probe_main, self.job), type=Probed)
             plan = healthy_plan(self.job, len(probed.boundaries))

@@ -1,9 +1,9 @@
 """A compute engine that computes next to nothing, but whose results still prove that everything was right.
 
 Each layer's weight, activation and gradient is a few integers, mixed by a hash of (step, layer, micro-batch) and of
-what came in. A wrong route, a lost or doubled micro-batch or a stale weight changes the final hash, as it would in a real
-model; time is spent asleep instead of computing. It serves the simulated cluster and the timing of many workers on few
-cores.
+what came in. A wrong route, a lost or doubled micro-batch or a stale weight changes the final hash, as it would in a
+real model; time is spent asleep instead of computing. It serves the simulated cluster and the timing of many workers
+on few cores.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ from holdfast.runtime.transport import Exchange, Handle, MessageKey
 __all__ = ["GlooTransport"]
 
 _Gloo: Any = dist.ProcessGroupGloo  # torch's type hints leave its methods out
+_JOIN_S = 0.01
+_CONNECT_S = 60.0
 _HEADER = 8  # int64 words before the payload: 64 bytes, so that the payload stays aligned
 _PAYLOADS = {payload: index for index, payload in enumerate(Payload)}
 
@@ -76,23 +78,38 @@ class GlooTransport:
         threads = [threading.Thread(target=connect, args=(group,), daemon=True) for group in ours]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        self._join(threads, generation, errors)
         with self._lock:
             self._groups.update(built)
             self._refuse_stale(generation)
         if errors:
             raise PeerLost("", generation, _first_line(errors[0]))
 
+    def _join(self, threads: list[threading.Thread], generation: int, errors: list[BaseException]) -> None:
+        """Waits for the threads that connect, until the generation is aborted or a member turns out dead.
+
+        Then nothing can hurry a thread that waits for a member which will never come: it is left behind, holds nothing
+        that anybody needs, and ends at the time limit for connecting.
+        """
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(_JOIN_S)
+                if errors or self._aborted >= generation:
+                    with self._lock:
+                        _shut(_sockets().keys() - self._known_sockets)
+                    return
+
     def _connect(self, generation: int, group: tuple[WorkerId, ...]) -> Any:
         options = _Gloo._Options()
         options._devices = [self._device]
         options._threads = 1
-        options._timeout = self._timeout
+        options._timeout = timedelta(seconds=_CONNECT_S)
         others = tuple(worker for worker in group if worker != self._worker)
         prefix = "+".join(map(str, group))
         store = _ExchangeStore(self._exchange, generation, prefix, others)
-        return _Gloo(store, group.index(self._worker), len(group), options)
+        built = _Gloo(store, group.index(self._worker), len(group), options)
+        built._set_default_timeout(self._timeout)
+        return built
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send: the tensor is copied behind a header that tells what it is."""

@@ -1,0 +1,100 @@
+"""Runs of real processes, shared by the tests: each distinct failure-free run is made once per session."""
+
+from __future__ import annotations
+
+import copy
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast import Fault, Summary, parse_job, train
+from holdfast.control.store import StoredDecision
+from holdfast.core.ids import WorkerId
+from holdfast.telemetry.events import StepOps, read_events
+
+JOBS = {
+    "gpt": {
+        "name": "gpt",
+        "model": {"kind": "gpt", "layers": 3, "width": 16, "heads": 2, "context": 16, "dropout": 0.1},
+        "data": {"kind": "text", "path": "stdlib"},
+        "grid": {"pipelines": 3, "stages": 4, "microbatches": 3, "microbatch_size": 2},
+        "optimizer": {"kind": "adamw", "lr": 1.0e-3, "weight_decay": 0.01},
+        "train": {"steps": 4, "seed": 7},
+    },
+    "convnet": {
+        "name": "convnet",
+        "model": {"kind": "convnet", "width": 4},
+        "data": {"kind": "digits"},
+        "grid": {"pipelines": 3, "stages": 4, "microbatches": 3, "microbatch_size": 8},
+        "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9},
+        "train": {"steps": 4, "seed": 3},
+    },
+}
+
+
+class Runs:
+    """Trains the small jobs, with and without faults, and compares."""
+
+    def __init__(self, factory) -> None:
+        self._factory = factory
+        self._healthy: dict[tuple[str, ...], Summary] = {}
+
+    def folder(self) -> Path:
+        return self._factory.mktemp("run")
+
+    def train(self, name: str, *faults: str, overrides: tuple[str, ...] = ()) -> Summary:
+        """One run; what each worker executed is compared with its order."""
+        job = parse_job(copy.deepcopy(JOBS[name]), overrides)
+        summary = train(job, run_dir=self.folder(), faults=[Fault.parse(text) for text in faults])
+        check_executed(summary.run_dir)
+        return summary
+
+    def healthy(self, name: str, overrides: tuple[str, ...] = ()) -> Summary:
+        """The run in which nothing fails."""
+        key = (name, *overrides)
+        if key not in self._healthy:
+            self._healthy[key] = self.train(name, overrides=overrides)
+        return self._healthy[key]
+
+    def survives(self, name: str, *faults: str, overrides: tuple[str, ...] = ()) -> Summary:
+        """One run with faults: each fired, each killed its worker, and the bits are those of the healthy run."""
+        healthy = self.healthy(name, overrides)
+        summary = self.train(name, *faults, overrides=overrides)
+        assert summary.unfired == ()
+        assert sorted(summary.report.fired) == sorted(str(Fault.parse(text)) for text in faults)
+        assert sorted(f.worker for f in summary.report.failures) == sorted(
+            str(Fault.parse(text).worker) for text in faults
+        )
+        assert summary.processes_restarted == 0
+        assert summary.weights_sha256 == healthy.weights_sha256
+        assert summary.state_sha256 == healthy.state_sha256
+        assert summary.final_loss == healthy.final_loss
+        assert summary.steps == healthy.steps
+        return summary
+
+
+def check_executed(run_dir: Path) -> None:
+    """Every worker ran, in every step that it finished, exactly what the plan of that generation orders."""
+    plans = stored_plans(run_dir)
+    finished = [event for _, event in read_events(run_dir / "events.jsonl") if isinstance(event, StepOps)]
+    assert finished
+    for event in finished:
+        order = plans[event.generation].orders.of(WorkerId.parse(event.worker))
+        ran = [f"{kind}{pipeline}.{index}" for kind, pipeline, index, _, _ in event.ops]
+        assert ran == [str(op) for op in order], f"{event.worker} in step {event.step}"
+
+
+def stored_plans(run_dir: Path) -> dict:
+    """The plans of all generations, as the coordinator stored them before it sent them."""
+    with closing(sqlite3.connect(run_dir / "control.db")) as db:
+        rows = db.execute("SELECT body FROM decisions").fetchall()
+    decisions = [msgspec.json.decode(body, type=StoredDecision) for (body,) in rows]
+    return {decision.generation: decision.plan for decision in decisions}
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory) -> Runs:
+    return Runs(tmp_path_factory)

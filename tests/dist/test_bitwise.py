@@ -1,0 +1,122 @@
+"""Real processes, really killed: the weights end bitwise equal to those of the run in which nothing failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import StateUnavailable
+from holdfast.optim.digest import load_layer
+from holdfast.telemetry.events import Installed, read_events
+
+pytestmark = pytest.mark.dist
+
+POINTS = ["start", "forward", "backward", "reduce", "update", "commit"]
+MODELS = ["gpt", "convnet"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_one_kill_at_each_point_of_a_step(runs, name, point):
+    summary = runs.survives(name, f"kill:1.2@2:{point}")
+    assert summary.generations == 2
+    (failure,) = summary.report.failures
+    assert failure.detected_s is not None
+    assert 0 < failure.detected_s < failure.resumed_s
+
+
+@pytest.mark.parametrize("worker", ["0.0", "2.1", "1.3"])
+@pytest.mark.parametrize("name", MODELS)
+def test_first_middle_and_last_stage(runs, name, worker):
+    runs.survives(name, f"kill:{worker}@1:backward")
+
+
+@pytest.mark.parametrize("point", ["update", "commit"])
+@pytest.mark.parametrize("worker", ["0.0", "1.3"])
+def test_half_done_updates_at_both_ends_of_the_tied_weight(runs, worker, point):
+    runs.survives("gpt", f"kill:{worker}@1:{point}")
+
+
+def test_kill_in_the_first_and_in_the_last_step(runs):
+    runs.survives("gpt", "kill:1.1@0:start", "kill:0.2@3:commit")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_kills_in_one_step_in_different_stages(runs, name):
+    runs.survives(name, "kill:0.1@2:forward", "kill:2.3@2:forward")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_kills_in_one_step_in_the_same_stage(runs, name):
+    runs.survives(name, "kill:0.2@2:forward", "kill:1.2@2:forward")
+
+
+@pytest.mark.parametrize("point", ["detect", "install", "replay"])
+def test_kill_during_the_recovery_of_another(runs, point):
+    summary = runs.survives("gpt", "kill:1.2@2:backward", f"kill:0.1@2:{point}")
+    assert summary.generations == 3, "the second failure is one more generation"
+
+
+def test_eight_of_twelve_lost_one_after_another(runs):
+    victims = ["0.0", "1.1", "2.2", "0.3", "1.0", "2.1", "0.2", "1.3"]
+    faults = [f"kill:{worker}@{step}:{POINTS[step % 6]}" for step, worker in enumerate(victims)]
+    summary = runs.survives("gpt", *faults, overrides=("train.steps=10",))
+    installed = [e for _, e in read_events(summary.run_dir / "events.jsonl") if isinstance(e, Installed)]
+    assert len(installed[-1].workers) == 4, "one survivor per stage"
+    assert summary.generations == 9
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("grid", [(3, 4, 3), (1, 1, 9), (3, 2, 3)], ids=["3x4", "1x1", "3x2"])
+def test_the_same_hash_from_every_grid_of_the_same_global_batch(runs, name, grid):
+    pipelines, stages, microbatches = grid
+    other = (f"grid.pipelines={pipelines}", f"grid.stages={stages}", f"grid.microbatches={microbatches}")
+    assert runs.healthy(name, other).weights_sha256 == runs.healthy(name).weights_sha256
+    assert runs.healthy(name, other).state_sha256 == runs.healthy(name).state_sha256
+
+
+def test_three_by_four_two_by_two_and_one_by_one(runs):
+    """Twelve micro-batches, split three ways."""
+    hashes = set()
+    for pipelines, stages in [(3, 4), (2, 2), (1, 1)]:
+        grid = (f"grid.pipelines={pipelines}", f"grid.stages={stages}", f"grid.microbatches={12 // pipelines}")
+        summary = runs.healthy("gpt", (*grid, "train.steps=3"))
+        hashes.add((summary.weights_sha256, summary.state_sha256, summary.final_loss))
+    assert len(hashes) == 1
+
+
+def test_different_seeds_give_different_hashes(runs):
+    """The oracle can tell runs apart."""
+    assert runs.healthy("gpt", ("train.seed=8",)).weights_sha256 != runs.healthy("gpt").weights_sha256
+
+
+def test_gpipe_ends_in_the_same_bits(runs):
+    assert runs.healthy("gpt", ("train.technique=gpipe",)).weights_sha256 == runs.healthy("gpt").weights_sha256
+
+
+def test_clipping_and_schedules_are_exact_too(runs):
+    overrides = ("train.clip_norm=0.05", "optimizer.schedule=cosine", "optimizer.warmup_steps=2")
+    runs.survives("gpt", "kill:1.2@2:commit", overrides=overrides)
+    assert runs.healthy("gpt", overrides).weights_sha256 != runs.healthy("gpt").weights_sha256
+
+
+def test_fast_numerics_survive_too(runs):
+    summary = runs.train("gpt", "kill:1.2@2:backward", overrides=("train.numerics=fast",))
+    assert summary.report.fired == ("kill:1.2@2:backward",)
+    healthy = runs.healthy("gpt", ("train.numerics=fast",))
+    assert summary.final_loss == pytest.approx(healthy.final_loss, rel=1e-4)
+
+
+def test_no_owner_left_saves_what_lives_and_names_the_layers(runs):
+    faults = ["kill:0.1@1:start", "kill:1.1@2:start", "kill:2.1@3:start"]
+    with pytest.raises(StateUnavailable) as caught:
+        runs.train("gpt", *faults)
+    assert caught.value.layers == (2, 3)
+    saved = sorted(Path(_folder_in(str(caught.value))).glob("layer-*.safetensors"))
+    assert [path.stem for path in saved] == ["layer-0000", "layer-0001", "layer-0004"]
+    assert {load_layer(path).step for path in saved} == {3}
+
+
+def _folder_in(message: str) -> str:
+    return message.rsplit(" in ", 1)[1]
