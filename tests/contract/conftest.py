@@ -1,0 +1,203 @@
+"""The two ports behind one suite: Gloo between processes, memory between threads."""
+
+import contextlib
+import multiprocessing
+import runpy
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+import holdfast.errors
+from holdfast.core.ids import WorkerId
+from holdfast.testing.memory import MemoryHub
+
+WORKER = Path(__file__).with_name("transport_worker.py")
+LIMIT_S = 20.0
+
+
+class Call:
+    """A call under way in a worker."""
+
+    def __init__(self, pid):
+        self._pid = pid
+        self._entered = Future()
+        self._result = Future()
+
+    def entered(self, thread):
+        self._entered.set_result(thread)
+
+    def done(self, result):
+        self._result.set_result(result)
+
+    def failed(self, kind, text):
+        builtin = {"RuntimeError": RuntimeError}.get(kind, AssertionError)
+        error_type = getattr(holdfast.errors, kind, builtin)
+        error = error_type.__new__(error_type)
+        Exception.__init__(error, text if error_type is not AssertionError else f"{kind}: {text}")
+        self._result.set_exception(error)
+
+    def result(self, limit_s=LIMIT_S):
+        return self._result.result(limit_s)
+
+    def error(self, limit_s=LIMIT_S):
+        return self._result.exception(limit_s)
+
+    def is_blocked(self):
+        """Waits until the call's thread sleeps, though it has begun; False if the call ends instead."""
+        thread = self._entered.result(LIMIT_S)
+        deadline = time.monotonic() + LIMIT_S
+        asleep = 0
+        while asleep < 15:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+            if self._result.done():
+                return False
+            state = Path(f"/proc/{self._pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
+            asleep = asleep + 1 if state == "S" else 0
+        return True
+
+
+class Peer:
+    """A test's end of one worker."""
+
+    def __init__(self, worker, connection, pid, post):
+        self.worker = worker
+        self.pid = pid
+        self._connection = connection
+        self._post = post
+        self._calls = []
+        self._sending = threading.Lock()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def tell(self, *message):
+        with self._sending:
+            self._connection.send(message)
+
+    def call(self, name, *arguments):
+        call = Call(self.pid)
+        self._calls.append(call)
+        self.tell("call", len(self._calls) - 1, name, *arguments)
+        return call
+
+    def do(self, name, *arguments):
+        return self.call(name, *arguments).result()
+
+    def abort(self, generation):
+        self.tell("abort", generation)
+
+    def _read(self):
+        while True:
+            try:
+                kind, *given = self._connection.recv()
+            except (EOFError, OSError):
+                return
+            if kind == "blob":
+                self._post(self.worker, *given)
+            else:
+                number, *rest = given
+                getattr(self._calls[number], kind)(*rest)
+
+    def end(self):
+        with contextlib.suppress(OSError):
+            self.tell("quit")
+        self._reader.join(LIMIT_S)
+        self._connection.close()
+
+
+class GlooCluster:
+    """Workers in processes of their own."""
+
+    def __init__(self):
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch", "torch.distributed", "holdfast.runtime.gloo"])
+        self._processes = {}
+        self.peers = {}
+        self.held = {}
+        """(from, to) whose addresses are not passed on, and an event for when one was held back."""
+
+    def start(self, worker):
+        ours, theirs = self._context.Pipe()
+        given = {"init_globals": {"connection": theirs, "worker": worker}, "run_name": "transport_worker"}
+        process = self._context.Process(target=runpy.run_path, args=(str(WORKER),), kwargs=given, daemon=True)
+        process.start()
+        theirs.close()
+        self._processes[worker] = process
+        self.peers[worker] = Peer(worker, ours, process.pid, self._post)
+        return self.peers[worker]
+
+    def _post(self, source, to, *blob):
+        for target in to:
+            if (source, target) in self.held:
+                self.held[source, target].set()
+            elif target in self._processes and self._processes[target].is_alive():
+                self.peers[target].tell("deliver", *blob)
+
+    def kill(self, worker):
+        self._processes[worker].kill()
+
+    def died(self, worker):
+        self._processes[worker].join(LIMIT_S)
+        return not self._processes[worker].is_alive()
+
+    def end(self):
+        for peer in self.peers.values():
+            peer.end()
+        for process in self._processes.values():
+            process.join(LIMIT_S)
+            process.close()
+
+
+class MemoryCluster:
+    """Workers in threads of this process."""
+
+    def __init__(self):
+        self._hub = MemoryHub()
+        self._serve = runpy.run_path(str(WORKER))["serve"]
+        self._threads = []
+        self.peers = {}
+
+    def start(self, worker):
+        ours, theirs = multiprocessing.Pipe()
+
+        def live():
+            with theirs:
+                self._serve(theirs, worker, self._hub)
+
+        thread = threading.Thread(target=live, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        self.peers[worker] = Peer(worker, ours, "self", lambda *blob: None)
+        return self.peers[worker]
+
+    def kill(self, worker):
+        self._hub.kill(worker)
+
+    def end(self):
+        for peer in self.peers.values():
+            peer.abort(2**62)
+            peer.end()
+        for thread in self._threads:
+            thread.join(LIMIT_S)
+
+
+@pytest.fixture(params=[GlooCluster, MemoryCluster], ids=["gloo", "memory"])
+def cluster(request):
+    made = request.param()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def gloo():
+    made = GlooCluster()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def workers():
+    return WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)

@@ -1,0 +1,315 @@
+"""What every transport must do: one suite over the real one and the one in memory."""
+
+import threading
+import time
+
+import pytest
+
+from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Payload
+from holdfast.errors import InternalError, PeerLost, StaleGeneration
+from holdfast.runtime.transport import MessageKey
+
+A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
+SOON_S = 1.0
+
+
+def key(microbatch=0, payload=Payload.ACTIVATION, step=0, generation=1):
+    return MessageKey(generation=generation, step=step, payload=payload, microbatch=microbatch)
+
+
+def built(cluster, *workers, generation=1):
+    """Starts workers that are all connected, in pairs and as one group."""
+    peers = [cluster.start(worker) for worker in workers]
+    rebuild(peers, generation)
+    return peers
+
+
+def rebuild(peers, generation):
+    for call in [peer.call("build", generation, groups_of(peers)) for peer in peers]:
+        call.result()
+
+
+def groups_of(peers):
+    ids = [peer.worker for peer in peers]
+    pairs = {(a, b) for a in ids for b in ids if a < b}
+    return tuple(sorted(pairs | {tuple(ids)}))
+
+
+def unblocks(call, abort):
+    """Whether a call that really waits ends soon after ``abort`` with StaleGeneration."""
+    assert call.is_blocked()
+    start = time.monotonic()
+    abort()
+    assert isinstance(call.error(), StaleGeneration)
+    assert time.monotonic() - start < SOON_S
+
+
+def test_messages_match_by_key_whatever_the_order(cluster):
+    a, b = built(cluster, A, B)
+    keys = [key(m, payload) for m in range(3) for payload in (Payload.ACTIVATION, Payload.TALLY)]
+    for number, sent in enumerate(keys):
+        a.do("send", sent, B, "float32", [number, -number])
+    for number, wanted in reversed(list(enumerate(keys))):
+        b.do("post", number, wanted, A, "float32", (2,))
+    for number in (3, 0, 5, 1, 4, 2):
+        assert b.do("wait", number) == ("float32", [number, -number])
+
+
+def test_both_directions_at_once(cluster):
+    a, b = built(cluster, A, B)
+    for peer, other in ((a, B), (b, A)):
+        peer.do("post", "in", key(), other, "int64", (1,))
+    a.do("send", key(), B, "int64", [1])
+    b.do("send", key(), A, "int64", [2])
+    assert (a.do("wait", "in"), b.do("wait", "in")) == (("int64", [2]), ("int64", [1]))
+
+
+def test_shapes_survive_and_empty_tensors_travel(cluster):
+    a, b = built(cluster, A, B)
+    a.do("send", key(0), B, "float64", [[[0.1], [1e300]]])
+    a.do("send", key(1), B, "float32", [])
+    b.do("post", 0, key(0), A, "float64", (1, 2, 1))
+    b.do("post", 1, key(1), A, "float32", (0,))
+    assert b.do("wait", 0) == ("float64", [[[0.1], [1e300]]])
+    assert b.do("wait", 1) == ("float32", [])
+
+
+def test_steps_do_not_mix(cluster):
+    a, b = built(cluster, A, B)
+    for step in range(6):
+        a.do("send", key(step=step), B, "int64", [step])
+        b.do("post", "in", key(step=step), A, "int64", (1,))
+        assert b.do("wait", "in") == ("int64", [step])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("int64", [[2**62, -1], [1, 5], [3, -7]]),
+        ("float32", [[0.5, -1.0], [0.25, 2.0], [4.0, 8.0]]),
+        ("float64", [[2.0**-40, 1.0], [1.0, 2.0**-40], [0.0, 3.0]]),
+    ],
+)
+def test_all_reduce_sums_and_leaves_its_argument(cluster, dtype, values):
+    peers = built(cluster, A, B, C)
+    for peer, own in zip(peers, values, strict=True):
+        peer.do("reduce", "sum", (A, B, C), dtype, own)
+    total = [sum(column) for column in zip(*values, strict=True)]
+    assert [peer.do("wait", "sum") for peer in peers] == [(dtype, total)] * 3
+    assert [peer.do("argument", "sum") for peer in peers] == values
+
+
+def test_integer_sums_wrap_around(cluster):
+    peers = built(cluster, A, B)
+    for peer in peers:
+        peer.do("reduce", "sum", (A, B), "int64", [2**63 - 1])
+    assert [peer.do("wait", "sum") for peer in peers] == [("int64", [-2])] * 2
+
+
+def test_reductions_match_in_the_order_of_submission(cluster):
+    peers = built(cluster, A, B)
+    for number in range(4):
+        for peer in peers:
+            peer.do("reduce", number, (A, B), "int64", [10**number] * (number + 1))
+    for number in (2, 3, 0, 1):
+        assert [peer.do("wait", number) for peer in peers] == [("int64", [2 * 10**number] * (number + 1))] * 2
+
+
+def test_reductions_of_different_groups_do_not_wait_for_each_other(cluster):
+    a, b, c = built(cluster, A, B, C)
+    a.do("reduce", "all", (A, B, C), "int64", [1])
+    a.do("reduce", "pair", (A, B), "int64", [10])
+    b.do("reduce", "pair", (A, B), "int64", [20])
+    assert a.do("wait", "pair") == b.do("wait", "pair") == ("int64", [30])
+    for peer in (b, c):
+        peer.do("reduce", "all", (A, B, C), "int64", [1])
+    assert a.do("wait", "all") == ("int64", [3])
+
+
+def test_a_reduction_of_one_is_the_argument_copied(cluster):
+    (a,) = built(cluster, A)
+    a.do("reduce", "sum", (A,), "float32", [1.5])
+    assert a.do("wait", "sum") == ("float32", [1.5])
+
+
+def test_a_worker_in_no_group_is_built_at_once(cluster):
+    assert cluster.start(A).do("build", 1, ((B, C),)) is None
+
+
+def test_abort_unblocks_a_receive(cluster):
+    _, b = built(cluster, A, B)
+    b.do("post", "in", key(), A, "float32", (2,))
+    unblocks(b.call("wait", "in"), lambda: b.abort(1))
+
+
+def test_abort_unblocks_a_reduction(cluster):
+    a, b, _ = built(cluster, A, B, C)
+    for peer in (a, b):
+        peer.do("reduce", "sum", (A, B, C), "int64", [1])
+    waits = [peer.call("wait", "sum") for peer in (a, b)]
+    assert waits[1].is_blocked()
+    unblocks(waits[0], lambda: [peer.abort(1) for peer in (a, b)])
+    assert isinstance(waits[1].error(), StaleGeneration)
+
+
+def test_abort_unblocks_a_build_that_waits_for_someone(cluster):
+    a = cluster.start(A)
+    unblocks(a.call("build", 1, ((A, B),)), lambda: a.abort(1))
+
+
+def test_abort_unblocks_a_build_whose_peer_told_its_address_and_never_came(gloo):
+    """As when a worker dies, or is called into a newer generation, between telling its address and connecting."""
+    for _ in range(20):  # which of the two listens, and so waits, is decided by their ports
+        peers = {worker: gloo.start(worker) for worker in (A, B)}
+        gloo.held = {(B, A): threading.Event()}
+        builds = [peers[worker].call("build", 1, ((A, B),)) for worker in (A, B)]
+        assert gloo.held[B, A].wait(SOON_S)
+        assert builds[0].is_blocked()
+        if builds[1].is_blocked():
+            peers[B].abort(1)
+            assert isinstance(builds[1].error(SOON_S), StaleGeneration)
+            return
+        gloo.end()
+    pytest.fail("B never was the one that listens")
+
+
+@pytest.mark.parametrize("late", [A, B])
+def test_abort_unblocks_a_receive_from_a_peer_that_never_came(gloo, late):
+    peers = {worker: gloo.start(worker) for worker in (A, B)}
+    other = B if late == A else A
+    gloo.held = {(other, late): threading.Event()}
+    builds = {worker: peers[worker].call("build", 1, ((A, B),)) for worker in (A, B)}
+    assert builds[late].is_blocked()
+    if not builds[other].is_blocked():
+        peers[other].do("post", "in", key(), late, "int64", (1,))
+        unblocks(peers[other].call("wait", "in"), lambda: peers[other].abort(1))
+
+
+def test_the_next_generation_works_after_an_abort(cluster):
+    peers = a, b, _c = built(cluster, A, B, C)
+    b.do("post", "in", key(), A, "float32", (2,))
+    a.do("reduce", "sum", (A, B, C), "int64", [1])
+    a.do("send", key(), C, "int64", [7])
+    for peer in peers:
+        peer.abort(1)
+    assert isinstance(b.call("wait", "in").error(), StaleGeneration)
+    rebuild([a, b], 2)
+    a.do("send", key(generation=2), B, "float32", [3, 4])
+    b.do("post", "in", key(generation=2), A, "float32", (2,))
+    assert b.do("wait", "in") == ("float32", [3, 4])
+    for peer in (a, b):
+        peer.do("reduce", "sum", (A, B), "int64", [5])
+    assert a.do("wait", "sum") == b.do("wait", "sum") == ("int64", [10])
+
+
+def test_an_ended_generation_is_refused(cluster):
+    a, b = built(cluster, A, B)
+    a.abort(4)
+    a.do("threads")
+    for generation in (1, 4):
+        assert isinstance(a.call("build", generation, ((A, B),)).error(), StaleGeneration)
+    b.abort(4)
+    rebuild([a, b], 5)
+
+
+def test_an_abort_of_an_older_generation_changes_nothing(cluster):
+    a, b = built(cluster, A, B, generation=3)
+    for peer in (a, b):
+        peer.abort(2)
+    a.do("send", key(generation=3), B, "int64", [1])
+    b.do("post", "in", key(generation=3), A, "int64", (1,))
+    assert b.do("wait", "in") == ("int64", [1])
+
+
+def test_a_dead_peer_is_seen_or_at_least_given_up_on_abort(cluster):
+    _a, b, _ = built(cluster, A, B, C)
+    b.do("post", "in", key(), A, "float32", (2,))
+    waiting = b.call("wait", "in")
+    assert waiting.is_blocked()
+    cluster.kill(A)
+    error = waiting.error()
+    assert isinstance(error, PeerLost)
+    b.abort(1)
+    rebuild([b, cluster.peers[C]], 2)
+
+
+def test_a_dead_peer_ends_a_reduction(cluster):
+    _a, b, _ = built(cluster, A, B, C)
+    b.do("reduce", "sum", (A, B, C), "float32", [1.0])
+    waiting = b.call("wait", "sum")
+    assert waiting.is_blocked()
+    cluster.kill(A)
+    if not waiting.is_blocked():
+        assert isinstance(waiting.error(), PeerLost)
+    else:
+        unblocks(waiting, lambda: b.abort(1))
+
+
+def test_a_message_that_is_too_short_is_refused(cluster):
+    a, b = built(cluster, A, B)
+    a.do("send", key(), B, "float32", [1.0])
+    b.do("post", "in", key(), A, "float32", (2,))
+    assert isinstance(b.call("wait", "in").error(), InternalError)
+
+
+def test_a_message_that_is_too_long_ends_the_process_that_would_have_taken_it(gloo):
+    """Gloo itself ends it; what matters is that nothing is ever computed from half a message."""
+    a, b = built(gloo, A, B)
+    b.do("post", "in", key(), A, "float32", (2,))
+    a.do("send", key(), B, "float32", [1.0, 2.0, 3.0])
+    assert gloo.died(B)
+
+
+def test_a_message_under_another_header_is_refused(gloo):
+    a, b = built(gloo, A, B)
+    a.do("send", key(step=4), B, "float32", [1.0, 2.0])
+    b.do("post", "in", key(step=5), A, "float32", (2,))
+    error = b.call("wait", "in").error()
+    assert isinstance(error, InternalError)
+    assert "step=5" in str(error)
+
+
+def test_a_group_that_was_not_built_is_our_bug(gloo):
+    a, _ = built(gloo, A, B)
+    error = a.call("send", key(), C, "int64", [1]).error()
+    assert isinstance(error, InternalError)
+    assert "1.0" in str(error)
+
+
+def test_fifty_generations_leak_nothing(gloo):
+    peers = a, b = built(gloo, A, B)
+    exchange(a, b, 1)
+    settle(peers, 2)
+    before = [(peer.do("open_files"), peer.do("threads")) for peer in peers]
+    for generation in range(3, 53):
+        for peer in peers:
+            peer.abort(generation - 1)
+        rebuild(peers, generation)
+        exchange(a, b, generation)
+    settle(peers, 53)
+    eventually(lambda: all(fits(peer, *limit) for peer, limit in zip(peers, before, strict=True)))
+
+
+def exchange(a, b, generation):
+    a.do("send", key(generation=generation), B, "int64", [generation])
+    b.do("post", "in", key(generation=generation), A, "int64", (1,))
+    assert b.do("wait", "in") == ("int64", [generation])
+
+
+def settle(peers, generation):
+    """One more generation, so that the one before is buried."""
+    for peer in peers:
+        peer.abort(generation - 1)
+    rebuild(peers, generation)
+
+
+def fits(peer, files, threads):
+    return peer.do("open_files") <= files + 4 and peer.do("threads") <= threads + 2
+
+
+def eventually(condition, limit_s=10.0):
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

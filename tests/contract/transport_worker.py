@@ -1,0 +1,108 @@
+"""One worker of the transport contract: does over a pipe what a test tells it, in a process or in a thread.
+
+Calls run one after another in a thread of their own; ``abort`` and what the exchange delivers are taken at once, as in
+a real worker, where they come from the control thread. Run by path, so that a forkserver can start it from any test.
+"""
+
+import os
+import queue
+import threading
+
+import torch
+
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.runtime.gloo import GlooTransport
+from holdfast.runtime.shell import RelayExchange
+from holdfast.testing.memory import MemoryTransport
+
+
+class Calls:
+    """What a test may call."""
+
+    def __init__(self, transport):
+        self._transport = transport
+        self._handles = {}
+        self._arguments = {}
+
+    def build(self, generation, groups):
+        self._transport.build(generation, groups)
+
+    def send(self, key, peer, dtype, values):
+        """Overwrites the tensor as soon as ``send`` has returned."""
+        tensor = torch.tensor(values, dtype=getattr(torch, dtype))
+        self._transport.send(key, peer, tensor)
+        tensor.fill_(99)
+
+    def post(self, name, key, peer, dtype, shape):
+        self._handles[name] = self._transport.receive(key, peer, TensorSpec(shape=shape, dtype=dtype))
+
+    def reduce(self, name, members, dtype, values):
+        self._arguments[name] = torch.tensor(values, dtype=getattr(torch, dtype))
+        self._handles[name] = self._transport.all_reduce(members, self._arguments[name])
+
+    def wait(self, name):
+        found = self._handles.pop(name).wait()
+        return str(found.dtype).removeprefix("torch."), found.tolist()
+
+    def argument(self, name):
+        return self._arguments[name].tolist()
+
+    def close(self):
+        self._transport.close()
+
+    def open_files(self):
+        return len(os.listdir("/proc/self/fd"))
+
+    def threads(self):
+        return len(os.listdir("/proc/self/task"))
+
+
+def serve(connection, worker, hub=None):
+    """Serves one test until it says quit, or its end of the pipe is closed."""
+    sending = threading.Lock()
+
+    def say(*message):
+        with sending:
+            connection.send(message)
+
+    exchange = RelayExchange(worker, lambda blob: say("blob", blob.to, blob.generation, blob.key, blob.value))
+    transport = GlooTransport(worker, exchange) if hub is None else MemoryTransport(worker, hub)
+    calls = queue.SimpleQueue()
+    threading.Thread(target=_work, args=(calls, Calls(transport), say), daemon=True).start()
+    while True:
+        kind, *given = connection.recv()
+        if kind == "call":
+            calls.put(given)
+        elif kind == "deliver":
+            exchange.deliver(*given)
+        elif kind == "abort":
+            exchange.end(*given)
+            transport.abort(*given)
+        else:
+            calls.put(None)
+            return
+
+
+def _work(calls, target, say):
+    while (call := calls.get()) is not None:
+        number, name, *arguments = call
+        say("entered", number, threading.get_native_id())
+        try:
+            result = getattr(target, name)(*arguments)
+        except Exception as error:  # noqa: BLE001 - the test asks for it
+            say("failed", number, type(error).__name__, str(error))
+        else:
+            say("done", number, result)
+
+
+def main(connection, worker):
+    """Entry point of a process; it ends without waiting for threads that a test left behind."""
+    try:
+        torch.set_num_threads(1)
+        serve(connection, worker)
+    finally:
+        os._exit(0)
+
+
+if __name__ == "transport_worker":
+    main(connection, worker)  # noqa: F821 - given by who runs this file

@@ -1,0 +1,278 @@
+"""Membership as a state machine: whatever comes in, in whatever order, some things always hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from holdfast.control.membership import Closed, Membership, Phase, Record, Tell, Tick, decide
+from holdfast.control.messages import (
+    Ended,
+    Exited,
+    Failure,
+    Fence,
+    Finished,
+    Heartbeat,
+    Hello,
+    Install,
+    Joined,
+    Progress,
+    Resume,
+    Save,
+    Saved,
+    Shutdown,
+    Status,
+    StepDone,
+    Suspect,
+)
+from holdfast.core.builders import regular_plan
+from holdfast.core.placement import split_evenly
+from holdfast.core.validate import validate
+from holdfast.telemetry.events import Detected, Installed
+
+STEPS = 5
+FOR_THE_AGENT = (Progress, Fence, Ended)
+
+
+class Cluster(RuleBasedStateMachine):
+    """Feeds events to ``decide``; workers say what a worker could say, at any time, also when they are long gone."""
+
+    @initialize(
+        pipelines=st.integers(1, 3), stages=st.integers(1, 3), more=st.integers(0, 2), microbatches=st.integers(1, 2)
+    )
+    def start(self, pipelines, stages, more, microbatches):
+        plan = regular_plan(pipelines, split_evenly(stages + more, stages), microbatches)
+        self.workers = plan.workers
+        self.state = Membership(healthy=plan, steps=STEPS, strategy="auto", directory="final")
+        self.now = 0.0
+        self.front = 0
+        """Every layer is at this step or one ahead; the same for all statuses of one generation."""
+        self.heard: dict = {}
+        self.finished: set = set()
+        self.fenced: list = []
+        self.ended: list = []
+
+    # What is checked after every event.
+
+    def give(self, event):
+        before = self.state
+        copy = replace(
+            before, statuses=dict(before.statuses), saved=dict(before.saved), heartbeats=dict(before.heartbeats)
+        )
+        after, outputs = decide(before, event, now=self.now)
+        assert decide(before, event, now=self.now) == (after, outputs)
+        assert before == copy
+        self.note(before, event)
+        self.state = after
+        if after.generation != before.generation:
+            self.heard, self.finished = {}, set()
+        tells = [output for output in outputs if isinstance(output, Tell)]
+        self.check_change(before, after)
+        self.check_recipients(before, after, tells)
+        self.check_generation(before, after, tells)
+        self.check_resume(after, tells)
+        self.check_save(before, after, tells)
+        self.check_records(before, after, outputs)
+        self.ended += [tell for tell in tells if isinstance(tell.command, Ended)]
+
+    def note(self, before, event):
+        """What a worker that is a member said about this generation."""
+        if getattr(event, "generation", None) != before.generation or event.worker in before.lost:
+            return
+        if isinstance(event, Status):
+            self.heard[event.worker] = event
+        if isinstance(event, Finished):
+            self.finished.add(event.worker)
+
+    def check_change(self, before, after):
+        assert after.lost >= before.lost
+        assert after.attached >= before.attached
+        assert after.last_step >= before.last_step
+        assert after.healthy is before.healthy
+        if before.phase is Phase.ENDED:
+            assert after == before
+
+    def check_recipients(self, before, after, tells):
+        if before.phase is Phase.ENDED:
+            assert tells == []
+        for tell in tells:
+            assert (tell.to is None) == isinstance(tell.command, FOR_THE_AGENT)
+            if tell.to in after.lost:
+                assert isinstance(tell.command, Shutdown)
+            elif tell.to is not None:
+                assert tell.to in self.workers
+        self.fenced += [tell.command.worker for tell in tells if isinstance(tell.command, Fence)]
+        assert sorted(self.fenced) == sorted(after.lost), "each lost worker is fenced once"
+
+    def check_generation(self, before, after, tells):
+        installs = {tell.to: tell.command for tell in tells if isinstance(tell.command, Install)}
+        assert after.generation - before.generation in (0, 1)
+        if after.generation == before.generation or not after.alive:
+            assert installs == {}
+            return
+        assert set(installs) == set(after.alive)
+        assert {command.generation for command in installs.values()} == {after.generation}
+        for command in installs.values():
+            self.check_plan(after, command.plan)
+
+    def check_plan(self, after, plan):
+        unowned = after.healthy.placement.without(after.lost).unowned_layers()
+        assert after.plan is plan
+        assert after.lost_layers == unowned
+        assert (plan is None) == bool(unowned), "training goes on exactly while every layer lives"
+        if plan is not None:
+            assert plan.placement.unowned_layers() == ()
+            assert plan.workers == after.alive
+            validate(plan)
+
+    def check_resume(self, after, tells):
+        resumes = {tell.to: tell.command for tell in tells if isinstance(tell.command, Resume)}
+        if not resumes:
+            return
+        assert set(resumes) == set(after.alive) == set(self.heard)
+        step = min(at for status in self.heard.values() for _, at in status.layer_steps)
+        assert set(resumes.values()) == {Resume(generation=after.generation, step=step)}
+
+    def check_save(self, before, after, tells):
+        saves = {tell.to: tell.command for tell in tells if isinstance(tell.command, Save)}
+        if not saves:
+            return
+        assert before.phase is not Phase.SAVING
+        assert set(saves) == set(after.alive)
+        assert self.finished == set(after.alive) or after.lost_layers
+        placement = after.healthy.placement
+        written = sorted(layer for command in saves.values() for layer in command.layers)
+        assert written == [layer for layer in range(placement.num_layers) if layer not in after.lost_layers]
+        for worker, command in saves.items():
+            assert set(command.layers) <= set(placement.layers_of(worker).indices)
+            assert (command.generation, command.step) == (after.generation, after.resume_step)
+            assert command.step == STEPS or after.lost_layers
+
+    def check_records(self, before, after, outputs):
+        events = [output.event for output in outputs if isinstance(output, Record)]
+        detected = [event.worker for event in events if isinstance(event, Detected)]
+        assert detected == [str(worker) for worker in after.lost - before.lost]
+        for event in events:
+            if isinstance(event, Installed):
+                assert event.workers == tuple(str(worker) for worker in after.alive)
+
+    @invariant()
+    def ended_once(self):
+        if hasattr(self, "state"):
+            assert len(self.ended) == (self.state.phase is Phase.ENDED)
+
+    # What can happen.
+
+    def anyone(self, data):
+        return data.draw(st.sampled_from(self.workers))
+
+    def some_generation(self, data, *, current=0.8):
+        """Mostly the current one, else an older one; a newer one than the coordinator's own cannot exist."""
+        old = st.integers(0, self.state.generation)
+        return self.state.generation if data.draw(st.floats(0, 1)) < current else data.draw(old)
+
+    def status(self, worker, generation, ahead):
+        layers = self.state.healthy.placement.layers_of(worker).indices
+        steps = tuple((layer, min(STEPS, self.front + (layer in ahead))) for layer in layers)
+        return Status(worker=worker, generation=generation, layer_steps=steps, executed=((self.front, 1),))
+
+    @rule()
+    def everyone_attaches(self):
+        for worker in self.workers:
+            self.give(Hello(worker=worker, pid=1))
+
+    @rule(data=st.data())
+    def hello(self, data):
+        self.give(Hello(worker=self.anyone(data), pid=1))
+
+    @rule()
+    def the_agent_attaches(self):
+        self.give(Hello(worker=None, pid=1))
+
+    @precondition(lambda self: self.state.generation)
+    @rule(data=st.data(), ahead=st.sets(st.integers(0, 4)))
+    def all_tell_their_status(self, data, ahead):
+        for worker in data.draw(st.permutations(self.workers)):
+            self.give(self.status(worker, self.state.generation, ahead))
+
+    @rule(data=st.data(), ahead=st.sets(st.integers(0, 4)))
+    def one_tells_its_status(self, data, ahead):
+        self.give(self.status(self.anyone(data), self.some_generation(data), ahead))
+
+    @rule(data=st.data())
+    def joined(self, data):
+        self.give(Joined(worker=self.anyone(data), generation=self.some_generation(data)))
+
+    @rule(data=st.data())
+    def heartbeat(self, data):
+        generation = self.some_generation(data)
+        self.give(Heartbeat(worker=self.anyone(data), generation=generation, step=self.front, op=1))
+
+    @precondition(lambda self: self.state.generation)
+    @rule(data=st.data())
+    def suspect(self, data):
+        peer = data.draw(st.none() | st.sampled_from(self.workers))
+        generation = data.draw(st.integers(1, self.state.generation))
+        self.give(Suspect(worker=self.anyone(data), generation=generation, peer=peer, detail="broken"))
+
+    @precondition(lambda self: self.state.phase is Phase.RUNNING)
+    @rule(data=st.data())
+    def step_done(self, data):
+        self.give(StepDone(worker=self.anyone(data), generation=self.some_generation(data), step=self.front, loss=1.0))
+
+    @precondition(lambda self: self.state.phase is Phase.RUNNING)
+    @rule(steps=st.integers(1, 2))
+    def training_goes_on(self, steps):
+        self.front = min(STEPS, self.front + steps)
+
+    @rule(data=st.data())
+    def one_finished(self, data):
+        self.front = STEPS if self.state.phase is Phase.RUNNING else self.front
+        self.give(Finished(worker=self.anyone(data), generation=self.some_generation(data)))
+
+    @precondition(lambda self: self.state.phase is Phase.RUNNING)
+    @rule()
+    def all_finished(self):
+        self.front = STEPS
+        for worker in self.workers:
+            self.give(Finished(worker=worker, generation=self.state.generation))
+
+    @rule(data=st.data(), digest=st.sampled_from(["a", "a", "a", "b"]))
+    def one_saved(self, data, digest):
+        worker = self.anyone(data)
+        digests = tuple((layer, digest) for layer in self.state.healthy.placement.layers_of(worker).indices)
+        self.give(Saved(worker=worker, generation=self.some_generation(data), digests=digests))
+
+    @precondition(lambda self: self.state.phase is Phase.SAVING)
+    @rule()
+    def all_saved(self):
+        for worker in self.workers:
+            digests = tuple((layer, "a") for layer in self.state.healthy.placement.layers_of(worker).indices)
+            self.give(Saved(worker=worker, generation=self.state.generation, digests=digests))
+
+    @rule(data=st.data())
+    def exited(self, data):
+        self.give(Exited(worker=self.anyone(data), status=-9, detected=self.now))
+
+    @rule(data=st.data())
+    def closed(self, data):
+        self.give(Closed(worker=self.anyone(data)))
+
+    @precondition(lambda self: self.state.alive)
+    @rule(data=st.data(), chance=st.integers(0, 9))
+    def failure(self, data, chance):
+        if chance == 0:
+            worker = data.draw(st.sampled_from(self.state.alive))
+            self.give(Failure(worker=worker, error="no such file", user_fault=True))
+
+    @rule(passed=st.sampled_from([0.1, 0.6, 1.1]))
+    def tick(self, passed):
+        self.now += passed
+        self.give(Tick(now=self.now))
+
+
+Cluster.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestCluster = Cluster.TestCase
