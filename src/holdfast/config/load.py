@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
+import typing
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,25 @@ from holdfast.errors import ConfigError
 
 __all__ = ["dump_job", "load_job", "parse_job"]
 
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]+)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `(?P<key>[^`]+)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
+_KEY = re.compile(r"Expected `str` - at `key` in `\$\.?(?P<path>[^`]*)`")
 _OTHER = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?")
+
+
+_SCIENTIFIC = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 3e-4 as text; this reads it as the number that it is, and quoted text as text."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that ``_Loader`` would read as numbers."""
+
+
+for _half in (_Loader, _Dumper):
+    _half.add_implicit_resolver("tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0123456789"))
 
 
 def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
@@ -38,7 +56,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not text; expected a job file in YAML") from None
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     return parse_job(tree, overrides, source=str(path))
@@ -48,19 +66,22 @@ def parse_job(tree: Any, overrides: Iterable[str] = (), *, source: str = "job") 
     """Checks a tree of plain values, such as a YAML file gives; see :func:`load_job`."""
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: expected keys such as model, data, grid, train; got {type(tree).__name__}")
+    tree = copy.deepcopy(tree)
     for override in overrides:
         _override(tree, override)
     try:
-        job = msgspec.convert(_numbers(tree), Job)
+        job = msgspec.convert(tree, Job)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(str(error), tree)}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: a value holds itself; expected plain values") from None
     _check(job, source)
     return job
 
 
 def dump_job(job: Job) -> str:
     """Returns the job with every default filled in, as YAML."""
-    return yaml.safe_dump(msgspec.to_builtins(job), sort_keys=False)
+    return str(yaml.dump(msgspec.to_builtins(job), Dumper=_Dumper, sort_keys=False))
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
@@ -74,20 +95,9 @@ def _override(tree: dict[str, Any], override: str) -> None:
         if not isinstance(node, dict):
             raise ConfigError(f"--set {override}: {name} is a value, it has no keys below it")
     try:
-        node[last] = yaml.safe_load(text)
+        node[last] = yaml.load(text, _Loader)
     except yaml.YAMLError:
         raise ConfigError(f"--set {override}: {text!r} is not a YAML value") from None
-
-
-def _numbers(node: Any) -> Any:
-    """YAML 1.1 reads 3e-4 as text; read it as the number that it is."""
-    if isinstance(node, dict):
-        return {key: _numbers(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_numbers(value) for value in node]
-    if isinstance(node, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", node):
-        return float(node)
-    return node
 
 
 def _explain(message: str, tree: dict[str, Any]) -> str:
@@ -96,10 +106,32 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
         return _unknown(match["path"] or "", match["key"], tree)
     if match := _MISSING.fullmatch(message):
         return f"{_join(match['path'], match['key'])}: is missing and has no default"
+    if match := _KEY.fullmatch(message):
+        return f"{match['path'] or 'the job'}: every key must be text, quote those that are numbers"
     match = _OTHER.fullmatch(message)
     assert match is not None
     path = match["path"] or "the job"
-    return f"{path}: {_lower(match['what'])}{_found(path, tree)}"
+    if match["what"].startswith("Invalid"):
+        return f"{path}: expected one of {', '.join(_choices(path))}{_found(path, tree)}"
+    found = _found(path, tree)
+    what = re.sub(r", got `\w+`$", "", match["what"]) if found else match["what"]
+    return f"{path}: {_lower(what)}{found}"
+
+
+def _choices(path: str) -> list[str]:
+    """The texts that a key with a fixed set of values takes; every such key lies in a section of the job."""
+    section, _, key = path.partition(".")
+    kinds = _kinds(section)
+    if key == "kind":
+        return [str(kind.__struct_config__.tag) for kind in kinds]
+    hints = typing.get_type_hints(kinds[0])
+    return [str(choice) for choice in typing.get_args(hints[key])]
+
+
+def _kinds(section: str) -> tuple[Any, ...]:
+    """The structs that a section can be; one, unless it has a kind."""
+    found = next((field.type for field in msgspec.structs.fields(Job) if field.name == section), None)
+    return typing.get_args(found) or (found,)
 
 
 def _unknown(path: str, key: str, tree: dict[str, Any]) -> str:
@@ -110,11 +142,9 @@ def _unknown(path: str, key: str, tree: dict[str, Any]) -> str:
 
 
 def _known_keys(path: str, tree: dict[str, Any]) -> set[str]:
-    fields = {field.name: field.type for field in msgspec.structs.fields(Job)}
     if not path:
-        return set(fields)
-    section = fields.get(path)
-    kinds: tuple[Any, ...] = getattr(section, "__args__", (section,))
+        return {field.name for field in msgspec.structs.fields(Job)}
+    kinds = _kinds(path)
     kind = (tree.get(path) or {}).get("kind")
     chosen = [k for k in kinds if getattr(k.__struct_config__, "tag", None) in (kind, None)] or list(kinds)
     keys = {name for k in chosen for name in k.__struct_fields__}

@@ -30,6 +30,7 @@ __all__ = ["GlooTransport"]
 _Gloo: Any = dist.ProcessGroupGloo  # torch's type hints leave its methods out
 _JOIN_S = 0.01
 _CONNECT_S = 60.0
+_abandoned: list[object] = []
 _HEADER = 8  # int64 words before the payload: 64 bytes, so that the payload stays aligned
 _PAYLOADS = {payload: index for index, payload in enumerate(Payload)}
 
@@ -194,6 +195,11 @@ class GlooTransport:
         self._groups, self._sent = {}, {}
         if graveyard[0]:
             threading.Thread(target=graveyard.clear, daemon=True).start()
+
+    def abandon(self) -> None:
+        """See Transport.abandon: dropping such a group would wait for its threads, too."""
+        _abandoned.append((self._groups, self._sent))
+        self._groups, self._sent = {}, {}
 
     def close(self) -> None:
         """See Transport.close."""

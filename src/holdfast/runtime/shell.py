@@ -22,13 +22,15 @@ from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
 from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Run, StartReduce, Take
-from holdfast.runtime.life import Abort, Build, LifeEffect, LifeStage, Listen, Report, WorkerLife, mean_loss
+from holdfast.runtime.life import Abort, Build, Life, LifeEffect, LifeStage, Listen, Report, WorkerLife, mean_loss
 from holdfast.runtime.transport import Handle, MessageKey, Transport
 from holdfast.telemetry.events import EventLog, FaultInjected, StepOps
 
 __all__ = ["RelayExchange", "Shell"]
 
 LOOKAHEAD = 4
+STUCK_S = 0.05
+_INTERRUPTED = object()
 FOREVER = 2**62
 
 
@@ -99,6 +101,10 @@ class Shell:
     spec_of: Callable[[Payload], TensorSpec]
     faults: tuple[Fault, ...]
     _commands: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
+    _signals: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    _turn: threading.Condition = field(default_factory=threading.Condition)
+    _driver: int = 0
+    _waits_in: int | None = None
     _newest: int = 0
     _upcoming: deque[Receive] = field(default_factory=deque)
     _posted: dict[Receive, Handle] = field(default_factory=dict)
@@ -121,22 +127,66 @@ class Shell:
         self._newest = max(self._newest, newest)
         self.exchange.end(newest - 1)
         self.transport.abort(newest - 1)
+        self._signals.put(_INTERRUPTED)
 
     def run(self) -> None:
-        """Lives the life to its end."""
+        """Lives the life to its end, in a thread that can be replaced; raises what ends the life."""
         life = self.life.run()
+        self._start_driver(life, None)
+        while (signal_ := self._signals.get()) is _INTERRUPTED:
+            self._rescue(life)
+        if signal_ is not None:
+            raise signal_
+
+    def _rescue(self, life: Life) -> None:
+        """Replaces the driver if it still waits in a generation that is over.
+
+        Gloo forgets to wake a receive whose payload had arrived in part when its connection went. Nothing can wake that
+        thread; but the life is suspended while its effect is performed, so another thread can go on with it.
+        """
+        with self._turn:
+            if self._turn.wait_for(lambda: self._waits_in is None or self._waits_in >= self._newest, STUCK_S):
+                return
+            self._waits_in = None
+            self._driver += 1
+            self.transport.abandon()
+            self._start_driver(life, StaleGeneration(self.life.generation))
+
+    def _start_driver(self, life: Life, error: StaleGeneration | None) -> None:
+        arguments = (life, self._driver, error)
+        threading.Thread(target=self._drive, args=arguments, name=f"driver-{self._driver}", daemon=True).start()
+
+    def _drive(self, life: Life, driver: int, error: Exception | None) -> None:
+        """Does what the life yields until it ends or another driver has taken over."""
+        torch.set_num_threads(1)  # the limit is each thread's own
         result: Any = None
-        error: StaleGeneration | Exception | None = None
         while True:
             try:
                 effect = life.send(result) if error is None else life.throw(error)
             except StopIteration:
-                return
+                return self._signals.put(None)
+            except Exception as problem:  # noqa: BLE001 - handed to the thread that waits in run()
+                return self._signals.put(problem)
             result, error = None, None
             try:
                 result = self._perform(effect)
             except Exception as problem:  # noqa: BLE001 - thrown into the life, which handles what it can
                 error = problem
+            if driver != self._driver:
+                return None
+
+    def _wait(self, handle: Handle) -> torch.Tensor:
+        """Waits for a handle, in a way that :meth:`_rescue` can see."""
+        driver = self._driver
+        with self._turn:
+            self._waits_in = self.life.generation
+        try:
+            return handle.wait()
+        finally:
+            with self._turn:
+                if driver == self._driver:
+                    self._waits_in = None
+                    self._turn.notify_all()
 
     def _perform(self, effect: LifeEffect) -> Any:
         match effect:
@@ -163,7 +213,7 @@ class Shell:
                 self._reducing[reduction] = self.transport.all_reduce(reduction.workers, value)
                 return None
             case FinishReduce(reduction=reduction):
-                return self._reducing.pop(reduction).wait()
+                return self._wait(self._reducing.pop(reduction))
             case Reach(point=point, step=step):
                 return self._reach(point, step)
             case Committed():
@@ -197,8 +247,7 @@ class Shell:
             self._posted[receive] = self.transport.receive(key, receive.peer, spec)
 
     def _take(self, receive: Receive, step: int) -> torch.Tensor:
-        value = self._posted[receive].wait()
-        del self._posted[receive]
+        value = self._wait(self._posted.pop(receive))
         self._post(step)
         return value
 

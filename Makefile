@@ -1,0 +1,44 @@
+# What people run and what CI runs are the same commands.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test check soak bench bench-peers clean
+
+help:  ## show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(STAMP)  ## make the virtual environment
+
+demo: $(STAMP)  ## train, kill a worker in mid-step, and end with the same bits as without
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)  ## run the tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP)  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+soak: $(STAMP)  ## the tests 20 times in a row, then many seeds of the simulated cluster
+	for i in $$(seq 20); do echo "round $$i of 20"; $(BIN)/python -m pytest || exit 1; done
+	HOLDFAST_SEEDS=5000 $(BIN)/python -m pytest tests/sim
+
+bench: $(STAMP)  ## all benchmarks, with targets and results
+	$(BIN)/python benchmarks/healthy_step.py
+	$(BIN)/python benchmarks/recovery.py
+
+bench-peers: $(STAMP)  ## the same kill in other systems; installs them into an environment of their own
+	$(BIN)/python benchmarks/peers.py
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

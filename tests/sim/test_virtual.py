@@ -1,0 +1,166 @@
+"""The whole protocol under a virtual clock: many seeds, deaths at every effect, and one seed is one history."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from functools import cache
+
+import pytest
+import torch
+
+from holdfast.config.load import parse_job
+from holdfast.core.builders import regular_plan
+from holdfast.core.faults import Fault, Point
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+from holdfast.runtime.agent import healthy_plan
+from holdfast.runtime.build import build_stage, probe
+from holdfast.telemetry.events import Installed
+from holdfast.telemetry.report import report
+from holdfast.testing.virtual import VirtualCluster, VirtualResult
+
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "150"))
+CHUNK = 25
+STEPS = 3
+FIRST_EFFECT_AFTER_INSTALL = 4
+
+
+@cache
+def plan_of(pipelines: int, stages: int, microbatches: int):
+    return regular_plan(pipelines, split_evenly(stages + 1, stages), microbatches)
+
+
+def cluster(grid, seed=0, **options) -> VirtualResult:
+    pipelines, stages, microbatches = grid
+    plan = plan_of(*grid)
+    return VirtualCluster(plan, microbatches=microbatches, steps=STEPS, seed=seed, **options).run()
+
+
+@cache
+def healthy(grid) -> VirtualResult:
+    result = cluster(grid)
+    assert result.outcome == "done"
+    return result
+
+
+def check(result: VirtualResult, grid) -> None:
+    """Done with the healthy bits, or lost because a stage has no worker left; nothing else."""
+    pipelines, stages, _ = grid
+    dead_stages = [s for s in range(stages) if all(WorkerId(p, s) in result.lost for p in range(pipelines))]
+    if dead_stages:
+        assert result.outcome == "lost", result.detail
+    else:
+        assert result.outcome == "done", result.detail
+        assert result.digest == healthy(grid).digest
+        assert result.step == STEPS
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
+def test_deaths_anywhere_at_any_time(start):
+    """Up to half of the workers die, each when it yields some effect, whatever it is doing then."""
+    for seed in range(start, start + CHUNK):
+        source = random.Random(seed)
+        grid = (source.randint(2, 3), source.randint(1, 3), source.randint(1, 3))
+        workers = plan_of(*grid).workers
+        victims = source.sample(workers, source.randint(1, max(1, len(workers) // 2)))
+        kills = [(worker, source.randint(FIRST_EFFECT_AFTER_INSTALL, 150)) for worker in victims]
+        try:
+            check(cluster(grid, seed=seed, kill_at_effect=kills), grid)
+        except BaseException as error:
+            error.add_note(f"repeat: seed {seed}, grid {grid}, kill_at_effect {[(str(w), n) for w, n in kills]}")
+            raise
+
+
+def test_every_effect_of_one_worker():
+    """A worker of the middle stage dies at each of its effects in turn."""
+    grid = (2, 3, 2)
+    for effect in itertools.count(FIRST_EFFECT_AFTER_INSTALL):
+        result = cluster(grid, seed=effect, kill_at_effect=[(WorkerId(1, 1), effect)])
+        check(result, grid)
+        if not result.fired:
+            break
+    assert effect > 80, "the worker lived to the end only after it had died at each of its effects"
+
+
+@pytest.mark.parametrize("point", list(Point))
+def test_every_named_point(point):
+    grid = (3, 3, 3)
+    first = "kill:1.1@1:backward"
+    faults = [first, f"kill:0.2@1:{point}"] if point.in_recovery else [f"kill:1.1@1:{point}"]
+    result = cluster(grid, seed=5, faults=[Fault.parse(text) for text in faults])
+    assert sorted(result.fired) == sorted(faults)
+    check(result, grid)
+    failures = report(result.events).failures
+    assert len(failures) == len(faults)
+    assert all(failure.detected_s > 0 and failure.resumed_s > failure.detected_s for failure in failures)
+
+
+def test_one_survivor_per_stage():
+    grid = (3, 3, 3)
+    victims = ["0.0", "1.1", "2.2", "1.0", "2.1", "0.2"]
+    faults = [Fault.parse(f"kill:{w}@{i // 3}:backward") for i, w in enumerate(victims)]
+    result = cluster(grid, seed=1, faults=faults)
+    assert len(result.fired) == 6
+    check(result, grid)
+    installed = [event for _, event in result.events if isinstance(event, Installed)]
+    assert len(installed[-1].workers) == 3
+
+
+def test_a_stage_without_workers_ends_the_job():
+    grid = (2, 2, 2)
+    result = cluster(grid, faults=[Fault.parse("kill:0.1@0:start"), Fault.parse("kill:1.1@1:start")])
+    assert len(result.fired) == 2
+    assert result.outcome == "lost"
+    assert "layer(s) 2" in result.detail
+    assert result.step == 1, "the step of what lives is the last committed one"
+
+
+def test_one_seed_is_one_history():
+    kills = [(WorkerId(0, 1), 37), (WorkerId(2, 0), 60)]
+    runs = [cluster((3, 3, 3), seed=11, kill_at_effect=kills) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert len(runs[0].fired) == 2
+    other = cluster((3, 3, 3), seed=12, kill_at_effect=kills)
+    assert other.events != runs[0].events
+    assert other.digest == runs[0].digest
+
+
+GPT = {
+    "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8, "dropout": 0.1},
+    "data": {"kind": "text", "path": os.__file__},
+    "grid": {"pipelines": 2, "stages": 2, "microbatches": 2, "microbatch_size": 2},
+    "train": {"steps": STEPS, "seed": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    torch.set_num_threads(1)
+    job = parse_job(GPT)
+    boundaries = probe(job).boundaries
+    plan = healthy_plan(job, len(boundaries))
+
+    def run(seed=0, **options):
+        def stage(worker):
+            return build_stage(job, plan, worker, boundaries).stage
+
+        ties = build_stage(job, plan, WorkerId(0, 0), boundaries).ties
+        cluster = VirtualCluster(plan, microbatches=2, steps=STEPS, seed=seed, stage=stage, ties=ties, **options)
+        return cluster.run()
+
+    return run
+
+
+def test_a_real_gpt_with_tied_weights_under_the_virtual_clock(gpt):
+    expected = gpt().digest
+    struck = 0
+    for seed in range(12):
+        source = random.Random(seed)
+        victim = source.choice([WorkerId(p, s) for p in range(2) for s in range(2)])
+        result = gpt(seed=seed, kill_at_effect=[(victim, source.randint(FIRST_EFFECT_AFTER_INSTALL, 75))])
+        assert result.outcome == "done", result.detail
+        assert result.digest == expected, f"seed {seed}: {result.fired}"
+        struck += len(result.fired)
+    assert struck >= 8

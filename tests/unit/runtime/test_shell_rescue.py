@@ -1,0 +1,111 @@
+"""A driver that Gloo forgot to wake is replaced: the life goes on in another thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+
+from holdfast.control.messages import Attached, Install, Resume, Shutdown, Status
+from holdfast.core.builders import regular_plan
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import LayerRange, split_evenly
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.runtime.emulated import WIDTH, EmulatedStage
+from holdfast.runtime.life import WorkerLife
+from holdfast.runtime.shell import RelayExchange, Shell
+from holdfast.telemetry.events import EventLog
+
+
+class DeafTransport:
+    """Connects at once; what it receives never comes, and an abort does not wake who waits for it."""
+
+    def __init__(self) -> None:
+        self.waiting = threading.Event()
+        self.never = threading.Event()
+        self.abandoned = 0
+        self.aborted = 0
+
+    def build(self, generation, groups): ...
+
+    def receive(self, key, peer, spec):
+        return self
+
+    def wait(self):
+        self.waiting.set()
+        self.never.wait()
+
+    def abort(self, generation):
+        self.aborted = generation
+
+    def abandon(self):
+        self.abandoned += 1
+
+    def close(self): ...
+
+
+@pytest.fixture
+def shell(tmp_path):
+    worker, sent = WorkerId(0, 1), queue.SimpleQueue()
+    stage = EmulatedStage(layers=LayerRange(1, 2), num_layers=2, num_microbatches=2)
+    life = WorkerLife(worker=worker, stage=stage, steps=2, microbatches=2, ties=(), pid=0)
+    log = EventLog(tmp_path / "events.jsonl")
+    spec = TensorSpec(shape=(WIDTH,), dtype="int64")
+    shell = Shell(
+        life=life,
+        stage=stage,
+        transport=DeafTransport(),
+        exchange=RelayExchange(worker, sent.put),
+        send=sent.put,
+        log=log,
+        spec_of=lambda payload: spec,
+        faults=(),
+    )
+    yield shell, sent
+    shell.transport.never.set()
+    log.close()
+
+
+def next_status(sent):
+    while True:
+        message = sent.get(timeout=10)
+        if isinstance(message, Status):
+            return message
+
+
+def test_a_driver_that_nothing_wakes_is_replaced(shell):
+    shell, sent = shell
+    plan = regular_plan(1, split_evenly(2, 2), 2)
+    ended = queue.SimpleQueue()
+    runner = threading.Thread(target=lambda: ended.put(shell.run()), daemon=True)
+    runner.start()
+    for command in (Attached(), Install(generation=1, plan=plan), Resume(generation=1, step=0)):
+        shell.on_command(command)
+    assert next_status(sent).generation == 1
+    assert shell.transport.waiting.wait(10), "the driver waits for an activation that never comes"
+    stuck = {thread.name for thread in threading.enumerate()}
+    assert "driver-0" in stuck
+
+    shell.on_command(Install(generation=2, plan=plan))
+    assert next_status(sent).generation == 2
+    assert shell.transport.aborted == 1
+    assert shell.transport.abandoned == 1
+
+    shell.on_command(Shutdown(reason="done"))
+    assert ended.get(timeout=10) is None
+
+
+def test_a_driver_that_wakes_is_not_replaced(shell):
+    shell, sent = shell
+    plan = regular_plan(1, split_evenly(2, 2), 2)
+    runner = threading.Thread(target=shell.run, daemon=True)
+    runner.start()
+    shell.on_command(Attached())
+    for generation in (1, 2, 3):
+        shell.on_command(Install(generation=generation, plan=plan))
+        assert next_status(sent).generation == generation
+    shell.on_command(Shutdown(reason="done"))
+    runner.join(timeout=10)
+    assert not runner.is_alive()
+    assert shell.transport.abandoned == 0
