@@ -1,0 +1,213 @@
+"""Whatever is wrong with a job file is told in one line that names the key and what would be right."""
+
+import copy
+
+import pytest
+
+from holdfast.config.load import dump_job, load_job, num_layers, parse_job
+from holdfast.errors import ConfigError
+
+JOB = {
+    "name": "small",
+    "model": {"kind": "gpt", "layers": 2, "width": 32, "heads": 4},
+    "data": {"kind": "text", "path": "stdlib"},
+    "grid": {"pipelines": 3, "stages": 4, "microbatches": 3},
+    "train": {"steps": 4},
+}
+
+
+def with_value(path, value):
+    tree = copy.deepcopy(JOB)
+    *parents, last = path.split(".")
+    node = tree
+    for name in parents:
+        node = node.setdefault(name, {})
+    node[last] = value
+    return tree
+
+
+def complaint(tree, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        parse_job(tree, overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "`$" not in text
+    return text.removeprefix("job: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        ("grid.stagse", 2, "grid.stagse: unknown key; did you mean stages?"),
+        ("gird", {}, "gird: unknown key; did you mean grid?"),
+        ("zzz", 1, "zzz: unknown key; known: control, data, grid, model, name, optimizer, resilience, train"),
+        ("model.hieght", 1, "model.hieght: unknown key; known: context, dropout, heads, kind, layers, width"),
+        ("data.context", 1, "data.context: unknown key; known: kind, path"),
+        ("grid.kind", "x", "grid.kind: unknown key; known: microbatch_size, microbatches, pipelines, stages"),
+        ("grid.stages", "four", "grid.stages: expected `int`, got 'four'"),
+        ("grid.stages", 2.0, "grid.stages: expected `int`, got 2.0"),
+        ("grid.stages", True, "grid.stages: expected `int`, got True"),
+        ("grid.stages", None, "grid.stages: expected `int`, got None"),
+        ("grid", [1], "grid: expected `object`, got [1]"),
+        ("grid", None, "grid: expected `object`, got None"),
+        ("grid.microbatches", 0, "grid.microbatches: expected `int` >= 1, got 0"),
+        ("grid.pipelines", -1, "grid.pipelines: expected `int` >= 1, got -1"),
+        ("train.steps", 0, "train.steps: expected `int` >= 1, got 0"),
+        ("train.seed", -1, "train.seed: expected `int` >= 0, got -1"),
+        ("grid.stages", 5, "grid.stages: 5 stages for a model of 4 layers; at most 4"),
+        ("model.heads", 5, "model.heads: must divide model.width (32)"),
+        (
+            "resilience.tolerate",
+            3,
+            "resilience.tolerate: 3 pipelines survive any 2 failures, not any 3; use more pipelines or tolerate less",
+        ),
+        ("resilience.tolerate", -1, "resilience.tolerate: expected `int` >= 0, got -1"),
+        ("resilience.strategy", "hope", "resilience.strategy: expected one of auto, adaptive, got 'hope'"),
+        ("model.kind", "gtp", "model.kind: expected one of gpt, convnet, python, got 'gtp'"),
+        ("data.kind", "texts", "data.kind: expected one of text, digits, python, got 'texts'"),
+        ("train.numerics", "exakt", "train.numerics: expected one of exact, fast, got 'exakt'"),
+        ("train.technique", "2f2b", "train.technique: expected one of 1f1b, gpipe, got '2f2b'"),
+        ("optimizer.schedule", "step", "optimizer.schedule: expected one of constant, cosine, linear, got 'step'"),
+        ("optimizer.lr", 0, "optimizer.lr: expected `float` > 0.0, got 0"),
+        ("optimizer.lr", float("nan"), "optimizer.lr: expected `float` > 0.0, got nan"),
+        ("optimizer.betas", [0.9], "optimizer.betas: expected `array` of length 2, got 1, got [0.9]"),
+        ("optimizer.betas", [0.9, 1.0], "optimizer.betas[1]: expected `float` < 1.0"),
+        ("model.dropout", 1.0, "model.dropout: expected `float` < 1.0, got 1.0"),
+        ("control.port", 65536, "control.port: expected `int` <= 65535, got 65536"),
+        ("name", "a b", "name: expected `str` matching regex '^[A-Za-z0-9._-]+$', got 'a b'"),
+        ("name", 7, "name: expected `str`, got 7"),
+    ],
+)
+def test_a_bad_value_is_named(path, value, text):
+    assert complaint(with_value(path, value)) == text
+
+
+@pytest.mark.parametrize("path", ["optimizer.lr", "control.heartbeat_s", "optimizer.weight_decay"])
+def test_infinite_numbers_are_refused(path):
+    assert complaint(with_value(path, float("inf"))).startswith(f"{path}: expected `float` <= ")
+
+
+@pytest.mark.parametrize("section", ["model", "data", "grid", "train"])
+def test_a_missing_section_is_named(section):
+    tree = copy.deepcopy(JOB)
+    del tree[section]
+    assert complaint(tree) == f"{section}: is missing and has no default"
+
+
+@pytest.mark.parametrize("path", ["model.kind", "data.path", "grid.microbatches", "train.steps"])
+def test_a_missing_key_is_named(path):
+    tree = copy.deepcopy(JOB)
+    section, key = path.split(".")
+    del tree[section][key]
+    assert complaint(tree) == f"{path}: is missing and has no default"
+
+
+def test_keys_that_are_no_text():
+    assert complaint({**JOB, 1: 2}) == "the job: every key must be text, quote those that are numbers"
+    assert complaint(with_value("grid", {1: 2})) == "grid: every key must be text, quote those that are numbers"
+
+
+@pytest.mark.parametrize("tree", [None, [], 3, "job"])
+def test_a_job_is_keys_and_values(tree):
+    assert complaint(tree).startswith("expected keys such as model, data, grid, train; got ")
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("grid", "--set grid: expected KEY=VALUE, such as grid.stages=2"),
+        ("=2", "--set =2: expected KEY=VALUE, such as grid.stages=2"),
+        ("grid.stages.x=2", "--set grid.stages.x=2: stages is a value, it has no keys below it"),
+        ("grid.stages=[", "--set grid.stages=[: '[' is not a YAML value"),
+        ("grid.stages=", "grid.stages: expected `int`, got None"),
+        ("grid.stages=two", "grid.stages: expected `int`, got 'two'"),
+        ("grid..stages=2", "grid.: unknown key; known: microbatch_size, microbatches, pipelines, stages"),
+        ("gird.stages=2", "gird: unknown key; did you mean grid?"),
+        ("model=3", "model: expected `object`, got 3"),
+    ],
+)
+def test_a_bad_override_is_named(override, text):
+    assert complaint(copy.deepcopy(JOB), override) == text
+
+
+def test_overrides_apply_in_order():
+    job = parse_job(JOB, ["grid.stages=3", "grid.stages=2", "optimizer.lr=1e-3", "data.path=a=b", "optimizer.kind=sgd"])
+    assert job.grid.stages == 2
+    assert job.optimizer.lr == 1e-3
+    assert job.data.path == "a=b"
+    assert job.optimizer.kind == "sgd"
+
+
+def test_overrides_leave_the_given_tree_alone():
+    before = copy.deepcopy(JOB)
+    parse_job(JOB, ["grid.stages=2", "optimizer.lr=1"])
+    assert before == JOB
+
+
+def test_an_override_can_replace_a_section():
+    job = parse_job(JOB, ["model={kind: convnet, width: 8}", "data={kind: digits}"])
+    assert type(job.model).__name__ == "ConvnetModel"
+    assert num_layers(job) is None
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    def write(text):
+        path = tmp_path / "job.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def test_a_job_file_is_read(job_file):
+    assert load_job(job_file(dump_job(parse_job(JOB)))) == parse_job(JOB)
+
+
+@pytest.mark.parametrize("text", ["3e-4", "3E-4", "+3e-4", "3.0e-4", "0.0003", "3.e-4", ".3e-3"])
+def test_numbers_in_any_usual_form(job_file, text):
+    path = job_file(dump_job(parse_job(JOB)))
+    assert load_job(path, [f"optimizer.lr={text}"]).optimizer.lr == 3e-4
+    written = path.read_text().replace("lr: 0.0003", f"lr: {text}")
+    assert f"lr: {text}\n" in written
+    assert load_job(job_file(written)).optimizer.lr == 3e-4
+
+
+def test_a_quoted_number_is_text(job_file):
+    job = load_job(job_file(dump_job(parse_job(JOB))), ['name="1e5"'])
+    assert job.name == "1e5"
+    assert load_job(job_file(dump_job(job))) == job
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a: [", "is not YAML: "),
+        ("a: b: c", "is not YAML: "),
+        ("a: !!python/name:os.system x", "is not YAML: "),
+        ("\0", "is not YAML: "),
+        (b"\xff\xfe\x00", "is not text; expected a job file in YAML"),
+        ("", "expected keys such as model, data, grid, train; got NoneType"),
+        ("- a", "expected keys such as model, data, grid, train; got list"),
+        ("a: &a {b: *a}", "a: unknown key; "),
+        ("grid: &a {pipelines: *a}", "grid."),
+    ],
+)
+def test_a_bad_file_is_named(job_file, text, complaint):
+    path = job_file(text)
+    with pytest.raises(ConfigError) as caught:
+        load_job(path)
+    assert str(caught.value).startswith(f"{path}: {complaint}")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_file_and_a_folder(tmp_path):
+    for path, why in ((tmp_path / "none.yaml", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(ConfigError) as caught:
+            load_job(path)
+        assert str(caught.value) == f"{path}: {why}; expected a job file in YAML"
+
+
+def test_sizes_of_a_step():
+    job = parse_job(JOB, ["grid.microbatch_size=5"])
+    assert (job.global_microbatches, job.samples_per_step, num_layers(job)) == (9, 45, 4)

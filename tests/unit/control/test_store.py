@@ -1,0 +1,89 @@
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.control.store import DecisionStore, StoredDecision
+from holdfast.core.builders import adaptive_plan, regular_plan
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+
+PLAN = adaptive_plan(regular_plan(2, split_evenly(4, 2), 2), [WorkerId(0, 1)])
+
+WRITER = """
+import sys
+from holdfast.control.store import DecisionStore, StoredDecision
+store = DecisionStore(sys.argv[1])
+for generation in range(1, 10**6):
+    store.put(StoredDecision(generation=generation, plan=None, lost=("x" * 2000,)))
+    print(generation, flush=True)
+"""
+
+
+def decision(generation, plan=PLAN):
+    return StoredDecision(generation=generation, plan=plan, lost=("0.1",))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "control.db"
+
+
+def test_a_new_store_is_empty(path):
+    store = DecisionStore(path)
+    assert store.latest() is None
+    store.close()
+
+
+def test_decisions_are_there_after_reopening(path):
+    store = DecisionStore(path)
+    for generation in (1, 2):
+        store.put(decision(generation))
+    store.close()
+    again = DecisionStore(path)
+    assert again.latest() == decision(2)
+    again.put(decision(3, plan=None))
+    assert again.latest() == decision(3, plan=None)
+    again.close()
+
+
+def test_a_generation_is_decided_once(path):
+    store = DecisionStore(path)
+    store.put(decision(1))
+    with pytest.raises(sqlite3.IntegrityError):
+        store.put(decision(1, plan=None))
+    assert store.latest() == decision(1)
+    store.close()
+
+
+def test_it_can_be_read_while_it_is_written(path):
+    store, reader = DecisionStore(path), DecisionStore(path)
+    store.put(decision(1))
+    assert reader.latest() == decision(1)
+    store.close()
+    reader.close()
+
+
+def test_what_put_returned_from_survives_a_kill(path):
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        acknowledged = [int(writer.stdout.readline()) for _ in range(20)]
+        os.kill(writer.pid, signal.SIGKILL)
+        acknowledged += [int(line) for line in writer.stdout if line.endswith("\n")]
+    assert writer.returncode == -signal.SIGKILL
+    store = DecisionStore(path)
+    stored = [row[0] for row in sqlite_rows(path)]
+    assert stored[: len(acknowledged)] == acknowledged
+    assert len(stored) <= len(acknowledged) + 1
+    assert store.latest().generation == stored[-1]
+    store.close()
+
+
+def sqlite_rows(path):
+    db = sqlite3.connect(path)
+    try:
+        return db.execute("SELECT generation FROM decisions ORDER BY generation").fetchall()
+    finally:
+        db.close()
