@@ -49,9 +49,6 @@ def jobs(draw):
         layers=draw(st.integers(1, 9)), width=heads * draw(st.integers(1, 9)), heads=heads, dropout=draw(fraction)
     )
     python = PythonModel(target=draw(text), loss=draw(st.none() | text), arguments=draw(arguments))
-        ConvnetModel(width=2),
-        PythonModel(target=draw(text), loss=draw(st.none() | text), arguments=draw(arguments)),
-    ]
     pipelines = draw(st.integers(1, 5))
     return Job(
         name=draw(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import msgspec
+
 from holdfast.errors import ConfigError
 from holdfast.telemetry.events import (
     Agreed,
@@ -38,7 +40,11 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.run_dir) / "events.jsonl"
     if not path.is_file():
         raise ConfigError(f"{args.run_dir}: is no run directory, it has no events.jsonl")
-    print(narrate(read_events(path)))
+    try:
+        timed = read_events(path)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ConfigError(f"{path}: is no log of events: {error}") from None
+    print(narrate(timed))
     return 0
 
 

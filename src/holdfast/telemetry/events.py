@@ -6,6 +6,7 @@ killed process had written stays. Times are seconds of the machine's monotonic c
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import ClassVar
@@ -153,6 +154,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
+_BEGIN = b'{"time":'  # nowhere else in a line: within texts, quotes are escaped
 
 
 class EventLog:
@@ -165,8 +167,14 @@ class EventLog:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, time: float, event: Event) -> None:
-        """Appends one event. After failure (a full disk): OSError, the file keeps its whole lines."""
-        os.write(self._file, _encoder.encode(_Line(time=time, data=event)) + b"\n")
+        """Appends one event.
+
+        Raises:
+            OSError: the disk is full. Events before and after this one can still be read.
+        """
+        data = _encoder.encode(_Line(time=time, data=event)) + b"\n"
+        if os.write(self._file, data) < len(data):
+            raise OSError(errno.ENOSPC, "an event was written in part")
 
     def close(self) -> None:
         """Closes the file."""
@@ -174,7 +182,11 @@ class EventLog:
 
 
 def read_events(path: str | Path) -> list[tuple[float, Event]]:
-    """Returns (time, event) of a log, in the order of time; a last line cut off by a full disk is left out."""
-    lines = Path(path).read_bytes().splitlines(keepends=True)
-    whole = [_decoder.decode(line) for line in lines if line.endswith(b"\n")]
+    """Returns (time, event) of a log, in the order of time.
+
+    What a full disk or a kill in the middle of a write cut off is left out: at the end of the log, or before the event
+    that another process appended to it.
+    """
+    *lines, _ = Path(path).read_bytes().split(b"\n")
+    whole = [_decoder.decode(line[line.rindex(_BEGIN) :]) for line in lines]
     return sorted(((line.time, line.data) for line in whole), key=lambda pair: pair[0])

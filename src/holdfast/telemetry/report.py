@@ -82,7 +82,7 @@ def report(events: Iterable[Timed], strategy: str = "adaptive") -> RunReport:
     steps = sorted(commits.items())
     return RunReport(
         commits=tuple(steps),
-        final_loss=_final_loss(timed),
+        final_loss=_final_loss(timed, commits),
         steps_per_s=_rate([time for _, time in steps]),
         failures=tuple(_failures(timed, commits, strategy)),
         fired=tuple(event.spec for _, event in timed if isinstance(event, FaultInjected)),
@@ -90,23 +90,32 @@ def report(events: Iterable[Timed], strategy: str = "adaptive") -> RunReport:
 
 
 def _commits(timed: list[Timed]) -> dict[int, float]:
-    """When each step was committed: the last worker of a generation swapped. A step taken back counts when redone."""
+    """When each step was committed: the last worker of a generation swapped.
+
+    A step that not all workers of its generation swapped counts if a later generation went on after it, as when a
+    worker died behind its own swap; what a later generation took back counts when it is done again.
+    """
     members: dict[int, int] = {}
+    agreed: dict[int, int] = {}
     swapped: dict[tuple[int, int], list[float]] = defaultdict(list)
     for time, event in timed:
         if isinstance(event, Installed):
             members[event.generation] = len(event.workers)
+        elif isinstance(event, Agreed):
+            agreed[event.generation] = event.step
         elif isinstance(event, StepOps):
             swapped[event.step, event.generation].append(time)
     commits: dict[int, float] = {}
     for (step, generation), times in sorted(swapped.items()):
-        if len(times) == members.get(generation) or step not in commits:
+        after = [at for later, at in agreed.items() if later > generation]
+        if min(after, default=step + (len(times) == members.get(generation))) > step:
             commits[step] = max(times)
     return commits
 
 
-def _final_loss(timed: list[Timed]) -> float | None:
-    losses = [event for _, event in timed if isinstance(event, StepOps) and event.loss is not None]
+def _final_loss(timed: list[Timed], commits: dict[int, float]) -> float | None:
+    steps = [event for _, event in timed if isinstance(event, StepOps)]
+    losses = [event for event in steps if event.loss is not None and event.step in commits]
     return max(losses, key=lambda e: (e.step, e.generation)).loss if losses else None
 
 
@@ -124,7 +133,7 @@ def _failures(timed: list[Timed], commits: dict[int, float], strategy: str) -> I
         agreed = next(((t, e) for t, e in timed if isinstance(e, Agreed) and e.generation > event.generation), None)
         generation = agreed[1].generation if agreed else None
         rebuilt = next((t for t, e in timed if isinstance(e, Rebuilt) and e.generation == generation), None)
-        resumed = next((t for _, t in sorted(commits.items()) if agreed and t > agreed[0]), None)
+        resumed = min((t for t in commits.values() if agreed and t > agreed[0]), default=None)
         at, fault = injected.get(event.worker, (None, None))
         step = fault.step if fault else (agreed[1].step if agreed else -1)
         yield FailureReport(

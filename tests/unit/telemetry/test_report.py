@@ -1,0 +1,191 @@
+import pytest
+
+from holdfast.telemetry.events import (
+    Agreed,
+    Detected,
+    FaultInjected,
+    Installed,
+    JobStarted,
+    Rebuilt,
+    StepOps,
+)
+from holdfast.telemetry.report import report, started
+
+
+def installed(generation, *workers):
+    return Installed(generation=generation, workers=workers)
+
+
+def step(worker, number, generation=1, loss=None):
+    return StepOps(worker=worker, generation=generation, step=number, loss=loss, omitted=False, ops=())
+
+
+def fault(worker, number, point="backward"):
+    spec = f"kill:{worker}@{number}:{point}"
+    return FaultInjected(worker=worker, kind="kill", step=number, point=point, spec=spec)
+
+
+def detected(worker, generation):
+    return Detected(worker=worker, how="signal 9", generation=generation)
+
+
+def agreed(generation, number, recomputed=0):
+    return Agreed(generation=generation, step=number, recomputed_microbatches=recomputed)
+
+
+HEALTHY = [
+    (0.0, installed(1, "a", "b")),
+    (0.5, agreed(1, 0)),
+    (1.0, step("a", 0)),
+    (1.5, step("b", 0, loss=3.0)),
+    (2.0, step("a", 1)),
+    (2.5, step("b", 1, loss=2.0)),
+    (4.5, step("b", 2, loss=1.0)),
+    (5.5, step("a", 2)),
+]
+
+
+def test_nothing():
+    found = report([])
+    assert (found.commits, found.final_loss, found.steps_per_s, found.failures) == ((), None, None, ())
+
+
+def test_a_healthy_run():
+    found = report(HEALTHY)
+    assert found.commits == ((0, 1.5), (1, 2.5), (2, 5.5))
+    assert found.final_loss == 1.0
+    assert found.steps_per_s == 2 / 4.0
+    assert found.failures == found.fired == ()
+    assert report(HEALTHY[:4]).steps_per_s is None
+
+
+def test_a_step_that_runs_is_not_committed():
+    assert report(HEALTHY[:5]).commits == ((0, 1.5),)
+    assert report(HEALTHY[:7]).final_loss == 2.0
+
+
+ONE = [
+    *HEALTHY[:4],
+    (10.0, fault("b", 1)),
+    (10.1, detected("b", 1)),
+    (10.2, installed(2, "a")),
+    (10.3, agreed(2, 1, 7)),
+    (10.4, Rebuilt(generation=2)),
+    (11.0, step("a", 1, 2, loss=2.0)),
+    (12.0, step("a", 2, 2, loss=1.0)),
+]
+
+
+def test_one_failure():
+    found = report(ONE)
+    assert found.commits == ((0, 1.5), (1, 11.0), (2, 12.0))
+    (failure,) = found.failures
+    assert (failure.worker, failure.kind, failure.step, failure.point) == ("b", "kill", 1, "backward")
+    seconds = (failure.detected_s, failure.agreed_s, failure.rebuilt_s, failure.resumed_s)
+    assert seconds == pytest.approx((0.1, 0.3, 0.4, 1.0))
+    assert (failure.recomputed_microbatches, failure.strategy) == (7, "adaptive")
+    assert found.fired == ("kill:b@1:backward",)
+    assert found.failures_json()[0]["recomputed_microbatches"] == 7
+    assert list(found.failures_json()[0])[:4] == ["worker", "kind", "step", "point"]
+
+
+def test_a_real_failure_has_no_injection_to_count_from():
+    (failure,) = report([pair for pair in ONE if not isinstance(pair[1], FaultInjected)]).failures
+    assert (failure.kind, failure.step, failure.point) == ("death", 1, "")
+    assert failure.detected_s is failure.agreed_s is failure.rebuilt_s is failure.resumed_s is None
+    assert failure.recomputed_microbatches == 7
+
+
+def test_a_failure_that_was_never_recovered_from():
+    (failure,) = report(ONE[:6]).failures
+    assert failure.detected_s == pytest.approx(0.1)
+    assert failure.agreed_s is failure.resumed_s is None
+    assert failure.recomputed_microbatches == 0
+
+
+def test_a_step_swapped_in_part_counts_when_it_is_done_again():
+    events = [*HEALTHY[:5], *ONE[4:]]
+    assert report(events).commits == ((0, 1.5), (1, 11.0), (2, 12.0))
+
+
+def test_a_step_whose_last_worker_died_behind_its_swap_counts_once():
+    events = [*HEALTHY[:5], (9.0, detected("b", 1)), (9.1, installed(2, "a")), (9.2, agreed(2, 2))]
+    assert report(events).commits == ((0, 1.5), (1, 2.0))
+
+
+def test_a_step_taken_back_to_save_was_not_committed():
+    events = [*HEALTHY[:5], (9.0, detected("b", 1)), (9.1, installed(2, "a")), (9.2, agreed(2, 1))]
+    found = report([*events[:-4], (2.0, step("a", 1, loss=9.0)), *events[-3:]])
+    assert found.commits == ((0, 1.5),)
+    assert found.final_loss == 3.0
+
+
+THREE = [
+    (0.0, installed(1, "a", "b", "c")),
+    (1.0, step("a", 0)),
+    (1.1, step("b", 0, loss=1.0)),
+    (1.2, step("c", 0)),
+    (10.0, fault("b", 1)),
+    (10.1, detected("b", 1)),
+    (10.2, installed(2, "a", "c")),
+]
+
+
+def test_two_failures_of_which_the_second_supersedes_the_first_recovery():
+    """Generation 2 never knew every state; both failures are answered by generation 3."""
+    events = [
+        *THREE,
+        (10.25, fault("c", 1, "detect")),
+        (10.3, detected("c", 2)),
+        (10.4, installed(3, "a")),
+        (10.5, agreed(3, 1, 5)),
+        (10.6, Rebuilt(generation=3)),
+        (11.0, step("a", 1, 3, loss=0.5)),
+    ]
+    first, second = report(events).failures
+    assert (first.worker, second.worker) == ("b", "c")
+    assert (first.agreed_s, first.rebuilt_s, first.resumed_s) == pytest.approx((0.5, 0.6, 1.0))
+    assert (second.detected_s, second.agreed_s, second.resumed_s) == pytest.approx((0.05, 0.25, 0.75))
+
+
+def test_a_second_failure_while_the_step_is_run_again():
+    """Generation 2 agreed and was connected, but what it began was committed by generation 3."""
+    events = [
+        *THREE,
+        (10.3, agreed(2, 1, 6)),
+        (10.4, Rebuilt(generation=2)),
+        (10.5, step("a", 1, 2, loss=0.5)),
+        (10.6, fault("c", 1, "commit")),
+        (10.7, detected("c", 2)),
+        (10.8, installed(3, "a")),
+        (10.9, agreed(3, 1, 2)),
+        (11.0, Rebuilt(generation=3)),
+        (12.0, step("a", 1, 3, loss=0.5)),
+    ]
+    found = report(events)
+    assert found.commits == ((0, 1.2), (1, 12.0))
+    first, second = found.failures
+    assert (first.agreed_s, first.rebuilt_s, first.resumed_s) == pytest.approx((0.3, 0.4, 2.0))
+    assert (second.agreed_s, second.rebuilt_s, second.resumed_s) == pytest.approx((0.3, 0.4, 1.4))
+    assert (first.recomputed_microbatches, second.recomputed_microbatches) == (6, 2)
+
+
+def test_two_at_once_share_a_recovery():
+    events = [
+        *THREE[:5],
+        (10.05, fault("c", 1)),
+        (10.1, detected("b", 1)),
+        (10.1, installed(2, "a", "c")),
+        (10.2, detected("c", 2)),
+        (10.2, installed(3, "a")),
+        (10.4, agreed(3, 1, 9)),
+        (10.5, Rebuilt(generation=3)),
+        (11.0, step("a", 1, 3)),
+    ]
+    assert [failure.agreed_s for failure in report(events).failures] == pytest.approx([0.4, 0.35])
+
+
+def test_where_a_log_starts():
+    first = JobStarted(name="j", workers=1, steps=1, samples_per_step=1, wall_time=0.0)
+    assert started([(0.0, first), *HEALTHY]) == first
+    assert started(HEALTHY) is None
