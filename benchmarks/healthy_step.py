@@ -289,11 +289,12 @@ def _ratio(
 
 
 def _verdict(found: Interval, target: float) -> str:
-    if found.median is None or found.low is None:
-        return "no value"
-    if found.median <= target:
+    """What the interval, not the median alone, says about the target."""
+    if found.low is None or found.high is None or found.count < 2:
+        return "undecided"
+    if found.high <= target:
         return "met"
-    return "met within noise" if found.low <= target else "MISSED"
+    return "MISSED" if found.low > target else "within noise"
 
 
 def _brief(row: dict[str, Any]) -> str:

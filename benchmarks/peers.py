@@ -33,7 +33,7 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.agent import Interrupted
 from holdfast.runtime.train import train
 from holdfast.telemetry.events import Installed, StepOps, read_events
-from measure import ROOT, Recorder, interval, print_table, progress, time_limit
+from measure import ROOT, Interval, Recorder, interval, print_table, progress, time_limit
 
 VENV = Path(__file__).resolve().parent / ".peers-venv"
 PYTHON = VENV / "bin" / "python"
@@ -426,8 +426,6 @@ def _show(summary: dict[str, Any]) -> None:
 
 
 def _show_interval(found: dict[str, Any], unit: float, digits: int) -> str:
-    from measure import Interval
-
     return Interval(**found).show(unit, digits)
 
 
