@@ -9,6 +9,7 @@ import re
 import time
 from dataclasses import dataclass
 
+from holdfast.config.load import load_job
 from holdfast.core.bounds import Bound, bound, failures_per_stage
 from holdfast.core.builders import Limit, adaptive_plan, regular_plan
 from holdfast.core.evaluate import Timeline, evaluate
@@ -26,6 +27,7 @@ __all__ = ["add_plan_parser", "run"]
 def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the ``plan`` command; its ``run`` default is :func:`run`."""
     parser = subparsers.add_parser("plan", help="build, prove, time and show the plan of a grid", description=__doc__)
+    parser.add_argument("job", nargs="?", metavar="JOB.yaml", help="take grid and micro-batches from this job file")
     parser.add_argument("--grid", metavar="DPxPP", help="pipelines x stages, such as 3x4")
     parser.add_argument("--microbatches", metavar="M", help="micro-batches per pipeline")
     parser.add_argument("--costs", default="1,1,1", metavar="F,I,W", help="time of F, I and W; B takes I + W")
@@ -95,6 +97,8 @@ class _Result:
 
 
 def _read(args: argparse.Namespace) -> _Task:
+    if args.job:
+        _take_grid_of(args)
     num_pipelines, num_stages = _parse_grid(args.grid)
     grid = regular_placement(num_pipelines, split_evenly(num_stages, num_stages))
     failed = _parse_failed(args.failed, grid) or _spread(args.failures, num_pipelines, num_stages)
@@ -112,6 +116,13 @@ def _read(args: argparse.Namespace) -> _Task:
         failed=failed,
         technique=technique,
     )
+
+
+def _take_grid_of(args: argparse.Namespace) -> None:
+    """Fills in what the flags leave open from a job file; costs stay those of ``--costs``."""
+    grid = load_job(args.job).grid
+    args.grid = args.grid or f"{grid.pipelines}x{grid.stages}"
+    args.microbatches = args.microbatches or str(grid.microbatches)
 
 
 def _build(task: _Task) -> Plan:

@@ -81,7 +81,8 @@ class ProgressLine:
         now = time.monotonic()
         self._times = [*self._times[-19:], now]
         last = progress.step == self._job.train.steps - 1
-        if self._quiet or (not self._terminal and not last and now - self._shown < 10.0):
+        due = self._terminal or last or progress.omitted or now - self._shown >= 10.0
+        if self._quiet or not due:
             return
         self._shown = now
         text = self._text(progress)
@@ -99,7 +100,8 @@ class ProgressLine:
             rate = (len(self._times) - 1) / (self._times[-1] - self._times[0])
             left = round((steps - progress.step - 1) / rate)
             text += f"  {rate * self._job.samples_per_step:.1f} samples/s  left {left // 60}:{left % 60:02d}"
-        return f"{text}  workers {progress.alive}/{grid.pipelines * grid.stages}"
+        text += f"  workers {progress.alive}/{grid.pipelines * grid.stages}"
+        return text + ("  OMITTED: a gradient was not finite" if progress.omitted else "")
 
     def end(self) -> None:
         """Ends the line."""

@@ -227,12 +227,12 @@ def _on_lost(state: Membership, worker: WorkerId, how: str) -> Decision:
         return ended, (*noted, *outputs)
     recovery = strategy_named(state.strategy)(ClusterView(healthy=state.healthy, lost=state.lost))
     state = replace(state, lost_layers=recovery.lost_layers, reformations=0)
-    state, outputs = _form(state, recovery.plan)
+    state, outputs = _form(state, recovery.plan, recovery.strategy)
     return state, (*noted, *outputs)
 
 
-def _form(state: Membership, plan: Plan | None) -> Decision:
-    """Starts the next generation of the workers that are left."""
+def _form(state: Membership, plan: Plan | None, strategy: str = "") -> Decision:
+    """Starts the next generation of the workers that are left; ``strategy`` says what answered a failure."""
     state = replace(
         state,
         phase=Phase.FORMING,
@@ -247,7 +247,8 @@ def _form(state: Membership, plan: Plan | None) -> Decision:
     if not state.alive:
         return _end(state, "lost", "every worker is lost; nothing could be saved", "")
     install = Install(generation=state.generation, plan=plan)
-    record = Record(event=Installed(generation=state.generation, workers=tuple(str(w) for w in state.alive)))
+    workers = tuple(str(worker) for worker in state.alive)
+    record = Record(event=Installed(generation=state.generation, workers=workers, strategy=strategy))
     return state, (record, *(Tell(to=worker, command=install) for worker in state.alive))
 
 
@@ -326,7 +327,13 @@ def _on_tick(state: Membership, now: float) -> Decision:
 
 def _on_step_done(state: Membership, done: StepDone) -> Decision:
     state = replace(state, last_step=max(state.last_step, done.step), reformations=0)
-    progress = Progress(step=done.step, loss=done.loss, alive=len(state.alive), generation=state.generation)
+    progress = Progress(
+        step=done.step,
+        loss=done.loss,
+        omitted=done.omitted,
+        alive=len(state.alive),
+        generation=state.generation,
+    )
     return state, (Tell(to=None, command=progress),)
 
 

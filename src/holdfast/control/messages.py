@@ -100,12 +100,16 @@ class Heartbeat(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class StepDone(_Wire, frozen=True, tag=True, kw_only=True):
-    """The reporting worker swapped in the results of ``step``; ``loss`` is the mean over its micro-batches."""
+    """The reporting worker swapped in the results of ``step``; ``loss`` is the mean over its micro-batches.
+
+    ``omitted``: a gradient was not finite, so the step left the weights as they were.
+    """
 
     worker: WorkerId
     generation: int
     step: int
     loss: float | None
+    omitted: bool
 
 
 class Finished(_Wire, frozen=True, tag=True, kw_only=True):
@@ -137,7 +141,6 @@ class Exited(_Wire, frozen=True, tag=True, kw_only=True):
 
     worker: WorkerId
     status: int
-    detected: float
 
 
 # From the coordinator.
@@ -181,6 +184,7 @@ class Progress(_Wire, frozen=True, tag=True, kw_only=True):
 
     step: int
     loss: float | None
+    omitted: bool
     alive: int
     generation: int
 

@@ -169,11 +169,15 @@ class Agent:
         """Makes the run directory ours: the resolved job file is created exclusively, so two runs cannot share it."""
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if any(self.run_dir.iterdir()):
+                raise ConfigError(
+                    f"--run-dir {self.run_dir}: is not empty; choose a new directory, nothing was overwritten"
+                )
             with (self.run_dir / "job.yaml").open("x") as file:
                 file.write(dump_job(self.job))
         except FileExistsError:
             raise ConfigError(
-                f"--run-dir {self.run_dir}: holds a run already; choose a new directory, nothing was overwritten"
+                f"--run-dir {self.run_dir}: is taken; choose a new directory, nothing was overwritten"
             ) from None
         except OSError as error:
             raise ConfigError(f"--run-dir {self.run_dir}: cannot be written: {error.strerror}") from None
@@ -291,11 +295,10 @@ class Agent:
         living: dict[object, WorkerId] = {process.sentinel: worker for worker, process in self._workers.items()}
         while living:
             for sentinel in wait([process.sentinel for process in map(self._workers.__getitem__, living.values())]):
-                detected = time.monotonic()
                 worker = living.pop(sentinel)
                 process = self._workers[worker]
                 process.join()
-                client.send(Exited(worker=worker, status=process.exitcode or 0, detected=detected))
+                client.send(Exited(worker=worker, status=process.exitcode or 0))
 
     def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
         self._inbox.put(error or CoordinatorUnavailable("the coordinator closed the connection"))

@@ -154,6 +154,11 @@ class EmulatedStage:
         """See LifeStage.layer_steps."""
         return dict(self._steps)
 
+    @property
+    def omitted(self) -> bool:
+        """See LifeStage.omitted: integers are always finite."""
+        return False
+
     def losses(self) -> list[float] | None:
         """See LifeStage.losses."""
         return self._reduced_losses

@@ -50,6 +50,10 @@ class LifeStage(StagePort, Protocol):
     def take_back(self, to_step: int) -> None:
         """Brings every layer that is one step ahead back to ``to_step``."""
 
+    @property
+    def omitted(self) -> bool:
+        """Whether the step concluded last leaves the weights as they are: a gradient was not finite."""
+
     def losses(self) -> list[float] | None:
         """The loss of every micro-batch of the step that was reduced last; None unless we own the last layer."""
 
@@ -205,11 +209,14 @@ class WorkerLife:
             yield from self.execution.run()
             self._count_executed()
             if self.worker == plan.placement.owners(plan.placement.num_layers - 1)[0]:
-                done = StepDone(worker=self.worker, generation=self.generation, step=step, loss=mean_loss(self.stage))
-                yield Report(done)
+                yield Report(self._done(step))
         yield Report(Finished(worker=self.worker, generation=self.generation))
         following: Command = yield Listen()
         return following
+
+    def _done(self, step: int) -> StepDone:
+        loss, omitted = mean_loss(self.stage), self.stage.omitted
+        return StepDone(worker=self.worker, generation=self.generation, step=step, loss=loss, omitted=omitted)
 
     def _program(self, plan: Plan) -> WorkerProgram:
         programs = {program.worker: program for program in lower(plan, self.ties)}

@@ -286,7 +286,7 @@ class Shell:
             generation=self.life.generation,
             step=committed.step,
             loss=mean_loss(self.stage),
-            omitted=False,
+            omitted=self.stage.omitted,
             ops=tuple(self._spans),
         )
         self.log.write(time.monotonic(), event)

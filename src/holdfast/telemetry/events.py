@@ -89,10 +89,11 @@ class Suspected(_Event, frozen=True, tag="suspected", kw_only=True):
 
 
 class Installed(_Event, frozen=True, tag="installed", kw_only=True):
-    """The coordinator decided, stored and sends a new generation."""
+    """The coordinator decided, stored and sends a new generation; ``strategy`` is empty where nothing failed."""
 
     generation: int
     workers: tuple[str, ...]
+    strategy: str
 
 
 class Agreed(_Event, frozen=True, tag="agreed", kw_only=True):

@@ -75,7 +75,7 @@ class RunReport:
         return [dataclasses.asdict(failure) for failure in self.failures]
 
 
-def report(events: Iterable[Timed], strategy: str = "adaptive") -> RunReport:
+def report(events: Iterable[Timed]) -> RunReport:
     """Reads a run's events, in the order of time."""
     timed = list(events)
     commits = _commits(timed)
@@ -84,7 +84,7 @@ def report(events: Iterable[Timed], strategy: str = "adaptive") -> RunReport:
         commits=tuple(steps),
         final_loss=_final_loss(timed, commits),
         steps_per_s=_rate([time for _, time in steps]),
-        failures=tuple(_failures(timed, commits, strategy)),
+        failures=tuple(_failures(timed, commits)),
         fired=tuple(event.spec for _, event in timed if isinstance(event, FaultInjected)),
     )
 
@@ -125,8 +125,9 @@ def _rate(times: list[float]) -> float | None:
     return (len(times) - 1) / (max(times) - min(times))
 
 
-def _failures(timed: list[Timed], commits: dict[int, float], strategy: str) -> Iterable[FailureReport]:
+def _failures(timed: list[Timed], commits: dict[int, float]) -> Iterable[FailureReport]:
     injected = {event.worker: (time, event) for time, event in timed if isinstance(event, FaultInjected)}
+    strategies = {event.generation: event.strategy for _, event in timed if isinstance(event, Installed)}
     for detected, event in timed:
         if not isinstance(event, Detected):
             continue
@@ -146,7 +147,7 @@ def _failures(timed: list[Timed], commits: dict[int, float], strategy: str) -> I
             rebuilt_s=_since(at, rebuilt),
             resumed_s=_since(at, resumed),
             recomputed_microbatches=agreed[1].recomputed_microbatches if agreed else 0,
-            strategy=strategy,
+            strategy=strategies.get(generation or 0, ""),
         )
 
 

@@ -250,7 +250,7 @@ class VirtualCluster:
             return
         worker.alive, worker.ready, worker.waiting = False, None, None
         who = worker.life.worker
-        exited = Exited(worker=who, status=-9, detected=self._now)
+        exited = Exited(worker=who, status=-9)
         self._after(self._draw(self._delays.detect), lambda: self._decide(exited))
         self._after(self._draw(self._delays.detect), lambda: self._notice(who))
 
@@ -431,7 +431,7 @@ class VirtualCluster:
             generation=worker.life.generation,
             step=step,
             loss=None,
-            omitted=False,
+            omitted=worker.life.stage.omitted,
             ops=tuple(worker.spans),
         )
         self._log(stepped)

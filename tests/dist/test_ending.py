@@ -1,0 +1,165 @@
+"""However a job ends, no process of it is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.telemetry.events import StepOps, WorkerReady, read_events
+
+pytestmark = pytest.mark.dist
+
+JOB = """
+model: {kind: gpt, layers: 2, width: 8, heads: 2, context: 8}
+data: {kind: text, path: stdlib}
+grid: {pipelines: 2, stages: 2, microbatches: 2}
+train: {steps: 100000}
+"""
+
+
+class Job:
+    """A long job in a process of its own, and all processes below it."""
+
+    def __init__(self, folder: Path, *arguments: str, job: str = JOB) -> None:
+        self.run_dir = folder / "run"
+        (folder / "job.yaml").write_text(job)
+        command = [sys.executable, "-m", "holdfast.cli.main", "train", str(folder / "job.yaml")]
+        self.process = subprocess.Popen(
+            [*command, "--run-dir", str(self.run_dir), *arguments], stderr=subprocess.PIPE, text=True
+        )
+
+    def events(self) -> list:
+        path = self.run_dir / "events.jsonl"
+        return [event for _, event in read_events(path)] if path.exists() else []
+
+    def wait_for_step(self, step: int) -> None:
+        poll(lambda: any(isinstance(e, StepOps) and e.step >= step for e in self.events()), 90, "a first step")
+
+    def worker_pids(self) -> list[int]:
+        return [event.pid for event in self.events() if isinstance(event, WorkerReady)]
+
+    def family(self) -> list[psutil.Process]:
+        return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+
+    def end(self) -> tuple[int, str]:
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors
+
+
+def poll(condition, limit_s: float, what: str) -> float:
+    """Waits until a condition holds; returns the seconds that it took."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < limit_s, f"{what} did not come within {limit_s} s"
+        time.sleep(0.02)
+    return time.monotonic() - start
+
+
+def gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture
+def job(tmp_path):
+    job = Job(tmp_path)
+    yield job
+    job.process.kill()
+    job.process.communicate()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_every_process_within_two_seconds(job, number, code):
+    job.wait_for_step(1)
+    family = job.family()
+    assert len(family) >= 6, "agent, fork server, coordinator, four workers"
+    job.process.send_signal(number)
+    assert poll(lambda: all(gone(p) for p in family), 2.0, "the end of every process") < 2.0
+    returncode, errors = job.end()
+    assert returncode == code
+    assert "Traceback" not in errors
+    assert "every process is ended" in errors
+
+
+def test_nothing_is_left_when_the_agent_itself_is_killed(job):
+    job.wait_for_step(1)
+    family = job.family()
+    stopped = psutil.Process(job.worker_pids()[0])
+    stopped.suspend()  # even a worker that cannot run any more
+    job.process.kill()
+    poll(lambda: all(gone(p) for p in family), 5.0, "the end of every process")
+
+
+def test_nothing_is_left_when_the_coordinator_is_killed(job):
+    job.wait_for_step(1)
+    family = job.family()
+    (coordinator,) = [p for p in family if _listens(p)]
+    coordinator.kill()
+    poll(lambda: all(gone(p) for p in family), 10.0, "the end of every process")
+    returncode, errors = job.end()
+    assert returncode == 1
+    assert "coordinator is gone" in errors
+    assert "Traceback" not in errors
+
+
+def _listens(process: psutil.Process) -> bool:
+    """The coordinator is the one that listens where workers are connected to."""
+    listening = {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    connected = {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED}
+    return len(process.net_connections("tcp")) > 4 and bool(listening & connected) and _is_server(process, listening)
+
+
+def _is_server(process: psutil.Process, ports: set[int]) -> bool:
+    sibling = [p for p in psutil.Process(process.ppid()).children() if p.pid != process.pid]
+    reached = {c.raddr.port for p in sibling for c in p.net_connections("tcp") if c.raddr}
+    to_us = sum(any(c.raddr and c.raddr.port in ports for c in p.net_connections("tcp")) for p in sibling)
+    return bool(ports & reached) and to_us >= 4
+
+
+def test_a_real_kill_from_outside_is_survived(tmp_path):
+    job = Job(tmp_path, "--set", "train.steps=400")
+    try:
+        job.wait_for_step(3)
+        victim = next(e for e in job.events() if isinstance(e, WorkerReady) and e.worker == "1.0")
+        os.kill(victim.pid, signal.SIGKILL)
+        returncode, errors = job.end()
+        assert returncode == 0, errors
+        summary = json.loads((job.run_dir / "summary.json").read_text())
+        (failure,) = summary["failures"]
+        assert (failure["worker"], failure["kind"]) == ("1.0", "death")
+        assert failure["detected_s"] is None, "the time of a real death is not known"
+        assert summary["generations"] == 2
+        assert summary["steps"] == 400
+    finally:
+        job.process.kill()
+
+
+def test_a_fault_that_never_fires_is_exit_code_4(tmp_path):
+    """Worker 0.1 is dead before its second fault is due."""
+    job = Job(tmp_path, "--set", "train.steps=5", "--fault", "kill:0.1@1", "--fault", "kill:0.1@3:update")
+    returncode, errors = job.end()
+    assert returncode == 4
+    assert "kill:0.1@3:update" in errors
+
+
+def test_no_owner_left_is_exit_code_3(tmp_path):
+    job = Job(tmp_path, "--set", "train.steps=9", "--fault", "kill:0.1@1", "--fault", "kill:1.1@3")
+    returncode, errors = job.end()
+    assert returncode == 3
+    assert "layer(s) 2, 3" in errors
+    summary = json.loads((job.run_dir / "summary.json").read_text())
+    assert summary["steps"] == 3
+    assert sorted(p.name for p in (job.run_dir / "final").iterdir()) == [
+        "layer-0000.safetensors",
+        "layer-0001.safetensors",
+    ]
