@@ -221,7 +221,15 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: self.state.phase is Phase.RUNNING)
     @rule(data=st.data())
     def step_done(self, data):
-        self.give(StepDone(worker=self.anyone(data), generation=self.some_generation(data), step=self.front, loss=1.0))
+        self.give(
+            StepDone(
+                worker=self.anyone(data),
+                generation=self.some_generation(data),
+                step=self.front,
+                loss=1.0,
+                omitted=False,
+            )
+        )
 
     @precondition(lambda self: self.state.phase is Phase.RUNNING)
     @rule(steps=st.integers(1, 2))
@@ -255,7 +263,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def exited(self, data):
-        self.give(Exited(worker=self.anyone(data), status=-9, detected=self.now))
+        self.give(Exited(worker=self.anyone(data), status=-9))
 
     @rule(data=st.data())
     def closed(self, data):

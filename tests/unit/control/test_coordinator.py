@@ -179,8 +179,8 @@ def test_a_whole_job(service, connect):
     assert b.expect(Blob) == blob
     for client in (a, b):
         client.send(Joined(worker=client.worker, generation=1))
-    a.send(StepDone(worker=A, generation=1, step=0, loss=0.5))
-    assert agent.expect(Progress) == Progress(step=0, loss=0.5, alive=2, generation=1)
+    a.send(StepDone(worker=A, generation=1, step=0, loss=0.5, omitted=False))
+    assert agent.expect(Progress) == Progress(step=0, loss=0.5, omitted=False, alive=2, generation=1)
     for client in (a, b):
         client.send(Finished(worker=client.worker, generation=1))
     for client, layers in ((a, (0, 1)), (b, ())):
@@ -218,7 +218,7 @@ def test_a_closed_stream_is_a_lost_worker_and_the_decision_is_stored_first(servi
     assert (store.latest().generation, store.latest().lost) == (2, ("0.0",))
     assert store.latest().plan == install.plan
     store.close()
-    agent.send(Exited(worker=A, status=-9, detected=0.0))
+    agent.send(Exited(worker=A, status=-9))
     b.send(status(B, 2))
     b.expect(Resume)
     assert agent.got_nothing()

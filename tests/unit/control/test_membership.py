@@ -109,7 +109,7 @@ def hellos(plan=PLAN):
 
 
 def died(worker):
-    return Exited(worker=worker, status=-9, detected=0.0)
+    return Exited(worker=worker, status=-9)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_gathers_until_everyone_attached():
     job.give(hellos()[-1])
     assert job.told[0] == (W11, Attached())
     assert job.commands(Install) == dict.fromkeys(PLAN.workers, Install(generation=1, plan=PLAN))
-    assert job.recorded == [Installed(generation=1, workers=("0.0", "0.1", "1.0", "1.1"))]
+    assert job.recorded == [Installed(generation=1, workers=("0.0", "0.1", "1.0", "1.1"), strategy="")]
 
 
 def test_the_agent_attaches_without_becoming_a_member(forming):
@@ -147,7 +147,7 @@ def test_a_stranger_is_sent_away(forming):
 
 
 def test_a_worker_that_dies_while_starting_ends_the_job():
-    job = Job().give(hellos()[0], Exited(worker=W01, status=1, detected=0.0))
+    job = Job().give(hellos()[0], Exited(worker=W01, status=1))
     assert job.ended.outcome == "error"
     assert "0.1 died while starting (process ended: exit code 1)" in job.ended.detail
     assert job.commands(Shutdown).keys() == {W00, W10, W11}
@@ -235,7 +235,7 @@ def test_a_lost_worker_has_no_say(running):
         Suspect(worker=W10, generation=2, peer=None, detail="?"),
         Finished(worker=W10, generation=2),
         Saved(worker=W10, generation=2, digests=((0, "x"),)),
-        StepDone(worker=W10, generation=2, step=1, loss=1.0),
+        StepDone(worker=W10, generation=2, step=1, loss=1.0, omitted=False),
     ):
         before = running.state
         assert running.give(event).told == []
@@ -369,7 +369,7 @@ def test_suspicions_that_do_not_end_end_the_job(running):
 def test_progress_forgives_earlier_suspicions(running):
     for step in range(2 * MAX_REFORMATIONS):
         running.give(suspect(running), now=5.0).give(Tick(now=6.0)).status(step)
-        running.give(StepDone(worker=W01, generation=running.state.generation, step=step, loss=None))
+        running.give(StepDone(worker=W01, generation=running.state.generation, step=step, loss=None, omitted=False))
     assert running.ended is None
 
 
@@ -390,8 +390,8 @@ def test_a_failure_of_a_worker_ends_the_job(running, user_fault, outcome, detail
 
 
 def test_steps_are_told_to_the_agent(running):
-    running.give(StepDone(worker=W01, generation=1, step=3, loss=0.5))
-    assert running.told == [(None, Progress(step=3, loss=0.5, alive=4, generation=1))]
+    running.give(StepDone(worker=W01, generation=1, step=3, loss=0.5, omitted=False))
+    assert running.told == [(None, Progress(step=3, loss=0.5, omitted=False, alive=4, generation=1))]
 
 
 def test_addresses_are_passed_on_to_those_who_live(running):

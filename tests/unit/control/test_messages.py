@@ -45,12 +45,12 @@ MESSAGES = [
     Suspect(worker=W, generation=1, peer=WorkerId(0, 0), detail="reset by peer"),
     Suspect(worker=W, generation=1, peer=None, detail=""),
     Heartbeat(worker=W, generation=1, step=2, op=3),
-    StepDone(worker=W, generation=1, step=2, loss=0.1),
-    StepDone(worker=W, generation=1, step=2, loss=None),
+    StepDone(worker=W, generation=1, step=2, loss=0.1, omitted=False),
+    StepDone(worker=W, generation=1, step=2, loss=None, omitted=False),
     Finished(worker=W, generation=1),
     Saved(worker=W, generation=1, digests=((3, "ab"), (4, "cd"))),
     Failure(worker=W, error="größer\nals", user_fault=True),
-    Exited(worker=W, status=-9, detected=12.5),
+    Exited(worker=W, status=-9),
 ]
 COMMANDS = [
     Attached(),
@@ -60,7 +60,7 @@ COMMANDS = [
     BLOB,
     Save(generation=4, step=9, layers=(0, 2), directory="runs/x/final"),
     Shutdown(reason="done"),
-    Progress(step=3, loss=0.5, alive=11, generation=2),
+    Progress(step=3, loss=0.5, omitted=False, alive=11, generation=2),
     Fence(worker=W),
     Ended(outcome="lost", detail="", step=3, directory="", generations=2, lost_layers=(1,)),
 ]

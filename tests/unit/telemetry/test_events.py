@@ -29,7 +29,7 @@ EVENTS = [
     FaultInjected(worker="0.0", kind="kill", step=1, point="start", spec="kill:0.0@1:start"),
     Detected(worker="0.0", how="signal 9", generation=1),
     Suspected(worker="0.1", peer="", generation=1, detail="reset"),
-    Installed(generation=2, workers=("0.1", "1.0")),
+    Installed(generation=2, workers=("0.1", "1.0"), strategy="adaptive"),
     Agreed(generation=2, step=1, recomputed_microbatches=4),
     Rebuilt(generation=2),
     StepOps(worker="0.1", generation=2, step=1, loss=None, omitted=False, ops=(("F", 0, 1, 0.5, 1.0),)),

@@ -13,7 +13,7 @@ from holdfast.telemetry.report import report, started
 
 
 def installed(generation, *workers):
-    return Installed(generation=generation, workers=workers)
+    return Installed(generation=generation, workers=workers, strategy="adaptive" if generation > 1 else "")
 
 
 def step(worker, number, generation=1, loss=None):
