@@ -1,0 +1,93 @@
+"""A user's own model, data and optimizer: what is wrong with their names is told with the key."""
+
+import pytest
+
+from holdfast.config.load import parse_job
+from holdfast.errors import ConfigError
+from holdfast.runtime.agent import healthy_plan
+from holdfast.runtime.build import build_dataset, build_model, load_target, probe
+
+
+@pytest.mark.parametrize(
+    ("target", "complaint"),
+    [
+        ("math", "'math' is no target; expected package.module:name or path/to/file.py:name"),
+        ("math:", "'math:' is no target; expected package.module:name or path/to/file.py:name"),
+        (":sqrt", "':sqrt' is no target; expected package.module:name or path/to/file.py:name"),
+        ("no_such_module:f", "'no_such_module:f' cannot be imported: No module named 'no_such_module'"),
+        ("math:no_such", "math has no function 'no_such'"),
+        ("math:pi", "math has no function 'pi'"),
+        ("no/such.py:f", "no/such.py: No such file or directory"),
+    ],
+)
+def test_a_target_that_cannot_be_loaded(target, complaint):
+    with pytest.raises(ConfigError) as caught:
+        load_target(target, "model.target")
+    assert str(caught.value) == f"model.target: {complaint}"
+
+
+@pytest.fixture
+def module(tmp_path):
+    def write(text):
+        path = tmp_path / "mine.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_a_function_of_a_module_or_a_file(module):
+    assert load_target("math:sqrt", "k")(4) == 2
+    path = module("import threading\ncount = []\ndef f(): count.append(1); return len(count)\n")
+    assert [load_target(f"{path}:f", "k")(), load_target(f"{path}:f", "k")()] == [1, 2], "imported once"
+
+
+@pytest.mark.xfail(strict=True, reason="only ImportError and OSError are told as the user's; others exit 1 as our bug")
+@pytest.mark.parametrize("text", ["def f(:\n", "x = undefined\n"], ids=["syntax", "name"])
+def test_a_file_that_cannot_be_run_is_the_users(module, text):
+    with pytest.raises(ConfigError, match=r"model\.target"):
+        load_target(f"{module(text)}:f", "model.target")
+
+
+@pytest.mark.xfail(strict=True, reason="a module that failed half-way stays in sys.modules", raises=ConfigError)
+def test_a_file_that_failed_fails_again(module):
+    path = module("raise ValueError('mine')\ndef f(): pass\n")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="mine"):
+            load_target(f"{path}:f", "k")
+
+
+def job(**overrides):
+    tree = {
+        "model": {"kind": "convnet", "width": 2},
+        "data": {"kind": "digits"},
+        "grid": {"pipelines": 1, "stages": 1, "microbatches": 1},
+        "train": {"steps": 1},
+    }
+    return parse_job({**tree, **overrides})
+
+
+def test_a_model_that_is_no_list_of_modules():
+    with pytest.raises(ConfigError, match=r"model\.target: builtins:dict returned a dict; expected an ordered list"):
+        build_model(job(model={"kind": "python", "target": "builtins:dict"}))
+
+
+def test_a_dataset_without_items():
+    with pytest.raises(ConfigError, match=r"data\.target: builtins:list returned no map-style dataset with items"):
+        build_dataset(job(data={"kind": "python", "target": "builtins:list"}))
+
+
+def test_data_that_is_not_there():
+    with pytest.raises(ConfigError, match=r"data\.path: 'no/such\*' names no file"):
+        build_dataset(job(data={"kind": "text", "path": "no/such*"}))
+
+
+def test_an_unknown_optimizer_is_found_by_the_probe():
+    with pytest.raises(ConfigError, match=r"optimizer\.kind: .*adamm"):
+        probe(job(optimizer={"kind": "adamm"}))
+
+
+def test_more_stages_than_layers():
+    layers = len(probe(job()).boundaries)
+    with pytest.raises(ConfigError, match=rf"grid\.stages = {layers + 1} does not fit a model of {layers} layers"):
+        healthy_plan(job(grid={"pipelines": 1, "stages": layers + 1, "microbatches": 1}), layers)
