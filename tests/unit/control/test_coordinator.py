@@ -35,6 +35,7 @@ from holdfast.control.messages import (
     Status,
     StepDone,
     encode,
+    pack,
 )
 from holdfast.control.store import DecisionStore
 from holdfast.core.builders import regular_plan
@@ -151,7 +152,7 @@ def test_a_wrong_token_is_refused_and_nothing_is_answered(service, connect):
 
 def test_no_token_is_refused(service):
     with grpc.insecure_channel(service.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([encode(Hello(worker=A, pid=1))]))
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([pack([encode(Hello(worker=A, pid=1))])]))
         with pytest.raises(grpc.RpcError) as caught:
             next(call)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -250,16 +251,17 @@ def test_the_stream_of_a_killed_process_is_closed(service, connect):
     assert b.expect(Install).generation == 2
 
 
-def test_a_worker_that_talks_nonsense_is_lost(service, connect):
+@pytest.mark.parametrize("nonsense", [b"\xc1", b"\x01", pack([b"\x01"])], ids=["no msgpack", "no parcel", "no message"])
+def test_a_worker_that_talks_nonsense_is_lost(service, connect, nonsense):
     """Unreadable messages end the stream, and what cannot be understood is no member."""
     agent, b = connect(None), connect(B)
     outbox = queue.SimpleQueue()
-    outbox.put(encode(Hello(worker=A, pid=1)))
+    outbox.put(pack([encode(Hello(worker=A, pid=1))]))
     with grpc.insecure_channel(service.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
         answers = attach(iter(outbox.get, None), metadata=(("holdfast-token", TOKEN),))
-        next(answers), next(answers)
-        outbox.put(b"\xc1 nonsense")
+        next(answers)
+        outbox.put(nonsense)
         assert agent.expect(Fence) == Fence(worker=A)
         outbox.put(None)
     b.expect(Attached)

@@ -27,6 +27,8 @@ from holdfast.control.messages import (
     decode_command,
     decode_message,
     encode,
+    pack,
+    unpack,
 )
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
@@ -84,6 +86,18 @@ def test_a_plan_that_travelled_is_the_same_plan():
     found = decode_command(encode(Install(generation=1, plan=PLAN))).plan
     assert found == PLAN
     assert found.digest() == PLAN.digest()
+
+
+@pytest.mark.parametrize("count", [0, 1, len(MESSAGES)])
+def test_parcels_keep_their_order(count):
+    parcel = pack([encode(message) for message in MESSAGES[:count]])
+    assert [decode_message(each) for each in unpack(parcel)] == MESSAGES[:count]
+
+
+def test_what_is_no_parcel_is_refused():
+    for data in (b"", b"\xc1", encode(MESSAGES[0]), pack([encode(MESSAGES[0])])[:-1]):
+        with pytest.raises(msgspec.DecodeError):
+            unpack(data)
 
 
 def test_every_type_is_tested():
