@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from holdfast.control.coordinator import METHOD, SERVICE, TOKEN_KEY
-from holdfast.control.messages import Command, Message, decode_command, encode
+from holdfast.control.messages import Command, Message, decode_command, encode, pack, unpack
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 
 __all__ = ["ControlClient"]
@@ -63,13 +64,22 @@ class ControlClient:
         self._channel.close()
 
     def _outgoing(self) -> Iterator[bytes]:
-        while (message := self._outbox.get()) is not None:
-            yield encode(message)
+        """Parcels of what waits to be sent: under load few calls carry many messages."""
+        open_ = True
+        while open_:
+            waiting = [self._outbox.get()]
+            with contextlib.suppress(queue.Empty):
+                while waiting[-1] is not None:
+                    waiting.append(self._outbox.get_nowait())
+            open_ = waiting[-1] is not None
+            if messages := [encode(message) for message in waiting if message is not None]:
+                yield pack(messages)
 
     def _read(self) -> None:
         try:
             for data in self._stream:
-                self._on_command(decode_command(data))
+                for each in unpack(data):
+                    self._on_command(decode_command(each))
         except grpc.RpcError as error:
             self._on_closed(self._explain(error))
         else:

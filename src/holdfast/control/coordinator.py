@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hmac
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
@@ -18,13 +18,14 @@ import msgspec
 
 from holdfast.control.membership import Closed, Membership, Phase, Record, Tell, Tick, decide
 from holdfast.control.messages import (
-    Command,
     Ended,
     Failure,
     Hello,
     Message,
     decode_message,
     encode,
+    pack,
+    unpack,
 )
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.core.ids import WorkerId
@@ -38,8 +39,6 @@ METHOD = "Attach"
 TOKEN_KEY = "holdfast-token"
 TICK_S = 0.2
 DRAIN_S = 1.0
-
-Sender = "asyncio.Queue[Command | None]"
 
 
 @dataclass(slots=True)
@@ -58,12 +57,8 @@ class Coordinator:
     log: EventLog
     clock: Callable[[], float]
 
-    def __post_init__(self) -> None:
-        self._queues: dict[WorkerId | None, asyncio.Queue[Command | None]] = {}
-        self._goodbye = asyncio.Event()
-
-    _queues: dict[WorkerId | None, asyncio.Queue[Command | None]] = None  # type: ignore[assignment]
-    _goodbye: asyncio.Event = None  # type: ignore[assignment]
+    _queues: dict[WorkerId | None, asyncio.Queue[bytes | None]] = field(default_factory=dict)
+    _goodbye: asyncio.Event = field(default_factory=asyncio.Event)
 
     def handle(self, event: Message | Closed | Tick) -> None:
         """Takes one event: decides, stores, sends, records."""
@@ -73,44 +68,57 @@ class Coordinator:
             lost = tuple(str(worker) for worker in sorted(after.lost))
             self.store.put(StoredDecision(generation=after.generation, plan=after.plan, lost=lost))
         self.membership = after
+        encoded: dict[int, bytes] = {}  # the same command often goes to many
         for output in outputs:
             if isinstance(output, Tell):
-                self._tell(output.to, output.command)
+                key = id(output.command)
+                if key not in encoded:
+                    encoded[key] = encode(output.command)
+                self._tell(output.to, encoded[key], last=isinstance(output.command, Ended))
         for output in outputs:
             if isinstance(output, Record):
                 self.log.write(self.clock(), output.event)
         if after.phase is Phase.ENDED:
             self._goodbye.set()
 
-    def _tell(self, to: WorkerId | None, command: Command) -> None:
+    def _tell(self, to: WorkerId | None, wire: bytes, *, last: bool) -> None:
         queue = self._queues.get(to)
         if queue is not None:
-            queue.put_nowait(command)
+            queue.put_nowait(wire)
+            if last:
+                queue.put_nowait(None)
 
     async def attach(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """Serves one worker or agent until either end closes."""
-        hello = decode_message(await anext(aiter(request)))
+        first = [decode_message(each) for each in unpack(await anext(aiter(request)))]
+        hello = first[0]
         if not isinstance(hello, Hello | Failure):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the first message must be Hello or Failure")
-        queue: asyncio.Queue[Command | None] = asyncio.Queue()
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._queues[hello.worker] = queue
-        self.handle(hello)
+        for message in first:
+            self.handle(message)
         reader = asyncio.create_task(self._read(request, hello.worker, queue))
         try:
-            while (command := await queue.get()) is not None:
-                yield encode(command)
-                if isinstance(command, Ended):
-                    return
+            open_ = True
+            while open_:
+                waiting = [await queue.get()]
+                while not queue.empty():
+                    waiting.append(queue.get_nowait())
+                open_ = None not in waiting
+                if commands := [command for command in waiting if command is not None]:
+                    yield pack(commands)
         finally:
             reader.cancel()
 
     async def _read(
-        self, request: AsyncIterator[bytes], worker: WorkerId | None, queue: asyncio.Queue[Command | None]
+        self, request: AsyncIterator[bytes], worker: WorkerId | None, queue: asyncio.Queue[bytes | None]
     ) -> None:
         """Takes what one peer sends; when it closes, or says what cannot be read, that peer is gone."""
         try:
             async for data in request:
-                self.handle(decode_message(data))
+                for each in unpack(data):
+                    self.handle(decode_message(each))
         except (grpc.RpcError, grpc.aio.UsageError, msgspec.ValidationError, msgspec.DecodeError):
             pass
         queue.put_nowait(None)

@@ -35,6 +35,8 @@ __all__ = [
     "decode_command",
     "decode_message",
     "encode",
+    "pack",
+    "unpack",
 ]
 
 
@@ -210,8 +212,9 @@ Message = Hello | Status | Blob | Joined | Suspect | Heartbeat | StepDone | Fini
 Command = Attached | Install | Resume | Blob | Save | Shutdown | Progress | Fence | Ended
 
 _encoder = msgspec.msgpack.Encoder()
-_messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_parcel: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_message: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 
 
 def encode(value: Message | Command) -> bytes:
@@ -219,11 +222,21 @@ def encode(value: Message | Command) -> bytes:
     return _encoder.encode(value)
 
 
-def decode_message(data: bytes) -> Message:
+def pack(encoded: list[bytes]) -> bytes:
+    """Returns one parcel of several encoded messages: what waits to be sent travels together."""
+    return _encoder.encode([msgspec.Raw(each) for each in encoded])
+
+
+def unpack(parcel: bytes) -> list[msgspec.Raw]:
+    """Returns the encoded messages of a parcel; raises msgspec.DecodeError if it is none."""
+    return _parcel.decode(parcel)
+
+
+def decode_message(data: bytes | msgspec.Raw) -> Message:
     """Reads what a worker or agent sent; raises msgspec.ValidationError on anything else."""
-    return _messages.decode(data)
+    return _message.decode(data)
 
 
-def decode_command(data: bytes) -> Command:
+def decode_command(data: bytes | msgspec.Raw) -> Command:
     """Reads what the coordinator sent; raises msgspec.ValidationError on anything else."""
-    return _commands.decode(data)
+    return _command.decode(data)

@@ -25,6 +25,7 @@ __all__ = [
     "format_instructions",
     "groups",
     "lower",
+    "lower_worker",
     "parse_instructions",
 ]
 
@@ -148,26 +149,50 @@ def lower(plan: Plan, ties: tuple[tuple[int, ...], ...] = ()) -> tuple[WorkerPro
     Raises:
         InvalidSchedule: an operation runs on a worker that its micro-batch does not visit, or a worker is in no chain.
     """
-    routes = {route.microbatch: route.workers for route in plan.routes.routes}
-    reductions = _reductions(plan, ties)
-    chains = _chains(plan)
-    rows = dict(plan.orders.rows)
-    return tuple(
-        WorkerProgram(
-            worker,
-            (
-                *_operations(worker, rows.get(worker, ()), routes),
-                *(Reduce(reduction) for reduction in reductions if worker in reduction.workers),
-                *_verdict(worker, chains),
-                *(Step(layer) for layer in layers.indices),
-            ),
+    shared = _Shared.of(plan, ties)
+    return tuple(shared.program(worker) for worker in plan.workers)
+
+
+def lower_worker(plan: Plan, worker: WorkerId, ties: tuple[tuple[int, ...], ...] = ()) -> WorkerProgram:
+    """Returns the program of one worker; see :func:`lower`. Cheaper where nobody needs the others'."""
+    return _Shared.of(plan, ties).program(worker)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    """What the programs of all workers are made from."""
+
+    plan: Plan
+    routes: dict[MicroBatch, tuple[WorkerId, ...]]
+    reductions: tuple[Reduction, ...]
+    chains: tuple[tuple[MicroBatch, tuple[WorkerId, ...]], ...]
+    rows: dict[WorkerId, tuple[Op, ...]]
+
+    @classmethod
+    def of(cls, plan: Plan, ties: tuple[tuple[int, ...], ...]) -> _Shared:
+        return cls(
+            plan=plan,
+            routes={route.microbatch: route.workers for route in plan.routes.routes},
+            reductions=_reductions(plan, ties),
+            chains=_chains(plan),
+            rows=dict(plan.orders.rows),
         )
-        for worker, layers in plan.placement.ranges
-    )
+
+    def program(self, worker: WorkerId) -> WorkerProgram:
+        instructions = (
+            *_operations(worker, self.rows.get(worker, ()), self.routes),
+            *(Reduce(reduction) for reduction in self.reductions if worker in reduction.workers),
+            *_verdict(worker, self.chains),
+            *(Step(layer) for layer in self.plan.placement.layers_of(worker).indices),
+        )
+        return WorkerProgram(worker, instructions)
 
 
 def groups(programs: Iterable[WorkerProgram]) -> tuple[tuple[WorkerId, ...], ...]:
-    """Returns the communication groups that programs need, without duplicates, sorted: used links and reductions."""
+    """Returns the communication groups that programs need, without duplicates, sorted: used links and reductions.
+
+    One worker's program alone gives the groups that this worker is in.
+    """
     found: set[tuple[WorkerId, ...]] = set()
     for program in programs:
         for instruction in program.instructions:

@@ -29,7 +29,7 @@ from holdfast.control.messages import (
 )
 from holdfast.core.faults import Point
 from holdfast.core.ids import MicroBatch, WorkerId
-from holdfast.core.lower import WorkerProgram, groups, lower
+from holdfast.core.lower import WorkerProgram, groups, lower_worker
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration
@@ -106,6 +106,7 @@ class WorkerLife:
         ties: the layers that share a weight, each a tuple of layer indices.
         pid: our process.
         generation: the generation that we are in; 0 before the first.
+        program: our instructions under this generation's plan.
         execution: the step that runs, or ran last.
         executed: (layer, micro-batch) pairs begun, of the step that ran last and the one before.
     """
@@ -117,6 +118,7 @@ class WorkerLife:
     ties: tuple[tuple[int, ...], ...]
     pid: int
     generation: int = 0
+    program: WorkerProgram | None = None
     execution: Execution | None = None
     executed: dict[int, int] = field(default_factory=dict)
     _number: Callable[[MicroBatch], int] = field(init=False)
@@ -172,7 +174,8 @@ class WorkerLife:
         if plan is None:
             return
         yield Reach(Point.INSTALL, self._step())
-        yield Build(generation, groups(lower(plan, self.ties)))
+        self.program = lower_worker(plan, self.worker, self.ties)
+        yield Build(generation, groups([self.program]))
         yield Report(Joined(worker=self.worker, generation=generation))
 
     def _step(self) -> int:
@@ -203,9 +206,9 @@ class WorkerLife:
         self.stage.take_back(command.step)
         if self.generation > 1 and command.step == self._step():
             yield Reach(Point.REPLAY, command.step)
-        program = self._program(plan)
+        assert self.program is not None
         for step in range(command.step, self.steps):
-            self.execution = Execution(program=program, stage=self.stage, step=step, number=self._number)
+            self.execution = Execution(program=self.program, stage=self.stage, step=step, number=self._number)
             yield from self.execution.run()
             self._count_executed()
             if self.worker == plan.placement.owners(plan.placement.num_layers - 1)[0]:
@@ -217,10 +220,6 @@ class WorkerLife:
     def _done(self, step: int) -> StepDone:
         loss, omitted = mean_loss(self.stage), self.stage.omitted
         return StepDone(worker=self.worker, generation=self.generation, step=step, loss=loss, omitted=omitted)
-
-    def _program(self, plan: Plan) -> WorkerProgram:
-        programs = {program.worker: program for program in lower(plan, self.ties)}
-        return programs[self.worker]
 
     def _save(self, save: Save) -> Life:
         self.stage.take_back(save.step)
