@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def load_trained(summary: Summary) -> nn.Sequential:
-    """Return the trained model: one file per layer, whose tensors are named parameter.* and buffer.* (and optimizer.*)."""
+    """Return the trained model: one file per layer, its tensors named parameter.*, buffer.* and optimizer.*."""
     model = nn.Sequential(*build(**ARGUMENTS))
     for index, layer in enumerate(model):
         tensors = load_file(summary.run_dir / "final" / f"layer-{index:04d}.safetensors")
