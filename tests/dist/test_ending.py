@@ -31,7 +31,7 @@ class Job:
     def __init__(self, folder: Path, *arguments: str, job: str = JOB) -> None:
         self.run_dir = folder / "run"
         (folder / "job.yaml").write_text(job)
-        command = [sys.executable, "-m", "holdfast.cli.main", "train", str(folder / "job.yaml")]
+        command = [sys.executable, "-m", "holdfast", "train", str(folder / "job.yaml")]
         self.process = subprocess.Popen(
             [*command, "--run-dir", str(self.run_dir), *arguments], stderr=subprocess.PIPE, text=True
         )

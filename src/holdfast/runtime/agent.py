@@ -45,15 +45,7 @@ from holdfast.telemetry.events import EventLog, JobEnded, JobStarted
 
 __all__ = ["Agent", "Interrupted", "Outcome"]
 
-_PRELOAD = [
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "grpc",
-    "grpc.aio",
-    "holdfast.runtime.worker",
-    "holdfast.cli.main",
-]
+_PRELOAD = ["holdfast.cli.main", "holdfast.runtime.preload"]
 _GRACE_S = 1.5
 
 

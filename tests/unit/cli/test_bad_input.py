@@ -142,7 +142,7 @@ def test_a_run_directory_that_cannot_be_written(holdfast, job):
     strict=True, reason="the forkserver preloads holdfast.cli.main and then runs it again, which runpy warns of"
 )
 def test_run_as_a_module_it_says_no_more(job, tmp_path):
-    command = [sys.executable, "-m", "holdfast.cli.main", "train", job, "--run-dir", "job.yaml/run"]
+    command = [sys.executable, "-m", "holdfast", "train", job, "--run-dir", "job.yaml/run"]
     complaint(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False))
 
 
