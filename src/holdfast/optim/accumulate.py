@@ -45,6 +45,10 @@ Numerics: TypeAlias = Literal["exact", "fast"]
 _SCALE_BITS = 40
 _RANGE_BITS = 62
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_PARTIAL_BITS = 52  # of float64's 53: whole numbers that add up to less stay exact, with a bit to spare for rounding
+_SH={}
+_BLOCK = {"cpu": 1 << 15}  # elements that stay in the cache from one operation to the next
+_OTHER_BLOCK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +168,7 @@ class Accumulator(ABC):
 
     def message(self) -> Tensor:
         """Return a copy of the message, free to be reduced in place. Safe to call again."""
+        self._settle()
         order = [(layer, m) for layer in self.layout.layers for m in range(self.layout.num_microbatches)]
         counts = [*self._has_counts, self._not_finite_count(), *(self._counts[pair] for pair in order)]
         start = self._sums.numel()
@@ -210,6 +215,9 @@ class Accumulator(ABC):
     @abstractmethod
     def _absorb(self, gradients: Sequence[Tensor | None]) -> None: ...
 
+    def _settle(self) -> None:  # noqa: B027
+        """Bring the sums up to date."""
+
     @abstractmethod
     def _not_finite_count(self) -> int: ...
 
@@ -223,32 +231,76 @@ class Accumulator(ABC):
     def _narrowed(self, rows: Tensor) -> Tensor: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The same elements of everything that `ExactAccumulator` keeps, and scratch space for as many."""
+
+    scaled: Tensor
+    partial: Tensor
+    sums: Tensor
+    wide: Tensor
+    whole: Tensor
+
+
 class ExactAccumulator(Accumulator):
     """Order-invariant sums: multiples of 2^-40 as int64.
 
     A contribution's elements must stay below 2^22 / (micro-batches × layers of the reduction) in absolute value; else,
     or if it is not finite, it is flagged and left out.
+
+    Contributions are whole numbers held as float64 first, because adding these is the cheapest. A bound on the partial
+    sum's elements is kept; before it could reach 2^52, where float64 would round, and for every message, the partial
+    sum moves into the int64 sums. So the result is that of integer additions throughout.
     """
 
     _dtype = torch.int64
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         super().__init__(layout, device)
-        self._scaled = torch.empty(self._sums.numel(), dtype=torch.float32, device=device)
-        self._whole = torch.empty(self._sums.numel(), dtype=torch.int64, device=device)
+        size = self._sums.numel()
+        self._scaled = _SH.setdefault('f', torch.empty(1<<18))[:size]
+        self._partial = torch.empty(size, dtype=torch.float64, device=device)
+        self._bound = 0.0  # no element of the partial sum is larger, in units of a gradient; 0: it means nothing
+        self._blocks = self._make_blocks(_BLOCK.get(device.type, _OTHER_BLOCK))
         self._zeros = [torch.zeros(0, device=device)] * len(layout.shapes)
         self._limit = 2.0 ** (_RANGE_BITS - _SCALE_BITS) / (layout.num_microbatches * len(layout.layers))
+
+    def _make_blocks(self, length: int) -> list[_Block]:
+        wide = _SH.setdefault('w', torch.empty(length, dtype=torch.float64))[:min(length, self._sums.numel())]
+        parts = zip(*(torch.split(t, length) for t in (self._scaled, self._partial, self._sums)), strict=True)
+        return [_Block(*part, wide[: n.numel()], wide[: n.numel()].view(torch.int64)) for part in parts for n in part[:1]]
+
+    def reset(self) -> None:
+        """Forget everything added, in place."""
+        super().reset()
+        self._bound = 0.0
 
     def _absorb(self, gradients: Sequence[Tensor | None]) -> None:
         if not gradients or self._sums.numel() == 0:
             return
         parts = [self._zero(n) if g is None else g.reshape(-1) for n, g in enumerate(gradients)]
         torch.cat(parts, out=self._scaled)
-        if not _within(self._scaled, self._limit):
+        largest = _largest(self._scaled)
+        if not largest < self._limit:
             self._not_finite += 1
             return
+        if self._bound + largest >= 2.0 ** (_PARTIAL_BITS - _SCALE_BITS):
+            self._settle()
         self._scaled.mul_(2.0**_SCALE_BITS).round_()  # a power of two: exact in float32
-        self._sums.add_(self._whole.copy_(self._scaled))
+        if self._bound == 0.0:
+            self._partial.copy_(self._scaled)
+        else:
+            for block in self._blocks:
+                block.partial.add_(block.wide.copy_(block.scaled))
+        self._bound += largest
+
+    def _settle(self) -> None:
+        """Move the partial sum into the int64 sums."""
+        if self._bound == 0.0:
+            return
+        for block in self._blocks:
+            block.sums.add_(block.whole.copy_(block.partial))
+        self._bound = 0.0
 
     def _zero(self, place: int) -> Tensor:
         size = self.layout.sizes[place]
@@ -312,16 +364,16 @@ def make_accumulator(numerics: Numerics, layout: Layout, device: torch.device | 
     return kinds[numerics](layout, device or torch.device("cpu"))
 
 
-def _within(values: Tensor, limit: float) -> bool:
-    """Return whether all absolute values are below the limit, in one pass; NaN is not."""
+def _largest(values: Tensor) -> float:
+    """Return the largest absolute value in one pass; NaN if there is one, 0 if there are no values."""
     if values.numel() == 0:
-        return True
+        return 0.0
     low, high = torch.aminmax(values)
-    return low.item() > -limit and high.item() < limit
+    return max(-float(low.item()), float(high.item()))
 
 
 def _all_finite(values: Tensor) -> bool:
-    return _within(values, float("inf"))
+    return _largest(values) < float("inf")
 
 
 def _squared_norm(values: Tensor) -> float:

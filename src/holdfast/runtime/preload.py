@@ -1,0 +1,24 @@
+"""Imported once, by the server that all processes of a job are forked from: whatever takes long to load.
+
+Importing it starts no thread and runs no operation, so that what is forked afterwards is sound.
+"""
+
+import atexit
+import os
+
+import grpc.aio
+import torch._dynamo
+import torch.distributed
+
+import holdfast.runtime.worker
+
+__all__: list[str] = []
+
+# The server's own way to learn of the agent's end is a pipe that all its children hold open, too. So the kernel ends it
+# with the agent, and its children, even stopped ones, with it.
+holdfast.runtime.worker.die_with_parent()
+
+# Taking torch down in an orderly way takes a second and gains nothing: the server holds no state.
+atexit.register(os._exit, 0)
+
+_LOADED = (grpc.aio, torch._dynamo, torch.distributed, holdfast.runtime.worker)
