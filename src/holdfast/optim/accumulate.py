@@ -46,9 +46,7 @@ _SCALE_BITS = 40
 _RANGE_BITS = 62
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PARTIAL_BITS = 52  # of float64's 53: whole numbers that add up to less stay exact, with a bit to spare for rounding
-_SH={}
-_BLOCK = {"cpu": 1 << 15}  # elements that stay in the cache from one operation to the next
-_OTHER_BLOCK = 1 << 22
+_BLOCK = 1 << 15  # elements that stay in a CPU's cache from one operation to the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +112,7 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
 class Accumulator(ABC):
     """The sums and the ledger of one reduction on one worker.
 
-    Cost: the sums once, and for ``exact`` 12 bytes per parameter of scratch space.
+    Cost: the sums once, and for ``exact`` 12 bytes per parameter more.
 
     Args:
         layout: the message's layout.
@@ -231,10 +229,20 @@ class Accumulator(ABC):
     def _narrowed(self, rows: Tensor) -> Tensor: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """The same elements of everything that `ExactAccumulator` keeps, and scratch space for as many."""
+    """The same elements of all that `ExactAccumulator` keeps, and scratch space for as many, which all blocks share.
 
+    Attributes:
+        part: which elements.
+        scaled: the contribution being added, float32.
+        partial: the partial sum, float64.
+        sums: part of the message, int64.
+        wide: scratch space, float64.
+        whole: the same memory as ``wide``, int64.
+    """
+
+    part: slice
     scaled: Tensor
     partial: Tensor
     sums: Tensor
@@ -258,22 +266,35 @@ class ExactAccumulator(Accumulator):
     def __init__(self, layout: Layout, device: torch.device) -> None:
         super().__init__(layout, device)
         size = self._sums.numel()
-        self._scaled = _SH.setdefault('f', torch.empty(1<<18))[:size]
+        self._scaled = torch.empty(size, dtype=torch.float32, device=device)
         self._partial = torch.empty(size, dtype=torch.float64, device=device)
-        self._bound = 0.0  # no element of the partial sum is larger, in units of a gradient; 0: it means nothing
-        self._blocks = self._make_blocks(_BLOCK.get(device.type, _OTHER_BLOCK))
+        self._bound = 0.0  # no element of the partial sum is larger, as a gradient; 0: its content means nothing
+        self._settled = False  # whether the int64 sums hold anything
+        self._blocks = self._make_blocks()
         self._zeros = [torch.zeros(0, device=device)] * len(layout.shapes)
         self._limit = 2.0 ** (_RANGE_BITS - _SCALE_BITS) / (layout.num_microbatches * len(layout.layers))
 
-    def _make_blocks(self, length: int) -> list[_Block]:
-        wide = _SH.setdefault('w', torch.empty(length, dtype=torch.float64))[:min(length, self._sums.numel())]
-        parts = zip(*(torch.split(t, length) for t in (self._scaled, self._partial, self._sums)), strict=True)
-        return [_Block(*part, wide[: n.numel()], wide[: n.numel()].view(torch.int64)) for part in parts for n in part[:1]]
+    def _make_blocks(self) -> list[_Block]:
+        size = self._sums.numel()
+        length = min(size, _BLOCK) if self._sums.device.type == "cpu" else size
+        wide = torch.empty(length, dtype=torch.float64, device=self._sums.device)
+        parts = [slice(start, min(start + length, size)) for start in range(0, size, length or 1)]
+        return [
+            _Block(
+                part=part,
+                scaled=self._scaled[part],
+                partial=self._partial[part],
+                sums=self._sums[part],
+                wide=wide[: part.stop - part.start],
+                whole=wide[: part.stop - part.start].view(torch.int64),
+            )
+            for part in parts
+        ]
 
     def reset(self) -> None:
         """Forget everything added, in place."""
         super().reset()
-        self._bound = 0.0
+        self._bound, self._settled = 0.0, False
 
     def _absorb(self, gradients: Sequence[Tensor | None]) -> None:
         if not gradients or self._sums.numel() == 0:
@@ -299,8 +320,11 @@ class ExactAccumulator(Accumulator):
         if self._bound == 0.0:
             return
         for block in self._blocks:
-            block.sums.add_(block.whole.copy_(block.partial))
-        self._bound = 0.0
+            if self._settled:
+                block.sums.add_(block.whole.copy_(block.partial))
+            else:
+                block.sums.copy_(block.partial)
+        self._bound, self._settled = 0.0, True
 
     def _zero(self, place: int) -> Tensor:
         size = self.layout.sizes[place]
@@ -312,7 +336,11 @@ class ExactAccumulator(Accumulator):
         return self._not_finite
 
     def _means(self, sums: Tensor) -> Tensor:
-        return (sums.to(torch.float64) / (2.0**_SCALE_BITS * self.layout.num_microbatches)).to(torch.float32)
+        means = torch.empty_like(self._scaled)
+        divisor = 2.0**_SCALE_BITS * self.layout.num_microbatches
+        for block in self._blocks:
+            means[block.part].copy_(block.wide.copy_(sums[block.part]).div_(divisor))
+        return means
 
     def _widened(self, values: Tensor) -> Tensor:
         return values.view(torch.int32).to(torch.int64)  # the bits, so that a sum with zeros keeps them

@@ -98,6 +98,46 @@ def test_the_largest_sum_in_range_does_not_wrap() -> None:
     assert reduced.gradients[0].tolist() == [2 * largest, -2 * largest]
 
 
+def whole(values: Tensor) -> Tensor:
+    return (values.reshape(-1) * 2.0**40).round().to(torch.int64)
+
+
+@pytest.mark.parametrize("exponent", [-14.0, -9.0, 0.0, 3.0, 3.5, 5.0])
+@pytest.mark.parametrize("ask_early", [False, True])
+def test_exact_sums_are_those_of_integers(exponent: float, ask_early: bool) -> None:
+    """Of all sizes: several blocks of elements, and magnitudes whose partial sums would not fit into float64."""
+    layout = Layout(layers=(0, 4), shapes=((300, 250), (7,)), num_microbatches=6)
+    generator = torch.Generator().manual_seed(1)
+    sums = make_accumulator("exact", layout)
+    expected = torch.zeros(300 * 250 + 7, dtype=torch.int64)
+    for number, (layer, microbatch) in enumerate(itertools.product((0, 4), range(6))):
+        scale = 10.0 ** (exponent if number % 3 else exponent - 4)
+        first, second = (scale * torch.rand(shape, generator=generator) for shape in layout.shapes)
+        first[0, :4] = torch.tensor([-0.0, 2.0**-41, 3 * 2.0**-41, 1e-45])
+        sums.add(layer, microbatch, [first, None if number == 7 else second])
+        expected[: first.numel()] += whole(first)
+        expected[first.numel() :] += whole(second) if number != 7 else 0
+        if ask_early and number % 2:
+            assert torch.equal(sums.message()[: expected.numel()], expected)
+    message = sums.message()
+    assert torch.equal(message[: expected.numel()], expected)
+    means = (expected.double() / (2.0**40 * 6)).float()
+    reduced = sums.decode(message)
+    assert reduced.finite
+    assert torch.equal(torch.cat([gradient.reshape(-1) for gradient in reduced.gradients]), means)
+
+
+def test_exact_sums_start_anew_after_a_reset() -> None:
+    sums = filled("exact", (0, 1, 2))
+    sums.reset()
+    assert not sums.message().any()
+    sums.add(3, 4, gradients(4))
+    assert torch.equal(sums.message()[:18], torch.cat([whole(g) for g in gradients(4)]))
+    sums.reset()
+    sums.add(3, 5, gradients(5))
+    assert torch.equal(sums.message()[:18], torch.cat([whole(g) for g in gradients(5)]))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_fast_raises_the_flag_too(value: float) -> None:
     sums = filled("fast", (0, 1, 2, 3, 4))
