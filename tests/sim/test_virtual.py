@@ -33,9 +33,8 @@ def plan_of(pipelines: int, stages: int, microbatches: int):
 
 
 def cluster(grid, seed=0, **options) -> VirtualResult:
-    pipelines, stages, microbatches = grid
     plan = plan_of(*grid)
-    return VirtualCluster(plan, microbatches=microbatches, steps=STEPS, seed=seed, **options).run()
+    return VirtualCluster(plan, microbatches=grid[2], steps=STEPS, seed=seed, **options).run()
 
 
 @cache

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import grpc
+import msgspec
 
 from holdfast.control.coordinator import METHOD, SERVICE, TOKEN_KEY
 from holdfast.control.messages import Command, Message, decode_command, encode, pack, unpack
@@ -82,6 +83,8 @@ class ControlClient:
                     self._on_command(decode_command(each))
         except grpc.RpcError as error:
             self._on_closed(self._explain(error))
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            self._on_closed(CoordinatorUnavailable(f"coordinator at {self._address} sent what cannot be read: {error}"))
         else:
             self._on_closed(None)
 

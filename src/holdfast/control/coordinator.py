@@ -9,14 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
 import msgspec
 
-from holdfast.control.membership import Closed, Membership, Phase, Record, Tell, Tick, decide
+from holdfast.control.membership import (
+    Closed,
+    Membership,
+    Phase,
+    Planned,
+    Record,
+    Tell,
+    Tick,
+    decide,
+    end,
+    plan_recovery,
+    unplanned,
+)
 from holdfast.control.messages import (
     Ended,
     Failure,
@@ -60,7 +73,7 @@ class Coordinator:
     _queues: dict[WorkerId | None, asyncio.Queue[bytes | None]] = field(default_factory=dict)
     _goodbye: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def handle(self, event: Message | Closed | Tick) -> None:
+    def handle(self, event: Message | Closed | Tick | Planned) -> None:
         """Takes one event: decides, stores, sends, records."""
         before = self.membership
         after, outputs = decide(before, event, now=self.clock())
@@ -90,14 +103,14 @@ class Coordinator:
 
     async def attach(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """Serves one worker or agent until either end closes."""
-        first = [decode_message(each) for each in unpack(await anext(aiter(request)))]
-        hello = first[0]
-        if not isinstance(hello, Hello | Failure):
+        first = await _first_parcel(request)
+        if not first or not isinstance(first[0], Hello | Failure):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the first message must be Hello or Failure")
+        hello = first[0]
+        assert isinstance(hello, Hello | Failure)
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._queues[hello.worker] = queue
-        for message in first:
-            self.handle(message)
+        self._take(first)
         reader = asyncio.create_task(self._read(request, hello.worker, queue))
         try:
             open_ = True
@@ -117,20 +130,55 @@ class Coordinator:
         """Takes what one peer sends; when it closes, or says what cannot be read, that peer is gone."""
         try:
             async for data in request:
-                for each in unpack(data):
-                    self.handle(decode_message(each))
+                self._take([decode_message(each) for each in unpack(data)])
         except (grpc.RpcError, grpc.aio.UsageError, msgspec.ValidationError, msgspec.DecodeError):
             pass
         queue.put_nowait(None)
         if worker is not None:
-            self.handle(Closed(worker=worker))
+            self._take([Closed(worker=worker)])
+
+    def _take(self, events: Sequence[Message | Closed | Tick | Planned]) -> None:
+        """Takes events; if a decision or its storing fails, the job ends and everyone is told, instead of waiting."""
+        try:
+            for event in events:
+                self.handle(event)
+        except Exception as error:  # noqa: BLE001 - the last resort of a service: nobody else would notice
+            self._give_up(f"coordinator: {type(error).__name__}: {error}")
+
+    def _give_up(self, detail: str) -> None:
+        state, outputs = end(self.membership, detail)
+        self.membership = state
+        for output in outputs:
+            if isinstance(output, Tell):
+                self._tell(output.to, encode(output.command), last=isinstance(output.command, Ended))
+        self._goodbye.set()
 
     async def run(self) -> None:
         """Lets time pass until the job has ended and everyone was told."""
         while not self._goodbye.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._goodbye.wait(), TICK_S)
-            self.handle(Tick(now=self.clock()))
+            self._take([Tick(now=self.clock())])
+            await self._plan_ahead()
+
+    async def _plan_ahead(self) -> None:
+        """Prepares the answers to the losses that could come next, while nothing else is to be done."""
+        for lost in unplanned(self.membership):
+            state = self.membership
+            recovery = await asyncio.to_thread(plan_recovery, state, lost)
+            if lost not in unplanned(self.membership):
+                return  # somebody was lost meanwhile: other answers are needed now
+            self._take([Planned(lost=lost, recovery=recovery)])
+
+
+async def _first_parcel(request: AsyncIterator[bytes]) -> list[Message]:
+    """What a peer sends first; empty if it sends nothing that can be read."""
+    try:
+        async for data in request:
+            return [decode_message(each) for each in unpack(data)]
+    except (grpc.RpcError, grpc.aio.UsageError, msgspec.ValidationError, msgspec.DecodeError):
+        pass
+    return []
 
 
 class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -154,6 +202,14 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return self._refusal
 
 
+def _try_address(host: str, port: int) -> None:
+    """Binds and lets go: an address that is taken is one error of ours, instead of lines of gRPC's own on stderr."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        trial.bind(address)
+
+
 async def serve(coordinator: Coordinator, *, host: str, port: int, token: str, ready: Callable[[int], None]) -> None:
     """Serves until the job has ended.
 
@@ -172,8 +228,9 @@ async def serve(coordinator: Coordinator, *, host: str, port: int, token: str, r
     handler = grpc.stream_stream_rpc_method_handler(coordinator.attach)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
     try:
+        _try_address(host, port)
         actual = server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise ConfigError(
             f"control.port: cannot listen on {host}:{port}, it is in use or not ours; choose another, or 0"
         ) from error

@@ -44,11 +44,24 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError
-from holdfast.recovery.actions import ClusterView
+from holdfast.recovery.actions import ClusterView, RecoveryPlan
 from holdfast.recovery.strategies import strategy_named
 from holdfast.telemetry.events import Agreed, Detected, Event, Installed, Rebuilt, Suspected
 
-__all__ = ["Closed", "Membership", "Output", "Phase", "Record", "Tell", "Tick", "decide"]
+__all__ = [
+    "Closed",
+    "Membership",
+    "Output",
+    "Phase",
+    "Planned",
+    "Record",
+    "Tell",
+    "Tick",
+    "decide",
+    "end",
+    "plan_recovery",
+    "unplanned",
+]
 
 SUSPICION_GRACE_S = 1.0
 MAX_REFORMATIONS = 3
@@ -93,6 +106,14 @@ class Record:
     event: Event
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Event: the answer to a loss that has not happened yet; ``lost`` are all workers that would be gone."""
+
+    lost: frozenset[WorkerId]
+    recovery: RecoveryPlan
+
+
 Output = Tell | Record
 Decision = tuple["Membership", tuple[Output, ...]]
 
@@ -107,6 +128,7 @@ class Membership:
         strategy: name of the recovery strategy.
         directory: where the final (or last committed) layers are written.
         generation: version of the membership; 0 until everyone attached once.
+        generations: how many of them installed a plan.
         plan: the plan of this generation; None while gathering and when no plan is possible any more.
         attached: workers that ever attached.
         lost: workers that are gone; they never come back under this generation or a later one.
@@ -115,6 +137,8 @@ class Membership:
         finished: survivors that ran the last step of the job.
         saved: layer digests of the survivors, once written.
         heartbeats: the last sign of progress of each worker.
+        planned: answers prepared for the loss of one more worker, by all who would be gone.
+        lost_work: (step, pairs run of it) of the workers lost since training last went on.
         lost_layers: layers without an owner; empty while training can go on.
         resume_step: the step from which this generation runs.
         last_step: the newest step that was reported done; -1 before the first.
@@ -128,6 +152,7 @@ class Membership:
     directory: str
     phase: Phase = Phase.GATHERING
     generation: int = 0
+    generations: int = 0
     plan: Plan | None = None
     attached: frozenset[WorkerId] = frozenset()
     lost: frozenset[WorkerId] = frozenset()
@@ -136,6 +161,8 @@ class Membership:
     finished: frozenset[WorkerId] = frozenset()
     saved: Mapping[WorkerId, Mapping[int, str]] = field(default_factory=dict)
     heartbeats: Mapping[WorkerId, Heartbeat] = field(default_factory=dict)
+    planned: Mapping[frozenset[WorkerId], RecoveryPlan] = field(default_factory=dict)
+    lost_work: tuple[tuple[int, int], ...] = ()
     lost_layers: tuple[int, ...] = ()
     resume_step: int = 0
     last_step: int = -1
@@ -149,7 +176,7 @@ class Membership:
         return tuple(worker for worker in self.healthy.workers if worker not in self.lost)
 
 
-def decide(state: Membership, event: Message | Closed | Tick, *, now: float = 0.0) -> Decision:
+def decide(state: Membership, event: Message | Closed | Tick | Planned, *, now: float = 0.0) -> Decision:
     """Returns the membership after ``event`` and what is to be sent and recorded.
 
     Args:
@@ -169,19 +196,22 @@ def decide(state: Membership, event: Message | Closed | Tick, *, now: float = 0.
             return _on_lost(state, worker, "process ended: " + how)
         case Closed(worker=worker):
             return _on_lost(state, worker, "connection closed")
-        case Failure():
+        case Failure(worker=worker) if worker not in state.lost:
             return _on_failure(state, event)
         case Heartbeat(worker=worker):
             return replace(state, heartbeats={**state.heartbeats, worker: event}), ()
         case Tick(now=at):
             return _on_tick(state, at)
+        case Planned(lost=lost, recovery=recovery):
+            return replace(state, planned={**state.planned, lost: recovery}), ()
         case _:
             return _on_generation_message(state, event, now)
 
 
 def _on_generation_message(state: Membership, event: object, now: float) -> Decision:
     """Handles what belongs to one generation; anything of an older one, or of a lost worker, is dropped."""
-    if getattr(event, "generation", None) != state.generation or getattr(event, "worker", None) in state.lost:
+    current = getattr(event, "generation", None) == state.generation and state.phase is not Phase.GATHERING
+    if not current or getattr(event, "worker", None) not in state.alive:
         return state, ()
     match event:
         case Status():
@@ -220,15 +250,29 @@ def _on_lost(state: Membership, worker: WorkerId, how: str) -> Decision:
         Record(event=Detected(worker=str(worker), how=how, generation=state.generation)),
         Tell(to=None, command=Fence(worker=worker)),
     )
-    state = replace(state, lost=state.lost | {worker})
+    lost_work = state.lost_work + _pairs_run(state, worker)
+    state = replace(state, lost=state.lost | {worker}, lost_work=lost_work)
     if state.phase is Phase.GATHERING:
         detail = f"worker {worker} died while starting ({how})"
         ended, outputs = _end(state, "error", detail, state.directory)
         return ended, (*noted, *outputs)
-    recovery = strategy_named(state.strategy)(ClusterView(healthy=state.healthy, lost=state.lost))
-    state = replace(state, lost_layers=recovery.lost_layers, reformations=0)
+    recovery = state.planned.get(state.lost) or plan_recovery(state, state.lost)
+    state = replace(state, lost_layers=recovery.lost_layers, reformations=0, planned={})
     state, outputs = _form(state, recovery.plan, recovery.strategy)
     return state, (*noted, *outputs)
+
+
+def plan_recovery(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan:
+    """Returns what answers the loss of all of ``lost``, which takes milliseconds: ahead of time where possible."""
+    return strategy_named(state.strategy)(ClusterView(healthy=state.healthy, lost=lost))
+
+
+def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
+    """The losses that could come next and for which no answer was prepared yet; none unless steps are being run."""
+    if state.phase is not Phase.RUNNING:
+        return ()
+    ahead = (state.lost | {worker} for worker in state.alive)
+    return tuple(lost for lost in ahead if lost not in state.planned)
 
 
 def _form(state: Membership, plan: Plan | None, strategy: str = "") -> Decision:
@@ -237,6 +281,7 @@ def _form(state: Membership, plan: Plan | None, strategy: str = "") -> Decision:
         state,
         phase=Phase.FORMING,
         generation=state.generation + 1,
+        generations=state.generations + (plan is not None and bool(state.alive)),
         plan=plan,
         statuses={},
         joined=frozenset(),
@@ -254,7 +299,7 @@ def _form(state: Membership, plan: Plan | None, strategy: str = "") -> Decision:
 
 def _on_status(state: Membership, status: Status) -> Decision:
     state = replace(state, statuses={**state.statuses, status.worker: status})
-    if state.phase is not Phase.FORMING or set(state.statuses) < set(state.alive):
+    if state.phase is not Phase.FORMING or not set(state.statuses) >= set(state.alive):
         return state, ()
     step = min(s for status in state.statuses.values() for _, s in status.layer_steps)
     _check_distance(state, step)
@@ -263,7 +308,7 @@ def _on_status(state: Membership, status: Status) -> Decision:
     if state.plan is None:
         state, outputs = _save(replace(state, resume_step=step), step)
         return state, (agreed, *outputs)
-    state = replace(state, phase=Phase.RUNNING, resume_step=step)
+    state = replace(state, phase=Phase.RUNNING, resume_step=step, lost_work=())
     resume = Resume(generation=state.generation, step=step)
     return state, (agreed, *(Tell(to=worker, command=resume) for worker in state.alive))
 
@@ -279,19 +324,21 @@ def _check_distance(state: Membership, step: int) -> None:
 
 
 def _recomputed(state: Membership, step: int) -> int:
-    """(layer, micro-batch) pairs of ``step`` that were run before and will be run again."""
+    """(layer, micro-batch) pairs of ``step`` that were run before and will be run again.
+
+    Of a lost worker, as far as its last heartbeat told.
+    """
     survivors = sum(dict(status.executed).get(step, 0) for status in state.statuses.values())
-    beats = (state.heartbeats[worker] for worker in state.lost if worker in state.heartbeats)
-    return survivors + sum(_pairs_run(state.healthy, beat) for beat in beats if _just_lost(state, beat, step))
+    return survivors + sum(pairs for at, pairs in state.lost_work if at == step)
 
 
-def _just_lost(state: Membership, beat: Heartbeat, step: int) -> bool:
-    return beat.generation == state.generation - 1 and beat.step == step
-
-
-def _pairs_run(plan: Plan, beat: Heartbeat) -> int:
-    forwards = sum(op.kind is OpKind.F for op in plan.orders.of(beat.worker)[: beat.op])
-    return forwards * len(plan.placement.layers_of(beat.worker).indices)
+def _pairs_run(state: Membership, worker: WorkerId) -> tuple[tuple[int, int], ...]:
+    """The step that a worker was at when it was lost, and the pairs of it that it had run."""
+    beat = state.heartbeats.get(worker)
+    if beat is None or state.plan is None or beat.generation != state.generation:
+        return ()
+    forwards = sum(op.kind is OpKind.F for op in state.plan.orders.of(worker)[: beat.op])
+    return ((beat.step, forwards * len(state.plan.placement.layers_of(worker).indices)),)
 
 
 def _on_joined(state: Membership, worker: WorkerId) -> Decision:
@@ -339,7 +386,7 @@ def _on_step_done(state: Membership, done: StepDone) -> Decision:
 
 def _on_finished(state: Membership, worker: WorkerId) -> Decision:
     state = replace(state, finished=state.finished | {worker})
-    if state.phase is not Phase.RUNNING or state.finished < set(state.alive):
+    if state.phase is not Phase.RUNNING or not state.finished >= set(state.alive):
         return state, ()
     return _save(state, state.steps)
 
@@ -359,7 +406,7 @@ def _save(state: Membership, step: int) -> Decision:
 
 def _on_saved(state: Membership, worker: WorkerId, digests: dict[int, str]) -> Decision:
     state = replace(state, saved={**state.saved, worker: digests})
-    if state.phase is not Phase.SAVING or set(state.saved) < set(state.alive):
+    if state.phase is not Phase.SAVING or not set(state.saved) >= set(state.alive):
         return state, ()
     diverged = _diverged(state.saved)
     if diverged:
@@ -389,6 +436,11 @@ def _on_failure(state: Membership, failure: Failure) -> Decision:
     return _end(state, outcome, detail.rstrip(), state.directory)
 
 
+def end(state: Membership, detail: str) -> Decision:
+    """Ends the job because of a bug of ours; for the shell, when ``decide`` itself or its storing failed."""
+    return _end(state, "error", detail, state.directory)
+
+
 def _end(state: Membership, outcome: str, detail: str, directory: str) -> Decision:
     state = replace(state, phase=Phase.ENDED)
     ended = Ended(
@@ -396,7 +448,7 @@ def _end(state: Membership, outcome: str, detail: str, directory: str) -> Decisi
         detail=detail,
         step=state.resume_step,
         directory=directory,
-        generations=state.generation,
+        generations=state.generations,
         lost_layers=state.lost_layers,
     )
     shutdown = Shutdown(reason=outcome)

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
+from holdfast.errors import ConfigError
 
 __all__ = [
     "Attached",
@@ -234,9 +235,15 @@ def unpack(parcel: bytes) -> list[msgspec.Raw]:
 
 def decode_message(data: bytes | msgspec.Raw) -> Message:
     """Reads what a worker or agent sent; raises msgspec.ValidationError on anything else."""
-    return _message.decode(data)
+    try:
+        return _message.decode(data)
+    except ConfigError as error:  # a value that no worker or plan can have
+        raise msgspec.ValidationError(str(error)) from None
 
 
 def decode_command(data: bytes | msgspec.Raw) -> Command:
     """Reads what the coordinator sent; raises msgspec.ValidationError on anything else."""
-    return _command.decode(data)
+    try:
+        return _command.decode(data)
+    except ConfigError as error:
+        raise msgspec.ValidationError(str(error)) from None

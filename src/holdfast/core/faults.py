@@ -78,9 +78,13 @@ class Fault:
             raise ConfigError(f"--fault {text}: expected KIND:WORKER@STEP[:POINT], such as kill:1.2@5:backward")
         kind = _member(FaultKind, match["kind"], text, "kind")
         point = _member(Point, match["point"] or Point.START.value, text, "point")
-        if not match["step"].isdigit():
+        if not (match["step"].isascii() and match["step"].isdecimal()):
             raise ConfigError(f"--fault {text}: step {match['step']!r} is not a whole number from 0")
-        return cls(kind=kind, worker=WorkerId.parse(match["target"]), step=int(match["step"]), point=point)
+        try:
+            worker = WorkerId.parse(match["target"])
+        except ConfigError as error:
+            raise ConfigError(f"--fault {text}: {error}") from None
+        return cls(kind=kind, worker=worker, step=int(match["step"]), point=point)
 
 
 def _member(choices: type[_E], value: str, text: str, what: str) -> _E:

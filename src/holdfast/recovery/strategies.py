@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from holdfast.core.builders import adaptive_plan
+from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, StateUnavailable
 from holdfast.recovery.actions import (
     Abort,
@@ -38,6 +39,7 @@ def adaptive(view: ClusterView) -> RecoveryPlan:
     except StateUnavailable as error:
         salvage = (Abort(), TakeBack(), SaveCommitted(lost=error.layers))
         return RecoveryPlan(strategy="adaptive", actions=salvage)
+    validate(plan)
     return RecoveryPlan(strategy="adaptive", actions=(Abort(), TakeBack(), InstallPlan(plan=plan), Recompute()))
 
 

@@ -30,6 +30,7 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import Plan
+from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError
 from holdfast.runtime.processes import (
     CoordinatorSpec,
@@ -88,7 +89,9 @@ def healthy_plan(job: Job, num_layers: int) -> Plan:
         ConfigError: more stages than layers.
     """
     stages = split_evenly(num_layers, job.grid.stages)
-    return regular_plan(job.grid.pipelines, stages, job.grid.microbatches, job.train.technique)
+    plan = regular_plan(job.grid.pipelines, stages, job.grid.microbatches, job.train.technique)
+    validate(plan)
+    return plan
 
 
 @dataclass(slots=True, kw_only=True)

@@ -80,10 +80,21 @@ def load_target(target: str, key: str) -> Callable[..., Any]:
         raise ConfigError(f"{key}: {target!r} cannot be imported: {error}") from error
     except OSError as error:
         raise ConfigError(f"{key}: {place}: {error.strerror or error}") from error
+    except Exception as error:
+        raise ConfigError(f"{key}: {place} cannot be loaded: {type(error).__name__}: {error}") from error
     found = getattr(module, name, None)
     if not callable(found):
         raise ConfigError(f"{key}: {place} has no function {name!r}")
     return cast(Callable[..., Any], found)
+
+
+def _call(target: str, key: str, arguments: dict[str, Any]) -> Any:
+    """Calls somebody else's function; whatever it raises is theirs to change."""
+    function = load_target(target, key)
+    try:
+        return function(**arguments)
+    except Exception as error:
+        raise ConfigError(f"{key}: {target} failed: {type(error).__name__}: {error}") from error
 
 
 def _module_of_file(path: Path) -> ModuleType:
@@ -97,7 +108,11 @@ def _module_of_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
@@ -110,12 +125,14 @@ def build_model(job: Job) -> Model:
     torch.manual_seed(job.train.seed)
     match job.model:
         case GptModel(layers=layers, width=width, heads=heads, context=context, dropout=dropout):
-            modules = gpt.build(layers=layers, width=width, heads=heads, context=context, dropout=dropout)
+            modules = gpt.build(
+                layers=layers, width=width, heads=heads, context=context, dropout=dropout, seed=job.train.seed
+            )
             return Model.build(modules, gpt.loss)
         case ConvnetModel(width=width):
-            return Model.build(convnet.build(width=width), convnet.loss)
+            return Model.build(convnet.build(width=width, seed=job.train.seed), convnet.loss)
         case PythonModel(target=target, loss=loss, arguments=arguments):
-            modules = _layers_of(load_target(target, "model.target")(**arguments), target)
+            modules = _layers_of(_call(target, "model.target", arguments), target)
             chosen = gpt.loss if loss is None else cast(Loss, load_target(loss, "model.loss"))
             return Model.build(modules, chosen)
 
@@ -141,7 +158,7 @@ def build_dataset(job: Job) -> Any:
         case DigitsData():
             return Digits()
         case python:
-            dataset = load_target(python.target, "data.target")(**python.arguments)
+            dataset = _call(python.target, "data.target", python.arguments)
             if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__") or not len(dataset):
                 raise ConfigError(f"data.target: {python.target} returned no map-style dataset with items")
             return dataset

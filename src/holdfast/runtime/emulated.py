@@ -64,6 +64,7 @@ class EmulatedStage:
         self._sums = {layer: torch.zeros(WIDTH, dtype=torch.int64) for layer in self._layers.indices}
         self._counts = {layer: torch.zeros(self._num_microbatches, dtype=torch.int64) for layer in self._layers.indices}
         self._reduced: dict[int, torch.Tensor] = {}
+        self._losses.zero_()
 
     def forward(self, step: int, microbatch: int, activation: torch.Tensor | None) -> torch.Tensor | None:
         """See StagePort.forward."""

@@ -198,11 +198,18 @@ class WorkerLife:
         before = {step - 1: self.executed[step - 1]} if step - 1 in self.executed else {}
         self.executed = {**before, step: forwards * len(self.stage.layer_steps())}
 
+    def _forget_executed(self) -> None:
+        """What this recovery has counted is not told to the next one again."""
+        self.executed = {}
+        if self.execution is not None:
+            self.execution.ops.clear()
+
     def _train(self, plan: Plan | None) -> Then:
         """Runs steps from where everyone agrees to the end; returns the command that comes next."""
         command: Command = yield Listen()
         if plan is None or not isinstance(command, Resume):
             return command
+        self._forget_executed()
         self.stage.take_back(command.step)
         if self.generation > 1 and command.step == self._step():
             yield Reach(Point.REPLAY, command.step)

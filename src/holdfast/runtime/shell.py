@@ -24,7 +24,7 @@ from holdfast.errors import InternalError, StaleGeneration
 from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Run, StartReduce, Take
 from holdfast.runtime.life import Abort, Build, Life, LifeEffect, LifeStage, Listen, Report, WorkerLife, mean_loss
 from holdfast.runtime.transport import Handle, MessageKey, Transport
-from holdfast.telemetry.events import EventLog, FaultInjected, StepOps
+from holdfast.telemetry.events import EventLog, FaultInjected, Notice, StepOps
 
 __all__ = ["RelayExchange", "Shell"]
 
@@ -150,6 +150,8 @@ class Shell:
             self._waits_in = None
             self._driver += 1
             self.transport.abandon()
+            text = "a receive was not woken when its connection went; another thread goes on"
+            self.log.write(time.monotonic(), Notice(worker=str(self.life.worker), text=text))
             self._start_driver(life, StaleGeneration(self.life.generation))
 
     def _start_driver(self, life: Life, error: StaleGeneration | None) -> None:

@@ -123,7 +123,6 @@ def test_a_run_directory_is_used_once_and_the_story_of_the_run_can_be_read(holdf
     assert "2 steps committed" in story.stdout
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="gRPC itself logs a line of its own")
 def test_a_port_in_use(holdfast, job):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -138,9 +137,6 @@ def test_a_run_directory_that_cannot_be_written(holdfast, job):
     assert line == "holdfast: --run-dir job.yaml/run: cannot be written: Not a directory"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the forkserver preloads holdfast.cli.main and then runs it again, which runpy warns of"
-)
 def test_run_as_a_module_it_says_no_more(job, tmp_path):
     command = [sys.executable, "-m", "holdfast", "train", job, "--run-dir", "job.yaml/run"]
     complaint(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False))

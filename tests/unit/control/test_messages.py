@@ -137,8 +137,5 @@ def test_what_is_no_msgpack_is_refused(data):
         decode_command(data)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="ConfigError of WorkerId comes through msgspec, and ends the coordinator's reading task"
-)
 def test_impossible_ids_are_refused():
     refused(decode_message, {"type": "Joined", "worker": {"pipeline": -1, "stage": 2}, "generation": 1})

@@ -247,7 +247,6 @@ def test_what_was_begun_is_counted(tmp_path):
     assert status.executed == ((0, 4), (1, 2))
 
 
-@pytest.mark.xfail(strict=True, reason="what an earlier recovery already counted is told again if no step ran since")
 def test_what_was_counted_once_is_not_counted_again(tmp_path):
     effects = [label(effect) for effect in Shell(LAST, tmp_path).run().effects]
     forward = effects.index("F0.1")
@@ -264,7 +263,6 @@ def test_steps_are_reported_with_their_loss(tmp_path):
     assert all(-1.0 <= m.loss <= 1.0 for m in done)
 
 
-@pytest.mark.xfail(strict=True, reason="EmulatedStage.discard() keeps the losses of the dropped step")
 def test_losses_do_not_depend_on_what_was_interrupted():
     """A stage that had run a micro-batch, dropped it and did not get it again must not add to its loss."""
     stage = stage_of(LAST)
