@@ -11,6 +11,7 @@ from pathlib import Path
 
 from holdfast import Fault, Job, Summary, load_job, train
 from holdfast.cli.train import ProgressLine
+from holdfast.runtime.agent import Interrupted
 
 FAULT = "kill:1.2@5:backward"
 
@@ -74,4 +75,7 @@ def _compare(struck: Summary, healthy: Summary) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except Interrupted:
+        sys.exit("interrupted: every process is ended")

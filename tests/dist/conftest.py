@@ -96,5 +96,10 @@ def stored_plans(run_dir: Path) -> dict:
 
 
 @pytest.fixture(scope="session")
+def executed_as_ordered():
+    return check_executed
+
+
+@pytest.fixture(scope="session")
 def runs(tmp_path_factory) -> Runs:
     return Runs(tmp_path_factory)

@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _exit_code(error, args.command)
     except BrokenPipeError:
         return 0
+    except KeyboardInterrupt:
+        return 130
     return code
 
 

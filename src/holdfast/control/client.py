@@ -58,10 +58,10 @@ class ControlClient:
         """Queues a message; never blocks."""
         self._outbox.put(message)
 
-    def close(self) -> None:
-        """Ends the stream after what is queued was sent."""
+    def close(self, drain_s: float = 1.0) -> None:
+        """Ends the stream after what is queued was sent, or after ``drain_s``."""
         self._outbox.put(None)
-        self._reader.join(timeout=1.0)
+        self._reader.join(timeout=drain_s)
         self._channel.close()
 
     def _outgoing(self) -> Iterator[bytes]:
@@ -83,8 +83,8 @@ class ControlClient:
                     self._on_command(decode_command(each))
         except grpc.RpcError as error:
             self._on_closed(self._explain(error))
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            self._on_closed(CoordinatorUnavailable(f"coordinator at {self._address} sent what cannot be read: {error}"))
+        except (msgspec.ValidationError, msgspec.DecodeError, OSError) as error:
+            self._on_closed(CoordinatorUnavailable(f"coordinator at {self._address}: {type(error).__name__}: {error}"))
         else:
             self._on_closed(None)
 

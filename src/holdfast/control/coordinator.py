@@ -42,8 +42,8 @@ from holdfast.control.messages import (
 )
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.core.ids import WorkerId
-from holdfast.errors import ConfigError
-from holdfast.telemetry.events import EventLog
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.telemetry.events import EventLog, Notice
 
 __all__ = ["METHOD", "SERVICE", "TOKEN_KEY", "Coordinator", "serve"]
 
@@ -72,6 +72,7 @@ class Coordinator:
 
     _queues: dict[WorkerId | None, asyncio.Queue[bytes | None]] = field(default_factory=dict)
     _goodbye: asyncio.Event = field(default_factory=asyncio.Event)
+    _unplannable: set[frozenset[WorkerId]] = field(default_factory=set)
 
     def handle(self, event: Message | Closed | Tick | Planned) -> None:
         """Takes one event: decides, stores, sends, records."""
@@ -133,9 +134,10 @@ class Coordinator:
                 self._take([decode_message(each) for each in unpack(data)])
         except (grpc.RpcError, grpc.aio.UsageError, msgspec.ValidationError, msgspec.DecodeError):
             pass
-        queue.put_nowait(None)
-        if worker is not None:
-            self._take([Closed(worker=worker)])
+        finally:  # also when gRPC ends the call from its side
+            queue.put_nowait(None)
+            if worker is not None:
+                self._take([Closed(worker=worker)])
 
     def _take(self, events: Sequence[Message | Closed | Tick | Planned]) -> None:
         """Takes events; if a decision or its storing fails, the job ends and everyone is told, instead of waiting."""
@@ -144,6 +146,9 @@ class Coordinator:
                 self.handle(event)
         except Exception as error:  # noqa: BLE001 - the last resort of a service: nobody else would notice
             self._give_up(f"coordinator: {type(error).__name__}: {error}")
+
+    def _note(self, text: str) -> None:
+        self.log.write(self.clock(), Notice(worker="coordinator", text=text))
 
     def _give_up(self, detail: str) -> None:
         state, outputs = end(self.membership, detail)
@@ -164,8 +169,15 @@ class Coordinator:
     async def _plan_ahead(self) -> None:
         """Prepares the answers to the losses that could come next, while nothing else is to be done."""
         for lost in unplanned(self.membership):
-            state = self.membership
-            recovery = await asyncio.to_thread(plan_recovery, state, lost)
+            if lost in self._unplannable:
+                continue
+            try:
+                recovery = await asyncio.to_thread(plan_recovery, self.membership, lost)
+            except HoldfastError as error:  # to be met again, and told, if it ever comes to that
+                names = ", ".join(map(str, sorted(lost)))
+                self._note(f"no answer could be prepared for the loss of {names}: {error}")
+                self._unplannable.add(lost)
+                continue
             if lost not in unplanned(self.membership):
                 return  # somebody was lost meanwhile: other answers are needed now
             self._take([Planned(lost=lost, recovery=recovery)])

@@ -446,7 +446,7 @@ def _end(state: Membership, outcome: str, detail: str, directory: str) -> Decisi
     ended = Ended(
         outcome=outcome,
         detail=detail,
-        step=state.resume_step,
+        step=max(state.resume_step, state.last_step + 1) if outcome in ("error", "user-error") else state.resume_step,
         directory=directory,
         generations=state.generations,
         lost_layers=state.lost_layers,

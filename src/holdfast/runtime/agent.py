@@ -128,17 +128,17 @@ class Agent:
         context.set_forkserver_preload(_PRELOAD)
         # Gloo reports every lost peer on stderr as an error of its own; here it is an event, told once, by us.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-        with self._signals(), self._processes():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._signals())
+            stack.enter_context(self._processes())
             probed = msgspec.json.decode(self._ask(context, probe_main, self.job), type=Probed)
             plan = healthy_plan(self.job, len(probed.boundaries))
             self._claim_directory()
-            log = EventLog(self.run_dir / "events.jsonl")
+            log = stack.enter_context(contextlib.closing(EventLog(self.run_dir / "events.jsonl")))
             log.write(time.monotonic(), self._started())
-            client = self._start(context, plan, probed)
+            client = stack.enter_context(contextlib.closing(self._start(context, plan, probed)))
             outcome = self._watch(client)
-            client.close()
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
-            log.close()
             return self._with_hashes(context, outcome)
 
     def _with_hashes(self, context: ForkServerContext, outcome: Outcome) -> Outcome:

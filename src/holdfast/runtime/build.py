@@ -80,7 +80,7 @@ def load_target(target: str, key: str) -> Callable[..., Any]:
         raise ConfigError(f"{key}: {target!r} cannot be imported: {error}") from error
     except OSError as error:
         raise ConfigError(f"{key}: {place}: {error.strerror or error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{key}: {place} cannot be loaded: {type(error).__name__}: {error}") from error
     found = getattr(module, name, None)
     if not callable(found):
@@ -93,7 +93,7 @@ def _call(target: str, key: str, arguments: dict[str, Any]) -> Any:
     function = load_target(target, key)
     try:
         return function(**arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{key}: {target} failed: {type(error).__name__}: {error}") from error
 
 

@@ -56,6 +56,7 @@ class GlooTransport:
         self._generation = 0
         self._aborted = 0
         self._known_sockets: set[str] = set()
+        self._own_sockets: set[str] = set()
         self._groups: dict[tuple[WorkerId, ...], Any] = {}
         self._sent: dict[int, list[tuple[Any, torch.Tensor]]] = {}
 
@@ -67,6 +68,7 @@ class GlooTransport:
             self._refuse_stale(generation)
             self._generation = generation
             self._known_sockets = set(_sockets())
+            self._own_sockets = set()
         built: dict[tuple[WorkerId, ...], Any] = {}
         errors: list[BaseException] = []
 
@@ -82,6 +84,7 @@ class GlooTransport:
         self._join(threads, generation, errors)
         with self._lock:
             self._groups.update(built)
+            self._own_sockets = _sockets().keys() - self._known_sockets
             self._refuse_stale(generation)
         if errors:
             raise PeerLost("", generation, _first_line(errors[0]))
@@ -184,7 +187,7 @@ class GlooTransport:
         with self._lock:
             self._aborted = max(self._aborted, generation)
             if 0 < self._generation <= generation:
-                _shut(_sockets().keys() - self._known_sockets)
+                _shut(self._own_sockets or _sockets().keys() - self._known_sockets)
 
     def _bury(self) -> None:
         """Drops the groups of the generation before, in a thread of its own: it takes about 10 ms per peer.
@@ -316,6 +319,8 @@ def _shut(identities: set[str]) -> None:
         if identity not in identities:
             continue
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
+            if os.readlink(f"/proc/self/fd/{duplicate.fileno()}") != identity:
+                continue  # the descriptor was closed and given to somebody else meanwhile
             if duplicate.family == socket.AF_INET and not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 duplicate.getpeername()
                 duplicate.shutdown(socket.SHUT_RDWR)

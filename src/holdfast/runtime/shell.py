@@ -124,7 +124,8 @@ class Shell:
         self._commands.put(command)
 
     def _interrupt(self, newest: int) -> None:
-        self._newest = max(self._newest, newest)
+        with self._turn:
+            self._newest = max(self._newest, newest)
         self.exchange.end(newest - 1)
         self.transport.abort(newest - 1)
         self._signals.put(_INTERRUPTED)
@@ -158,7 +159,7 @@ class Shell:
         arguments = (life, self._driver, error)
         threading.Thread(target=self._drive, args=arguments, name=f"driver-{self._driver}", daemon=True).start()
 
-    def _drive(self, life: Life, driver: int, error: Exception | None) -> None:
+    def _drive(self, life: Life, driver: int, error: BaseException | None) -> None:
         """Does what the life yields until it ends or another driver has taken over."""
         torch.set_num_threads(1)  # the limit is each thread's own
         result: Any = None
@@ -167,28 +168,35 @@ class Shell:
                 effect = life.send(result) if error is None else life.throw(error)
             except StopIteration:
                 return self._signals.put(None)
-            except Exception as problem:  # noqa: BLE001 - handed to the thread that waits in run()
+            except BaseException as problem:  # noqa: BLE001 - handed to the thread that waits in run()
                 return self._signals.put(problem)
             result, error = None, None
             try:
                 result = self._perform(effect)
-            except Exception as problem:  # noqa: BLE001 - thrown into the life, which handles what it can
+            except BaseException as problem:  # noqa: BLE001 - thrown into the life, which handles what it can
                 error = problem
             if driver != self._driver:
                 return None
 
     def _wait(self, handle: Handle) -> torch.Tensor:
-        """Waits for a handle, in a way that :meth:`_rescue` can see."""
-        driver = self._driver
+        """Waits for a handle, in a way that :meth:`_rescue` can see.
+
+        Raises:
+            StaleGeneration: superseded, whether before the wait began or by a driver that took over during it.
+        """
         with self._turn:
+            driver = self._driver
+            if self._newest > self.life.generation:  # a rescue that came before this would not come again
+                raise StaleGeneration(self.life.generation)
             self._waits_in = self.life.generation
         try:
             return handle.wait()
         finally:
             with self._turn:
-                if driver == self._driver:
-                    self._waits_in = None
-                    self._turn.notify_all()
+                if driver != self._driver:
+                    raise StaleGeneration(self.life.generation)
+                self._waits_in = None
+                self._turn.notify_all()
 
     def _perform(self, effect: LifeEffect) -> Any:
         match effect:

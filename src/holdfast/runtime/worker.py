@@ -35,6 +35,7 @@ from holdfast.telemetry.events import EventLog, WorkerReady
 __all__ = ["run_coordinator", "run_digest", "run_probe", "run_worker"]
 
 _PR_SET_PDEATHSIG = 1
+_TELL_S = 10.0
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
@@ -85,14 +86,14 @@ class _Worker:
             self._fail(str(error), user_fault=True)
         except HoldfastError as error:
             self._fail(f"{type(error).__name__}: {error}", user_fault=False)
-        except Exception as error:  # noqa: BLE001 - a process main: whatever it is, it is reported
+        except BaseException as error:  # noqa: BLE001 - a process main: whatever it is, it is reported
             self._fail(f"{type(error).__name__}: {error}", user_fault=False, trace=traceback.format_exc())
         # Threads of aborted groups may still be going; there is nothing left that they could spoil.
         os._exit(0)
 
     def _fail(self, error: str, *, user_fault: bool, trace: str = "") -> None:
         self._client.send(Failure(worker=self._spec.worker, error=error, user_fault=user_fault, traceback=trace))
-        self._client.close()
+        self._client.close(drain_s=_TELL_S)  # unheard, our error would pass for a death, and strike the next worker
         os._exit(1)
 
     def _live(self) -> None:

@@ -13,7 +13,6 @@ from holdfast.telemetry.events import (
     Event,
     FaultInjected,
     Installed,
-    JobStarted,
     Rebuilt,
     StepOps,
 )
@@ -153,8 +152,3 @@ def _failures(timed: list[Timed], commits: dict[int, float]) -> Iterable[Failure
 
 def _since(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else end - start
-
-
-def started(timed: Iterable[Timed]) -> JobStarted | None:
-    """The event that a job's log begins with."""
-    return next((event for _, event in timed if isinstance(event, JobStarted)), None)

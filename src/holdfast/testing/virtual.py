@@ -15,7 +15,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.control.membership import Closed, Membership, Phase, Record, Tell, Tick, decide
+from holdfast.control.membership import (
+    Closed,
+    Membership,
+    Phase,
+    Planned,
+    Record,
+    Tell,
+    Tick,
+    decide,
+    plan_recovery,
+    unplanned,
+)
 from holdfast.control.messages import Blob, Command, Ended, Exited, Fence, Install, Message, Progress, Shutdown
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
@@ -203,12 +214,15 @@ class VirtualCluster:
 
     def _tick(self) -> None:
         self._decide(Tick(now=self._now))
+        if ahead := unplanned(self._membership):
+            lost = self._random.choice(ahead)
+            self._decide(Planned(lost=lost, recovery=plan_recovery(self._membership, lost)))
         if self._membership.phase is not Phase.ENDED:
             self._after(0.2, self._tick)
 
     # The coordinator.
 
-    def _decide(self, event: Message | Closed | Tick) -> None:
+    def _decide(self, event: Message | Closed | Tick | Planned) -> None:
         self._membership, outputs = decide(self._membership, event, now=self._now)
         for output in outputs:
             match output:

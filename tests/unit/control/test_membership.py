@@ -1,5 +1,7 @@
 """Each transition of the membership, one at a time."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.control.membership import (
@@ -8,10 +10,13 @@ from holdfast.control.membership import (
     Closed,
     Membership,
     Phase,
+    Planned,
     Record,
     Tell,
     Tick,
     decide,
+    plan_recovery,
+    unplanned,
 )
 from holdfast.control.messages import (
     Attached,
@@ -419,3 +424,19 @@ def test_one_worker_alone_has_no_one_to_go_on():
     job.give(*hellos(job.state.healthy)).status(0, [W00]).give(died(W00))
     assert job.ended.outcome == "lost"
     assert job.ended.lost_layers == (0,)
+
+
+def test_an_answer_prepared_ahead_is_used_and_is_the_same_as_one_made_in_time():
+    state = Membership(healthy=PLAN, steps=5, strategy="auto", directory="out", phase=Phase.RUNNING, plan=PLAN)
+    state = replace(state, generation=1, attached=frozenset(PLAN.workers))
+    victim = PLAN.workers[-1]
+    assert frozenset({victim}) in unplanned(state)
+    recovery = plan_recovery(state, frozenset({victim}))
+    prepared, outputs = decide(state, Planned(lost=frozenset({victim}), recovery=recovery))
+    assert outputs == ()
+    assert frozenset({victim}) not in unplanned(prepared)
+    death = Exited(worker=victim, status=-9)
+    with_it, without = decide(prepared, death), decide(state, death)
+    assert with_it[1] == without[1]
+    assert with_it[0].plan is recovery.plan, "the prepared one, not one made anew"
+    assert with_it[0].planned == {}, "other answers are needed now"

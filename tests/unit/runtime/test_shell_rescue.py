@@ -109,3 +109,78 @@ def test_a_driver_that_wakes_is_not_replaced(shell):
     runner.join(timeout=10)
     assert not runner.is_alive()
     assert shell.transport.abandoned == 0
+
+
+def test_a_driver_that_wakes_too_late_does_nothing_more(shell):
+    """The receive that was given up comes after all, while another driver is at work."""
+    shell, sent = shell
+    plan = regular_plan(1, split_evenly(2, 2), 2)
+    runner = threading.Thread(target=shell.run, daemon=True)
+    runner.start()
+    for command in (Attached(), Install(generation=1, plan=plan), Resume(generation=1, step=0)):
+        shell.on_command(command)
+    assert next_status(sent).generation == 1
+    assert shell.transport.waiting.wait(10)
+    (late,) = [thread for thread in threading.enumerate() if thread.name == "driver-0"]
+    shell.on_command(Install(generation=2, plan=plan))
+    assert next_status(sent).generation == 2
+
+    shell.transport.never.set()
+    late.join(timeout=10)
+    assert not late.is_alive()
+    shell.on_command(Install(generation=3, plan=plan))
+    assert next_status(sent).generation == 3, "the life is untouched by the late driver"
+    shell.on_command(Shutdown(reason="done"))
+    runner.join(timeout=10)
+    assert not runner.is_alive()
+    assert shell.transport.abandoned == 1
+
+
+def test_an_interruption_just_before_a_wait_is_not_missed(shell, monkeypatch):
+    """Nothing comes after the rescue that found nobody waiting, so the wait itself must look again."""
+    shell, sent = shell
+    plan = regular_plan(1, split_evenly(2, 2), 2)
+    original, interrupted = Shell._wait, threading.Event()
+
+    def racing(self, handle):
+        if not interrupted.is_set():
+            self.on_command(Install(generation=2, plan=plan))
+            while not self._signals.empty():
+                pass
+            interrupted.set()
+        return original(self, handle)
+
+    monkeypatch.setattr(Shell, "_wait", racing)
+    runner = threading.Thread(target=shell.run, daemon=True)
+    runner.start()
+    for command in (Attached(), Install(generation=1, plan=plan), Resume(generation=1, step=0)):
+        shell.on_command(command)
+    assert next_status(sent).generation == 1
+    assert next_status(sent).generation == 2
+    assert interrupted.is_set()
+    assert not shell.transport.waiting.is_set(), "the driver did not begin to wait"
+    shell.on_command(Shutdown(reason="done"))
+    runner.join(timeout=10)
+    assert not runner.is_alive()
+
+
+def test_a_user_who_exits_does_not_leave_the_worker_waiting(shell, monkeypatch):
+    shell, _ = shell
+    plan = regular_plan(1, split_evenly(2, 2), 2)
+
+    def leave(*arguments):
+        raise SystemExit("from somebody's layer")
+
+    monkeypatch.setattr(shell.stage, "layer_steps", leave)
+    ended = queue.SimpleQueue()
+
+    def run():
+        try:
+            shell.run()
+        except SystemExit as error:
+            ended.put(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    shell.on_command(Attached())
+    shell.on_command(Install(generation=1, plan=plan))
+    assert isinstance(ended.get(timeout=10), SystemExit)
