@@ -5,11 +5,10 @@ from holdfast.telemetry.events import (
     Detected,
     FaultInjected,
     Installed,
-    JobStarted,
     Rebuilt,
     StepOps,
 )
-from holdfast.telemetry.report import report, started
+from holdfast.telemetry.report import report
 
 
 def installed(generation, *workers):
@@ -183,9 +182,3 @@ def test_two_at_once_share_a_recovery():
         (11.0, step("a", 1, 3)),
     ]
     assert [failure.agreed_s for failure in report(events).failures] == pytest.approx([0.4, 0.35])
-
-
-def test_where_a_log_starts():
-    first = JobStarted(name="j", workers=1, steps=1, samples_per_step=1, wall_time=0.0)
-    assert started([(0.0, first), *HEALTHY]) == first
-    assert started(HEALTHY) is None
