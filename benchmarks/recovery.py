@@ -26,9 +26,11 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.agent import Interrupted, healthy_plan
 from holdfast.runtime.processes import EmulatedTimes
 from holdfast.runtime.train import Summary, train
+from holdfast.telemetry.report import FailureReport
 from measure import Interval, Recorder, interval, print_table, progress, time_limit
 
 TARGET_S = 0.100
+PHASES = ("detect_s", "agree_s", "rebuild_s", "redo_s")
 METRICS = ("detected_s", "agreed_s", "rebuilt_s", "overhead_s", "healthy_excess_s", "rerouted_excess_s")
 _LAYERS = 10
 
@@ -133,6 +135,7 @@ def _row(job: Job, fault: Fault, seconds: float, summary: Summary) -> dict[str, 
         "detected_s": failure.detected_s,
         "agreed_s": failure.agreed_s,
         "rebuilt_s": failure.rebuilt_s,
+        **_phases(failure),
         "resumed_s": failure.resumed_s,
         "overhead_s": failure.resumed_s - redone,
         "healthy_excess_s": _step_s(commits, range(fault.step)) - planned,
@@ -173,10 +176,23 @@ def _brief(row: dict[str, Any]) -> str:
     return ", ".join(f"{name.removesuffix('_s')} {row[name] * 1000:.0f} ms" for name in names)
 
 
+def _phases(failure: FailureReport) -> dict[str, float]:
+    """How long each phase of the recovery took, in seconds."""
+    ends = [0.0, failure.detected_s, failure.agreed_s, failure.rebuilt_s, failure.resumed_s]
+    times = [end for end in ends if end is not None]
+    return {name: end - start for name, (start, end) in zip(PHASES, pairwise(times), strict=True)}
+
+
+def _growth(summary: list[dict[str, Any]], row: dict[str, Any]) -> str:
+    """What everything but the redone step takes, against the smallest grid; 1 would be no growth."""
+    medians = [each["rebuilt_s"].median for each in (row, summary[0])]
+    return "-" if None in medians else f"{medians[0] / medians[1]:.1f}"
+
+
 def _summary(grid: Grid, rows: list[dict[str, Any]]) -> dict[str, Any]:
     mine = [row for row in rows if row["grid"] == str(grid)]
     good = [row for row in mine if not row["error"]]
-    metrics: dict[str, Interval] = {metric: interval([row[metric] for row in good]) for metric in METRICS}
+    metrics: dict[str, Interval] = {name: interval([row[name] for row in good]) for name in (*METRICS, *PHASES)}
     overhead = metrics["overhead_s"].median
     return {
         "grid": str(grid),
@@ -214,6 +230,8 @@ def _show(summary: list[dict[str, Any]]) -> None:
         for row in summary
     ]
     print_table("ms since SIGKILL: median [95 % interval]", header, rows)
+    phases = [[row["grid"], *(row[phase].show(1000) for phase in PHASES), _growth(summary, row)] for row in summary]
+    print_table("ms of each phase", ["grid", "detect", "agree", "rebuild", "redo", "all but redo, x smallest"], phases)
 
 
 if __name__ == "__main__":
