@@ -52,6 +52,7 @@ METHOD = "Attach"
 TOKEN_KEY = "holdfast-token"
 TICK_S = 0.2
 DRAIN_S = 1.0
+AGENT_S = 5.0
 
 
 @dataclass(slots=True)
@@ -70,7 +71,8 @@ class Coordinator:
     log: EventLog
     clock: Callable[[], float]
 
-    _queues: dict[WorkerId | None, asyncio.Queue[bytes | None]] = field(default_factory=dict)
+    _queues: dict[WorkerId | None, asyncio.Queue[bytes | None]] = field(default_factory=lambda: {None: asyncio.Queue()})
+    _agent_came: asyncio.Event = field(default_factory=asyncio.Event)
     _goodbye: asyncio.Event = field(default_factory=asyncio.Event)
     _unplannable: set[frozenset[WorkerId]] = field(default_factory=set)
 
@@ -102,6 +104,14 @@ class Coordinator:
             if last:
                 queue.put_nowait(None)
 
+    def _queue_of(self, peer: WorkerId | None) -> asyncio.Queue[bytes | None]:
+        """A new queue for a worker; the agent has one from the start, so that nothing said before it came is lost."""
+        if peer is None:
+            self._agent_came.set()
+        else:
+            self._queues[peer] = asyncio.Queue()
+        return self._queues[peer]
+
     async def attach(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """Serves one worker or agent until either end closes."""
         first = await _first_parcel(request)
@@ -109,8 +119,7 @@ class Coordinator:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the first message must be Hello or Failure")
         hello = first[0]
         assert isinstance(hello, Hello | Failure)
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._queues[hello.worker] = queue
+        queue = self._queue_of(hello.worker)
         self._take(first)
         reader = asyncio.create_task(self._read(request, hello.worker, queue))
         try:
@@ -165,6 +174,8 @@ class Coordinator:
                 await asyncio.wait_for(self._goodbye.wait(), TICK_S)
             self._take([Tick(now=self.clock())])
             await self._plan_ahead()
+        with contextlib.suppress(TimeoutError):  # it may still be on its way, and waits to hear how the job ended
+            await asyncio.wait_for(self._agent_came.wait(), AGENT_S)
 
     async def _plan_ahead(self) -> None:
         """Prepares the answers to the losses that could come next, while nothing else is to be done."""

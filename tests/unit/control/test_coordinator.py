@@ -22,6 +22,7 @@ from holdfast.control.messages import (
     Blob,
     Ended,
     Exited,
+    Failure,
     Fence,
     Finished,
     Hello,
@@ -255,6 +256,7 @@ def test_the_stream_of_a_killed_process_is_closed(service, connect):
 def test_a_worker_that_talks_nonsense_is_lost(service, connect, nonsense):
     """Unreadable messages end the stream, and what cannot be understood is no member."""
     agent, b = connect(None), connect(B)
+    b.expect(Attached)
     outbox = queue.SimpleQueue()
     outbox.put(pack([encode(Hello(worker=A, pid=1))]))
     with grpc.insecure_channel(service.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
@@ -264,7 +266,15 @@ def test_a_worker_that_talks_nonsense_is_lost(service, connect, nonsense):
         outbox.put(nonsense)
         assert agent.expect(Fence) == Fence(worker=A)
         outbox.put(None)
-    b.expect(Attached)
+
+
+def test_an_agent_that_comes_late_still_hears_how_the_job_ended(service, connect):
+    """The job has ended before the agent's call arrives: a worker that fails at once can be that fast."""
+    a = connect(A)
+    a.expect(Attached)
+    a.send(Failure(worker=A, error="no such data", user_fault=True))
+    a.expect(Shutdown)
+    assert connect(None).expect(Ended).detail == "no such data"
 
 
 def test_a_bug_of_ours_ends_the_job_instead_of_leaving_it_waiting(service, connect):
