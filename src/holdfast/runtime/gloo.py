@@ -84,7 +84,7 @@ class GlooTransport:
         self._join(threads, generation, errors)
         with self._lock:
             self._groups.update(built)
-            self._own_sockets = _sockets().keys() - self._known_sockets
+            self._own_sockets = self._new_sockets()
             self._refuse_stale(generation)
         if errors:
             raise PeerLost("", generation, _first_line(errors[0]))
@@ -100,7 +100,7 @@ class GlooTransport:
                 thread.join(_JOIN_S)
                 if errors or self._aborted >= generation:
                     with self._lock:
-                        _shut(_sockets().keys() - self._known_sockets)
+                        _shut(self._new_sockets())
                     return
 
     def _connect(self, generation: int, group: tuple[WorkerId, ...]) -> Any:
@@ -187,7 +187,11 @@ class GlooTransport:
         with self._lock:
             self._aborted = max(self._aborted, generation)
             if 0 < self._generation <= generation:
-                _shut(self._own_sockets or _sockets().keys() - self._known_sockets)
+                _shut(self._own_sockets or self._new_sockets())
+
+    def _new_sockets(self) -> set[str]:
+        """Identities of the sockets that were opened since the building of this generation began."""
+        return _sockets().keys() - self._known_sockets
 
     def _bury(self) -> None:
         """Drops the groups of the generation before, in a thread of its own: it takes about 10 ms per peer.
