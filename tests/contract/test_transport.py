@@ -149,8 +149,9 @@ def test_abort_unblocks_a_reduction(cluster):
         peer.do("reduce", "sum", (A, B, C), "int64", [1])
     waits = [peer.call("wait", "sum") for peer in (a, b)]
     assert waits[1].is_blocked()
-    unblocks(waits[0], lambda: [peer.abort(1) for peer in (a, b)])
-    assert isinstance(waits[1].error(), StaleGeneration)
+    unblocks(waits[0], lambda: a.abort(1))
+    b.abort(1)
+    assert isinstance(waits[1].error(), StaleGeneration | PeerLost), "a's connection may close before b is aborted"
 
 
 def test_abort_unblocks_a_build_that_waits_for_someone(cluster):
