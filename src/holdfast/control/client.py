@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 import grpc
 import msgspec
 
-from holdfast.control.coordinator import METHOD, SERVICE, TOKEN_KEY
+from holdfast.control.coordinator import METHOD, SERVICE
 from holdfast.control.messages import Command, Message, decode_command, encode, pack, unpack
+from holdfast.control.token import TOKEN_KEY
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 
 __all__ = ["ControlClient"]

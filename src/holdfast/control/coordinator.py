@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,15 +40,15 @@ from holdfast.control.messages import (
     unpack,
 )
 from holdfast.control.store import DecisionStore, StoredDecision
+from holdfast.control.token import REFUSAL, carries
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.telemetry.events import EventLog, Notice
 
-__all__ = ["METHOD", "SERVICE", "TOKEN_KEY", "Coordinator", "serve"]
+__all__ = ["METHOD", "SERVICE", "Coordinator", "serve"]
 
 SERVICE = "holdfast.Control"
 METHOD = "Attach"
-TOKEN_KEY = "holdfast-token"
 TICK_S = 0.2
 DRAIN_S = 1.0
 AGENT_S = 5.0
@@ -208,19 +207,17 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses every call that does not carry the job's token."""
 
     def __init__(self, token: str) -> None:
-        self._token = token.encode()
+        self._token = token
 
         async def refuse(request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job token")
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)
             yield b""
 
         self._refusal = grpc.stream_stream_rpc_method_handler(refuse)
 
     async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         """Lets a call through if its token is right."""
-        given = next((value for key, value in details.invocation_metadata if key == TOKEN_KEY), "")
-        given = given.encode() if isinstance(given, str) else given
-        if hmac.compare_digest(given, self._token):
+        if carries(details.invocation_metadata, self._token):
             return await continuation(details)
         return self._refusal
 
