@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast import Fault, Summary, parse_job, train
+from holdfast import Fault, Job, Summary, parse_job, train
 from holdfast.control.store import StoredDecision
 from holdfast.core.ids import WorkerId
 from holdfast.telemetry.events import StepOps, read_events
@@ -45,10 +45,12 @@ class Runs:
     def folder(self) -> Path:
         return self._factory.mktemp("run")
 
+    def job(self, name: str, overrides: tuple[str, ...] = ()) -> Job:
+        return parse_job(copy.deepcopy(JOBS[name]), overrides)
+
     def train(self, name: str, *faults: str, overrides: tuple[str, ...] = ()) -> Summary:
         """One run; what each worker executed is compared with its order."""
-        job = parse_job(copy.deepcopy(JOBS[name]), overrides)
-        summary = train(job, run_dir=self.folder(), faults=[Fault.parse(text) for text in faults])
+        summary = train(self.job(name, overrides), run_dir=self.folder(), faults=[Fault.parse(text) for text in faults])
         check_executed(summary.run_dir)
         return summary
 

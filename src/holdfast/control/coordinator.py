@@ -230,7 +230,15 @@ def _try_address(host: str, port: int) -> None:
         trial.bind(address)
 
 
-async def serve(coordinator: Coordinator, *, host: str, port: int, token: str, ready: Callable[[int], None]) -> None:
+async def serve(
+    coordinator: Coordinator,
+    *,
+    host: str,
+    port: int,
+    token: str,
+    ready: Callable[[int], None],
+    also: str | None = None,
+) -> None:
     """Serves until the job has ended.
 
     Args:
@@ -239,9 +247,10 @@ async def serve(coordinator: Coordinator, *, host: str, port: int, token: str, r
         port: the port; 0 picks a free one.
         token: what callers must present.
         ready: called with the actual port once connections are accepted.
+        also: one more address to listen on, such as ``unix:PATH``; the folder must keep others out.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: an address cannot be listened on.
     """
     options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     server = grpc.aio.server(interceptors=[_TokenCheck(token)], options=options)
@@ -250,6 +259,8 @@ async def serve(coordinator: Coordinator, *, host: str, port: int, token: str, r
     try:
         _try_address(host, port)
         actual = server.add_insecure_port(f"{host}:{port}")
+        if also is not None:
+            server.add_insecure_port(also)
     except (RuntimeError, OSError) as error:
         raise ConfigError(
             f"control.port: cannot listen on {host}:{port}, it is in use or not ours; choose another, or 0"

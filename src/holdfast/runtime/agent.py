@@ -32,6 +32,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError
+from holdfast.runtime.isolation import Networks
 from holdfast.runtime.processes import (
     CoordinatorSpec,
     EmulatedTimes,
@@ -103,6 +104,7 @@ class Agent:
         run_dir: a directory of the job's own; must not hold an earlier run.
         faults: what is to happen, to whom, when.
         emulate: sleep so long instead of computing; None to compute.
+        isolate: run every node in a network namespace of its own, so that its link can be cut. Linux, root.
         on_progress: called after every step, in the agent's thread.
     """
 
@@ -110,8 +112,10 @@ class Agent:
     run_dir: Path
     faults: tuple[Fault, ...] = ()
     emulate: EmulatedTimes | None = None
+    isolate: bool = False
     on_progress: Callable[[Progress], None] = lambda progress: None
     _inbox: queue.SimpleQueue[Command | Exception] = field(default_factory=queue.SimpleQueue)
+    _networks: Networks | None = None
     _workers: dict[WorkerId, BaseProcess] = field(default_factory=dict)
     _others: list[BaseProcess] = field(default_factory=list)
 
@@ -130,6 +134,8 @@ class Agent:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals())
+            if self.isolate:
+                self._networks = stack.enter_context(Networks(self._num_nodes()))
             stack.enter_context(self._processes())
             probed = msgspec.json.decode(self._ask(context, probe_main, self.job), type=Probed)
             plan = healthy_plan(self.job, len(probed.boundaries))
@@ -226,12 +232,12 @@ class Agent:
 
     def _start(self, context: ForkServerContext, plan: Plan, probed: Probed) -> ControlClient:
         token = secrets.token_hex(32)
-        port = self._start_coordinator(context, plan, token)
-        address = f"{self.job.control.host}:{port}"
-        client = ControlClient(address, token, self._inbox.put, self._on_closed)
+        address = self._start_coordinator(context, plan, token)
+        ours = address if self._networks is None else self._networks.socket
+        client = ControlClient(ours, token, self._inbox.put, self._on_closed)
         client.start()
         client.send(Hello(worker=None, pid=0))
-        for worker in plan.workers:
+        for node, worker in enumerate(plan.workers):
             spec = WorkerSpec(
                 worker=worker,
                 job=self.job,
@@ -242,6 +248,7 @@ class Agent:
                 boundaries=probed.boundaries,
                 faults=tuple(fault for fault in self.faults if fault.worker == worker),
                 emulate=self.emulate,
+                namespace=None if self._networks is None else self._networks.node(node),
             )
             process = context.Process(target=worker_main, args=(spec,), name=f"holdfast-{worker}", daemon=True)
             process.start()
@@ -249,7 +256,8 @@ class Agent:
         threading.Thread(target=self._reap, args=(client,), name="reaper", daemon=True).start()
         return client
 
-    def _start_coordinator(self, context: ForkServerContext, plan: Plan, token: str) -> int:
+    def _start_coordinator(self, context: ForkServerContext, plan: Plan, token: str) -> str:
+        """Returns the address at which workers find it."""
         spec = CoordinatorSpec(
             job=self.job,
             plan=plan,
@@ -257,8 +265,18 @@ class Agent:
             store=str(self.run_dir / "control.db"),
             events=str(self.run_dir / "events.jsonl"),
             directory=str(self.run_dir / "final"),
+            namespace=None if self._networks is None else self._networks.hub,
+            socket=None if self._networks is None else self._networks.socket,
         )
-        return int(self._ask(context, coordinator_main, spec))
+        return f"{spec.host}:{self._ask(context, coordinator_main, spec)}"
+
+    def _num_nodes(self) -> int:
+        return self.job.grid.pipelines * self.job.grid.stages
+
+    def _cut(self, node: int) -> None:
+        """Takes a node's link down."""
+        assert self._networks is not None
+        self._networks.cut(node)
 
     def _ask(self, context: ForkServerContext, main: Callable[..., None], *args: object) -> str:
         """Starts a process and waits for its answer, as long as it lives and no signal comes."""

@@ -15,6 +15,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.runtime.isolation import Namespace
 
 __all__ = [
     "CoordinatorSpec",
@@ -60,6 +61,7 @@ class WorkerSpec:
         boundaries: what every layer hands on, from the first to the last; empty if emulated.
         faults: what is to happen to this worker.
         emulate: sleep so long instead of computing; None to compute.
+        namespace: the network to move to before anything else; None to stay in the host's.
     """
 
     worker: WorkerId
@@ -71,11 +73,28 @@ class WorkerSpec:
     boundaries: tuple[TensorSpec, ...]
     faults: tuple[Fault, ...]
     emulate: EmulatedTimes | None
+    namespace: Namespace | None = None
+
+    @property
+    def host(self) -> str:
+        """The address that this worker listens on."""
+        return self.job.control.host if self.namespace is None else self.namespace.host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSpec:
-    """All that the coordinator's process is told."""
+    """All that the coordinator's process is told.
+
+    Attributes:
+        job: the job.
+        plan: the plan of the healthy grid.
+        token: of the job.
+        store: path of the decisions.
+        events: path of the job's log.
+        directory: where the trained layers are saved.
+        namespace: the network to move to before anything else; None to stay in the host's.
+        socket: where to listen, too; None nowhere else.
+    """
 
     job: Job
     plan: Plan
@@ -83,6 +102,13 @@ class CoordinatorSpec:
     store: str
     events: str
     directory: str
+    namespace: Namespace | None = None
+    socket: str | None = None
+
+    @property
+    def host(self) -> str:
+        """The address that the coordinator listens on."""
+        return self.job.control.host if self.namespace is None else self.namespace.host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.build import StageParts, build_stage, probe
 from holdfast.runtime.gloo import GlooTransport
+from holdfast.runtime.isolation import Namespace
 from holdfast.runtime.life import WorkerLife
 from holdfast.runtime.processes import CoordinatorSpec, WorkerSpec
 from holdfast.runtime.shell import RelayExchange, Shell
@@ -53,9 +54,16 @@ def _start_process() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def _move(namespace: Namespace | None) -> None:
+    """Goes to the network that the agent made for this process, if it made one, before there is any socket."""
+    if namespace is not None:
+        namespace.enter()
+
+
 def run_worker(spec: WorkerSpec) -> None:
     """Runs one worker to its end; exits with 0 after an orderly shutdown."""
     _start_process()
+    _move(spec.namespace)
     torch.set_num_threads(1)
     _Worker(spec).run()
 
@@ -110,7 +118,7 @@ class _Worker:
         return Shell(
             life=life,
             stage=parts.stage,
-            transport=GlooTransport(spec.worker, exchange, host=spec.job.control.host),
+            transport=GlooTransport(spec.worker, exchange, host=spec.host),
             exchange=exchange,
             send=self._client.send,
             log=self._log,
@@ -143,6 +151,7 @@ class _Worker:
 def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     """Runs the coordinator to the end of the job; sends its port, or what went wrong, into ``answer`` first."""
     _start_process()
+    _move(spec.namespace)
     membership = Membership(
         healthy=spec.plan,
         steps=spec.job.train.steps,
@@ -151,14 +160,14 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     )
     store = DecisionStore(Path(spec.store))
     coordinator = Coordinator(membership=membership, store=store, log=EventLog(spec.events), clock=time.monotonic)
-    control = spec.job.control
 
     def ready(port: int) -> None:
         answer.send_bytes(b"ok %d" % port)
 
     gc.freeze()
     try:
-        asyncio.run(serve(coordinator, host=control.host, port=control.port, token=spec.token, ready=ready))
+        port, also = spec.job.control.port, spec.socket
+        asyncio.run(serve(coordinator, host=spec.host, port=port, token=spec.token, ready=ready, also=also))
     except ConfigError as error:
         answer.send_bytes(b"error " + str(error).encode())
         os._exit(2)
