@@ -52,6 +52,12 @@ METHOD = "Attach"
 TICK_S = 0.2
 DRAIN_S = 1.0
 AGENT_S = 5.0
+_OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),  # clients ping, see client.py: that is no attack
+]
 
 
 @dataclass(slots=True)
@@ -252,8 +258,7 @@ async def serve(
     Raises:
         ConfigError: an address cannot be listened on.
     """
-    options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    server = grpc.aio.server(interceptors=[_TokenCheck(token)], options=options)
+    server = grpc.aio.server(interceptors=[_TokenCheck(token)], options=_OPTIONS)
     handler = grpc.stream_stream_rpc_method_handler(coordinator.attach)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
     try:

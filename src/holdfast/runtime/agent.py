@@ -278,6 +278,11 @@ class Agent:
         assert self._networks is not None
         self._networks.cut(node)
 
+    def _heal(self, node: int) -> None:
+        """Takes a node's link up again."""
+        assert self._networks is not None
+        self._networks.heal(node)
+
     def _ask(self, context: ForkServerContext, main: Callable[..., None], *args: object) -> str:
         """Starts a process and waits for its answer, as long as it lives and no signal comes."""
         ours, theirs = context.Pipe(duplex=False)

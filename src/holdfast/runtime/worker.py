@@ -31,7 +31,7 @@ from holdfast.runtime.isolation import Namespace
 from holdfast.runtime.life import WorkerLife
 from holdfast.runtime.processes import CoordinatorSpec, WorkerSpec
 from holdfast.runtime.shell import RelayExchange, Shell
-from holdfast.telemetry.events import EventLog, WorkerReady
+from holdfast.telemetry.events import EventLog, Notice, WorkerReady
 
 __all__ = ["run_coordinator", "run_digest", "run_probe", "run_worker"]
 
@@ -131,10 +131,13 @@ class _Worker:
         self._shell.on_command(command)  # type: ignore[arg-type]
 
     def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
-        """Without the coordinator nothing can be recovered: end."""
+        """Without the coordinator nothing can be recovered: end, and leave a word in the log, which needs nobody."""
+        reason = str(error or "the coordinator closed the connection")
+        if error is not None:
+            self._log.write(time.monotonic(), Notice(worker=str(self._spec.worker), text=f"ends itself: {reason}"))
         if self._shell is None:
             os._exit(1)
-        self._shell.on_command(Shutdown(reason=str(error or "the coordinator closed the connection")))
+        self._shell.on_command(Shutdown(reason=reason))
 
     def _beat(self, life: WorkerLife) -> None:
         """Tells of progress, as long as the process lives."""
