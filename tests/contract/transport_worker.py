@@ -11,8 +11,8 @@ import threading
 import torch
 
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.runtime.exchange import RelayExchange
 from holdfast.runtime.gloo import GlooTransport
-from holdfast.runtime.shell import RelayExchange
 from holdfast.testing.memory import MemoryTransport
 
 

@@ -12,6 +12,7 @@ from holdfast.control.membership import Closed, Membership, Phase, Record, Tell,
 from holdfast.control.messages import (
     Ended,
     Exited,
+    Expel,
     Failure,
     Fence,
     Finished,
@@ -23,7 +24,6 @@ from holdfast.control.messages import (
     Resume,
     Save,
     Saved,
-    Shutdown,
     Status,
     StepDone,
     Suspect,
@@ -59,9 +59,7 @@ class Cluster(RuleBasedStateMachine):
 
     def give(self, event):
         before = self.state
-        copy = replace(
-            before, statuses=dict(before.statuses), saved=dict(before.saved), heartbeats=dict(before.heartbeats)
-        )
+        copy = replace(before, statuses=dict(before.statuses), saved=dict(before.saved), pids=dict(before.pids))
         after, outputs = decide(before, event, now=self.now)
         assert decide(before, event, now=self.now) == (after, outputs)
         assert before == copy
@@ -89,7 +87,7 @@ class Cluster(RuleBasedStateMachine):
 
     def check_change(self, before, after):
         assert after.lost >= before.lost
-        assert after.attached >= before.attached
+        assert after.pids.keys() >= before.pids.keys()
         assert after.last_step >= before.last_step
         assert after.healthy is before.healthy
         if before.phase is Phase.ENDED:
@@ -101,7 +99,7 @@ class Cluster(RuleBasedStateMachine):
         for tell in tells:
             assert (tell.to is None) == isinstance(tell.command, FOR_THE_AGENT)
             if tell.to in after.lost:
-                assert isinstance(tell.command, Shutdown)
+                assert isinstance(tell.command, Expel)
             elif tell.to is not None:
                 assert tell.to in self.workers
         self.fenced += [tell.command.worker for tell in tells if isinstance(tell.command, Fence)]
@@ -263,18 +261,18 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def exited(self, data):
-        self.give(Exited(worker=self.anyone(data), status=-9))
+        self.give(Exited(worker=self.anyone(data), pid=1, status=-9))
 
     @rule(data=st.data())
     def closed(self, data):
-        self.give(Closed(worker=self.anyone(data)))
+        self.give(Closed(worker=self.anyone(data), pid=1))
 
     @precondition(lambda self: self.state.alive)
     @rule(data=st.data(), chance=st.integers(0, 9))
     def failure(self, data, chance):
         if chance == 0:
             worker = data.draw(st.sampled_from(self.state.alive))
-            self.give(Failure(worker=worker, error="no such file", user_fault=True))
+            self.give(Failure(worker=worker, pid=1, error="no such file", user_fault=True))
 
     @rule(passed=st.sampled_from([0.1, 0.6, 1.1]))
     def tick(self, passed):

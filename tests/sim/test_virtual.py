@@ -83,11 +83,16 @@ def test_every_effect_of_one_worker():
     assert effect > 80, "the worker lived to the end only after it had died at each of its effects"
 
 
-@pytest.mark.parametrize("point", list(Point))
-def test_every_named_point(point):
+OF_A_STEP = [Point.START, Point.FORWARD, Point.BACKWARD, Point.REDUCE, Point.UPDATE, Point.COMMIT]
+OF_A_RECOVERY = [Point.DETECT, Point.INSTALL, Point.REPLAY]
+
+
+@pytest.mark.parametrize("kind", ["kill", "hang", "stall"])
+@pytest.mark.parametrize("point", OF_A_STEP + OF_A_RECOVERY)
+def test_every_named_point(point, kind):
     grid = (3, 3, 3)
     first = "kill:1.1@1:backward"
-    faults = [first, f"kill:0.2@1:{point}"] if point.in_recovery else [f"kill:1.1@1:{point}"]
+    faults = [first, f"{kind}:0.2@1:{point}"] if point in OF_A_RECOVERY else [f"{kind}:1.1@1:{point}"]
     result = cluster(grid, seed=5, faults=[Fault.parse(text) for text in faults])
     assert sorted(result.fired) == sorted(faults)
     check(result, grid)

@@ -88,12 +88,13 @@ Data = TextData | DigitsData | PythonData
 
 
 class Grid(_Plain, frozen=True, kw_only=True):
-    """The healthy grid; ``microbatches`` per pipeline."""
+    """The healthy grid; ``microbatches`` per pipeline. ``workers_per_node``: consecutive workers that fail together."""
 
     pipelines: Positive
     stages: Positive
     microbatches: Positive
     microbatch_size: Positive = 1
+    workers_per_node: Positive = 1
 
 
 class Optimizer(_Plain, frozen=True, kw_only=True):
@@ -127,11 +128,18 @@ class Resilience(_Plain, frozen=True, kw_only=True):
 
 
 class Control(_Plain, frozen=True, kw_only=True):
-    """Where the coordinator listens (port 0: any free one), and how often workers tell of their progress."""
+    """Where the coordinator listens, and when a worker counts as hung.
+
+    ``port``: 0 for any free one. ``heartbeat_s``: how often workers tell of their progress. ``hang_s``: how long a
+    worker may be silent, or stuck in one operation, before it is held for lost; an operation may always take eight
+    times as long as the slowest so far. ``fence_grace_s``: how long a process that was held for lost may take to end.
+    """
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
-    heartbeat_s: PositiveFloat = 0.5
+    heartbeat_s: PositiveFloat = 0.25
+    hang_s: PositiveFloat = 2.0
+    fence_grace_s: NonNegative = 1.0
 
 
 class Job(_Plain, frozen=True, kw_only=True):

@@ -60,6 +60,10 @@ _OPTIONS = [
 ]
 
 
+_Peer = tuple[WorkerId | None, int]
+"""A worker and its process; the agent is (None, 0)."""
+
+
 @dataclass(slots=True)
 class Coordinator:
     """Carries out what ``decide`` says: stores it, then sends it.
@@ -76,7 +80,7 @@ class Coordinator:
     log: EventLog
     clock: Callable[[], float]
 
-    _queues: dict[WorkerId | None, asyncio.Queue[bytes | None]] = field(default_factory=lambda: {None: asyncio.Queue()})
+    _queues: dict[_Peer, asyncio.Queue[bytes | None]] = field(default_factory=lambda: {(None, 0): asyncio.Queue()})
     _agent_came: asyncio.Event = field(default_factory=asyncio.Event)
     _goodbye: asyncio.Event = field(default_factory=asyncio.Event)
     _unplannable: set[frozenset[WorkerId]] = field(default_factory=set)
@@ -95,23 +99,28 @@ class Coordinator:
                 key = id(output.command)
                 if key not in encoded:
                     encoded[key] = encode(output.command)
-                self._tell(output.to, encoded[key], last=isinstance(output.command, Ended))
+                self._tell(self._peer_of(output), encoded[key], last=isinstance(output.command, Ended))
         for output in outputs:
             if isinstance(output, Record):
                 self.log.write(self.clock(), output.event)
         if after.phase is Phase.ENDED:
             self._goodbye.set()
 
-    def _tell(self, to: WorkerId | None, wire: bytes, *, last: bool) -> None:
+    def _peer_of(self, tell: Tell) -> _Peer:
+        if tell.to is None:
+            return (None, 0)
+        return (tell.to, self.membership.pids.get(tell.to, 0) if tell.pid is None else tell.pid)
+
+    def _tell(self, to: _Peer, wire: bytes, *, last: bool) -> None:
         queue = self._queues.get(to)
         if queue is not None:
             queue.put_nowait(wire)
             if last:
                 queue.put_nowait(None)
 
-    def _queue_of(self, peer: WorkerId | None) -> asyncio.Queue[bytes | None]:
+    def _queue_of(self, peer: _Peer) -> asyncio.Queue[bytes | None]:
         """A new queue for a worker; the agent has one from the start, so that nothing said before it came is lost."""
-        if peer is None:
+        if peer[0] is None:
             self._agent_came.set()
         else:
             self._queues[peer] = asyncio.Queue()
@@ -124,9 +133,10 @@ class Coordinator:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the first message must be Hello or Failure")
         hello = first[0]
         assert isinstance(hello, Hello | Failure)
-        queue = self._queue_of(hello.worker)
+        peer: _Peer = (hello.worker, hello.pid if hello.worker is not None else 0)
+        queue = self._queue_of(peer)
         self._take(first)
-        reader = asyncio.create_task(self._read(request, hello.worker, queue))
+        reader = asyncio.create_task(self._read(request, peer, queue))
         try:
             open_ = True
             while open_:
@@ -139,9 +149,7 @@ class Coordinator:
         finally:
             reader.cancel()
 
-    async def _read(
-        self, request: AsyncIterator[bytes], worker: WorkerId | None, queue: asyncio.Queue[bytes | None]
-    ) -> None:
+    async def _read(self, request: AsyncIterator[bytes], peer: _Peer, queue: asyncio.Queue[bytes | None]) -> None:
         """Takes what one peer sends; when it closes, or says what cannot be read, that peer is gone."""
         try:
             async for data in request:
@@ -150,8 +158,9 @@ class Coordinator:
             pass
         finally:  # also when gRPC ends the call from its side
             queue.put_nowait(None)
+            worker, pid = peer
             if worker is not None:
-                self._take([Closed(worker=worker)])
+                self._take([Closed(worker=worker, pid=pid)])
 
     def _take(self, events: Sequence[Message | Closed | Tick | Planned]) -> None:
         """Takes events; if a decision or its storing fails, the job ends and everyone is told, instead of waiting."""
@@ -169,7 +178,7 @@ class Coordinator:
         self.membership = state
         for output in outputs:
             if isinstance(output, Tell):
-                self._tell(output.to, encode(output.command), last=isinstance(output.command, Ended))
+                self._tell(self._peer_of(output), encode(output.command), last=isinstance(output.command, Ended))
         self._goodbye.set()
 
     async def run(self) -> None:

@@ -9,6 +9,15 @@ simulated cluster and the tests call the same function.
                                   +------ a new generation: Install to all who are left --+
 
 A newer generation supersedes an unfinished one, so a failure during a recovery needs no rule of its own.
+
+Workers come and go between two steps without any of this. While steps are run, the next generation is prepared
+(``upcoming``): everyone is told of it, and all go over after the first step in which every owner of every layer said
+that it knows (they agree on that among themselves, in the step's own messages). A worker of the grid is
+
+    lost --attached again--> arriving --a generation with it--> entering --caught up--> member --(leaving)--> lost
+
+``entering`` workers hold no state yet: they take part in reductions, compute nothing, and get the state from their
+peers. Any failure sends them back to ``arriving``; they enter again at the next occasion.
 """
 
 from __future__ import annotations
@@ -17,12 +26,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+import msgspec
+
+from holdfast.control.detection import Watch, deadlocked, forget, hear, overdue, pass_time
 from holdfast.control.messages import (
     Attached,
     Blob,
     Command,
     Ended,
     Exited,
+    Expel,
     Failure,
     Fence,
     Finished,
@@ -30,23 +43,30 @@ from holdfast.control.messages import (
     Hello,
     Install,
     Joined,
+    Leaving,
+    Left,
     Message,
+    NodeLost,
+    Offer,
     Progress,
     Resume,
     Save,
     Saved,
     Shutdown,
+    Spawn,
     Status,
     StepDone,
+    Strike,
     Suspect,
+    Synced,
 )
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError
 from holdfast.recovery.actions import ClusterView, RecoveryPlan
-from holdfast.recovery.strategies import strategy_named
-from holdfast.telemetry.events import Agreed, Detected, Event, Installed, Rebuilt, Suspected
+from holdfast.recovery.strategies import at_boundary, strategy_named
+from holdfast.telemetry.events import Agreed, Detected, Event, Installed, Notice, Parted, Rebuilt, Suspected
 
 __all__ = [
     "Closed",
@@ -57,6 +77,7 @@ __all__ = [
     "Record",
     "Tell",
     "Tick",
+    "Upcoming",
     "decide",
     "end",
     "plan_recovery",
@@ -79,9 +100,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """Event: a worker's control connection was closed at its end."""
+    """Event: the control connection of a worker's process was closed at its end."""
 
     worker: WorkerId
+    pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +115,11 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Output: send ``command`` to a worker, or to the agent if ``to`` is None."""
+    """Output: send ``command`` to a worker (its process ``pid``, if given), or to the agent if ``to`` is None."""
 
     to: WorkerId | None
     command: Command
+    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +135,21 @@ class Planned:
 
     lost: frozenset[WorkerId]
     recovery: RecoveryPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upcoming:
+    """A generation that is prepared while another one runs.
+
+    Attributes:
+        generation: its number.
+        plan: its plan.
+        entering: workers that enter, or go on to listen, in it.
+    """
+
+    generation: int
+    plan: Plan
+    entering: frozenset[WorkerId]
 
 
 Output = Tell | Record
@@ -130,13 +168,21 @@ class Membership:
         generation: version of the membership; 0 until everyone attached once.
         generations: how many of them installed a plan.
         plan: the plan of this generation; None while gathering and when no plan is possible any more.
-        attached: workers that ever attached.
-        lost: workers that are gone; they never come back under this generation or a later one.
+        pids: the process of each worker that attached.
+        lost: workers that are gone.
+        arriving: workers that attached to the running job and are in no generation yet.
+        entering: members of this generation without state.
+        synced: those of ``entering`` that have caught up.
+        leaving: members that were told to go.
+        upcoming: the generation that is prepared; None if none is.
+        expected: lost workers for which a new process is being started.
+        offers: places (None: any) for which a new worker could be started and that were not vacant so far.
+        watch: who was heard of when.
         statuses: what the survivors said about this generation.
-        joined: survivors whose transport of this generation stands.
+        joined: members whose transport of this generation stands.
+        joined_early: workers that entered whose transport of the prepared generation stands.
         finished: survivors that ran the last step of the job.
         saved: layer digests of the survivors, once written.
-        heartbeats: the last sign of progress of each worker.
         planned: answers prepared for the loss of one more worker, by all who would be gone.
         lost_work: (step, pairs run of it) of the workers lost since training last went on.
         lost_layers: layers without an owner; empty while training can go on.
@@ -154,13 +200,21 @@ class Membership:
     generation: int = 0
     generations: int = 0
     plan: Plan | None = None
-    attached: frozenset[WorkerId] = frozenset()
+    pids: Mapping[WorkerId, int] = field(default_factory=dict)
     lost: frozenset[WorkerId] = frozenset()
+    arriving: frozenset[WorkerId] = frozenset()
+    entering: frozenset[WorkerId] = frozenset()
+    synced: frozenset[WorkerId] = frozenset()
+    leaving: frozenset[WorkerId] = frozenset()
+    upcoming: Upcoming | None = None
+    expected: frozenset[WorkerId] = frozenset()
+    offers: tuple[WorkerId | None, ...] = ()
+    watch: Watch = field(default_factory=Watch)
     statuses: Mapping[WorkerId, Status] = field(default_factory=dict)
     joined: frozenset[WorkerId] = frozenset()
+    joined_early: frozenset[WorkerId] = frozenset()
     finished: frozenset[WorkerId] = frozenset()
     saved: Mapping[WorkerId, Mapping[int, str]] = field(default_factory=dict)
-    heartbeats: Mapping[WorkerId, Heartbeat] = field(default_factory=dict)
     planned: Mapping[frozenset[WorkerId], RecoveryPlan] = field(default_factory=dict)
     lost_work: tuple[tuple[int, int], ...] = ()
     lost_layers: tuple[int, ...] = ()
@@ -171,9 +225,16 @@ class Membership:
     reformations: int = 0
 
     @property
+    def full(self) -> tuple[WorkerId, ...]:
+        """The members that hold their layers' state, in order: whoever can compute and recover."""
+        absent = self.lost | self.arriving | (self.entering - self.synced)
+        return tuple(worker for worker in self.healthy.workers if worker not in absent)
+
+    @property
     def alive(self) -> tuple[WorkerId, ...]:
-        """The workers of the grid that are not lost, in order."""
-        return tuple(worker for worker in self.healthy.workers if worker not in self.lost)
+        """The members of this generation, in order: full ones and those that are entering."""
+        absent = self.lost | self.arriving
+        return tuple(worker for worker in self.healthy.workers if worker not in absent)
 
 
 def decide(state: Membership, event: Message | Closed | Tick | Planned, *, now: float = 0.0) -> Decision:
@@ -189,29 +250,39 @@ def decide(state: Membership, event: Message | Closed | Tick | Planned, *, now: 
     if state.phase is Phase.ENDED:
         return state, ()
     match event:
-        case Hello(worker=WorkerId() as worker):
-            return _on_hello(state, worker)
-        case Exited(worker=worker, status=status):
-            how = f"signal {-status}" if status < 0 else f"exit code {status}"
-            return _on_lost(state, worker, "process ended: " + how)
-        case Closed(worker=worker):
-            return _on_lost(state, worker, "connection closed")
+        case Hello(worker=WorkerId() as worker, pid=pid):
+            return _on_hello(state, worker, pid)
+        case Exited(worker=worker, pid=pid, status=status):
+            return _on_exited(state, worker, pid, status)
+        case Closed(worker=worker, pid=pid) if state.pids.get(worker, pid) == pid:
+            return _on_lost(state, {worker: "connection closed"})
+        case NodeLost(node=node, workers=workers):
+            return _on_lost(state, dict.fromkeys(workers, f"node {node} is gone"))
         case Failure(worker=worker) if worker not in state.lost:
             return _on_failure(state, event)
         case Heartbeat(worker=worker):
-            return replace(state, heartbeats={**state.heartbeats, worker: event}), ()
+            return replace(state, watch=hear(state.watch, event, now)), ()
         case Tick(now=at):
             return _on_tick(state, at)
         case Planned(lost=lost, recovery=recovery):
             return replace(state, planned={**state.planned, lost: recovery}), ()
+        case Leaving(worker=worker) if worker in state.full:
+            return _change_members(replace(state, leaving=state.leaving | {worker}))
+        case Offer(worker=worker):
+            return _on_offer(state, worker)
+        case Strike():
+            return state, (Tell(to=None, command=event),)
         case _:
             return _on_generation_message(state, event, now)
 
 
 def _on_generation_message(state: Membership, event: object, now: float) -> Decision:
     """Handles what belongs to one generation; anything of an older one, or of a lost worker, is dropped."""
-    current = getattr(event, "generation", None) == state.generation and state.phase is not Phase.GATHERING
-    if not current or getattr(event, "worker", None) not in state.alive:
+    generation, worker = getattr(event, "generation", None), getattr(event, "worker", None)
+    upcoming = state.upcoming
+    if upcoming is not None and generation == upcoming.generation and worker in state.pids:
+        return _on_upcoming(state, upcoming, event, now)
+    if generation != state.generation or state.phase is Phase.GATHERING or worker not in state.alive:
         return state, ()
     match event:
         case Status():
@@ -220,6 +291,8 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
             return state, tuple(Tell(to=peer, command=event) for peer in to if peer not in state.lost)
         case Joined(worker=worker):
             return _on_joined(state, worker)
+        case Synced(worker=worker) if worker in state.entering:
+            return _change_members(replace(state, synced=state.synced | {worker}))
         case Suspect():
             return _on_suspect(state, event, now)
         case StepDone():
@@ -231,35 +304,197 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
     return state, ()
 
 
-def _on_hello(state: Membership, worker: WorkerId) -> Decision:
-    if worker not in state.healthy.workers or worker in state.lost:
-        return state, (Tell(to=worker, command=Shutdown(reason=f"worker {worker} is not a member")),)
-    state = replace(state, attached=state.attached | {worker})
+def _on_hello(state: Membership, worker: WorkerId, pid: int) -> Decision:
+    known = state.pids.get(worker)
+    returning = worker in state.lost and pid != known
+    if worker not in state.healthy.workers or (worker in state.lost and not returning):
+        return state, (Tell(to=worker, pid=pid, command=Expel(reason=f"worker {worker} is no member any more")),)
+    state = replace(state, pids={**state.pids, worker: pid}, expected=state.expected - {worker})
     greeting = Tell(to=worker, command=Attached())
-    if state.phase is Phase.GATHERING and state.attached >= set(state.healthy.workers):
+    if returning:
+        state = replace(state, lost=state.lost - {worker}, arriving=state.arriving | {worker}, planned={})
+        state, outputs = _change_members(state)
+        return state, (greeting, *outputs)
+    if state.phase is Phase.GATHERING and set(state.pids) >= set(state.healthy.workers):
         state, outputs = _form(state, state.healthy)
         return state, (greeting, *outputs)
     return state, (greeting,)
 
 
-def _on_lost(state: Membership, worker: WorkerId, how: str) -> Decision:
-    """A worker is gone for good: the survivors form a new generation, or what lives is saved."""
-    if worker in state.lost or worker not in state.healthy.workers:
+def _on_exited(state: Membership, worker: WorkerId, pid: int, status: int) -> Decision:
+    if state.pids.get(worker, pid) != pid:
+        return _on_exited_early(state, worker)
+    if worker in state.leaving and status == 0:
+        return state, ()  # it went in order, and has told or will tell so
+    how = f"signal {-status}" if status < 0 else f"exit code {status}"
+    return _on_lost(state, {worker: "process ended: " + how})
+
+
+def _on_exited_early(state: Membership, worker: WorkerId) -> Decision:
+    """An earlier process of this worker, whose loss is known; or one that was to come, and never attached."""
+    if worker not in state.expected:
         return state, ()
-    noted: tuple[Output, ...] = (
-        Record(event=Detected(worker=str(worker), how=how, generation=state.generation)),
-        Tell(to=None, command=Fence(worker=worker)),
+    text = "was started to come into the running job and ended before it had attached"
+    return replace(state, expected=state.expected - {worker}), (Record(event=Notice(worker=str(worker), text=text)),)
+
+
+def _on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
+    """Workers are gone, in one event: the survivors form a new generation, or what lives is saved."""
+    present = frozenset(state.healthy.workers) - state.lost
+    news = {worker: text for worker, text in how.items() if worker in present}
+    if not news:
+        return state, ()
+    noted = tuple(output for worker, text in news.items() for output in _expel(state, worker, text))
+    lost_work = state.lost_work + tuple(work for worker in news for work in _pairs_run(state, worker))
+    touched = _in_generation(state) & frozenset(news)
+    gone = frozenset(news)
+    state = replace(
+        state,
+        lost=state.lost | gone,
+        arriving=state.arriving - gone,
+        leaving=state.leaving - gone,
+        lost_work=lost_work,
+        watch=forget(state.watch, gone),
     )
-    lost_work = state.lost_work + _pairs_run(state, worker)
-    state = replace(state, lost=state.lost | {worker}, lost_work=lost_work)
     if state.phase is Phase.GATHERING:
-        detail = f"worker {worker} died while starting ({how})"
-        ended, outputs = _end(state, "error", detail, state.directory)
+        worker, text = next(iter(news.items()))
+        ended, outputs = _end(state, "error", f"worker {worker} died while starting ({text})", state.directory)
         return ended, (*noted, *outputs)
-    recovery = state.planned.get(state.lost) or plan_recovery(state, state.lost)
+    state, outputs = _recover(state) if touched else (state, ())
+    state, more = _answer_offers(state)
+    return state, (*noted, *outputs, *more)
+
+
+def _in_generation(state: Membership) -> frozenset[WorkerId]:
+    """Whose loss concerns this generation, or the one that is prepared."""
+    prepared = state.upcoming.plan.workers if state.upcoming is not None else ()
+    return frozenset((*state.alive, *prepared))
+
+
+def _expel(state: Membership, worker: WorkerId, how: str) -> tuple[Output, ...]:
+    return (
+        Record(event=Detected(worker=str(worker), how=how, generation=state.generation)),
+        Tell(to=worker, pid=state.pids.get(worker), command=Expel(reason=f"held for lost: {how}")),
+        Tell(to=None, command=Fence(worker=worker, pid=state.pids.get(worker, 0))),
+    )
+
+
+def _recover(state: Membership) -> Decision:
+    """Answers the loss of members: whoever was entering has to enter again."""
+    newest = state.upcoming.generation if state.upcoming is not None else state.generation
+    state = replace(
+        state,
+        generation=newest,
+        arriving=state.arriving | (state.entering - state.synced - state.lost),
+        entering=frozenset(),
+        synced=frozenset(),
+        upcoming=None,
+    )
+    absent = frozenset(state.healthy.workers) - frozenset(state.full)
+    recovery = state.planned.get(absent) or plan_recovery(state, absent)
     state = replace(state, lost_layers=recovery.lost_layers, reformations=0, planned={})
-    state, outputs = _form(state, recovery.plan, recovery.strategy)
-    return state, (*noted, *outputs)
+    return _form(state, recovery.plan, recovery.strategy)
+
+
+def _change_members(state: Membership) -> Decision:
+    """Prepares the next generation if somebody is to come or go and nothing else is under way."""
+    if state.phase is not Phase.RUNNING or state.upcoming is not None or len(state.joined) < len(state.alive):
+        return state, ()
+    if not (state.arriving or state.synced or state.leaving):
+        return state, ()
+    full = frozenset(state.full) - state.leaving
+    entering = (state.entering - state.synced) | state.arriving
+    view = ClusterView(healthy=state.healthy, lost=frozenset(state.healthy.workers) - full, entering=entering)
+    recovery = at_boundary(view, strategy_named(state.strategy))
+    if recovery.plan is None:
+        layers = ", ".join(map(str, recovery.lost_layers))
+        text = f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does"
+        notices = tuple(Record(event=Notice(worker=str(worker), text=text)) for worker in sorted(state.leaving))
+        return replace(state, leaving=frozenset()), notices
+    generation = state.generation + 1
+    upcoming = Upcoming(generation=generation, plan=recovery.plan, entering=entering)
+    order = Install(generation=generation, plan=recovery.plan, at_boundary=True, entering=tuple(sorted(entering)))
+    at_once = msgspec.structs.replace(order, at_boundary=False)
+    told = [Tell(to=worker, command=order) for worker in state.alive]
+    told += [Tell(to=worker, command=at_once) for worker in sorted(state.arriving)]
+    return replace(state, upcoming=upcoming), tuple(told)
+
+
+def _on_upcoming(state: Membership, upcoming: Upcoming, event: object, now: float) -> Decision:
+    """Handles what comes from workers that have gone over, or wait in, the generation that was prepared."""
+    match event:
+        case Blob(to=to):
+            return state, tuple(Tell(to=peer, command=event) for peer in to if peer not in state.lost)
+        case Suspect():
+            return _on_suspect(state, event, now)
+        case Joined(worker=worker, step=int(step)) | Left(worker=worker, step=step):
+            state, outputs = _go_over(state, upcoming, step)
+            state, more = _on_joined(state, worker) if isinstance(event, Joined) else (state, ())
+            return state, (*outputs, *more)
+        case Joined(worker=worker):
+            return replace(state, joined_early=state.joined_early | {worker}), ()
+    return state, ()
+
+
+def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
+    """The workers have crossed: what was prepared is what runs."""
+    gone = state.leaving - frozenset(upcoming.plan.workers)
+    arrived = state.arriving & upcoming.entering
+    state = replace(
+        state,
+        generation=upcoming.generation,
+        generations=state.generations + 1,
+        plan=upcoming.plan,
+        lost=state.lost | gone,
+        leaving=state.leaving - gone,
+        arriving=state.arriving - upcoming.entering,
+        entering=upcoming.entering,
+        synced=state.synced & upcoming.entering,
+        joined=state.joined_early,
+        joined_early=frozenset(),
+        finished=frozenset(),
+        upcoming=None,
+        planned={},
+        resume_step=step,
+        suspected_at=None,
+        watch=forget(state.watch, gone),
+    )
+    workers = tuple(str(worker) for worker in state.alive)
+    record = Record(event=Installed(generation=state.generation, workers=workers, strategy="boundary"))
+    parted = tuple(Record(event=Parted(worker=str(worker), step=step)) for worker in sorted(gone))
+    resume = Resume(generation=state.generation, step=step)
+    return state, (record, *parted, *(Tell(to=worker, command=resume) for worker in sorted(arrived)))
+
+
+def _on_offer(state: Membership, worker: WorkerId | None) -> Decision:
+    return _answer_offers(replace(state, offers=(*state.offers, worker)))
+
+
+def _answer_offers(state: Membership) -> Decision:
+    """Asks the agent to start workers for vacant places, as far as it offered."""
+    vacant = set(state.lost - state.expected)
+    kept: list[WorkerId | None] = []
+    spawned: list[WorkerId] = []
+    for offer in state.offers if state.phase not in (Phase.GATHERING, Phase.ENDED) else ():
+        place = offer if offer is not None else _neediest(state, vacant)
+        if place is None or place not in vacant:
+            kept.append(offer)
+            continue
+        vacant.discard(place)
+        spawned.append(place)
+    state = replace(state, offers=tuple(kept), expected=state.expected | frozenset(spawned))
+    return state, tuple(Tell(to=None, command=Spawn(worker=worker)) for worker in spawned)
+
+
+def _neediest(state: Membership, vacant: set[WorkerId]) -> WorkerId | None:
+    """The vacant place whose layers have the fewest owners left."""
+    placement = state.healthy.placement
+    left = placement.without(frozenset(placement.workers) - frozenset(state.full))
+
+    def owners(worker: WorkerId) -> int:
+        return len(left.owners(placement.layers_of(worker).start))
+
+    return min(sorted(vacant), key=owners, default=None)
 
 
 def plan_recovery(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan:
@@ -271,7 +506,8 @@ def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
     """The losses that could come next and for which no answer was prepared yet; none unless steps are being run."""
     if state.phase is not Phase.RUNNING:
         return ()
-    ahead = (state.lost | {worker} for worker in state.alive)
+    absent = frozenset(state.healthy.workers) - frozenset(state.full)
+    ahead = (absent | {worker} for worker in state.full)
     return tuple(lost for lost in ahead if lost not in state.planned)
 
 
@@ -285,6 +521,7 @@ def _form(state: Membership, plan: Plan | None, strategy: str = "") -> Decision:
         plan=plan,
         statuses={},
         joined=frozenset(),
+        joined_early=frozenset(),
         finished=frozenset(),
         saved={},
         suspected_at=None,
@@ -334,8 +571,9 @@ def _recomputed(state: Membership, step: int) -> int:
 
 def _pairs_run(state: Membership, worker: WorkerId) -> tuple[tuple[int, int], ...]:
     """The step that a worker was at when it was lost, and the pairs of it that it had run."""
-    beat = state.heartbeats.get(worker)
-    if beat is None or state.plan is None or beat.generation != state.generation:
+    vital = state.watch.vitals.get(worker)
+    beat = None if vital is None else vital.beat
+    if beat is None or worker not in state.full or state.plan is None or beat.generation != state.generation:
         return ()
     forwards = sum(op.kind is OpKind.F for op in state.plan.orders.of(worker)[: beat.op])
     return ((beat.step, forwards * len(state.plan.placement.layers_of(worker).indices)),)
@@ -343,9 +581,10 @@ def _pairs_run(state: Membership, worker: WorkerId) -> tuple[tuple[int, int], ..
 
 def _on_joined(state: Membership, worker: WorkerId) -> Decision:
     state = replace(state, joined=state.joined | {worker})
-    if state.joined >= set(state.alive):
-        return state, (Record(event=Rebuilt(generation=state.generation)),)
-    return state, ()
+    if not state.joined >= set(state.alive):
+        return state, ()
+    state, outputs = _change_members(state)
+    return state, (Record(event=Rebuilt(generation=state.generation)), *outputs)
 
 
 def _on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
@@ -363,13 +602,30 @@ def _on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
 
 
 def _on_tick(state: Membership, now: float) -> Decision:
-    """A suspicion that no death explains: build the connections anew, with the same members, a few times."""
-    if state.suspected_at is None or now - state.suspected_at < SUSPICION_GRACE_S:
+    """Whoever is hung is lost; suspicions, or waiting for each other, that no loss explains: all connect anew."""
+    if state.phase is Phase.GATHERING:
         return state, ()
+    members = state.alive
+    state = replace(state, watch=pass_time(state.watch, members, now))
+    running = state.phase in (Phase.FORMING, Phase.RUNNING)
+    hung = overdue(state.watch, members, running=running)
+    if hung:
+        return _on_lost(state, hung)
+    suspected = state.suspected_at is not None and now - state.suspected_at >= SUSPICION_GRACE_S
+    stuck = running and deadlocked(state.watch, members)
+    if not (suspected or stuck):
+        return state, ()
+    reason = state.suspicion if suspected else "all workers wait for one another"
+    return _reform(state, reason)
+
+
+def _reform(state: Membership, reason: str) -> Decision:
     if state.reformations >= MAX_REFORMATIONS:
-        detail = f"communication keeps failing though every worker lives: {state.suspicion}"
+        detail = f"communication keeps failing though every worker lives: {reason}"
         return _end(state, "error", detail, state.directory)
-    return _form(replace(state, reformations=state.reformations + 1), state.plan)
+    reformations = state.reformations + 1
+    state, outputs = _recover(replace(state, watch=forget(state.watch, state.alive)))
+    return replace(state, reformations=reformations), outputs
 
 
 def _on_step_done(state: Membership, done: StepDone) -> Decision:
@@ -386,7 +642,7 @@ def _on_step_done(state: Membership, done: StepDone) -> Decision:
 
 def _on_finished(state: Membership, worker: WorkerId) -> Decision:
     state = replace(state, finished=state.finished | {worker})
-    if state.phase is not Phase.RUNNING or not state.finished >= set(state.alive):
+    if state.phase is not Phase.RUNNING or not state.finished >= set(state.full):
         return state, ()
     return _save(state, state.steps)
 
@@ -394,19 +650,19 @@ def _on_finished(state: Membership, worker: WorkerId) -> Decision:
 def _save(state: Membership, step: int) -> Decision:
     """Asks the first living owner of each layer to write it, and everyone for the digests of what they hold."""
     state = replace(state, phase=Phase.SAVING, resume_step=step)
-    placement = state.healthy.placement.without(state.lost)
+    placement = state.healthy.placement.without(frozenset(state.healthy.workers) - frozenset(state.full))
     owned = {layer: placement.owners(layer) for layer in range(placement.num_layers)}
 
     def save(worker: WorkerId) -> Save:
         layers = tuple(layer for layer, owners in owned.items() if owners and owners[0] == worker)
         return Save(generation=state.generation, step=step, layers=layers, directory=state.directory)
 
-    return state, tuple(Tell(to=worker, command=save(worker)) for worker in state.alive)
+    return state, tuple(Tell(to=worker, command=save(worker)) for worker in state.full)
 
 
 def _on_saved(state: Membership, worker: WorkerId, digests: dict[int, str]) -> Decision:
     state = replace(state, saved={**state.saved, worker: digests})
-    if state.phase is not Phase.SAVING or not set(state.saved) >= set(state.alive):
+    if state.phase is not Phase.SAVING or not set(state.saved) >= set(state.full):
         return state, ()
     diverged = _diverged(state.saved)
     if diverged:
@@ -452,4 +708,5 @@ def _end(state: Membership, outcome: str, detail: str, directory: str) -> Decisi
         lost_layers=state.lost_layers,
     )
     shutdown = Shutdown(reason=outcome)
-    return state, (*(Tell(to=worker, command=shutdown) for worker in state.alive), Tell(to=None, command=ended))
+    present = [worker for worker in state.healthy.workers if worker not in state.lost]
+    return state, (*(Tell(to=worker, command=shutdown) for worker in present), Tell(to=None, command=ended))

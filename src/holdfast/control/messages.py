@@ -17,6 +17,7 @@ __all__ = [
     "Command",
     "Ended",
     "Exited",
+    "Expel",
     "Failure",
     "Fence",
     "Finished",
@@ -24,15 +25,22 @@ __all__ = [
     "Hello",
     "Install",
     "Joined",
+    "Leaving",
+    "Left",
     "Message",
+    "NodeLost",
+    "Offer",
     "Progress",
     "Resume",
     "Save",
     "Saved",
     "Shutdown",
+    "Spawn",
     "Status",
     "StepDone",
+    "Strike",
     "Suspect",
+    "Synced",
     "decode_command",
     "decode_message",
     "encode",
@@ -78,10 +86,46 @@ class Blob(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Joined(_Wire, frozen=True, tag=True, kw_only=True):
-    """A worker's transport for ``generation`` stands."""
+    """A worker's transport for ``generation`` stands; it came from the boundary before ``step``, if at a boundary."""
 
     worker: WorkerId
     generation: int
+    step: int | None = None
+
+
+class Leaving(_Wire, frozen=True, tag=True, kw_only=True):
+    """A worker was told to go (SIGTERM); it works on until a plan without it is installed."""
+
+    worker: WorkerId
+
+
+class Left(_Wire, frozen=True, tag=True, kw_only=True):
+    """A worker has gone over into ``generation``, which does without it, before ``step``; its process ends."""
+
+    worker: WorkerId
+    generation: int
+    step: int
+
+
+class Synced(_Wire, frozen=True, tag=True, kw_only=True):
+    """A worker that entered has caught up: from ``step`` on it holds the same state as its peers."""
+
+    worker: WorkerId
+    generation: int
+    step: int
+
+
+class Offer(_Wire, frozen=True, tag=True, kw_only=True):
+    """The agent can start a worker: in the place of ``worker``, or in any."""
+
+    worker: WorkerId | None
+
+
+class Strike(_Wire, frozen=True, tag=True, kw_only=True):
+    """A scheduled fault that the agent has to carry out is due; passed on to it."""
+
+    worker: WorkerId
+    spec: str
 
 
 class Suspect(_Wire, frozen=True, tag=True, kw_only=True):
@@ -94,12 +138,20 @@ class Suspect(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Heartbeat(_Wire, frozen=True, tag=True, kw_only=True):
-    """A worker's progress: the operation index it is at, in ``step`` of ``generation``."""
+    """A sign of life, and of progress.
+
+    ``step``, ``op``: the step and the operation index that the worker is at. ``moves``: everything that it has done so
+    far, counted. ``busy_s``: seconds since it last did something, 0 while it waits for others. ``slowest_s``: the
+    longest that it ever took for one thing; 0 until it has done a whole step.
+    """
 
     worker: WorkerId
     generation: int
     step: int
     op: int
+    moves: int = 0
+    busy_s: float = 0.0
+    slowest_s: float = 0.0
 
 
 class StepDone(_Wire, frozen=True, tag=True, kw_only=True):
@@ -134,6 +186,7 @@ class Failure(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker cannot go on for a reason that no recovery cures."""
 
     worker: WorkerId
+    pid: int
     error: str
     user_fault: bool
     traceback: str = ""
@@ -143,7 +196,15 @@ class Exited(_Wire, frozen=True, tag=True, kw_only=True):
     """The agent saw a worker's process end. ``status``: exit code, or minus the signal's number."""
 
     worker: WorkerId
+    pid: int
     status: int
+
+
+class NodeLost(_Wire, frozen=True, tag=True, kw_only=True):
+    """All workers of a node are gone at once: one event."""
+
+    node: int
+    workers: tuple[WorkerId, ...]
 
 
 # From the coordinator.
@@ -154,10 +215,16 @@ class Attached(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Install(_Wire, frozen=True, tag=True, kw_only=True):
-    """Stop everything older, join ``generation`` with ``plan``; no plan: nothing can be trained any more."""
+    """Stop everything older, join ``generation`` with ``plan``; no plan: nothing can be trained any more.
+
+    ``at_boundary``: not at once, but after the first step in which all workers were found to know of it. ``entering``:
+    workers that hold no state yet; their peers give it to them.
+    """
 
     generation: int
     plan: Plan | None
+    at_boundary: bool = False
+    entering: tuple[WorkerId, ...] = ()
 
 
 class Resume(_Wire, frozen=True, tag=True, kw_only=True):
@@ -174,6 +241,18 @@ class Save(_Wire, frozen=True, tag=True, kw_only=True):
     step: int
     layers: tuple[int, ...]
     directory: str
+
+
+class Expel(_Wire, frozen=True, tag=True, kw_only=True):
+    """This process is no member any more: it must end at once and touch nothing."""
+
+    reason: str
+
+
+class Spawn(_Wire, frozen=True, tag=True, kw_only=True):
+    """For the agent: start a process for this worker, which comes into a running job."""
+
+    worker: WorkerId
 
 
 class Shutdown(_Wire, frozen=True, tag=True, kw_only=True):
@@ -193,9 +272,10 @@ class Progress(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Fence(_Wire, frozen=True, tag=True, kw_only=True):
-    """For the agent: this worker is no member any more; see to it that its process is gone."""
+    """For the agent: this process of a worker is no member any more; see to it that it is gone."""
 
     worker: WorkerId
+    pid: int
 
 
 class Ended(_Wire, frozen=True, tag=True, kw_only=True):
@@ -209,8 +289,26 @@ class Ended(_Wire, frozen=True, tag=True, kw_only=True):
     lost_layers: tuple[int, ...]
 
 
-Message = Hello | Status | Blob | Joined | Suspect | Heartbeat | StepDone | Finished | Saved | Failure | Exited
-Command = Attached | Install | Resume | Blob | Save | Shutdown | Progress | Fence | Ended
+Message = (
+    Hello
+    | Status
+    | Blob
+    | Joined
+    | Leaving
+    | Left
+    | Synced
+    | Offer
+    | Strike
+    | Suspect
+    | Heartbeat
+    | StepDone
+    | Finished
+    | Saved
+    | Failure
+    | Exited
+    | NodeLost
+)
+Command = Attached | Install | Resume | Blob | Save | Expel | Shutdown | Progress | Fence | Spawn | Strike | Ended
 
 _encoder = msgspec.msgpack.Encoder()
 _parcel: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw])

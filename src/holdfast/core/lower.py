@@ -26,9 +26,11 @@ __all__ = [
     "groups",
     "lower",
     "lower_worker",
+    "message_number",
     "parse_instructions",
 ]
 
+_CHAINS = 1 << 20  # more than a pipeline has micro-batches and stages
 _MESSAGE = re.compile(r"(SEND|RECV)_([A-Z]+)(\d+\.\d+)([<>])(\d+\.\d+)", re.ASCII)
 
 
@@ -139,7 +141,8 @@ def lower(plan: Plan, ties: tuple[tuple[int, ...], ...] = ()) -> tuple[WorkerPro
     Every operation receives its input if that comes from another worker, computes, and sends its result on. Then come
     the reductions: own layers from the last to the first, as backward finishes them, then the ties that touch own
     layers. Then the verdict: along the route of micro-batch ``p.0`` of every pipeline p that adds a worker, a tally
-    travels to the last worker and the verdict back. Last come the optimizer steps, in ascending order of layers.
+    travels to the last worker and the verdict back; a worker that no such route visits takes a peer's place on a copy
+    of one, under a name beyond all micro-batches. Last come the optimizer steps, in ascending order of layers.
     Everywhere all workers go through common reductions and chains in the same order, so these cannot deadlock.
 
     Args:
@@ -206,6 +209,19 @@ def groups(programs: Iterable[WorkerProgram]) -> tuple[tuple[WorkerId, ...], ...
     return tuple(sorted(found))
 
 
+def message_number(payload: Payload, microbatch: MicroBatch, microbatches: int) -> int:
+    """Returns the number under which a message travels: unique among the messages of its kind in one step.
+
+    Args:
+        payload: what it carries; verdicts have a numbering of their own.
+        microbatch: its micro-batch, or the name of its chain.
+        microbatches: micro-batches per pipeline.
+    """
+    if payload in (Payload.TALLY, Payload.VERDICT):
+        return microbatch.pipeline * _CHAINS + microbatch.index
+    return microbatch.number(microbatches)
+
+
 def format_instructions(instructions: Iterable[Instruction]) -> str:
     """Returns the text form of one worker's instructions, separated by blanks."""
     return " ".join(str(instruction) for instruction in instructions)
@@ -243,10 +259,22 @@ def _chains(plan: Plan) -> tuple[tuple[MicroBatch, tuple[WorkerId, ...]], ...]:
         if route.microbatch.index == 0 and not covered.issuperset(route.workers):
             chains.append((route.microbatch, route.workers))
             covered.update(route.workers)
+    beyond = 1 + max((route.microbatch.index for route in plan.routes.routes), default=-1)
     for worker in plan.workers:
         if worker not in covered:
-            raise InvalidSchedule("no pipeline's first micro-batch visits this worker: no verdict", worker=str(worker))
+            name = MicroBatch(worker.pipeline, beyond + worker.stage)
+            chains.append((name, _beside(plan, worker)))
     return tuple(chains)
+
+
+def _beside(plan: Plan, worker: WorkerId) -> tuple[WorkerId, ...]:
+    """A route on which this worker, which no chain visits, takes the place of a peer."""
+    held = dict(plan.placement.ranges)
+    for route in plan.routes.routes:
+        peers = [visited for visited in route.workers if held.get(visited) == held[worker]]
+        if peers and worker not in route.workers:
+            return tuple(worker if visited == peers[0] else visited for visited in route.workers)
+    raise InvalidSchedule("no pipeline's first micro-batch visits this worker: no verdict", worker=str(worker))
 
 
 def _operations(

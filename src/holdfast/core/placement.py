@@ -10,7 +10,7 @@ from itertools import pairwise
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 
-__all__ = ["LayerRange", "Placement", "regular_placement", "split_evenly"]
+__all__ = ["LayerRange", "Placement", "group_into_nodes", "regular_placement", "split_evenly"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -135,6 +135,16 @@ def regular_placement(num_pipelines: int, stages: tuple[LayerRange, ...]) -> Pla
         num_layers=stages[-1].stop,
         ranges=tuple((WorkerId(p, s), layers) for p in range(num_pipelines) for s, layers in enumerate(stages)),
     )
+
+
+def group_into_nodes(workers: tuple[WorkerId, ...], workers_per_node: int) -> tuple[tuple[WorkerId, ...], ...]:
+    """Returns the workers of each node, in order: node 0 has the first ``workers_per_node``, and so on.
+
+    >>> [[str(w) for w in node] for node in group_into_nodes((WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)), 2)]
+    [['0.0', '0.1'], ['1.0']]
+    """
+    starts = range(0, len(workers), workers_per_node)
+    return tuple(workers[start : start + workers_per_node] for start in starts)
 
 
 def _worker_of(pair: tuple[WorkerId, LayerRange]) -> WorkerId:

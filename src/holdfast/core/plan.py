@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.placement import Placement
+from holdfast.core.placement import LayerRange, Placement
 from holdfast.core.routes import Routes
 from holdfast.core.schedule import Orders, format_orders
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "with_listeners"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +40,16 @@ class Plan:
         lines += [f"hold {worker}: {layers}" for worker, layers in self.placement.ranges]
         lines += [f"route {route.microbatch}: {' '.join(map(str, route.workers))}" for route in self.routes.routes]
         return "\n".join(lines) + "\n" + format_orders(self.orders)
+
+
+def with_listeners(plan: Plan, ranges: Iterable[tuple[WorkerId, LayerRange]]) -> Plan:
+    """Returns the plan with more owners that compute nothing: they take part in reductions, verdicts and updates.
+
+    Args:
+        plan: a plan without these workers.
+        ranges: who they are and which layers they hold.
+    """
+    added = tuple(ranges)
+    placement = Placement(num_layers=plan.placement.num_layers, ranges=tuple(sorted((*plan.placement.ranges, *added))))
+    orders = Orders(tuple(sorted((*plan.orders.rows, *((worker, ()) for worker, _ in added)))))
+    return Plan(placement=placement, routes=plan.routes, orders=orders)

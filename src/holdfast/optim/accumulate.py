@@ -5,7 +5,7 @@ Its message is a 1-D tensor, int64 for ``exact`` and float32 for ``fast``:
 
     [ sums of the parameters in order
     | per parameter: how many gradients were added
-    | how many contributions were not finite or out of range
+    | how many contributions were not finite or out of range, how many owners dissent from what the next step brings
     | per (layer of the reduction, micro-batch): how often it was counted
     | per micro-batch: a record of fixed size, zero where another worker computed it ]
 
@@ -74,7 +74,7 @@ class Layout:
     def sections(self) -> list[int]:
         """Lengths of the five parts of the message."""
         n = self.num_microbatches
-        return [sum(self.sizes), len(self.shapes), 1, len(self.layers) * n, n * self.record_width]
+        return [sum(self.sizes), len(self.shapes), 2, len(self.layers) * n, n * self.record_width]
 
     @property
     def length(self) -> int:
@@ -91,12 +91,14 @@ class Reduced:
         finite: whether every contribution was finite and in range; if not, the gradients mean nothing.
         squared_norm: float64 squared L2 norm of all gradients; 0 if not finite.
         records: float32 ``[num_microbatches, record_width]``.
+        dissent: how many owners are not ready for the generation that is prepared.
     """
 
     gradients: tuple[Tensor | None, ...]
     finite: bool
     squared_norm: float
     records: Tensor
+    dissent: int = 0
 
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:
@@ -122,7 +124,7 @@ class Accumulator(ABC):
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         self._message = torch.zeros(layout.length, dtype=self._dtype, device=device)
-        self._sums, self._has, self._flag, self._ledger, self._rows = torch.split(self._message, layout.sections)
+        self._sums, self._has, self._flags, self._ledger, self._rows = torch.split(self._message, layout.sections)
         self._rows = self._rows.view(layout.num_microbatches, layout.record_width)
         self._has_counts = [0] * len(layout.shapes)
         self._not_finite = 0
@@ -164,11 +166,15 @@ class Accumulator(ABC):
         self._not_finite = 0
         self._counts.clear()
 
-    def message(self) -> Tensor:
-        """Return a copy of the message, free to be reduced in place. Safe to call again."""
+    def message(self, dissent: int = 0) -> Tensor:
+        """Return a copy of the message, free to be reduced in place. Safe to call again.
+
+        Args:
+            dissent: 1 if this owner is not ready for the generation that is prepared.
+        """
         self._settle()
         order = [(layer, m) for layer in self.layout.layers for m in range(self.layout.num_microbatches)]
-        counts = [*self._has_counts, self._not_finite_count(), *(self._counts[pair] for pair in order)]
+        counts = [*self._has_counts, self._not_finite_count(), dissent, *(self._counts[pair] for pair in order)]
         start = self._sums.numel()
         self._message[start : start + len(counts)] = torch.tensor(counts, dtype=self._dtype)
         return self._message.clone()
@@ -188,10 +194,11 @@ class Accumulator(ABC):
                 f"reduction {self.layout.layers}: message is {reduced.dtype} {tuple(reduced.shape)},"
                 f" expected {self._dtype} {tuple(self._message.shape)}"
             )
-        sums, has, flag, ledger, rows = torch.split(reduced, self.layout.sections)
+        sums, has, flags, ledger, rows = torch.split(reduced, self.layout.sections)
         self._check_ledger(ledger)
         means = self._means(sums)
-        finite = int(flag.item()) == 0 and _all_finite(means)
+        not_finite, dissent = (int(flag) for flag in flags.tolist())
+        finite = not_finite == 0 and _all_finite(means)
         pieces = zip(torch.split(means, self.layout.sizes), self.layout.shapes, has.tolist(), strict=True)
         gradients = tuple(piece.view(shape) if count else None for piece, shape, count in pieces)
         return Reduced(
@@ -199,6 +206,7 @@ class Accumulator(ABC):
             finite=finite,
             squared_norm=_squared_norm(means) if finite else 0.0,
             records=self._narrowed(rows.view_as(self._rows)),
+            dissent=dissent,
         )
 
     def _check_ledger(self, ledger: Tensor) -> None:

@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -68,6 +68,19 @@ class LayerState:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     optimizer: Mapping[str, Mapping[str, Tensor | Number]] = field(default_factory=dict)
     tied: tuple[str, ...] = ()
+
+    def clone(self) -> LayerState:
+        """Return a copy that shares no memory with this one."""
+        return replace(
+            self,
+            parameters={name: value.clone() for name, value in self.parameters.items()},
+            buffers={name: value.clone() for name, value in self.buffers.items()},
+            optimizer={name: _cloned(entries) for name, entries in self.optimizer.items()},
+        )
+
+
+def _cloned(entries: Mapping[str, Tensor | Number]) -> dict[str, Tensor | Number]:
+    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in entries.items()}
 
 
 class RunDigest(NamedTuple):

@@ -5,9 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.core.ids import WorkerId
+from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 
-__all__ = ["Abort", "Action", "InstallPlan", "Recompute", "RecoveryPlan", "SaveCommitted", "TakeBack"]
+__all__ = [
+    "Abort",
+    "Action",
+    "ClusterView",
+    "CopyState",
+    "InstallPlan",
+    "Recompute",
+    "RecoveryPlan",
+    "SaveCommitted",
+    "TakeBack",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +33,21 @@ class TakeBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallPlan:
-    """The survivors join a new generation that runs ``plan``."""
+    """The survivors join a new generation that runs ``plan``: at once, or after a step that they all finish."""
 
     plan: Plan
+    at_boundary: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyState:
+    """The owners of ``layers`` give ``target`` the state of the step at which the plan is installed, while they train.
+
+    ``target`` takes part in the reductions of these layers meanwhile, and makes the updates that it missed itself.
+    """
+
+    layers: LayerRange
+    target: WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +62,7 @@ class SaveCommitted:
     lost: tuple[int, ...]
 
 
-Action = Abort | TakeBack | InstallPlan | Recompute | SaveCommitted
+Action = Abort | TakeBack | InstallPlan | CopyState | Recompute | SaveCommitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +85,14 @@ class RecoveryPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """What a strategy may look at: the plan of the whole grid, and who is gone."""
+    """What a strategy may look at.
+
+    Attributes:
+        healthy: the plan of the whole grid.
+        lost: workers of it that cannot compute: gone, leaving, or without state.
+        entering: those of them that are there and get their state now.
+    """
 
     healthy: Plan
     lost: frozenset[WorkerId]
+    entering: frozenset[WorkerId] = frozenset()

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from holdfast.core.builders import adaptive_plan
+from holdfast.core.plan import with_listeners
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, StateUnavailable
 from holdfast.recovery.actions import (
     Abort,
     ClusterView,
+    CopyState,
     InstallPlan,
     Recompute,
     RecoveryPlan,
@@ -21,7 +23,7 @@ from holdfast.recovery.actions import (
     TakeBack,
 )
 
-__all__ = ["STRATEGIES", "Strategy", "adaptive", "strategy_named"]
+__all__ = ["STRATEGIES", "Strategy", "adaptive", "at_boundary", "strategy_named"]
 
 Strategy = Callable[[ClusterView], RecoveryPlan]
 
@@ -41,6 +43,25 @@ def adaptive(view: ClusterView) -> RecoveryPlan:
         return RecoveryPlan(strategy="adaptive", actions=salvage)
     validate(plan)
     return RecoveryPlan(strategy="adaptive", actions=(Abort(), TakeBack(), InstallPlan(plan=plan), Recompute()))
+
+
+def at_boundary(view: ClusterView, strategy: Strategy) -> RecoveryPlan:
+    """Returns how workers come and go between two steps, nothing being given up or run again.
+
+    The routes are those that ``strategy`` finds for whoever can compute; workers that enter listen meanwhile.
+
+    Args:
+        view: who computes afterwards, and who enters.
+        strategy: re-routes.
+    """
+    answer = strategy(ClusterView(healthy=view.healthy, lost=view.lost))
+    if answer.plan is None:
+        return answer
+    ranges = [(worker, view.healthy.placement.layers_of(worker)) for worker in sorted(view.entering)]
+    plan = with_listeners(answer.plan, ranges)
+    validate(plan)
+    copies = tuple(CopyState(layers=layers, target=worker) for worker, layers in ranges)
+    return RecoveryPlan(strategy=answer.strategy, actions=(InstallPlan(plan=plan, at_boundary=True), *copies))
 
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType({"auto": adaptive, "adaptive": adaptive})

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,14 +23,14 @@ import msgspec
 from holdfast.config.job import Job
 from holdfast.config.load import dump_job
 from holdfast.control.client import ControlClient
-from holdfast.control.messages import Command, Ended, Exited, Fence, Hello, Progress
+from holdfast.control.messages import Command, Ended, Fence, Hello, Progress, Spawn, Strike
 from holdfast.core.builders import regular_plan
-from holdfast.core.faults import Fault
-from holdfast.core.ids import WorkerId
-from holdfast.core.placement import split_evenly
+from holdfast.core.faults import Fault, FaultKind
+from holdfast.core.placement import group_into_nodes, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError
+from holdfast.runtime.crew import Crew
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.processes import (
     CoordinatorSpec,
@@ -41,7 +40,6 @@ from holdfast.runtime.processes import (
     coordinator_main,
     digest_main,
     probe_main,
-    worker_main,
 )
 from holdfast.telemetry.events import EventLog, JobEnded, JobStarted
 
@@ -116,7 +114,7 @@ class Agent:
     on_progress: Callable[[Progress], None] = lambda progress: None
     _inbox: queue.SimpleQueue[Command | Exception] = field(default_factory=queue.SimpleQueue)
     _networks: Networks | None = None
-    _workers: dict[WorkerId, BaseProcess] = field(default_factory=dict)
+    _crew: Crew | None = None
     _others: list[BaseProcess] = field(default_factory=list)
 
     def run(self) -> Outcome:
@@ -134,7 +132,7 @@ class Agent:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals())
-            if self.isolate:
+            if self.isolate or any(fault.kind is FaultKind.PARTITION for fault in self.faults):
                 self._networks = stack.enter_context(Networks(self._num_nodes()))
             stack.enter_context(self._processes())
             probed = msgspec.json.decode(self._ask(context, probe_main, self.job), type=Probed)
@@ -156,15 +154,22 @@ class Agent:
         return replace(outcome, weights_sha256=weights, state_sha256=state)
 
     def _check_faults(self) -> None:
-        grid = self.job.grid
         for fault in self.faults:
-            if fault.worker.pipeline >= grid.pipelines or fault.worker.stage >= grid.stages:
-                raise ConfigError(
-                    f"--fault {fault}: there is no worker {fault.worker}; workers are 0.0 to "
-                    f"{grid.pipelines - 1}.{grid.stages - 1}"
-                )
+            self._check_target(fault)
             if fault.step >= self.job.train.steps:
                 raise ConfigError(f"--fault {fault}: the last step is {self.job.train.steps - 1}")
+
+    def _check_target(self, fault: Fault) -> None:
+        grid = self.job.grid
+        last_node = (grid.pipelines * grid.stages - 1) // grid.workers_per_node
+        if fault.node is not None and fault.node > last_node:
+            raise ConfigError(f"--fault {fault}: there is no node {fault.node}; nodes are 0 to {last_node}")
+        worker = fault.worker
+        if worker is not None and (worker.pipeline >= grid.pipelines or worker.stage >= grid.stages):
+            raise ConfigError(
+                f"--fault {fault}: there is no worker {worker}; workers are 0.0 to "
+                f"{grid.pipelines - 1}.{grid.stages - 1}"
+            )
 
     def _claim_directory(self) -> None:
         """Makes the run directory ours: the resolved job file is created exclusively, so two runs cannot share it."""
@@ -220,7 +225,7 @@ class Agent:
         self._end_processes(grace_s=_GRACE_S)
 
     def _end_processes(self, grace_s: float) -> None:
-        processes = [*self._workers.values(), *self._others]
+        processes = [*(self._crew.processes if self._crew else ()), *self._others]
         deadline = time.monotonic() + grace_s
         for process in processes:
             process.join(max(0.0, deadline - time.monotonic()))
@@ -237,8 +242,14 @@ class Agent:
         client = ControlClient(ours, token, self._inbox.put, self._on_closed)
         client.start()
         client.send(Hello(worker=None, pid=0))
-        for node, worker in enumerate(plan.workers):
-            spec = WorkerSpec(
+        nodes = group_into_nodes(plan.workers, self.job.grid.workers_per_node)
+        number = {worker: index for index, node in enumerate(nodes) for worker in node}
+        networks = self._networks
+        self._crew = Crew(
+            context=context,
+            nodes=nodes,
+            faults=self.faults,
+            spec_of=lambda worker, faults: WorkerSpec(
                 worker=worker,
                 job=self.job,
                 plan=plan,
@@ -246,14 +257,17 @@ class Agent:
                 token=token,
                 events=str(self.run_dir / "events.jsonl"),
                 boundaries=probed.boundaries,
-                faults=tuple(fault for fault in self.faults if fault.worker == worker),
+                faults=faults,
                 emulate=self.emulate,
-                namespace=None if self._networks is None else self._networks.node(node),
-            )
-            process = context.Process(target=worker_main, args=(spec,), name=f"holdfast-{worker}", daemon=True)
-            process.start()
-            self._workers[worker] = process
-        threading.Thread(target=self._reap, args=(client,), name="reaper", daemon=True).start()
+                namespace=None if networks is None else networks.node(number[worker]),
+            ),
+            send=client.send,
+            cut=self._cut,
+            log=EventLog(self.run_dir / "events.jsonl"),
+            grace_s=self.job.control.fence_grace_s,
+        )
+        for worker in plan.workers:
+            self._crew.start(worker)
         return client
 
     def _start_coordinator(self, context: ForkServerContext, plan: Plan, token: str) -> str:
@@ -271,7 +285,8 @@ class Agent:
         return f"{spec.host}:{self._ask(context, coordinator_main, spec)}"
 
     def _num_nodes(self) -> int:
-        return self.job.grid.pipelines * self.job.grid.stages
+        grid = self.job.grid
+        return -(-grid.pipelines * grid.stages // grid.workers_per_node)
 
     def _cut(self, node: int) -> None:
         """Takes a node's link down."""
@@ -308,28 +323,24 @@ class Agent:
             if isinstance(item, Interrupted):
                 raise item
 
-    def _reap(self, client: ControlClient) -> None:
-        """Tells the coordinator of every worker process that ends, within milliseconds."""
-        living: dict[object, WorkerId] = {process.sentinel: worker for worker, process in self._workers.items()}
-        while living:
-            for sentinel in wait([process.sentinel for process in map(self._workers.__getitem__, living.values())]):
-                worker = living.pop(sentinel)
-                process = self._workers[worker]
-                process.join()
-                client.send(Exited(worker=worker, status=process.exitcode or 0))
-
     def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
         self._inbox.put(error or CoordinatorUnavailable("the coordinator closed the connection"))
 
     def _watch(self, client: ControlClient) -> Outcome:
         """Follows the job until it ends."""
+        assert self._crew is not None
         while True:
             item = self._inbox.get()
             match item:
                 case Progress():
+                    self._crew.reach(item.step + 1)
                     self.on_progress(item)
-                case Fence(worker=worker):
-                    self._workers[worker].kill()
+                case Fence(worker=worker, pid=pid):
+                    self._crew.fence(worker, pid)
+                case Spawn(worker=worker):
+                    self._crew.start(worker)
+                case Strike(spec=spec):
+                    self._crew.strike(Fault.parse(spec))
                 case Ended():
                     return Outcome(
                         outcome=item.outcome,

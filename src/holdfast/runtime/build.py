@@ -257,7 +257,7 @@ def build_stage(
         ties=groups,
         activation=boundaries[owned.start - 1] if owned.start else None,
         gradient=boundaries[owned.stop - 1] if owned.stop < len(model.layers) else None,
-        tally=TensorSpec(shape=(len(model.layers) + len(groups), 2), dtype="float64"),
+        tally=TensorSpec(shape=(len(model.layers) + len(groups), 3), dtype="float64"),
     )
 
 
@@ -270,5 +270,5 @@ def _emulated(job: Job, owned: LayerRange, num_layers: int, times: EmulatedTimes
         sleep=time.sleep,
     )
     words = TensorSpec(shape=(WIDTH,), dtype="int64")
-    tally = TensorSpec(shape=(num_layers, 2), dtype="float64")
+    tally = TensorSpec(shape=(num_layers, 3), dtype="float64")
     return StageParts(stage=stage, ties=(), activation=words, gradient=words, tally=tally)

@@ -9,7 +9,7 @@ on few cores.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -54,6 +54,8 @@ class EmulatedStage:
         self._live = dict.fromkeys(layers.indices, 0)
         self._steps = dict.fromkeys(layers.indices, 0)
         self._reduced_losses: list[float] | None = None
+        self._missed: list[dict[int, torch.Tensor]] | None = None
+        self.unanimous = False
         self._losses = torch.zeros(num_microbatches, dtype=torch.float64)
         self.discard()
 
@@ -64,7 +66,15 @@ class EmulatedStage:
         self._sums = {layer: torch.zeros(WIDTH, dtype=torch.int64) for layer in self._layers.indices}
         self._counts = {layer: torch.zeros(self._num_microbatches, dtype=torch.int64) for layer in self._layers.indices}
         self._reduced: dict[int, torch.Tensor] = {}
+        self._dissent = 0
         self._losses.zero_()
+
+    def begin(self, step: int) -> None:
+        """See StagePort.begin."""
+        behind = {layer: at for layer, at in self.layer_steps().items() if at != step}
+        if behind:
+            raise InternalError(f"step {step} cannot begin: layers are at other steps: {behind}")
+        self.discard()
 
     def forward(self, step: int, microbatch: int, activation: torch.Tensor | None) -> torch.Tensor | None:
         """See StagePort.forward."""
@@ -96,27 +106,33 @@ class EmulatedStage:
             del self._gradients[microbatch]
         return None if kind is OpKind.W or self._layers.start == 0 else value
 
-    def message(self, layers: tuple[int, ...]) -> torch.Tensor:
+    def message(self, layers: tuple[int, ...], dissent: int) -> torch.Tensor:
         """See StagePort.message."""
         (layer,) = layers
         last = (self._losses.view(torch.int64),) if layer == self._num_layers - 1 else ()
-        return torch.cat((self._sums[layer], self._counts[layer], *last))
+        return torch.cat((self._sums[layer], torch.tensor([dissent]), self._counts[layer], *last))
 
     def accept(self, layers: tuple[int, ...], reduced: torch.Tensor) -> None:
         """See StagePort.accept."""
         (layer,) = layers
-        counts = reduced[WIDTH : WIDTH + self._num_microbatches]
+        total, dissent, counts, losses = torch.split(reduced, self._sections(layer))
+        self._dissent += int(dissent)
         for microbatch, count in enumerate(counts.tolist()):
             if count != 1:
                 raise LedgerError(layer, microbatch, count)
         if layer == self._num_layers - 1:
-            self._reduced_losses = reduced[WIDTH + self._num_microbatches :].view(torch.float64).tolist()
-        self._reduced[layer] = reduced[:WIDTH].clone()
+            self._reduced_losses = losses.view(torch.float64).tolist()
+        self._reduced[layer] = total.clone()
+
+    def _sections(self, layer: int) -> list[int]:
+        last = layer == self._num_layers - 1
+        return [WIDTH, 1, self._num_microbatches, self._num_microbatches if last else 0]
 
     def tally(self) -> torch.Tensor:
-        """See StagePort.tally: a mark for every own layer."""
-        marks = torch.zeros(self._num_layers, 2, dtype=torch.float64)
-        marks[self._layers.start : self._layers.stop] = 1.0
+        """See StagePort.tally: a mark for every own layer, and how many owners are not ready for what is prepared."""
+        marks = torch.zeros(self._num_layers, 3, dtype=torch.float64)
+        marks[self._layers.start : self._layers.stop, :2] = 1.0
+        marks[self._layers.start, 2] = self._dissent
         return marks
 
     def merge_tallies(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
@@ -125,22 +141,52 @@ class EmulatedStage:
 
     def conclude(self, tally: torch.Tensor) -> None:
         """See StagePort.conclude; every layer must have been heard of."""
-        if not bool((tally == 1.0).all()):
+        if not bool((tally[:, :2] == 1.0).all()):
             raise InternalError(f"the verdict does not cover every layer: {tally[:, 0].tolist()}")
+        self.unanimous = not bool(tally[:, 2].any())
+        if self._missed is not None:
+            self._missed.append(dict(self._reduced))
 
     def update(self, layer: int) -> None:
         """See StagePort.update."""
+        if self._missed is not None:
+            return
         shadow = 1 - self._live[layer]
         self._weights[layer][shadow] = _mix(self._weight(layer), self._reduced[layer], _words(self._steps[layer]))
 
     def swap(self, layer: int) -> None:
-        """See StagePort.swap; after the last layer the step's accumulators are empty again."""
-        self._live[layer] = 1 - self._live[layer]
-        self._steps[layer] += 1
-        del self._reduced[layer]
-        self._sums[layer].zero_()
-        self._counts[layer].zero_()
-        self._losses.zero_()
+        """See StagePort.swap."""
+        if self._missed is None:
+            self._live[layer] = 1 - self._live[layer]
+            self._steps[layer] += 1
+
+    def follow(self) -> None:
+        """See LifeStage.follow."""
+        self.discard()
+        self._missed = []
+
+    @property
+    def following(self) -> bool:
+        """See LifeStage.following."""
+        return self._missed is not None
+
+    def snapshot(self, layer: int) -> Callable[[], bytes]:
+        """See LifeStage.snapshot: the step and the weight."""
+        words = [self._steps[layer], *self._weight(layer).tolist()]
+        return lambda: b" ".join(b"%d" % word for word in words)
+
+    def catch_up(self, states: Mapping[int, bytes]) -> None:
+        """See LifeStage.catch_up."""
+        assert self._missed is not None
+        for layer, data in states.items():
+            step, *words = (int(word) for word in data.split())
+            self._weights[layer] = [torch.tensor(words, dtype=torch.int64) for _ in range(2)]
+            self._steps[layer] = step
+        missed, self._missed = self._missed, None
+        for self._reduced in missed:
+            for layer in self._layers.indices:
+                self.update(layer)
+                self.swap(layer)
 
     def take_back(self, to_step: int) -> None:
         """See LifeStage.take_back."""
@@ -153,7 +199,7 @@ class EmulatedStage:
 
     def layer_steps(self) -> dict[int, int]:
         """See LifeStage.layer_steps."""
-        return dict(self._steps)
+        return {} if self._missed is not None else dict(self._steps)
 
     @property
     def omitted(self) -> bool:

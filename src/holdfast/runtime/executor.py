@@ -25,6 +25,7 @@ __all__ = [
     "FinishReduce",
     "Give",
     "Reach",
+    "Ready",
     "Run",
     "StagePort",
     "StartReduce",
@@ -35,14 +36,17 @@ __all__ = [
 class StagePort(Protocol):
     """What the executor needs of a compute engine; values are opaque to it."""
 
+    def begin(self, step: int) -> None:
+        """Forgets everything of the step before."""
+
     def forward(self, step: int, microbatch: int, activation: Any) -> Any:
         """Runs the stage forward; returns what goes to the next stage, None from the last."""
 
     def backward(self, kind: OpKind, step: int, microbatch: int, gradient: Any) -> Any:
         """Runs B, I or W; returns what goes to the previous stage, None from the first and for W."""
 
-    def message(self, layers: tuple[int, ...]) -> Any:
-        """Returns this worker's contribution to a reduction."""
+    def message(self, layers: tuple[int, ...], dissent: int) -> Any:
+        """Returns this worker's contribution to a reduction; ``dissent`` 1: not ready for a prepared generation."""
 
     def accept(self, layers: tuple[int, ...], reduced: Any) -> None:
         """Takes the sum of all contributions; raises LedgerError unless every micro-batch counts once."""
@@ -55,6 +59,10 @@ class StagePort(Protocol):
 
     def conclude(self, tally: Any) -> None:
         """Takes the complete tally: whether the step counts, and the scale of its gradients."""
+
+    @property
+    def unanimous(self) -> bool:
+        """Whether, in the step concluded last, every owner of every layer was ready for the prepared generation."""
 
     def update(self, layer: int) -> None:
         """Runs the optimizer for a layer on the copy."""
@@ -123,6 +131,13 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
+class Ready:
+    """Return whether the next generation is prepared here; asked once a step, before the first contribution."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """This worker has swapped in all its layers of ``step``; ``ops`` is what it ran, in order."""
 
@@ -130,7 +145,7 @@ class Committed:
     ops: tuple[Op, ...]
 
 
-Effect = Expect | Take | Give | Run | StartReduce | FinishReduce | Reach | Committed
+Effect = Expect | Take | Give | Run | StartReduce | FinishReduce | Reach | Ready | Committed
 Steps = Generator[Effect, Any, None]
 
 
@@ -163,6 +178,7 @@ class Execution:
             LedgerError: a micro-batch does not count exactly once; nothing was updated.
         """
         instructions = self.program.instructions
+        self.stage.begin(self.step)
         yield Reach(Point.START, self.step)
         yield Expect(tuple(i for i in instructions if isinstance(i, Receive)), self.step)
         marks = self._half_way()
@@ -213,8 +229,9 @@ class Execution:
         yield from self._update([i.layer for i in instructions if isinstance(i, Step)])
 
     def _reduce(self, reductions: list[Reduction]) -> Steps:
+        dissent = 0 if (yield Ready(self.step)) else 1
         for index, reduction in enumerate(reductions):
-            yield StartReduce(reduction, self.step, self.stage.message(reduction.layers))
+            yield StartReduce(reduction, self.step, self.stage.message(reduction.layers, dissent))
             if index == 0:
                 yield Reach(Point.REDUCE, self.step)
         for reduction in reductions:

@@ -129,12 +129,19 @@ class GlooTransport:
     def _keep(self, step: int, work: Any, buffer: torch.Tensor) -> None:
         """Keeps a sent buffer until it has arrived: by the step after next every message of a step was taken."""
         if step not in self._sent:
-            for old in [past for past in self._sent if past < step - 1]:
-                for done, _ in self._sent.pop(old):
-                    with self._failing(None):
-                        done.wait()
+            self._settle([past for past in self._sent if past < step - 1])
             self._sent[step] = []
         self._sent[step].append((work, buffer))
+
+    def _settle(self, steps: list[int]) -> None:
+        for step in steps:
+            for done, _ in self._sent.pop(step):
+                with self._failing(None):
+                    done.wait()
+
+    def drain(self) -> None:
+        """See Transport.drain."""
+        self._settle(list(self._sent))
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
         """See Transport.receive."""

@@ -1,4 +1,4 @@
-"""A worker's life: attach, join generations, run steps, give way to newer generations, save, end.
+"""A worker's life: attach, join generations, run steps, give way to newer generations, enter, leave, save, end.
 
 Like the executor it is a generator that does no I/O, so that the whole protocol runs unchanged over sockets and under a
 virtual clock. Only here are ClusterErrors turned into a recovery.
@@ -6,7 +6,7 @@ virtual clock. Only here are ClusterErrors turned into a recovery.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from holdfast.control.messages import (
     Hello,
     Install,
     Joined,
+    Left,
     Message,
     Resume,
     Save,
@@ -26,6 +27,7 @@ from holdfast.control.messages import (
     Status,
     StepDone,
     Suspect,
+    Synced,
 )
 from holdfast.core.faults import Point
 from holdfast.core.ids import MicroBatch, WorkerId
@@ -35,7 +37,22 @@ from holdfast.core.schedule import OpKind
 from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.executor import Effect, Execution, Reach, StagePort
 
-__all__ = ["Abort", "Build", "LifeEffect", "LifeStage", "Listen", "Report", "WorkerLife", "mean_loss"]
+__all__ = [
+    "Abort",
+    "Boundary",
+    "Build",
+    "Drain",
+    "Fetch",
+    "Fetched",
+    "LifeEffect",
+    "LifeStage",
+    "Listen",
+    "Release",
+    "Report",
+    "Serve",
+    "WorkerLife",
+    "mean_loss",
+]
 
 
 class LifeStage(StagePort, Protocol):
@@ -63,6 +80,19 @@ class LifeStage(StagePort, Protocol):
     def layer_digest(self, layer: int) -> str:
         """A digest of one layer's whole state, equal on all its owners."""
 
+    def snapshot(self, layer: int) -> Callable[[], bytes]:
+        """Pins a copy of a layer's state; the function returned encodes it, in any thread, at any time."""
+
+    def follow(self) -> None:
+        """Takes part in steps without any state: updates are kept until ``catch_up``."""
+
+    @property
+    def following(self) -> bool:
+        """Whether updates are being kept."""
+
+    def catch_up(self, states: Mapping[int, bytes]) -> None:
+        """Takes the state of the step when ``follow`` was called, and makes the updates since then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -89,7 +119,47 @@ class Build:
     groups: tuple[tuple[WorkerId, ...], ...]
 
 
-LifeEffect = Effect | Report | Listen | Abort | Build
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Return the order of the generation that is prepared, and forget it: we go over now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Wait until all that was sent has left; the connections are not needed any more then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Give ``target`` these snapshots, of the state before ``step``, whenever it asks; never blocks."""
+
+    generation: int
+    step: int
+    target: WorkerId
+    snapshots: Mapping[int, Callable[[], bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give nothing any more to any worker but these."""
+
+    keep: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Begin to fetch the state of layers that peers serve to us; never blocks."""
+
+    generation: int
+    holders: Mapping[int, tuple[WorkerId, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Return the state of all layers that we fetch; None while some of it is still on its way."""
+
+
+LifeEffect = Effect | Report | Listen | Abort | Build | Boundary | Drain | Serve | Release | Fetch | Fetched
 Life = Generator[LifeEffect, Any, None]
 Then = Generator[LifeEffect, Any, Command]
 
@@ -106,6 +176,7 @@ class WorkerLife:
         ties: the layers that share a weight, each a tuple of layer indices.
         pid: our process.
         generation: the generation that we are in; 0 before the first.
+        plan: its plan.
         program: our instructions under this generation's plan.
         execution: the step that runs, or ran last.
         executed: (layer, micro-batch) pairs begun, of the step that ran last and the one before.
@@ -118,6 +189,7 @@ class WorkerLife:
     ties: tuple[tuple[int, ...], ...]
     pid: int
     generation: int = 0
+    plan: Plan | None = None
     program: WorkerProgram | None = None
     execution: Execution | None = None
     executed: dict[int, int] = field(default_factory=dict)
@@ -150,9 +222,9 @@ class WorkerLife:
 
     def _obey(self, command: Command) -> Then:
         match command:
-            case Install(generation=generation, plan=plan):
-                yield from self._join(generation, plan)
-                return (yield from self._train(plan))
+            case Install():
+                yield from self._join(command)
+                return (yield from self._train(command))
             case Save():
                 yield from self._save(command)
             case Attached() | Resume():
@@ -162,21 +234,25 @@ class WorkerLife:
         next_command: Command = yield Listen()
         return next_command
 
-    def _join(self, generation: int, plan: Plan | None) -> Life:
+    def _join(self, install: Install) -> Life:
         """Leaves the old generation, says where our layers are, connects to the new one."""
-        first, self.generation = self.generation == 0, generation
+        first, self.generation, self.plan = self.generation == 0, install.generation, install.plan
         if not first:
             yield Reach(Point.DETECT, self._step())
         yield Abort()
+        yield Release(())
         self._count_executed()
         self.stage.discard()
         yield Report(self._status())
-        if plan is None:
+        if install.plan is None:
             return
         yield Reach(Point.INSTALL, self._step())
+        yield from self._connect(install.plan)
+        yield Report(Joined(worker=self.worker, generation=self.generation))
+
+    def _connect(self, plan: Plan) -> Life:
         self.program = lower_worker(plan, self.worker, self.ties)
-        yield Build(generation, groups([self.program]))
-        yield Report(Joined(worker=self.worker, generation=generation))
+        yield Build(self.generation, groups([self.program]))
 
     def _step(self) -> int:
         return self.execution.step if self.execution else 0
@@ -204,25 +280,87 @@ class WorkerLife:
         if self.execution is not None:
             self.execution.ops.clear()
 
-    def _train(self, plan: Plan | None) -> Then:
+    def _train(self, install: Install) -> Then:
         """Runs steps from where everyone agrees to the end; returns the command that comes next."""
         command: Command = yield Listen()
-        if plan is None or not isinstance(command, Resume):
+        if install.plan is None or not isinstance(command, Resume):
             return command
         self._forget_executed()
-        self.stage.take_back(command.step)
-        if self.generation > 1 and command.step == self._step():
-            yield Reach(Point.REPLAY, command.step)
-        assert self.program is not None
-        for step in range(command.step, self.steps):
+        if self.worker in install.entering:
+            yield from self._enter(install.plan, install.entering, command.step)
+        else:
+            self.stage.take_back(command.step)
+            if self.generation > 1 and command.step == self._step():
+                yield Reach(Point.REPLAY, command.step)
+        return (yield from self._run_steps(command.step))
+
+    def _enter(self, plan: Plan, entering: tuple[WorkerId, ...], step: int) -> Life:
+        """Begins to take part without any state, which our peers give us meanwhile."""
+        self.stage.follow()
+        own = plan.placement.layers_of(self.worker).indices
+        holders = {layer: tuple(w for w in plan.placement.owners(layer) if w not in entering) for layer in own}
+        yield Fetch(self.generation, holders)
+        yield Reach(Point.COPY, step)
+
+    def _run_steps(self, start: int) -> Then:
+        for step in range(start, self.steps):
+            yield from self._catch_up(step)
+            assert self.program is not None
             self.execution = Execution(program=self.program, stage=self.stage, step=step, number=self._number)
             yield from self.execution.run()
             self._count_executed()
-            if self.worker == plan.placement.owners(plan.placement.num_layers - 1)[0]:
+            if self._reports():
                 yield Report(self._done(step))
+            if self.stage.unanimous and step + 1 < self.steps:
+                install: Install = yield Boundary()
+                if not (yield from self._go_over(install, step + 1)):
+                    return Shutdown(reason="left")
         yield Report(Finished(worker=self.worker, generation=self.generation))
         following: Command = yield Listen()
         return following
+
+    def _catch_up(self, step: int) -> Life:
+        if not self.stage.following:
+            return
+        states: Mapping[int, bytes] | None = yield Fetched()
+        if states is not None:
+            self.stage.catch_up(states)
+            yield Report(Synced(worker=self.worker, generation=self.generation, step=step))
+
+    def _go_over(self, install: Install, step: int) -> Generator[LifeEffect, Any, bool]:
+        """Goes over into a prepared generation before ``step``; returns whether we are a member of it.
+
+        All workers do so before the same step: in the one before, every owner of every layer was found to be ready.
+        """
+        assert install.plan is not None
+        assert self.plan is not None
+        known = self.plan.workers
+        self.generation, self.plan = install.generation, install.plan
+        yield Release(install.entering)
+        if self.worker not in install.plan.workers:
+            yield Drain()
+            yield Report(Left(worker=self.worker, generation=self.generation, step=step))
+            return False
+        newcomers = [worker for worker in install.entering if worker not in known]
+        for target in newcomers:
+            yield from self._serve(install.plan, target, step)
+        yield Drain()
+        yield from self._connect(install.plan)
+        yield Report(Joined(worker=self.worker, generation=self.generation, step=step))
+        if newcomers:
+            yield Reach(Point.COPY, step)
+        return True
+
+    def _serve(self, plan: Plan, target: WorkerId, step: int) -> Life:
+        wanted = plan.placement.layers_of(target)
+        own = [layer for layer in self.stage.layer_steps() if layer in wanted]
+        if own:
+            yield Serve(self.generation, step, target, {layer: self.stage.snapshot(layer) for layer in own})
+
+    def _reports(self) -> bool:
+        """Whether it is we who tell of finished steps: the first owner of the last layer."""
+        assert self.plan is not None
+        return self.worker == self.plan.placement.owners(self.plan.placement.num_layers - 1)[0]
 
     def _done(self, step: int) -> StepDone:
         loss, omitted = mean_loss(self.stage), self.stage.omitted

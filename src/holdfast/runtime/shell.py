@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
 import threading
 import time
 from collections import deque
@@ -14,19 +12,36 @@ from typing import Any
 
 import torch
 
-from holdfast.control.messages import Blob, Command, Install, Message, Shutdown
-from holdfast.core.faults import Fault
-from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, Receive, Reduction
+from holdfast.control.messages import Blob, Command, Expel, Install, Message, Shutdown
+from holdfast.core.lower import Payload, Receive, Reduction, message_number
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
-from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Run, StartReduce, Take
-from holdfast.runtime.life import Abort, Build, Life, LifeEffect, LifeStage, Listen, Report, WorkerLife, mean_loss
+from holdfast.runtime.copying import StateCopier
+from holdfast.runtime.exchange import RelayExchange
+from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
+from holdfast.runtime.injection import Injector
+from holdfast.runtime.life import (
+    Abort,
+    Boundary,
+    Build,
+    Drain,
+    Fetch,
+    Fetched,
+    Life,
+    LifeEffect,
+    LifeStage,
+    Listen,
+    Release,
+    Report,
+    Serve,
+    WorkerLife,
+    mean_loss,
+)
 from holdfast.runtime.transport import Handle, MessageKey, Transport
-from holdfast.telemetry.events import EventLog, FaultInjected, Notice, StepOps
+from holdfast.telemetry.events import EventLog, Notice, StepOps
 
-__all__ = ["RelayExchange", "Shell"]
+__all__ = ["Pace", "Shell"]
 
 LOOKAHEAD = 4
 STUCK_S = 0.05
@@ -34,47 +49,30 @@ _INTERRUPTED = object()
 FOREVER = 2**62
 
 
-class RelayExchange:
-    """The exchange of addresses, passed on by the coordinator; see :class:`holdfast.runtime.transport.Exchange`."""
+@dataclass(slots=True)
+class Pace:
+    """How the worker moves along, for its heartbeats: written by the thread that works, read by another."""
 
-    def __init__(self, worker: WorkerId, send: Callable[[Message], None]) -> None:
-        self._worker = worker
-        self._send = send
-        self._values: dict[tuple[int, str], bytes] = {}
-        self._changed = threading.Condition()
-        self._over = 0
+    moves: int = 0
+    waiting: bool = True
+    since: float = field(default_factory=time.monotonic)
+    warm: bool = False
+    slowest_s: float = 0.0
 
-    def put(self, generation: int, key: str, value: bytes, to: tuple[WorkerId, ...]) -> None:
-        """See Exchange.put."""
-        self.deliver(generation, key, value)
-        self._send(Blob(worker=self._worker, generation=generation, key=key, value=value, to=to))
+    def move(self, *, waiting: bool) -> None:
+        """Something was done; what comes next is waiting for others, or work."""
+        now = time.monotonic()
+        if not self.waiting:
+            self.slowest_s = max(self.slowest_s, now - self.since)
+        self.moves, self.waiting, self.since = self.moves + 1, waiting, now
 
-    def deliver(self, generation: int, key: str, value: bytes) -> None:
-        """Takes a value that another worker put."""
-        with self._changed:
-            self._values[generation, key] = value
-            self._changed.notify_all()
+    def busy_s(self) -> float:
+        """For how long the present work goes on; 0 while waiting."""
+        since, waiting = self.since, self.waiting
+        return 0.0 if waiting else max(time.monotonic() - since, 1e-6)
 
-    def get(self, generation: int, key: str) -> bytes:
-        """See Exchange.get."""
-        with self._changed:
-            while (generation, key) not in self._values:
-                if generation <= self._over:
-                    raise StaleGeneration(generation)
-                self._changed.wait()
-            return self._values[generation, key]
 
-    def has(self, generation: int, key: str) -> bool:
-        """See Exchange.has."""
-        with self._changed:
-            return (generation, key) in self._values
-
-    def end(self, generation: int) -> None:
-        """``generation`` and all before it are over: whoever waits gets StaleGeneration."""
-        with self._changed:
-            self._over = max(self._over, generation)
-            self._values = {k: v for k, v in self._values.items() if k[0] > self._over}
-            self._changed.notify_all()
+_WAITS = (Listen, Build, Take, FinishReduce, Drain)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +87,10 @@ class Shell:
         send: queues a message to the coordinator.
         log: the job's events.
         spec_of: what a message of this kind that comes in holds.
-        faults: what is to happen to this worker.
+        injector: scheduled faults.
+        copier: state transfers.
+        expelled: called, in the control thread, when we are no member any more; ends the process.
+        pace: how we move along.
     """
 
     life: WorkerLife
@@ -99,7 +100,11 @@ class Shell:
     send: Callable[[Message], None]
     log: EventLog
     spec_of: Callable[[Payload], TensorSpec]
-    faults: tuple[Fault, ...]
+    injector: Injector
+    copier: StateCopier
+    expelled: Callable[[str], None]
+    pace: Pace = field(default_factory=Pace)
+    _prepared: Install | None = None
     _commands: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
     _signals: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     _turn: threading.Condition = field(default_factory=threading.Condition)
@@ -117,7 +122,13 @@ class Shell:
         if isinstance(command, Blob):
             self.exchange.deliver(command.generation, command.key, command.value)
             return
+        if isinstance(command, Expel):
+            self.expelled(command.reason)
+        if isinstance(command, Install) and command.at_boundary:
+            self._prepared = command
+            return
         if isinstance(command, Install):
+            self._prepared = None
             self._interrupt(command.generation)
         if isinstance(command, Shutdown):
             self._interrupt(FOREVER)
@@ -171,12 +182,14 @@ class Shell:
             except BaseException as problem:  # noqa: BLE001 - handed to the thread that waits in run()
                 return self._signals.put(problem)
             result, error = None, None
+            self.pace.move(waiting=isinstance(effect, _WAITS))
             try:
                 result = self._perform(effect)
             except BaseException as problem:  # noqa: BLE001 - thrown into the life, which handles what it can
                 error = problem
             if driver != self._driver:
                 return None
+            self.pace.move(waiting=False)
 
     def _wait(self, handle: Handle) -> torch.Tensor:
         """Waits for a handle, in a way that :meth:`_rescue` can see.
@@ -206,6 +219,8 @@ class Shell:
                 return self._listen()
             case Abort():
                 return self._forget()
+            case Release(keep=keep):
+                return self.copier.release(keep)
         if self._newest > self.life.generation:
             raise StaleGeneration(self.life.generation, self._newest if self._newest < FOREVER else None)
         match effect:
@@ -225,7 +240,19 @@ class Shell:
             case FinishReduce(reduction=reduction):
                 return self._wait(self._reducing.pop(reduction))
             case Reach(point=point, step=step):
-                return self._reach(point, step)
+                return self.injector.reach(point, step)
+            case Ready():
+                return self._prepared is not None
+            case Boundary():
+                return self._go_over()
+            case Drain():
+                return self.transport.drain()
+            case Serve(generation=generation, step=step, target=target, snapshots=snapshots):
+                return self.copier.serve(generation, step, target, snapshots)
+            case Fetch(generation=generation, holders=holders):
+                return self.copier.fetch(generation, holders)
+            case Fetched():
+                return self.copier.fetched(self.life.generation)
             case Committed():
                 return self._committed(effect)
         raise InternalError(f"unknown effect {effect!r}")
@@ -235,8 +262,8 @@ class Shell:
         while True:
             command = self._commands.get()
             if getattr(command, "generation", FOREVER) >= min(self._newest, FOREVER):
-                if isinstance(command, Install) and command.plan is not None:
-                    self._order = command.plan.orders.of(self.life.worker)
+                if isinstance(command, Install):
+                    self._set_order(command)
                 return command
 
     def _forget(self) -> None:
@@ -262,7 +289,7 @@ class Shell:
         return value
 
     def _key(self, payload: Payload, microbatch: Any, step: int) -> MessageKey:
-        number = microbatch.number(self.life.microbatches)
+        number = message_number(payload, microbatch, self.life.microbatches)
         return MessageKey(generation=self.life.generation, step=step, payload=payload, microbatch=number)
 
     def _run(self, op: Op, step: int, value: Any) -> Any:
@@ -272,20 +299,26 @@ class Shell:
             result = self.stage.forward(step, number, value)
         else:
             result = self.stage.backward(op.kind, step, number, value)
+        self.injector.slow_down(step, time.monotonic() - start)
         self._spans.append((op.kind.value, op.microbatch.pipeline, op.microbatch.index, start, time.monotonic()))
         return result
 
-    def _reach(self, point: Any, step: int) -> None:
-        for fault in self.faults:
-            if fault.point == point and fault.step == step:
-                injected = FaultInjected(
-                    worker=str(self.life.worker), kind=fault.kind, step=step, point=point, spec=str(fault)
-                )
-                self.log.write(time.monotonic(), injected)
-                os.kill(os.getpid(), signal.SIGKILL)
+    def _go_over(self) -> Install:
+        """The order that all were found to be ready for."""
+        install, self._prepared = self._prepared, None
+        if install is None:  # a newer generation came in between
+            raise StaleGeneration(self.life.generation)
+        self._set_order(install)
+        return install
+
+    def _set_order(self, install: Install) -> None:
+        plan = install.plan
+        if plan is not None and self.life.worker in plan.workers:
+            self._order = plan.orders.of(self.life.worker)
 
     def _committed(self, committed: Committed) -> None:
         """Logs the step; what was run must be what the plan ordered."""
+        self.pace.warm = True
         if committed.ops != self._order:
             raise InternalError(
                 f"worker {self.life.worker} ran {' '.join(map(str, committed.ops))} in step {committed.step}, "

@@ -34,7 +34,7 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError, InternalError, ReplicaDiverged
 from holdfast.optim.accumulate import Layout, Numerics, Reduced, check_dtype, make_accumulator
-from holdfast.optim.digest import LayerState, layer_file, layer_sha256, save_layer
+from holdfast.optim.digest import LayerState, decode_layer, encode_layer, layer_file, layer_sha256, save_layer
 from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.running_stats import RunningStats
 from holdfast.optim.shadow import ShadowedLayer
@@ -113,6 +113,14 @@ class _Owned:
         return self.shadowed.module
 
 
+@dataclass(frozen=True, slots=True)
+class _Missed:
+    """What a step's update needs: kept by a stage that follows until it has the state to apply it to."""
+
+    reduced: dict[Reduction, Reduced]
+    verdict: float | None
+
+
 class Stage:
     """Computes the operations of one worker over its contiguous range of layers.
 
@@ -172,6 +180,8 @@ class Stage:
         self._reduced: dict[Reduction, Reduced] = {}
         self._loaded: tuple[int, int, tuple[Tensor, Tensor]] | None = None
         self._verdict: float | None = None  # factor on the gradients; NaN: the step is omitted
+        self._unanimous = False
+        self._missed: list[_Missed] | None = None  # while following
         self._step: int | None = None
 
     # --- a step -----------------------------------------------------------------------------------------------------
@@ -252,9 +262,14 @@ class Stage:
             raise InternalError(f"{kind} of micro-batch {microbatch} without its forward pass")
         return self._run_cells(kind, microbatch, context, self._starting_gradient(context, microbatch, gradient))
 
-    def message(self, reduction: Reduction) -> Tensor:
-        """Return this worker's message of a reduction: a copy, free to be reduced in place. Safe to call again."""
-        return self._sums[reduction].message()
+    def message(self, reduction: Reduction, dissent: int = 0) -> Tensor:
+        """Return this worker's message of a reduction: a copy, free to be reduced in place. Safe to call again.
+
+        Args:
+            reduction: one of `reductions`.
+            dissent: 1 if this worker is not ready for the generation that is prepared.
+        """
+        return self._sums[reduction].message(dissent)
 
     def accept(self, reduction: Reduction, reduced: Tensor) -> None:
         """Take the sum of all owners' messages.
@@ -265,19 +280,21 @@ class Stage:
         self._reduced[reduction] = self._sums[reduction].decode(reduced)
 
     def tally(self) -> Tensor:
-        """Return what the verdict over the step needs: float64 ``[num_layers + groups of ties, 2]``.
+        """Return what the verdict over the step needs: float64 ``[num_layers + groups of ties, 3]``.
 
         Rows are layers, then groups of ties ascending; rows of reductions that are not this worker's are zero. Column 0
-        is 1 if the reduction was not finite, column 1 the squared L2 norm of its mean gradients.
+        is 1 if the reduction was not finite, column 1 the squared L2 norm of its mean gradients, column 2 how many
+        owners are not ready for the generation that is prepared.
 
         Raises:
             InternalError: a reduction was not accepted yet.
         """
-        rows = torch.zeros(self.num_layers + len(self._groups), 2, dtype=torch.float64)
+        rows = torch.zeros(self.num_layers + len(self._groups), 3, dtype=torch.float64)
         for reduction in self.reductions:
             reduced = self._accepted(reduction)
             rows[self._row(reduction), 0] = not reduced.finite
             rows[self._row(reduction), 1] = reduced.squared_norm
+            rows[self._row(reduction), 2] = reduced.dissent
         return rows
 
     @staticmethod
@@ -300,24 +317,38 @@ class Stage:
         Args:
             tally: merged over all workers, so that all reach the same verdict.
         """
+        self._unanimous = not bool(tally[:, 2].any())
+        self._verdict = self._judge(tally)
+        if self._missed is not None:
+            self._missed.append(_Missed(dict(self._reduced), self._verdict))
+
+    def _judge(self, tally: Tensor) -> float:
         if bool(tally[:, 0].any()):
-            self._verdict = math.nan
-            return
+            return math.nan
         norm = math.sqrt(math.fsum(tally[:, 1].tolist()))
         limit = self._clip_norm
-        self._verdict = limit / norm if limit is not None and norm > limit else 1.0
+        return limit / norm if limit is not None and norm > limit else 1.0
 
     @property
     def omitted(self) -> bool:
         """Whether the verdict is to leave this step's update out."""
         return self._verdict is not None and math.isnan(self._verdict)
 
+    @property
+    def unanimous(self) -> bool:
+        """Whether every owner of every layer was ready for the prepared generation in the step concluded last."""
+        return self._unanimous
+
     def update(self, layer: int) -> None:
         """Make a layer's next state on its spare copy. What is live stays as it is; safe to repeat.
+
+        While following, the update is kept for later instead.
 
         Raises:
             InternalError: there is no verdict yet.
         """
+        if self._missed is not None:
+            return
         if self._verdict is None:
             raise InternalError(f"update of layer {layer} before the verdict on the step")
         owned = self._owned[layer]
@@ -332,7 +363,8 @@ class Stage:
 
     def swap(self, layer: int) -> None:
         """Make a layer's next state live; the one before is kept until the next update."""
-        self._owned[layer].shadowed.swap()
+        if self._missed is None:
+            self._owned[layer].shadowed.swap()
 
     def take_back(self, to_step: int) -> None:
         """Return every layer to a step, at most one back, and discard the step. Bitwise; safe to repeat.
@@ -363,7 +395,9 @@ class Stage:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def layer_steps(self) -> dict[int, int]:
-        """Return the step that each own layer is at."""
+        """Return the step that each own layer is at; empty while following: there is no state to speak of."""
+        if self._missed is not None:
+            return {}
         return {layer: owned.shadowed.step for layer, owned in self._owned.items()}
 
     def counted(self) -> dict[int, frozenset[int]]:
@@ -377,6 +411,47 @@ class Stage:
         """Return the losses of the step in the order of micro-batches; None until the last layer's sum is accepted."""
         reduced = self._reduced.get((self.num_layers - 1,))
         return None if reduced is None else reduced.records[:, 0].tolist()
+
+    def follow(self) -> None:
+        """Take part in reductions without any state of our own: updates are kept until `catch_up` brings a state."""
+        self.discard()
+        self._missed = []
+
+    @property
+    def following(self) -> bool:
+        """Whether updates are being kept for later."""
+        return self._missed is not None
+
+    def catch_up(self, states: Mapping[int, bytes]) -> None:
+        """Take the state of all own layers at the step when `follow` was called, and make the updates since then.
+
+        Args:
+            states: per own layer, what `snapshot` of another owner gave.
+
+        Raises:
+            CorruptBlob: a state is not a layer's.
+            InternalError: it is another layer's, or we are not following.
+
+        After failure: still following; safe to repeat.
+        """
+        if self._missed is None:
+            raise InternalError("there is nothing to catch up with: the stage does not follow")
+        for layer, data in states.items():
+            self.install(layer, decode_layer(data, name=f"state of layer {layer}"))
+        missed, self._missed = self._missed, None
+        for each in missed:
+            self._reduced, self._verdict = dict(each.reduced), each.verdict
+            for layer in self.layer_range.indices:
+                self.update(layer)
+                self.swap(layer)
+
+    def snapshot(self, layer: int) -> Callable[[], bytes]:
+        """Pin a copy of a layer's live state; the function returned encodes it, in any thread, at any time.
+
+        Cost: one copy of the layer's weights, buffers and optimizer state.
+        """
+        pinned = self.export(layer).clone()
+        return lambda: encode_layer(pinned)
 
     def export(self, layer: int) -> LayerState:
         """Return a layer's live state; it shares memory with the stage until the layer's next update but one."""

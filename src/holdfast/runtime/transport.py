@@ -79,6 +79,14 @@ class Transport(Protocol):
         All members submit the reductions of one group in the same order.
         """
 
+    def drain(self) -> None:
+        """Waits until everything sent has been taken over by the other ends.
+
+        Raises:
+            StaleGeneration: aborted meanwhile.
+            PeerLost: the other end is gone.
+        """
+
     def abort(self, generation: int) -> None:
         """Ends ``generation`` and all before it, from any thread: whoever waits gets StaleGeneration, soon."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -20,17 +21,22 @@ import torch
 from holdfast.config.job import Job
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import Coordinator, serve
+from holdfast.control.detection import Watch
 from holdfast.control.membership import Membership
-from holdfast.control.messages import Failure, Heartbeat, Shutdown
+from holdfast.control.messages import Failure, Heartbeat, Leaving, Shutdown
 from holdfast.control.store import DecisionStore
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.build import StageParts, build_stage, probe
+from holdfast.runtime.copying import StateCopier
+from holdfast.runtime.exchange import RelayExchange
 from holdfast.runtime.gloo import GlooTransport
+from holdfast.runtime.injection import Injector
 from holdfast.runtime.isolation import Namespace
 from holdfast.runtime.life import WorkerLife
 from holdfast.runtime.processes import CoordinatorSpec, WorkerSpec
-from holdfast.runtime.shell import RelayExchange, Shell
+from holdfast.runtime.shell import Shell
+from holdfast.runtime.transfer import StateServer
 from holdfast.telemetry.events import EventLog, Notice, WorkerReady
 
 __all__ = ["run_coordinator", "run_digest", "run_probe", "run_worker"]
@@ -89,7 +95,8 @@ class _Worker:
         os._exit(0)
 
     def _fail(self, error: str, *, user_fault: bool, trace: str = "") -> None:
-        self._client.send(Failure(worker=self._spec.worker, error=error, user_fault=user_fault, traceback=trace))
+        worker, pid = self._spec.worker, os.getpid()
+        self._client.send(Failure(worker=worker, pid=pid, error=error, user_fault=user_fault, traceback=trace))
         self._client.close(drain_s=_TELL_S)  # unheard, our error would pass for a death, and strike the next worker
         os._exit(1)
 
@@ -100,7 +107,8 @@ class _Worker:
         gc.collect()
         gc.freeze()  # a collection in the middle of a recovery would cost more than the recovery
         self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid()))
-        threading.Thread(target=self._beat, args=(shell.life,), name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._beat, args=(shell,), name="heartbeat", daemon=True).start()
+        signal.signal(signal.SIGTERM, lambda *_: self._leave(shell.life))
         shell.run()
         self._client.close()
 
@@ -123,8 +131,30 @@ class _Worker:
             send=self._client.send,
             log=self._log,
             spec_of=parts.spec_of,
-            faults=spec.faults,
+            injector=Injector(worker=spec.worker, faults=spec.faults, log=self._log, send=self._client.send),
+            copier=StateCopier(
+                worker=spec.worker,
+                exchange=exchange,
+                server=StateServer(spec.job.control.host, spec.token),
+                token=spec.token,
+            ),
+            expelled=self._expelled,
         )
+
+    def _leave(self, life: WorkerLife) -> None:
+        """SIGTERM: a notice to go. Before the first generation nobody would miss us."""
+        if life.generation == 0:
+            os._exit(0)
+        self._client.send(Leaving(worker=life.worker))
+
+    def _expelled(self, reason: str) -> None:
+        """We were held for lost: whatever we do can only disturb. Says where every thread was, and ends."""
+        path = Path(self._spec.events).with_name(f"stacks-{self._spec.worker}.txt")
+        text = f"ends itself: {reason}; its stacks are in {path.name}"
+        self._log.write(time.monotonic(), Notice(worker=str(self._spec.worker), text=text))
+        with path.open("w") as file:
+            faulthandler.dump_traceback(file)
+        os._exit(1)
 
     def _on_command(self, command: object) -> None:
         assert self._shell is not None
@@ -139,13 +169,20 @@ class _Worker:
             os._exit(1)
         self._shell.on_command(Shutdown(reason=reason))
 
-    def _beat(self, life: WorkerLife) -> None:
+    def _beat(self, shell: Shell) -> None:
         """Tells of progress, as long as the process lives."""
+        life, pace = shell.life, shell.pace
         while True:
             execution = life.execution
-            if execution is not None:
+            if life.generation > 0:
                 beat = Heartbeat(
-                    worker=life.worker, generation=life.generation, step=execution.step, op=len(execution.ops)
+                    worker=life.worker,
+                    generation=life.generation,
+                    step=execution.step if execution else 0,
+                    op=len(execution.ops) if execution else 0,
+                    moves=pace.moves,
+                    busy_s=pace.busy_s(),
+                    slowest_s=pace.slowest_s if pace.warm else 0.0,
                 )
                 self._client.send(beat)
             time.sleep(self._spec.job.control.heartbeat_s)
@@ -160,6 +197,7 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
         steps=spec.job.train.steps,
         strategy=spec.job.resilience.strategy,
         directory=spec.directory,
+        watch=Watch(limit_s=spec.job.control.hang_s),
     )
     store = DecisionStore(Path(spec.store))
     coordinator = Coordinator(membership=membership, store=store, log=EventLog(spec.events), clock=time.monotonic)

@@ -23,9 +23,11 @@ __all__ = [
     "JobEnded",
     "JobStarted",
     "Notice",
+    "Parted",
     "Rebuilt",
     "StepOps",
     "Suspected",
+    "Synced",
     "WorkerReady",
     "read_events",
 ]
@@ -77,6 +79,29 @@ class Detected(_Event, frozen=True, tag="detected", kw_only=True):
     worker: str
     how: str
     generation: int
+
+
+class Parted(_Event, frozen=True, tag="parted", kw_only=True):
+    """A worker that was told to go has gone, before ``step``; nothing was run again for it."""
+
+    worker: str
+    step: int
+
+
+class Synced(_Event, frozen=True, tag="synced", kw_only=True):
+    """A worker that came into the running job has caught up with its peers before ``step``.
+
+    Attributes:
+        entered: the step before which it entered, and whose state it was given.
+        bytes: how much state it was given.
+        seconds: from entering to this moment.
+    """
+
+    worker: str
+    entered: int
+    step: int
+    bytes: int
+    seconds: float
 
 
 class Suspected(_Event, frozen=True, tag="suspected", kw_only=True):
@@ -139,6 +164,8 @@ Event = (
     | Notice
     | FaultInjected
     | Detected
+    | Parted
+    | Synced
     | Suspected
     | Installed
     | Agreed

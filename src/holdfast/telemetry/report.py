@@ -21,6 +21,9 @@ __all__ = ["FailureReport", "RunReport", "report"]
 
 Timed = tuple[float, Event]
 
+_FATAL = ("kill", "hang", "stall", "partition", "kill-node")
+"""Kinds of faults after which a worker is lost; others make nobody fail."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureReport:
@@ -84,7 +87,7 @@ def report(events: Iterable[Timed]) -> RunReport:
         final_loss=_final_loss(timed, commits),
         steps_per_s=_rate([time for _, time in steps]),
         failures=tuple(_failures(timed, commits)),
-        fired=tuple(event.spec for _, event in timed if isinstance(event, FaultInjected)),
+        fired=tuple(dict.fromkeys(event.spec for _, event in timed if isinstance(event, FaultInjected))),
     )
 
 
@@ -125,7 +128,7 @@ def _rate(times: list[float]) -> float | None:
 
 
 def _failures(timed: list[Timed], commits: dict[int, float]) -> Iterable[FailureReport]:
-    injected = {event.worker: (time, event) for time, event in timed if isinstance(event, FaultInjected)}
+    injected = [(time, event) for time, event in timed if isinstance(event, FaultInjected) and event.kind in _FATAL]
     strategies = {event.generation: event.strategy for _, event in timed if isinstance(event, Installed)}
     for detected, event in timed:
         if not isinstance(event, Detected):
@@ -134,7 +137,8 @@ def _failures(timed: list[Timed], commits: dict[int, float]) -> Iterable[Failure
         generation = agreed[1].generation if agreed else None
         rebuilt = next((t for t, e in timed if isinstance(e, Rebuilt) and e.generation == generation), None)
         resumed = min((t for t in commits.values() if agreed and t > agreed[0]), default=None)
-        at, fault = injected.get(event.worker, (None, None))
+        before = [(time, fault) for time, fault in injected if fault.worker == event.worker and time <= detected]
+        at, fault = before[-1] if before else (None, None)
         step = fault.step if fault else (agreed[1].step if agreed else -1)
         yield FailureReport(
             worker=event.worker,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.control.detection import Watch
 from holdfast.control.membership import (
     Closed,
     Membership,
@@ -27,21 +28,57 @@ from holdfast.control.membership import (
     plan_recovery,
     unplanned,
 )
-from holdfast.control.messages import Blob, Command, Ended, Exited, Fence, Install, Message, Progress, Shutdown
-from holdfast.core.faults import Fault
+from holdfast.control.messages import (
+    Blob,
+    Command,
+    Ended,
+    Exited,
+    Expel,
+    Fence,
+    Heartbeat,
+    Install,
+    Leaving,
+    Message,
+    NodeLost,
+    Offer,
+    Progress,
+    Shutdown,
+    Spawn,
+    Strike,
+)
+from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
+from holdfast.core.lower import message_number
+from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.emulated import EmulatedStage
-from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Run, StartReduce, Take
-from holdfast.runtime.life import Abort, Build, Life, LifeStage, Listen, Report, WorkerLife
+from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
+from holdfast.runtime.injection import strikes
+from holdfast.runtime.life import (
+    Abort,
+    Boundary,
+    Build,
+    Drain,
+    Fetch,
+    Fetched,
+    Life,
+    LifeStage,
+    Listen,
+    Release,
+    Report,
+    Serve,
+    WorkerLife,
+)
 from holdfast.runtime.transport import MessageKey
 from holdfast.telemetry.events import Event, FaultInjected, StepOps
 from holdfast.testing.memory import Mail
 
 __all__ = ["Delays", "VirtualCluster", "VirtualResult"]
 
+HANG_S = 2.0
+BEAT_S = 0.25
 StageFactory = Callable[[WorkerId], LifeStage]
 
 
@@ -54,6 +91,8 @@ class Delays:
     compute: tuple[float, float] = (0.01, 0.03)
     detect: tuple[float, float] = (0.001, 0.05)
     connect: tuple[float, float] = (0.001, 0.02)
+    copy: tuple[float, float] = (0.001, 0.3)
+    start: tuple[float, float] = (0.01, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +122,15 @@ class VirtualResult:
 
 @dataclass(slots=True)
 class _Worker:
-    """A life and what it waits for."""
+    """One process: a life and what it waits for; ``stopped`` processes do nothing, ``stalled`` ones only beat."""
 
     life: WorkerLife
     generator: Life
+    prepared: Install | None = None
+    fetched: dict[int, bytes] | None = None
+    warm: bool = False
+    stopped: bool = False
+    stalled_at: float | None = None
     commands: deque[Command] = field(default_factory=deque)
     newest: int = 0
     waiting: Any = None
@@ -109,6 +153,8 @@ class VirtualCluster:
         delays: ranges of the delays.
         stage: makes a worker's compute engine; default an emulated one.
         ties: the layers that share weights.
+        workers_per_node: consecutive workers that fail together.
+        kill_comer_at_effect: a worker whose second process dies when it yields its n-th effect.
     """
 
     def __init__(
@@ -123,11 +169,14 @@ class VirtualCluster:
         delays: Delays | None = None,
         stage: StageFactory | None = None,
         ties: tuple[tuple[int, ...], ...] = (),
+        workers_per_node: int = 1,
+        kill_comer_at_effect: tuple[WorkerId, int] | None = None,
     ) -> None:
         self._random = random.Random(seed)
         self._delays = delays or Delays()
         self._faults = tuple(faults)
         self._deaths = dict(kill_at_effect)
+        self._death_of_comer = kill_comer_at_effect
         self._now = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._counter = itertools.count()
@@ -136,12 +185,16 @@ class VirtualCluster:
         self._events: list[tuple[float, Event]] = []
         self._fired: list[str] = []
         self._ended: Ended | None = None
-        self._membership = Membership(healthy=plan, steps=steps, strategy="auto", directory="")
-        self._saved: dict[int, str] = {}
-        make = stage or self._emulated(plan)
-        self._workers = {
-            worker: self._worker(worker, make(worker), steps, microbatches, ties) for worker in plan.workers
-        }
+        watch = Watch(limit_s=HANG_S)
+        self._membership = Membership(healthy=plan, steps=steps, strategy="auto", directory="", watch=watch)
+        self._nodes = group_into_nodes(plan.workers, workers_per_node)
+        self._struck: set[Fault] = set()
+        self._served: dict[tuple[int, WorkerId], dict[WorkerId, dict[int, bytes]]] = defaultdict(dict)
+        self._pids = itertools.count(1)
+        self._make = stage or self._emulated(plan)
+        self._about = (steps, microbatches, ties)
+        self._processes: dict[int, _Worker] = {}
+        self._workers = {worker: self._worker(worker) for worker in plan.workers}
 
     def _emulated(self, plan: Plan) -> StageFactory:
         placement, total = plan.placement, len(plan.routes.microbatches)
@@ -149,18 +202,19 @@ class VirtualCluster:
             layers=placement.layers_of(worker), num_layers=placement.num_layers, num_microbatches=total
         )
 
-    def _worker(
-        self, worker: WorkerId, stage: LifeStage, steps: int, microbatches: int, ties: tuple[tuple[int, ...], ...]
-    ) -> _Worker:
+    def _worker(self, worker: WorkerId) -> _Worker:
+        """A new process of a worker."""
+        steps, microbatches, ties = self._about
         life = WorkerLife(
             worker=worker,
-            stage=_Unsaved(stage),  # type: ignore[arg-type]
+            stage=_Unsaved(self._make(worker)),  # type: ignore[arg-type]
             steps=steps,
             microbatches=microbatches,
             ties=ties,
-            pid=0,
+            pid=next(self._pids),
         )
-        return _Worker(life=life, generator=life.run())
+        self._processes[life.pid] = made = _Worker(life=life, generator=life.run())
+        return made
 
     def run(self, limit_s: float = 10_000.0) -> VirtualResult:
         """Runs to the end of the job.
@@ -172,7 +226,7 @@ class VirtualCluster:
             InternalError: nothing can happen any more though the job has not ended, or the limit has passed.
         """
         for worker in self._workers.values():
-            self._after(self._draw(self._delays.control), lambda w=worker: self._resume(w))  # type: ignore[misc]
+            self._begin(worker, self._draw(self._delays.control))
         self._tick()
         while self._ended is None:
             if not self._queue or self._now > limit_s:
@@ -220,6 +274,34 @@ class VirtualCluster:
         if self._membership.phase is not Phase.ENDED:
             self._after(0.2, self._tick)
 
+    def _begin(self, worker: _Worker, delay: float) -> None:
+        self._after(delay, lambda: self._resume(worker))
+        self._after(delay, lambda: self._beat(worker))
+
+    def _beat(self, worker: _Worker) -> None:
+        """Tells of progress, as long as the process lives."""
+        if not worker.alive or worker.stopped or self._ended is not None:
+            return
+        life, execution = worker.life, worker.life.execution
+        if life.generation > 0:
+            busy = 0.0 if worker.stalled_at is None else self._now - worker.stalled_at
+            beat = Heartbeat(
+                worker=life.worker,
+                generation=life.generation,
+                step=execution.step if execution else 0,
+                op=len(execution.ops) if execution else 0,
+                moves=worker.effects,
+                busy_s=busy or 1e-6 * isinstance(worker.waiting, Run),
+                slowest_s=self._delays.compute[1] if worker.warm else 0.0,
+            )
+            self._up(worker, beat)
+        self._after(BEAT_S, lambda: self._beat(worker))
+
+    def _up(self, worker: _Worker, message: Message) -> None:
+        """Sends a message to the coordinator, in order behind those before it."""
+        channel = ("up", worker.life.pid)
+        self._after(self._draw(self._delays.control), lambda: self._decide(message), channel=channel)
+
     # The coordinator.
 
     def _decide(self, event: Message | Closed | Tick | Planned) -> None:
@@ -230,25 +312,67 @@ class VirtualCluster:
                     self._log(recorded)
                 case Tell(to=None, command=Ended() as ended):
                     self._ended = ended
-                case Tell(to=None, command=Progress()):
-                    pass
-                case Tell(to=None, command=Fence(worker=worker)):
-                    self._kill(self._workers[worker])
+                case Tell(to=None, command=command):
+                    self._obey(command)
                 case Tell(to=WorkerId() as to, command=command):
+                    process = self._processes[output.pid or self._membership.pids[to]]
                     self._after(
                         self._draw(self._delays.control),
-                        lambda to=to, c=command: self._deliver(self._workers[to], c),  # type: ignore[misc]
-                        channel=("down", to),
+                        lambda process=process, c=command: self._deliver(process, c),  # type: ignore[misc]
+                        channel=("down", process.life.pid),
                     )
+
+    # The agent.
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Progress(step=step):
+                self._offer(step + 1)
+            case Fence(pid=pid) if pid in self._processes:
+                self._kill(self._processes[pid])
+            case Spawn(worker=worker):
+                self._workers[worker] = self._worker(worker)
+                self._deaths = dict(filter(None, [self._death_of_comer]))
+                self._begin(self._workers[worker], self._draw(self._delays.start))
+            case Strike(spec=spec):
+                self._kill_node(Fault.parse(spec))
+
+    def _offer(self, step: int) -> None:
+        for fault in self._faults:
+            if fault.kind is FaultKind.JOIN and fault.step <= step and fault not in self._struck:
+                self._note(fault, str(fault.worker or "new"), "", fault.step)
+                self._decide(Offer(worker=fault.worker))
+
+    def _kill_node(self, fault: Fault) -> None:
+        assert fault.node is not None
+        members = self._nodes[fault.node]
+        for worker in members:
+            self._note(fault, str(worker), str(fault.point), fault.step)
+            self._kill(self._workers[worker])
+        lost = NodeLost(node=fault.node, workers=members)
+        self._after(self._delays.detect[0], lambda: self._decide(lost))  # the agent knows at once
+
+    def _note(self, fault: Fault, worker: str, point: str, step: int) -> None:
+        if fault not in self._struck:
+            self._struck.add(fault)
+            self._fired.append(str(fault))
+        self._log(FaultInjected(worker=worker, kind=fault.kind, step=step, point=point, spec=str(fault)))
 
     def _log(self, event: Event) -> None:
         self._events.append((self._now, event))
 
     def _deliver(self, worker: _Worker, command: Command) -> None:
-        if not worker.alive or isinstance(command, Blob):
+        """A command arrives. What comes to a stopped process waits for ever, as it never wakes here."""
+        if not worker.alive or worker.stopped or isinstance(command, Blob):
+            return
+        if isinstance(command, Expel):
+            self._kill(worker)
+            return
+        if isinstance(command, Install) and command.at_boundary:
+            worker.prepared = command
             return
         if isinstance(command, Install):
-            worker.newest = command.generation
+            worker.newest, worker.prepared = command.generation, None
         if isinstance(command, Shutdown):
             worker.newest = 2**62
         worker.commands.append(command)
@@ -264,22 +388,26 @@ class VirtualCluster:
             return
         worker.alive, worker.ready, worker.waiting = False, None, None
         who = worker.life.worker
-        exited = Exited(worker=who, status=-9)
+        exited = Exited(worker=who, pid=worker.life.pid, status=-9)
         self._after(self._draw(self._delays.detect), lambda: self._decide(exited))
-        self._after(self._draw(self._delays.detect), lambda: self._notice(who))
+        generation = worker.life.generation
+        self._after(self._draw(self._delays.detect), lambda: self._notice(who, generation))
 
-    def _notice(self, dead: WorkerId) -> None:
+    def _notice(self, dead: WorkerId, generation: int) -> None:
         """Those that wait for the dead worker see its connection close, sooner or later than the coordinator."""
         for worker in self._workers.values():
-            if worker.alive and dead in _peers(worker.waiting) and worker.ready is not None:
+            waits = worker.ready is not None and dead in _peers(worker.waiting)
+            if worker.alive and worker.life.generation == generation and waits:
                 self._throw(worker, PeerLost(str(dead), worker.life.generation))
 
     def _throw(self, worker: _Worker, error: Exception) -> None:
+        if worker.stopped or worker.stalled_at is not None:
+            return
         worker.waiting, worker.ready = None, None
         self._advance(worker, lambda: worker.generator.throw(error))
 
     def _resume(self, worker: _Worker, value: Callable[[_Worker], Any] | None = None) -> None:
-        if not worker.alive:
+        if not worker.alive or worker.stopped:
             return
         given = value(worker) if value else None
         if value is not None and given is None:
@@ -293,7 +421,7 @@ class VirtualCluster:
             try:
                 effect = step()
             except StopIteration:
-                worker.alive = False
+                self._end(worker)
                 return
             worker.effects += 1
             if self._deaths.get(worker.life.worker) == worker.effects:
@@ -309,13 +437,18 @@ class VirtualCluster:
                 return
             step = lambda r=result: worker.generator.send(r)  # type: ignore[misc]  # noqa: E731
 
+    def _end(self, worker: _Worker) -> None:
+        """A life is over in order: its process ends."""
+        worker.alive = False
+        exited = Exited(worker=worker.life.worker, pid=worker.life.pid, status=0)
+        self._after(self._draw(self._delays.detect), lambda: self._decide(exited))
+
     def _perform(self, worker: _Worker, effect: Any) -> tuple[bool, Any]:
         """Does what can be done at once; otherwise notes what the worker waits for."""
         life = worker.life
         match effect:
             case Report(message=message):
-                channel = ("up", life.worker)
-                self._after(self._draw(self._delays.control), lambda: self._decide(message), channel=channel)
+                self._up(worker, message)
                 return True, None
             case Listen():
                 command = self._next_command(worker)
@@ -323,6 +456,8 @@ class VirtualCluster:
                 return command is not None, command
             case Abort():
                 worker.spans.clear()
+                return True, None
+            case Release():
                 return True, None
         if worker.newest > life.generation:
             raise StaleGeneration(life.generation)
@@ -341,9 +476,52 @@ class VirtualCluster:
             case Committed(step=step, ops=ops):
                 self._commit(worker, step, ops)
                 return True, None
-            case Expect():
+            case Expect() | Drain():
                 return True, None
+            case Ready():
+                return True, worker.prepared is not None
+            case Boundary():
+                return True, self._go_over(worker)
+            case Serve(generation=generation, target=target, snapshots=snapshots):
+                made = {layer: encode() for layer, encode in snapshots.items()}
+                self._served[generation, target][life.worker] = made
+                return True, None
+            case Fetch(holders=holders):
+                worker.fetched = None
+                self._fetch(worker, life.generation, dict(holders))
+                return True, None
+            case Fetched():
+                return True, worker.fetched
         return self._wait(worker, effect)
+
+    def _go_over(self, worker: _Worker) -> Install:
+        install, worker.prepared = worker.prepared, None
+        if install is None:
+            raise StaleGeneration(worker.life.generation)
+        return install
+
+    def _fetch(self, worker: _Worker, generation: int, holders: dict[int, tuple[WorkerId, ...]]) -> None:
+        """Copies when every layer has a living holder that serves it; all its holders must serve the same bits."""
+
+        def attempt() -> None:
+            if not worker.alive or worker.life.generation != generation:
+                return
+            served = self._served[generation, worker.life.worker]
+            states = {}
+            for layer, sources in holders.items():
+                found = {served[source][layer] for source in sources if source in served and self._living(source)}
+                if len(found) > 1:
+                    raise InternalError(f"holders of layer {layer} serve different bits")
+                if not found:
+                    self._after(self._draw(self._delays.copy), attempt)
+                    return
+                (states[layer],) = found
+            worker.fetched = states
+
+        self._after(self._draw(self._delays.copy), attempt)
+
+    def _living(self, worker: WorkerId) -> bool:
+        return self._workers[worker].alive and not self._workers[worker].stopped
 
     def _wait(self, worker: _Worker, effect: Take | FinishReduce | Build) -> tuple[bool, Any]:
         life = worker.life
@@ -377,7 +555,7 @@ class VirtualCluster:
         microbatch = run.op.microbatch
 
         def finish() -> None:
-            if not worker.alive:
+            if not worker.alive or worker.stopped:
                 return
             worker.waiting = None
             if worker.newest > worker.life.generation:
@@ -407,7 +585,7 @@ class VirtualCluster:
         self._after(self._draw(self._delays.message), arrive)
 
     def _arrive(self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], who: WorkerId) -> None:
-        if not self._workers[who].alive:
+        if not self._living(who):
             return
         self._mail.join(generation, groups, who)
         self._wake({peer for group in groups if who in group for peer in group} | {who})
@@ -415,7 +593,7 @@ class VirtualCluster:
     def _wake(self, workers: Iterable[WorkerId]) -> None:
         for who in sorted(workers):
             worker = self._workers[who]
-            if worker.alive and worker.ready is not None:
+            if worker.alive and not worker.stopped and worker.ready is not None:
                 ready = worker.ready
                 self._resume(worker, lambda _, ready=ready: ready())  # type: ignore[misc]
 
@@ -426,17 +604,34 @@ class VirtualCluster:
                 return command
         return None
 
-    def _reach(self, worker: _Worker, point: Any, step: int) -> tuple[bool, Any]:
+    def _reach(self, worker: _Worker, point: Point, step: int) -> tuple[bool, Any]:
         for fault in self._faults:
-            if fault.worker == worker.life.worker and fault.point == point and fault.step == step:
-                self._fired.append(str(fault))
-                injected = FaultInjected(
-                    worker=str(fault.worker), kind=fault.kind, step=step, point=point, spec=str(fault)
-                )
-                self._log(injected)
-                self._kill(worker)
+            if fault in self._struck or not strikes(fault, point, step):
+                continue
+            who = worker.life.worker
+            if fault.kind is FaultKind.KILL_NODE and fault.node is not None and who == self._nodes[fault.node][0]:
+                worker.waiting = fault
+                self._up(worker, Strike(worker=who, spec=str(fault)))
                 return False, None
+            if fault.worker == who:
+                self._note(fault, str(who), str(point), step)
+                if not self._strike(worker, fault.kind):
+                    return False, None
         return True, None
+
+    def _strike(self, worker: _Worker, kind: FaultKind) -> bool:
+        """Lets a fault happen to a worker; returns whether it goes on."""
+        match kind:
+            case FaultKind.HANG | FaultKind.PARTITION:
+                worker.stopped = True
+            case FaultKind.STALL:
+                worker.stalled_at = self._now
+            case FaultKind.LEAVE:
+                self._up(worker, Leaving(worker=worker.life.worker))
+                return True
+            case _:
+                self._kill(worker)
+        return False
 
     def _commit(self, worker: _Worker, step: int, ops: tuple[Op, ...]) -> None:
         plan = self._membership.plan
@@ -448,6 +643,7 @@ class VirtualCluster:
             omitted=worker.life.stage.omitted,
             ops=tuple(worker.spans),
         )
+        worker.warm = True
         self._log(stepped)
         worker.spans.clear()
         current = self._membership.generation == worker.life.generation
@@ -455,7 +651,7 @@ class VirtualCluster:
             raise InternalError(f"worker {worker.life.worker} left its order in step {step}")
 
     def _key(self, worker: _Worker, instruction: Any, step: int) -> MessageKey:
-        number = instruction.microbatch.number(worker.life.microbatches)
+        number = message_number(instruction.payload, instruction.microbatch, worker.life.microbatches)
         return MessageKey(generation=worker.life.generation, step=step, payload=instruction.payload, microbatch=number)
 
 

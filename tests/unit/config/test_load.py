@@ -7,6 +7,7 @@ import pytest
 from holdfast.config.load import dump_job, load_job, num_layers, parse_job
 from holdfast.errors import ConfigError
 
+GRID = "microbatch_size, microbatches, pipelines, stages, workers_per_node"
 JOB = {
     "name": "small",
     "model": {"kind": "gpt", "layers": 2, "width": 32, "heads": 4},
@@ -43,7 +44,11 @@ def complaint(tree, *overrides):
         ("zzz", 1, "zzz: unknown key; known: control, data, grid, model, name, optimizer, resilience, train"),
         ("model.hieght", 1, "model.hieght: unknown key; known: context, dropout, heads, kind, layers, width"),
         ("data.context", 1, "data.context: unknown key; known: kind, path"),
-        ("grid.kind", "x", "grid.kind: unknown key; known: microbatch_size, microbatches, pipelines, stages"),
+        (
+            "grid.kind",
+            "x",
+            f"grid.kind: unknown key; known: {GRID}",
+        ),
         ("grid.stages", "four", "grid.stages: expected `int`, got 'four'"),
         ("grid.stages", 2.0, "grid.stages: expected `int`, got 2.0"),
         ("grid.stages", True, "grid.stages: expected `int`, got True"),
@@ -121,7 +126,10 @@ def test_a_job_is_keys_and_values(tree):
         ("grid.stages=[", "--set grid.stages=[: '[' is not a YAML value"),
         ("grid.stages=", "grid.stages: expected `int`, got None"),
         ("grid.stages=two", "grid.stages: expected `int`, got 'two'"),
-        ("grid..stages=2", "grid.: unknown key; known: microbatch_size, microbatches, pipelines, stages"),
+        (
+            "grid..stages=2",
+            f"grid.: unknown key; known: {GRID}",
+        ),
         ("gird.stages=2", "gird: unknown key; did you mean grid?"),
         ("model=3", "model: expected `object`, got 3"),
     ],

@@ -148,7 +148,7 @@ def test_a_wrong_token_is_refused_and_nothing_is_answered(service, connect):
     assert isinstance(error, ConfigError)
     assert str(error) == f"coordinator at {service.address}: wrong or missing job token"
     assert client.got_nothing()
-    assert service.coordinator.membership.attached == frozenset()
+    assert service.coordinator.membership.pids == {}
 
 
 def test_no_token_is_refused(service):
@@ -157,7 +157,7 @@ def test_no_token_is_refused(service):
         with pytest.raises(grpc.RpcError) as caught:
             next(call)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert service.coordinator.membership.attached == frozenset()
+    assert service.coordinator.membership.pids == {}
 
 
 def test_nobody_there_is_told():
@@ -213,14 +213,14 @@ def attached(connect):
 def test_a_closed_stream_is_a_lost_worker_and_the_decision_is_stored_first(service, connect):
     agent, a, b = attached(connect)
     a.close()
-    assert agent.expect(Fence) == Fence(worker=A)
+    assert agent.expect(Fence) == Fence(worker=A, pid=1)
     install = b.expect(Install)
     assert (install.generation, install.plan.workers) == (2, (B,))
     store = DecisionStore(service.store)
     assert (store.latest().generation, store.latest().lost) == (2, ("0.0",))
     assert store.latest().plan == install.plan
     store.close()
-    agent.send(Exited(worker=A, status=-9))
+    agent.send(Exited(worker=A, pid=1, status=-9))
     b.send(status(B, 2))
     b.expect(Resume)
     assert agent.got_nothing()
@@ -246,7 +246,7 @@ def test_the_stream_of_a_killed_process_is_closed(service, connect):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert [process.stdout.readline().strip() for _ in range(2)] == ["Attached", "Install"]
         os.kill(process.pid, signal.SIGKILL)
-    assert agent.expect(Fence) == Fence(worker=A)
+    assert agent.expect(Fence) == Fence(worker=A, pid=1)
     b.expect(Attached)
     b.expect(Install)
     assert b.expect(Install).generation == 2
@@ -264,7 +264,7 @@ def test_a_worker_that_talks_nonsense_is_lost(service, connect, nonsense):
         answers = attach(iter(outbox.get, None), metadata=(("holdfast-token", TOKEN),))
         next(answers)
         outbox.put(nonsense)
-        assert agent.expect(Fence) == Fence(worker=A)
+        assert agent.expect(Fence) == Fence(worker=A, pid=1)
         outbox.put(None)
 
 
@@ -272,7 +272,7 @@ def test_an_agent_that_comes_late_still_hears_how_the_job_ended(service, connect
     """The job has ended before the agent's call arrives: a worker that fails at once can be that fast."""
     a = connect(A)
     a.expect(Attached)
-    a.send(Failure(worker=A, error="no such data", user_fault=True))
+    a.send(Failure(worker=A, pid=1, error="no such data", user_fault=True))
     a.expect(Shutdown)
     assert connect(None).expect(Ended).detail == "no such data"
 

@@ -23,6 +23,7 @@ from holdfast.control.messages import (
     Blob,
     Ended,
     Exited,
+    Expel,
     Failure,
     Fence,
     Finished,
@@ -114,7 +115,7 @@ def hellos(plan=PLAN):
 
 
 def died(worker):
-    return Exited(worker=worker, status=-9)
+    return Exited(worker=worker, pid=1, status=-9)
 
 
 @pytest.fixture
@@ -148,11 +149,11 @@ def test_the_agent_attaches_without_becoming_a_member(forming):
 
 def test_a_stranger_is_sent_away(forming):
     (told,) = forming.give(Hello(worker=STRANGER, pid=1)).told
-    assert told == (STRANGER, Shutdown(reason="worker 7.7 is not a member"))
+    assert told == (STRANGER, Expel(reason="worker 7.7 is no member any more"))
 
 
 def test_a_worker_that_dies_while_starting_ends_the_job():
-    job = Job().give(hellos()[0], Exited(worker=W01, status=1))
+    job = Job().give(hellos()[0], Exited(worker=W01, pid=1, status=1))
     assert job.ended.outcome == "error"
     assert "0.1 died while starting (process ended: exit code 1)" in job.ended.detail
     assert job.commands(Shutdown).keys() == {W00, W10, W11}
@@ -185,13 +186,13 @@ def test_rebuilt_is_noted_when_all_have_joined(running):
 
 
 @pytest.mark.parametrize("phase", ["forming", "running", "saving"])
-@pytest.mark.parametrize("event", [died(W10), Closed(worker=W10)], ids=["exited", "closed"])
+@pytest.mark.parametrize("event", [died(W10), Closed(worker=W10, pid=1)], ids=["exited", "closed"])
 def test_a_loss_forms_a_new_generation_of_the_others(request, phase, event):
     job = request.getfixturevalue(phase).give(event)
     plan = adaptive_plan(PLAN, [W10])
     assert job.state.phase is Phase.FORMING
     assert job.commands(Install) == dict.fromkeys([W00, W01, W11], Install(generation=2, plan=plan))
-    assert job.commands(Fence) == {None: Fence(worker=W10)}
+    assert job.commands(Fence) == {None: Fence(worker=W10, pid=1)}
     assert [type(event) for event in job.recorded] == [Detected, Installed]
     assert job.recorded[0].generation == 1
     job.status(3)
@@ -200,10 +201,10 @@ def test_a_loss_forms_a_new_generation_of_the_others(request, phase, event):
 
 def test_how_it_was_detected_is_told(running):
     assert running.give(died(W10)).recorded[0].how == "process ended: signal 9"
-    assert running.give(Closed(worker=W11)).recorded[0].how == "connection closed"
+    assert running.give(Closed(worker=W11, pid=1)).recorded[0].how == "connection closed"
 
 
-@pytest.mark.parametrize("again", [died(W10), Closed(worker=W10)])
+@pytest.mark.parametrize("again", [died(W10), Closed(worker=W10, pid=1)])
 def test_one_death_reported_twice_is_one(running, again):
     running.give(died(W10))
     before = running.state
@@ -248,7 +249,7 @@ def test_a_lost_worker_has_no_say(running):
 
 
 def test_a_failure_of_a_lost_worker_does_not_end_the_job(running):
-    running.give(died(W10)).give(Failure(worker=W10, error="my socket broke", user_fault=False))
+    running.give(died(W10)).give(Failure(worker=W10, pid=1, error="my socket broke", user_fault=False))
     assert running.ended is None
 
 
@@ -259,8 +260,8 @@ def test_a_stranger_has_no_say(forming):
 
 
 def test_a_lost_worker_that_attaches_again_is_sent_away(running):
-    running.give(died(W10)).give(Hello(worker=W10, pid=2))
-    assert running.told == [(W10, Shutdown(reason="worker 1.0 is not a member"))]
+    running.give(died(W10)).give(Hello(worker=W10, pid=1))
+    assert running.told == [(W10, Expel(reason="worker 1.0 is no member any more"))]
     assert W10 in running.state.lost
 
 
@@ -385,7 +386,7 @@ def test_nothing_can_be_suspected_before_the_first_generation():
     [(True, "user-error", "no such file"), (False, "error", "worker 0.1: no such file\nTraceback")],
 )
 def test_a_failure_of_a_worker_ends_the_job(running, user_fault, outcome, detail):
-    running.give(Failure(worker=W01, error="no such file", user_fault=user_fault, traceback="Traceback\n"))
+    running.give(Failure(worker=W01, pid=1, error="no such file", user_fault=user_fault, traceback="Traceback\n"))
     assert (running.ended.outcome, running.ended.detail) == (outcome, detail)
     assert running.commands(Shutdown).keys() == set(PLAN.workers)
 
@@ -428,14 +429,14 @@ def test_one_worker_alone_has_no_one_to_go_on():
 
 def test_an_answer_prepared_ahead_is_used_and_is_the_same_as_one_made_in_time():
     state = Membership(healthy=PLAN, steps=5, strategy="auto", directory="out", phase=Phase.RUNNING, plan=PLAN)
-    state = replace(state, generation=1, attached=frozenset(PLAN.workers))
+    state = replace(state, generation=1, pids=dict.fromkeys(PLAN.workers, 1))
     victim = PLAN.workers[-1]
     assert frozenset({victim}) in unplanned(state)
     recovery = plan_recovery(state, frozenset({victim}))
     prepared, outputs = decide(state, Planned(lost=frozenset({victim}), recovery=recovery))
     assert outputs == ()
     assert frozenset({victim}) not in unplanned(prepared)
-    death = Exited(worker=victim, status=-9)
+    death = Exited(worker=victim, pid=1, status=-9)
     with_it, without = decide(prepared, death), decide(state, death)
     assert with_it[1] == without[1]
     assert with_it[0].plan is recovery.plan, "the prepared one, not one made anew"

@@ -4,11 +4,20 @@ import pytest
 
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import MicroBatch, WorkerId
-from holdfast.core.lower import Reduction, format_instructions, groups, lower, parse_instructions
+from holdfast.core.lower import (
+    Payload,
+    Reduction,
+    format_instructions,
+    groups,
+    lower,
+    message_number,
+    parse_instructions,
+)
 from holdfast.core.placement import LayerRange, Placement, split_evenly
-from holdfast.core.plan import Plan
+from holdfast.core.plan import Plan, with_listeners
 from holdfast.core.routes import Route, Routes
 from holdfast.core.schedule import parse_orders
+from holdfast.core.validate import validate
 from holdfast.errors import InvalidSchedule
 
 
@@ -89,10 +98,24 @@ def test_chains_that_add_no_worker_are_left_out():
 
 
 def test_a_worker_that_no_chain_reaches_is_refused():
-    plan = regular_plan(2, split_evenly(1, 1), 2)
-    routes = Routes(tuple(Route(route.microbatch, (WorkerId(0, 0),)) for route in plan.routes.routes))
+    plan = regular_plan(1, split_evenly(2, 2), 1)
+    odd = with_listeners(plan, [(WorkerId(1, 0), LayerRange(0, 2))])
     with pytest.raises(InvalidSchedule, match=r"worker 1\.0.*no verdict"):
-        lower(dataclasses.replace(plan, routes=routes, orders=parse_orders("0.0: F0.0\n1.0:")))
+        lower(odd)
+
+
+def test_a_worker_without_operations_listens_in_the_place_of_a_peer():
+    plan = with_listeners(regular_plan(1, split_evenly(2, 2), 1), [(WorkerId(1, 1), LayerRange(1, 2))])
+    texts = {str(p.worker): format_instructions(p.instructions) for p in lower(plan)}
+    assert texts["1.1"] == "REDUCE_L1 RECV_TALLY1.2<0.0 SEND_VERDICT1.2>0.0 STEP_L1"
+    assert "SEND_TALLY0.0>0.1 SEND_TALLY1.2>1.1 RECV_VERDICT0.0<0.1 RECV_VERDICT1.2<1.1" in texts["0.0"]
+    validate(plan)
+
+
+def test_verdicts_are_numbered_apart_from_microbatches():
+    assert message_number(Payload.ACTIVATION, MicroBatch(1, 2), 3) == 5
+    numbers = {message_number(Payload.TALLY, MicroBatch(p, i), 3) for p in range(3) for i in range(9)}
+    assert len(numbers) == 27
 
 
 def test_an_operation_off_its_route_is_refused():

@@ -151,7 +151,7 @@ def test_messages_repeat_and_reset_forgets(numerics: Any) -> None:
     first = sums.message()
     again = sums.message()
     assert torch.equal(first.nan_to_num(), again.nan_to_num())
-    assert first.numel() == LAYOUT.length == 18 + 3 + 1 + 6 + 12
+    assert first.numel() == LAYOUT.length == 18 + 3 + 2 + 6 + 12
     first.zero_()
     assert sums.message().any()
     assert sums.counts == {(3, 0): 1, (3, 1): 1, (3, 2): 1}

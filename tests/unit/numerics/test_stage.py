@@ -207,7 +207,7 @@ def test_a_step_taken_back_and_run_again_gives_the_same_bits(point: str, make: C
 def _interrupt(stages: list[Stage], point: str) -> None:
     if point == "skipped":
         for stage in stages:
-            stage.conclude(torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+            stage.conclude(torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64))
     layers = [(stage, layer) for stage in stages for layer in stage.layer_range.indices]
     for count, (stage, layer) in enumerate(layers if point != "reduced" else []):
         stage.update(layer)

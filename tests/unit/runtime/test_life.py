@@ -38,14 +38,15 @@ from holdfast.runtime.executor import (
     StartReduce,
     Take,
 )
-from holdfast.runtime.life import Abort, Build, Listen, Report, WorkerLife
+from holdfast.runtime.life import Abort, Build, Listen, Release, Report, WorkerLife
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 2
 MICROBATCHES = 2
 PLAN = regular_plan(1, split_evenly(5, 2), MICROBATCHES)
 FIRST, LAST = PLAN.workers
-UNINTERRUPTED = Report | Listen | Abort
+JOINING = ["listen", "[detect]", "abort", "release", "Status", "[install]", "build", "Joined", "listen"]
+UNINTERRUPTED = Report | Listen | Abort | Release
 """Effects that the shell carries out in any generation; all others it can answer with StaleGeneration."""
 
 
@@ -104,7 +105,7 @@ class Shell:
                 return self.stage.backward(op.kind, step, number, value)
             case Take(receive=receive, step=step):
                 if receive.payload in (Payload.TALLY, Payload.VERDICT):
-                    return torch.ones(5, 2, dtype=torch.float64)
+                    return torch.tensor([[1.0, 1.0, 1.0]] * 5, dtype=torch.float64)
                 return torch.arange(WIDTH) + 1000 * step + 100 * receive.microbatch.index
             case StartReduce(reduction=reduction, value=value):
                 self._started[reduction] = value.clone()
@@ -154,18 +155,18 @@ def label(effect):
 
 def test_the_order_of_effects(tmp_path):
     told = [label(effect) for effect in Shell(LAST, tmp_path).run().effects]
-    assert told[:10] == [
-        "Hello", "listen", "listen", "abort", "Status", "[install]", "build", "Joined", "listen", "[start]"
+    assert told[:11] == [
+        "Hello", "listen", "listen", "abort", "release", "Status", "[install]", "build", "Joined", "listen", "[start]"
     ]  # fmt: skip
     step = [
         "[start]", "expect",
         "RECV_ACT0.0<0.0", "F0.0", "B0.0", "SEND_GRAD0.0>0.0",
         "RECV_ACT0.1<0.0", "F0.1", "[forward]", "B0.1", "[backward]", "SEND_GRAD0.1>0.0",
-        "start L4", "[reduce]", "start L3", "finish L4", "finish L3",
+        "ready", "start L4", "[reduce]", "start L3", "finish L4", "finish L3",
         "RECV_TALLY0.0<0.0", "SEND_VERDICT0.0>0.0",
         "[update]", "[commit]", "committed", "StepDone",
     ]  # fmt: skip
-    assert told[9:] == [*step, *step, "Finished", "listen", "Saved", "listen"]
+    assert told[10:] == [*step, *step, "Finished", "listen", "Saved", "listen"]
 
 
 def test_who_does_not_hold_the_last_layer_reports_no_step(tmp_path):
@@ -191,7 +192,7 @@ def test_a_newer_generation_at_any_effect_leads_to_a_clean_join(worker, tmp_path
     for index in tried:
         shell = Shell(worker, tmp_path, {index: StaleGeneration(1, 2)}).run()
         told = [label(effect) for effect in shell.effects[index + 1 :]]
-        assert told[:8] == ["listen", "[detect]", "abort", "Status", "[install]", "build", "Joined", "listen"], index
+        assert told[: len(JOINING)] == JOINING, index
         status = next(m for m in reversed(shell.reports) if isinstance(m, Status))
         assert (status.generation, shell.life.generation) == (2, 2)
         steps = {step for _, step in status.layer_steps}
@@ -250,7 +251,7 @@ def test_what_was_begun_is_counted(tmp_path):
 def test_what_was_counted_once_is_not_counted_again(tmp_path):
     effects = [label(effect) for effect in Shell(LAST, tmp_path).run().effects]
     forward = effects.index("F0.1")
-    replay = forward + 2 + len(["listen", "detect", "abort", "Status", "install", "build", "Joined", "listen"])
+    replay = forward + 2 + len(JOINING)
     shell = Shell(LAST, tmp_path, {forward + 1: StaleGeneration(1, 2), replay: StaleGeneration(2, 3)}).run()
     assert label(shell.effects[replay]) == "[replay]"
     executed = [dict(m.executed).get(0, 0) for m in shell.reports if isinstance(m, Status)]
@@ -270,7 +271,7 @@ def test_losses_do_not_depend_on_what_was_interrupted():
     stage.forward(0, 1, other)
     stage.discard()
     stage.forward(0, 0, other)
-    message = stage.message((4,))
+    message = stage.message((4,), 0)
     losses = message[-MICROBATCHES:].view(torch.float64).tolist()
     assert losses[1] == 0.0
 
@@ -370,7 +371,7 @@ def chain(activation_of):
         last.forward(0, m, given[activation_of(m)])
         first.backward(OpKind.B, 0, m, last.backward(OpKind.B, 0, m, None))
     for layer, stage in enumerate((first, last)):
-        stage.accept((layer,), stage.message((layer,)))
+        stage.accept((layer,), stage.message((layer,), 0))
         stage.conclude(torch.ones(2, 2, dtype=torch.float64))
         stage.update(layer)
         stage.swap(layer)

@@ -12,9 +12,13 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.runtime.copying import StateCopier
 from holdfast.runtime.emulated import WIDTH, EmulatedStage
+from holdfast.runtime.exchange import RelayExchange
+from holdfast.runtime.injection import Injector
 from holdfast.runtime.life import WorkerLife
-from holdfast.runtime.shell import RelayExchange, Shell
+from holdfast.runtime.shell import Shell
+from holdfast.runtime.transfer import StateServer
 from holdfast.telemetry.events import EventLog
 
 
@@ -52,15 +56,18 @@ def shell(tmp_path):
     life = WorkerLife(worker=worker, stage=stage, steps=2, microbatches=2, ties=(), pid=0)
     log = EventLog(tmp_path / "events.jsonl")
     spec = TensorSpec(shape=(WIDTH,), dtype="int64")
+    exchange = RelayExchange(worker, sent.put)
     shell = Shell(
         life=life,
         stage=stage,
         transport=DeafTransport(),
-        exchange=RelayExchange(worker, sent.put),
+        exchange=exchange,
         send=sent.put,
         log=log,
         spec_of=lambda payload: spec,
-        faults=(),
+        injector=Injector(worker=worker, faults=(), log=log, send=sent.put),
+        copier=StateCopier(worker=worker, exchange=exchange, server=StateServer("127.0.0.1", "t"), token="t"),
+        expelled=pytest.fail,
     )
     yield shell, sent
     shell.transport.never.set()

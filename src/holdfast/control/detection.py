@@ -1,0 +1,119 @@
+"""Who is hung: judged from heartbeats, as a pure function of what was heard and when.
+
+A worker is silent (stopped, partitioned) when no heartbeat came for too long. It is stuck when its heartbeats come, but
+say that one thing has kept it busy for much longer than anything ever did. A worker that waits for others is neither.
+In its first step, in which libraries load and warm up, a worker may take 15 times as long before it counts as either.
+When nobody is busy and nobody moves, the workers wait for each other: something was lost between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from holdfast.control.messages import Heartbeat
+from holdfast.core.ids import WorkerId
+
+__all__ = ["Vital", "Watch", "deadlocked", "forget", "hear", "overdue", "pass_time"]
+
+STALL_S = 1.0
+_SLOWER = 8.0
+_COLD = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vital:
+    """The last sign of one worker; times in seconds of the coordinator's clock.
+
+    Attributes:
+        heard_at: when it was heard last, or began to be listened for.
+        moved_at: when it was first heard to have done all that it has done.
+        beat: what it said last; None if nothing yet.
+    """
+
+    heard_at: float
+    moved_at: float
+    beat: Heartbeat | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What is known of all workers.
+
+    Attributes:
+        limit_s: how long a worker may be silent or stuck.
+        vitals: the last sign of each worker.
+        now: when time was last seen to pass; None before the first time.
+    """
+
+    limit_s: float = 2.0
+    vitals: Mapping[WorkerId, Vital] = field(default_factory=dict)
+    now: float | None = None
+
+
+def hear(watch: Watch, beat: Heartbeat, now: float) -> Watch:
+    """Returns the watch after a heartbeat."""
+    before = watch.vitals.get(beat.worker)
+    moved = before is None or before.beat is None or _place(before.beat) != _place(beat)
+    moved_at = now if moved or before is None else before.moved_at
+    return replace(watch, vitals={**watch.vitals, beat.worker: Vital(heard_at=now, moved_at=moved_at, beat=beat)})
+
+
+def forget(watch: Watch, workers: Iterable[WorkerId]) -> Watch:
+    """Returns the watch without these workers: they are gone, or their new process starts afresh."""
+    gone = frozenset(workers)
+    return replace(watch, vitals={worker: vital for worker, vital in watch.vitals.items() if worker not in gone})
+
+
+def pass_time(watch: Watch, members: Iterable[WorkerId], now: float) -> Watch:
+    """Returns the watch at ``now``: members never heard of are listened for from now on.
+
+    If far more time has passed than between two looks, we ourselves were stopped (or the whole machine was), and what
+    was sent meanwhile has not been read yet: that time counts for nobody.
+    """
+    gap = 0.0 if watch.now is None else now - watch.now
+    shift = gap if gap > STALL_S else 0.0
+    vitals = {
+        worker: replace(vital, heard_at=vital.heard_at + shift, moved_at=vital.moved_at + shift)
+        for worker, vital in watch.vitals.items()
+    }
+    for worker in members:
+        vitals.setdefault(worker, Vital(heard_at=now, moved_at=now))
+    return replace(watch, vitals=vitals, now=now)
+
+
+def overdue(watch: Watch, members: Iterable[WorkerId], *, running: bool) -> dict[WorkerId, str]:
+    """Returns the members that are hung, and how that shows.
+
+    Args:
+        watch: after :func:`pass_time`.
+        members: whom to judge.
+        running: whether steps, or the way to them, are being run; saving, for example, may take any time.
+    """
+    found = {}
+    for worker in members:
+        vital = watch.vitals[worker]
+        now = vital.heard_at if watch.now is None else watch.now
+        warm = vital.beat is not None and vital.beat.slowest_s > 0
+        if now - vital.heard_at > watch.limit_s * (1.0 if warm else _COLD):
+            found[worker] = f"no sign of life for {now - vital.heard_at:.1f} s"
+        elif running and vital.beat is not None and vital.beat.busy_s > _allowance(vital.beat, watch.limit_s):
+            found[worker] = f"stuck in step {vital.beat.step} for {vital.beat.busy_s:.1f} s"
+    return found
+
+
+def deadlocked(watch: Watch, members: Iterable[WorkerId]) -> bool:
+    """Whether every member waits and none has moved for twice the limit."""
+    vitals = [watch.vitals[worker] for worker in members]
+    if watch.now is None or any(vital.beat is None or vital.beat.busy_s > 0 for vital in vitals):
+        return False
+    return all(watch.now - vital.moved_at > 2 * watch.limit_s for vital in vitals)
+
+
+def _allowance(beat: Heartbeat, limit_s: float) -> float:
+    """How long one thing may take: a multiple of the slowest so far, and plenty in a worker's first step."""
+    return max(limit_s, _SLOWER * beat.slowest_s) if beat.slowest_s > 0 else _COLD * limit_s
+
+
+def _place(beat: Heartbeat) -> tuple[int, int, int, int]:
+    return (beat.generation, beat.step, beat.op, beat.moves)

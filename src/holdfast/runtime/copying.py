@@ -1,0 +1,101 @@
+"""Giving a worker that enters the state of its peers: offers over the exchange of addresses, bytes over gRPC."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from holdfast.core.ids import WorkerId
+from holdfast.errors import PeerLost, StaleGeneration, StateUnavailable
+from holdfast.runtime.exchange import RelayExchange
+from holdfast.runtime.transfer import Offer, StateServer, fetch
+
+__all__ = ["StateCopier"]
+
+
+@dataclass(slots=True)
+class _Fetching:
+    """A fetch under way in a thread of its own."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    states: dict[int, bytes] | None = None
+    error: BaseException | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class StateCopier:
+    """Both ends of one worker's state transfers; nothing here blocks the thread that trains.
+
+    Attributes:
+        worker: who we are.
+        exchange: tells offers to whoever enters.
+        server: serves what was pinned; starts to listen at the first pin.
+        token: of the job.
+    """
+
+    worker: WorkerId
+    exchange: RelayExchange
+    server: StateServer
+    token: str
+    _served: dict[WorkerId, str] = field(default_factory=dict)
+    _fetching: _Fetching | None = None
+
+    def serve(self, generation: int, step: int, target: WorkerId, snapshots: Mapping[int, Callable[[], bytes]]) -> None:
+        """Encodes, hashes and offers snapshots, in a thread of its own."""
+        key = f"{generation}/{target}"
+        self._served[target] = key
+
+        def offer() -> None:
+            made = self.server.pin(key, {layer: encode() for layer, encode in snapshots.items()})
+            self.exchange.put(generation, _name(self.worker, target), msgspec.msgpack.encode(made), (target,))
+
+        threading.Thread(target=offer, name=f"serve-{target}", daemon=True).start()
+
+    def release(self, keep: tuple[WorkerId, ...]) -> None:
+        """Drops the snapshots for all other workers, and a fetch of our own."""
+        for target in [target for target in self._served if target not in keep]:
+            self.server.unpin(self._served.pop(target))
+        if self._fetching is not None and self.worker not in keep:
+            self._fetching.stop.set()
+            self._fetching = None
+
+    def fetch(self, generation: int, holders: Mapping[int, tuple[WorkerId, ...]]) -> None:
+        """Begins to fetch layers, each from whoever holds it."""
+        self._fetching = fetching = _Fetching()
+        arguments = (fetching, generation, holders)
+        threading.Thread(target=self._fetch, args=arguments, name="fetch", daemon=True).start()
+
+    def fetched(self, generation: int) -> dict[int, bytes] | None:
+        """Returns what was fetched; None while it is not complete.
+
+        Raises:
+            PeerLost: nobody is left who could give some layer: to be tried again in another generation.
+            ReplicaDiverged: the holders of a layer hold different bits.
+        """
+        assert self._fetching is not None
+        if isinstance(self._fetching.error, StateUnavailable):
+            raise PeerLost("", generation, str(self._fetching.error))
+        if self._fetching.error is not None:
+            raise self._fetching.error
+        return self._fetching.states
+
+    def _fetch(self, fetching: _Fetching, generation: int, holders: Mapping[int, tuple[WorkerId, ...]]) -> None:
+        try:
+            sources = {worker for workers in holders.values() for worker in workers}
+            offers = {source: self._offer_of(generation, source) for source in sorted(sources)}
+            fetching.states = fetch(offers, holders, token=self.token, stop=fetching.stop)
+        except StaleGeneration:
+            return
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that trains
+            fetching.error = error
+
+    def _offer_of(self, generation: int, source: WorkerId) -> Offer:
+        data = self.exchange.get(generation, _name(source, self.worker))
+        return msgspec.msgpack.decode(data, type=Offer)
+
+
+def _name(source: WorkerId, target: WorkerId) -> str:
+    return f"state/{source}>{target}"

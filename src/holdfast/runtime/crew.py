@@ -1,0 +1,117 @@
+"""The worker processes of one machine: started, watched, fenced, and struck by the faults that need somebody else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+
+from holdfast.control.messages import Exited, Message, NodeLost, Offer
+from holdfast.core.faults import Fault, FaultKind
+from holdfast.core.ids import WorkerId
+from holdfast.runtime.processes import WorkerSpec, worker_main
+from holdfast.telemetry.events import EventLog, FaultInjected
+
+__all__ = ["Crew"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Crew:
+    """All worker processes that the agent ever started.
+
+    Attributes:
+        context: starts processes.
+        nodes: which workers fail together.
+        faults: all that is scheduled.
+        spec_of: what a worker is told, given its own faults.
+        send: to the coordinator.
+        cut: takes a node's network link down.
+        log: the job's events.
+        grace_s: how long a process that was held for lost may take to end by itself.
+    """
+
+    context: ForkServerContext
+    nodes: tuple[tuple[WorkerId, ...], ...]
+    faults: tuple[Fault, ...]
+    spec_of: Callable[[WorkerId, tuple[Fault, ...]], WorkerSpec]
+    send: Callable[[Message], None]
+    cut: Callable[[int], None]
+    log: EventLog
+    grace_s: float
+    processes: list[BaseProcess] = field(default_factory=list)
+    _current: dict[WorkerId, BaseProcess] = field(default_factory=dict)
+    _offered: set[Fault] = field(default_factory=set)
+
+    def start(self, worker: WorkerId) -> None:
+        """Starts a worker's process; a later one of the same worker has no faults before it left to strike it."""
+        faults = self._faults_of(worker) if worker not in self._current else ()
+        spec = self.spec_of(worker, faults)
+        process = self.context.Process(target=worker_main, args=(spec,), name=f"holdfast-{worker}", daemon=True)
+        process.start()
+        self.processes.append(process)
+        self._current[worker] = process
+        threading.Thread(target=self._reap, args=(worker, process), name=f"reaper-{worker}", daemon=True).start()
+
+    def _faults_of(self, worker: WorkerId) -> tuple[Fault, ...]:
+        """Its own faults; a node's strike when its first worker is there."""
+        heads = {node[0]: number for number, node in enumerate(self.nodes)}
+        return tuple(
+            fault
+            for fault in self.faults
+            if fault.kind is not FaultKind.JOIN
+            and (fault.worker == worker or (fault.node is not None and fault.node == heads.get(worker)))
+        )
+
+    def _reap(self, worker: WorkerId, process: BaseProcess) -> None:
+        """Tells the coordinator when a process ends, within milliseconds."""
+        wait([process.sentinel])
+        process.join()
+        self.send(Exited(worker=worker, pid=process.pid or 0, status=process.exitcode or 0))
+
+    def fence(self, worker: WorkerId, pid: int) -> None:
+        """Ends a process that is no member any more, after the time in which it may do so itself."""
+        process = self._current.get(worker)
+        if process is None or process.pid != pid or not process.is_alive():
+            return
+        timer = threading.Timer(self.grace_s, process.kill)
+        timer.daemon = True
+        timer.start()
+
+    def reach(self, step: int) -> None:
+        """Offers the workers that are scheduled to come at this step."""
+        for fault in self.faults:
+            if fault.kind is FaultKind.JOIN and fault.step <= step and fault not in self._offered:
+                self._offered.add(fault)
+                self._note(fault, str(fault.worker or "new"))
+                self.send(Offer(worker=fault.worker))
+
+    def strike(self, fault: Fault) -> None:
+        """Carries out a fault whose point a worker has reached."""
+        if fault.kind is FaultKind.KILL_NODE and fault.node is not None:
+            self._kill_node(fault, fault.node)
+        elif fault.kind is FaultKind.PARTITION and fault.worker is not None:
+            self._partition(fault, fault.worker)
+
+    def _kill_node(self, fault: Fault, node: int) -> None:
+        members = self.nodes[node]
+        for worker in members:
+            self._note(fault, str(worker))
+        for worker in members:
+            self._current[worker].kill()
+        self.send(NodeLost(node=node, workers=members))
+
+    def _partition(self, fault: Fault, worker: WorkerId) -> None:
+        """Cuts the link of the worker's whole node."""
+        number, members = next((i, node) for i, node in enumerate(self.nodes) if worker in node)
+        for member in members:
+            self._note(fault, str(member))
+        self.cut(number)
+
+    def _note(self, fault: Fault, worker: str) -> None:
+        point = "" if fault.kind is FaultKind.JOIN else str(fault.point)
+        event = FaultInjected(worker=worker, kind=fault.kind, step=fault.step, point=point, spec=str(fault))
+        self.log.write(time.monotonic(), event)

@@ -1,0 +1,76 @@
+"""Scheduled faults of one worker: what strikes when the worker reaches a named point, for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.control.messages import Message, Strike
+from holdfast.core.faults import Fault, FaultKind, Point
+from holdfast.core.ids import WorkerId
+from holdfast.telemetry.events import EventLog, FaultInjected
+
+__all__ = ["Injector", "strikes"]
+
+_SIGNALS = {FaultKind.KILL: signal.SIGKILL, FaultKind.HANG: signal.SIGSTOP, FaultKind.LEAVE: signal.SIGTERM}
+_OF_THE_AGENT = (FaultKind.KILL_NODE, FaultKind.PARTITION)
+
+
+def strikes(fault: Fault, point: Point, step: int) -> bool:
+    """Whether a fault is due at a point; copies begin at a step that nobody can foretell, so theirs may come later."""
+    if fault.kind is FaultKind.SLOW or fault.point is not point:
+        return False
+    return step >= fault.step if point is Point.COPY else step == fault.step
+
+
+@dataclass(slots=True, kw_only=True)
+class Injector:
+    """Carries out the faults of one worker, each once.
+
+    Attributes:
+        worker: whose.
+        faults: what is scheduled.
+        log: where it is noted, before it takes effect.
+        send: to the coordinator, for what the agent has to do.
+    """
+
+    worker: WorkerId
+    faults: tuple[Fault, ...]
+    log: EventLog
+    send: Callable[[Message], None]
+    _struck: set[Fault] = field(default_factory=set)
+
+    def reach(self, point: Point, step: int) -> None:
+        """Strikes with whatever is due here."""
+        for fault in self.faults:
+            if fault not in self._struck and strikes(fault, point, step):
+                self._struck.add(fault)
+                if fault.kind not in _OF_THE_AGENT:  # which notes every worker that it strikes
+                    self._note(fault, point, step)
+                self._strike(fault)
+
+    def slow_down(self, step: int, duration_s: float) -> None:
+        """Makes an operation that took ``duration_s`` last as long as a scheduled ``slow`` wants."""
+        for fault in self.faults:
+            if fault.kind is FaultKind.SLOW and step >= fault.step:
+                if fault not in self._struck:
+                    self._struck.add(fault)
+                    self._note(fault, Point.START, step)
+                time.sleep(duration_s * (fault.factor - 1.0))
+
+    def _note(self, fault: Fault, point: Point, step: int) -> None:
+        event = FaultInjected(worker=str(self.worker), kind=fault.kind, step=step, point=point, spec=str(fault))
+        self.log.write(time.monotonic(), event)
+
+    def _strike(self, fault: Fault) -> None:
+        if fault.kind in _SIGNALS:
+            os.kill(os.getpid(), _SIGNALS[fault.kind])
+        elif fault.kind is FaultKind.STALL:
+            threading.Event().wait()
+        elif fault.kind in _OF_THE_AGENT:
+            self.send(Strike(worker=self.worker, spec=str(fault)))
+            threading.Event().wait()
