@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import ipaddress
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,9 +32,12 @@ from typing import TypeVar
 
 from holdfast.errors import ConfigError, InternalError
 
-__all__ = ["Namespace", "Networks"]
+__all__ = ["Namespace", "Networks", "wait_until_cut"]
 
 _CLONE_NEWNET = 0x40000000
+_SIOCGIFFLAGS, _IFF_RUNNING = 0x8913, 0x40
+_INTERFACE = "16sh22x"  # struct ifreq: the name, then flags
+_POLL_S = 0.001
 _SUBNET = ipaddress.IPv4Network("10.77.0.0/16")
 _HUB = 1  # host numbers within the subnet
 _FIRST_NODE = 2
@@ -138,6 +145,28 @@ class Networks:
         done = _inside(namespace, run)
         if done.returncode != 0:
             raise ConfigError(f"{_NEEDS} virtual Ethernet and a bridge; `ip` failed: {done.stderr.strip()}")
+
+
+def wait_until_cut(limit_s: float = 10.0) -> None:
+    """Returns when the link of the node that this thread is in is down.
+
+    Args:
+        limit_s: seconds after which it ought to be.
+
+    Raises:
+        InternalError: it is still up by then.
+    """
+    deadline = time.monotonic() + limit_s
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        while _is_up(asking):
+            if time.monotonic() > deadline:
+                raise InternalError(f"the link that was to be cut is still up after {limit_s} s")
+            time.sleep(_POLL_S)
+
+
+def _is_up(asking: socket.socket) -> bool:
+    answer = fcntl.ioctl(asking, _SIOCGIFFLAGS, struct.pack(_INTERFACE, b"eth0", 0))
+    return bool(struct.unpack(_INTERFACE, answer)[1] & _IFF_RUNNING)
 
 
 def _find_tool() -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError, InternalError
-from holdfast.runtime.isolation import Networks
+from holdfast.runtime.isolation import Networks, wait_until_cut
 
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 LIMIT_S = 10.0
@@ -124,6 +124,17 @@ def test_a_process_in_a_node_is_cut_off_until_the_link_is_healed(networks, link)
     networks.heal(1)
     assert there.far.recv(4) == b"lost", "the connection stood all the time"
     assert there.carries(b"after")
+
+
+def test_a_node_can_wait_until_it_is_cut(networks):
+    with pytest.raises(InternalError, match=r"still up after 0\.1 s"):
+        inside(networks.node(0), lambda: wait_until_cut(0.1))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(inside, networks.node(0), wait_until_cut)
+        networks.cut(1)
+        assert not waiting.done(), "that was another node"
+        networks.cut(0)
+        assert waiting.result(LIMIT_S) is None
 
 
 def test_the_hub_is_cut_off_from_the_node_too(networks, link):
