@@ -52,7 +52,7 @@ def poll(condition, limit_s):
 def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, executed_as_ordered, healed):
     """Nobody is killed and no connection is closed: packets are lost, and that is all that anyone gets to see."""
     run_dir = runs.folder()
-    job = runs.job("gpt")
+    job = runs.job("gpt", ("control.fence_grace_s=60",))
     done = []
 
     def told():
@@ -82,3 +82,19 @@ def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, execu
     assert len(told()) == 1
     assert told()[0].startswith("ends itself: ")
     assert [event.worker for event in events if isinstance(event, Detected)] == [str(VICTIM)]
+
+
+@pytest.mark.parametrize("point", ["forward", "reduce", "commit"])
+def test_a_partition_scheduled_for_a_point_of_a_step(runs, point):
+    summary = runs.survives("gpt", f"partition:1.2@2:{point}")
+    assert summary.generations == 2
+
+
+def test_a_whole_node_is_cut_off(runs):
+    """Nodes of two workers: 1.2 and 1.3 go together."""
+    overrides = ("grid.workers_per_node=2",)
+    summary = runs.train("gpt", "partition:1.2@2:backward", overrides=overrides)
+    assert summary.unfired == ()
+    assert sorted(failure.worker for failure in summary.report.failures) == ["1.2", "1.3"]
+    assert summary.weights_sha256 == runs.healthy("gpt").weights_sha256
+    assert summary.state_sha256 == runs.healthy("gpt").state_sha256

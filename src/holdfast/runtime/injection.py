@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from holdfast.control.messages import Message, Strike
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
+from holdfast.runtime.isolation import wait_until_cut
 from holdfast.telemetry.events import EventLog, FaultInjected
 
 __all__ = ["Injector", "strikes"]
@@ -73,4 +74,7 @@ class Injector:
             threading.Event().wait()
         elif fault.kind in _OF_THE_AGENT:
             self.send(Strike(worker=self.worker, spec=str(fault)))
-            threading.Event().wait()
+            if fault.kind is FaultKind.PARTITION:
+                wait_until_cut()  # and goes on, cut off
+            else:
+                threading.Event().wait()

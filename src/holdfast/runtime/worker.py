@@ -135,7 +135,7 @@ class _Worker:
             copier=StateCopier(
                 worker=spec.worker,
                 exchange=exchange,
-                server=StateServer(spec.job.control.host, spec.token),
+                server=StateServer(spec.host, spec.token),
                 token=spec.token,
             ),
             expelled=self._expelled,
