@@ -372,7 +372,7 @@ def chain(activation_of):
         first.backward(OpKind.B, 0, m, last.backward(OpKind.B, 0, m, None))
     for layer, stage in enumerate((first, last)):
         stage.accept((layer,), stage.message((layer,), 0))
-        stage.conclude(torch.ones(2, 2, dtype=torch.float64))
+        stage.conclude(torch.ones(2, 3, dtype=torch.float64))
         stage.update(layer)
         stage.swap(layer)
     return first.layer_digest(0), last.layer_digest(1)
