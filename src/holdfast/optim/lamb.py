@@ -23,8 +23,8 @@ class Lamb(Optimizer):
         q   = min(|x_{t-1}| / |r|, max_trust_ratio), or 1 if either norm is 0
         x_t = x_{t-1} - lr q r
 
-    The state of a parameter is ``step``, ``exp_avg`` (m), ``exp_avg_sq`` (v) and ``trust_ratio`` (q, a number): the
-    sums in the norms cannot be inverted, so the quotient that was used is kept.
+    The state of a parameter is ``step``, ``exp_avg`` (m), ``exp_avg_sq`` (v) and two numbers: ``trust_ratio`` (q) and
+    ``weight_norm`` (|x_{t-1}|). The sums in the norms cannot be inverted, so what came of them is kept.
 
     Source: You et al., Large Batch Optimization for Deep Learning, 2020, algorithm 2, with phi(z) = z. We differ: q is
     limited, as in most implementations, which also bounds the error of taking a step back.
@@ -89,7 +89,8 @@ def _step(parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dic
     state["exp_avg"].lerp_(gradient, 1 - beta1)
     state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     direction = _direction(parameter, state, group)
-    state["trust_ratio"] = _trust_ratio(parameter, direction, group["max_trust_ratio"])
+    state["weight_norm"] = _norm(parameter)
+    state["trust_ratio"] = _trust_ratio(state["weight_norm"], _norm(direction), group["max_trust_ratio"])
     parameter.add_(direction, alpha=-group["lr"] * state["trust_ratio"])
 
 
@@ -100,6 +101,9 @@ def _direction(parameter: Tensor, state: dict[str, Any], group: dict[str, Any]) 
     return direction.add_(parameter, alpha=group["weight_decay"]) if group["weight_decay"] else direction
 
 
-def _trust_ratio(parameter: Tensor, direction: Tensor, limit: float) -> float:
-    weights, length = (float(cast(Tensor, tensor.norm()).item()) for tensor in (parameter, direction))
+def _norm(tensor: Tensor) -> float:
+    return float(cast(Tensor, tensor.norm()).item())
+
+
+def _trust_ratio(weights: float, length: float, limit: float) -> float:
     return min(weights / length, limit) if weights > 0 and length > 0 else 1.0

@@ -35,6 +35,7 @@ WEIGHT = "weight"
 """Stands for the parameter itself among the names of entries to keep."""
 
 _LEAST = 0.5
+_LAMB_NUMBERS = frozenset({"trust_ratio", "weight_norm"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,25 +247,28 @@ def undo_lamb(made: MadeStep) -> Undone:
         D       = (m_t / (1 - beta1^t)) / (sqrt(v_t / (1 - beta2^t)) + eps)
         x_{t-1} = (x_t + lr q D) / (1 - lr q weight_decay)
 
-    The q of the step before comes back from a copy of that one number.
+    Weights that were all zero come back as zeros: q jumps there (to 1), so that a step made again from weights that are
+    almost zero would be another. The numbers of the step before come back from copies.
 
     Error: as for AdamW, but with k = |1 - lr q weight_decay|::
 
         dx <= u (|x_t| + lr q (11 |D| + 5 weight_decay |x_{t-1}|)) / k + u |x_{t-1}|
 
-    Source: SWIFT, section 4: LAMB is inverted by saving its norms. We save their limited quotient.
+    Source: SWIFT, section 4: LAMB is inverted by saving the norm of the weights.
     """
     rate = float(made.group["lr"]) * float(made.state["trust_ratio"])
     after = made.weight.double() + rate * _adam_direction(made)
     before = _kept(made, WEIGHT, after / (1 - rate * float(made.group["weight_decay"])))
-    ratio = {"trust_ratio": made.kept["trust_ratio"]} if "trust_ratio" in made.kept else {}
-    return Undone(weight=before, state={**_adam_state(made, made.gradient.double()), **ratio})
+    if made.state["weight_norm"] == 0:
+        before = torch.zeros_like(made.weight)
+    numbers = {name: made.kept[name] for name in _LAMB_NUMBERS & made.kept.keys()}
+    return Undone(weight=before, state={**_adam_state(made, made.gradient.double()), **numbers})
 
 
 def _keep_lamb(group: Group) -> frozenset[str]:
     """The ratio of the step to come is not known yet, but its limit is."""
     shrunk = _small(1 - group["lr"] * group["max_trust_ratio"] * group["weight_decay"])
-    return _names({WEIGHT: shrunk, "trust_ratio": True, **_small_betas(group)})
+    return _names({WEIGHT: shrunk, **_small_betas(group)}) | _LAMB_NUMBERS
 
 
 def _small(factor: float) -> bool:
