@@ -193,6 +193,9 @@ class CommittedLayer(ABC):
     def _bind(self) -> None:
         for parameter, weight in zip(self._trainable.values(), self._live.weights, strict=True):
             parameter.data = weight
+        self._bind_buffers()
+
+    def _bind_buffers(self) -> None:
         for buffer, value in zip(self._buffers.values(), self._live.buffers, strict=True):
             buffer.data = value
 

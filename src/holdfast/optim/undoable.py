@@ -126,7 +126,6 @@ class UndoableLayer(CommittedLayer):
         self._require_step(to_step)
         if update is not None and update.step > to_step:
             self._update = None
-        self._bind()
 
     def _forget(self) -> None:
         self._update = None
@@ -165,7 +164,7 @@ class UndoableLayer(CommittedLayer):
 
     def _exchange_buffers(self, update: _Update) -> None:
         self._live.buffers, update.buffers = update.buffers, self._live.buffers
-        self._bind()
+        self._bind_buffers()
 
     def _places_of_groups(self) -> list[int]:
         """Per trainable parameter, which of the optimizer's groups it is in."""
