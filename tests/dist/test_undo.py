@@ -15,7 +15,7 @@ from holdfast.telemetry.events import Agreed, read_events
 
 pytestmark = pytest.mark.dist
 
-TOLERANCE = 1e-5
+TOLERANCE = 1e-4
 UNDO = "resilience.commit=undo"
 OPTIMIZERS = {
     "default": (),
