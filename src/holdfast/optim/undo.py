@@ -14,7 +14,7 @@ before the step and put back bitwise. Factors of common settings are above, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -35,6 +35,7 @@ WEIGHT = "weight"
 """Stands for the parameter itself among the names of entries to keep."""
 
 _LEAST = 0.5
+_BLOCK = 1 << 13  # elements whose float64 copies stay in a CPU's cache from one operation to the next
 _LAMB_NUMBERS = frozenset({"trust_ratio", "weight_norm"})
 
 
@@ -290,13 +291,51 @@ def _kept(made: MadeStep, name: str, computed: Tensor) -> Tensor:
     return computed if copy is None else copy
 
 
+def _blockwise(undo: Callable[[MadeStep], Undone]) -> Callable[[MadeStep], Undone]:
+    """The same inverse, run block by block, which is several times as fast; for inverses that work elementwise."""
+
+    def run(made: MadeStep) -> Undone:
+        if made.weight.numel() <= _BLOCK:
+            return undo(made)
+        parts = [undo(block) for block in _blocks(made)]
+        state = {key: _joined([part.state[key] for part in parts], made.state[key]) for key in parts[0].state}
+        return Undone(weight=_joined([part.weight for part in parts], made.weight), state=state)
+
+    return run
+
+
+def _blocks(made: MadeStep) -> Iterator[MadeStep]:
+    def cut(value: Any, start: int) -> Any:
+        whole = isinstance(value, Tensor) and value.shape == made.weight.shape
+        return value.reshape(-1)[start : start + _BLOCK] if whole else value
+
+    for start in range(0, made.weight.numel(), _BLOCK):
+        yield MadeStep(
+            weight=cut(made.weight, start),
+            gradient=cut(made.gradient, start),
+            state={key: cut(value, start) for key, value in made.state.items()},
+            group=made.group,
+            kept={key: cut(value, start) for key, value in made.kept.items()},
+        )
+
+
+def _joined(parts: Sequence[Any], like: Any) -> Any:
+    if not isinstance(like, Tensor) or not like.dim():
+        return parts[0]
+    return torch.cat([part.to(like.dtype) for part in parts]).view(like.shape)
+
+
 _INVERSES: dict[type[Optimizer], Inverse] = {
-    SGD: Inverse(undo=undo_sgd, keep=_keep_sgd),
+    SGD: Inverse(undo=_blockwise(undo_sgd), keep=_keep_sgd),
     Adam: Inverse(
-        undo=partial(undo_adam, decoupled=False), refused=_refused_adam, keep=partial(_keep_adam, decoupled=False)
+        undo=_blockwise(partial(undo_adam, decoupled=False)),
+        refused=_refused_adam,
+        keep=partial(_keep_adam, decoupled=False),
     ),
     AdamW: Inverse(
-        undo=partial(undo_adam, decoupled=True), refused=_refused_adam, keep=partial(_keep_adam, decoupled=True)
+        undo=_blockwise(partial(undo_adam, decoupled=True)),
+        refused=_refused_adam,
+        keep=partial(_keep_adam, decoupled=True),
     ),
-    Lamb: Inverse(undo=undo_lamb, keep=_keep_lamb),
+    Lamb: Inverse(undo=_blockwise(undo_lamb), keep=_keep_lamb),
 }

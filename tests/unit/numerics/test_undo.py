@@ -260,6 +260,20 @@ def test_what_no_inverse_can_compute_comes_back_bitwise(factory: OptimizerFactor
         assert bool(value.isfinite().all())
 
 
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_large_parameters_are_undone_in_blocks_with_the_same_bits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for block in (100, 10_000):
+        monkeypatch.setattr("holdfast.optim.undo._BLOCK", block)
+        generator = torch.Generator().manual_seed(1)
+        layer = one_weight(FACTORIES[kind], torch.randn(21, 10, generator=generator))
+        for _ in range(3):
+            step(layer, torch.randn(21, 10, generator=generator))
+        layer.take_back(2)
+        found.append(layer_sha256(layer.export()))
+    assert found[0] == found[1]
+
+
 def test_weight_kept_at_the_first_step_too() -> None:
     layer = one_weight(make_optimizer("sgd", lr=1.0, weight_decay=1.0), torch.arange(4.0))
     step(layer, torch.ones(4))
