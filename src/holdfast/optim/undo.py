@@ -35,7 +35,7 @@ WEIGHT = "weight"
 """Stands for the parameter itself among the names of entries to keep."""
 
 _LEAST = 0.5
-_BLOCK = 1 << 13  # elements whose float64 copies stay in a CPU's cache from one operation to the next
+_BLOCK = 1 << 13  # elements that are float64 at a time: a large parameter would need several times its memory
 _LAMB_NUMBERS = frozenset({"trust_ratio", "weight_norm"})
 
 
@@ -292,7 +292,7 @@ def _kept(made: MadeStep, name: str, computed: Tensor) -> Tensor:
 
 
 def _blockwise(undo: Callable[[MadeStep], Undone]) -> Callable[[MadeStep], Undone]:
-    """The same inverse, run block by block, which is several times as fast; for inverses that work elementwise."""
+    """The same inverse block by block, so that only a block is ever float64; for inverses that work elementwise."""
 
     def run(made: MadeStep) -> Undone:
         if made.weight.numel() <= _BLOCK:
