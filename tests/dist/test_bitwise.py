@@ -12,7 +12,7 @@ from holdfast.telemetry.events import FaultInjected, Installed, read_events
 
 pytestmark = pytest.mark.dist
 
-POINTS = ["start", "forward", "backward", "reduce", "update", "commit"]
+POINTS = ["start", "forward", "backward", "reduce", "verdict", "update", "commit"]
 MODELS = ["gpt", "convnet"]
 
 
@@ -62,7 +62,7 @@ def test_kill_during_the_recovery_of_another(runs, name, point):
 @pytest.mark.parametrize("name", MODELS)
 def test_eight_of_twelve_lost_one_after_another(runs, name):
     victims = ["0.0", "1.1", "2.2", "0.3", "1.0", "2.1", "0.2", "1.3"]
-    faults = [f"kill:{worker}@{step}:{POINTS[step % 6]}" for step, worker in enumerate(victims)]
+    faults = [f"kill:{worker}@{step}:{POINTS[step % 7]}" for step, worker in enumerate(victims)]
     summary = runs.survives(name, *faults, overrides=("train.steps=10",))
     installed = [e for _, e in read_events(summary.run_dir / "events.jsonl") if isinstance(e, Installed)]
     assert len(installed[-1].workers) == 4, "one survivor per stage"

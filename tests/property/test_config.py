@@ -43,6 +43,23 @@ data: st.SearchStrategy[Data] = (
 
 
 @st.composite
+def optimizers(draw):
+    kind = draw(st.sampled_from(["sgd", "adam", "adamw", "lamb"]) | text)
+    momentum = draw(fraction)
+    nesterov = kind == "sgd" and momentum > 0 and draw(st.booleans())
+    return Optimizer(
+        kind=kind,
+        lr=draw(positive),
+        weight_decay=draw(st.floats(0, 1e9)),
+        momentum=momentum,
+        nesterov=nesterov,
+        dampening=draw(fraction) if kind == "sgd" and momentum > 0 and not nesterov else 0.0,
+        betas=draw(st.tuples(fraction, fraction)),
+        amsgrad=kind in ("adam", "adamw") and draw(st.booleans()),
+    )
+
+
+@st.composite
 def jobs(draw):
     heads = draw(st.integers(1, 4))
     gpt = GptModel(
@@ -57,14 +74,11 @@ def jobs(draw):
         model=draw(st.sampled_from([gpt, ConvnetModel(width=2), python])),
         data=draw(data),
         grid=Grid(pipelines=pipelines, stages=draw(st.integers(1, gpt.layers)), microbatches=draw(st.integers(1, 9))),
-        optimizer=Optimizer(
-            kind=draw(text),
-            lr=draw(positive),
-            weight_decay=draw(st.floats(0, 1e9)),
-            betas=draw(st.tuples(fraction, fraction)),
-        ),
+        optimizer=draw(optimizers()),
         train=Train(steps=draw(st.integers(1, 10**9)), clip_norm=draw(st.none() | positive)),
-        resilience=Resilience(tolerate=draw(st.integers(0, pipelines - 1))),
+        resilience=Resilience(
+            tolerate=draw(st.integers(0, pipelines - 1)), commit=draw(st.sampled_from(["shadow", "undo"]))
+        ),
         control=Control(port=draw(st.integers(0, 65535)), heartbeat_s=draw(positive)),
     )
 

@@ -98,14 +98,20 @@ class Grid(_Plain, frozen=True, kw_only=True):
 
 
 class Optimizer(_Plain, frozen=True, kw_only=True):
-    """``kind``: sgd, adam, adamw, or ``package.module:name`` of a function from parameters to an optimizer."""
+    """``kind``: sgd, adam, adamw, lamb, or ``package.module:name`` of a function from parameters to an optimizer.
+
+    ``nesterov`` and ``dampening`` are for sgd with momentum, ``amsgrad`` for adam and adamw.
+    """
 
     kind: str = "adamw"
     lr: PositiveFloat = 3.0e-4
     weight_decay: NonNegative = 0.0
     momentum: Fraction = 0.0
+    nesterov: bool = False
+    dampening: Fraction = 0.0
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: PositiveFloat = 1.0e-8
+    amsgrad: bool = False
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     warmup_steps: Count = 0
 
@@ -121,9 +127,14 @@ class Train(_Plain, frozen=True, kw_only=True):
 
 
 class Resilience(_Plain, frozen=True, kw_only=True):
-    """``tolerate``: how many failures any of which the grid must survive; refused if it cannot."""
+    """``tolerate``: how many failures any of which the grid must survive; refused if it cannot.
+
+    ``commit``: how an unfinished step is taken back, ``shadow`` (from a second copy, bitwise) or ``undo`` (by inverting
+    the optimizer's step, without a copy, within a tolerance).
+    """
 
     strategy: Literal["auto", "adaptive"] = "auto"
+    commit: Literal["shadow", "undo"] = "shadow"
     tolerate: Count = 0
 
 

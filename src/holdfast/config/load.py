@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from holdfast.config.job import Job
+from holdfast.config.job import Job, Optimizer
 from holdfast.errors import ConfigError
 
 __all__ = ["dump_job", "load_job", "parse_job"]
@@ -177,11 +177,25 @@ def _check(job: Job, source: str) -> None:
         )
     if job.model.__struct_config__.tag == "gpt" and job.model.width % job.model.heads:  # type: ignore[union-attr]
         raise ConfigError(f"{source}: model.heads: must divide model.width ({job.model.width})")  # type: ignore[union-attr]
+    if complaint := _wrong_optimizer(job.optimizer):
+        raise ConfigError(f"{source}: optimizer.{complaint}")
     if job.resilience.tolerate > job.grid.pipelines - 1:
         raise ConfigError(
             f"{source}: resilience.tolerate: {job.grid.pipelines} pipelines survive any "
             f"{job.grid.pipelines - 1} failures, not any {job.resilience.tolerate}; use more pipelines or tolerate less"
         )
+
+
+def _wrong_optimizer(optimizer: Optimizer) -> str:
+    """What does not fit together; empty if everything does."""
+    momentum = optimizer.kind == "sgd" and optimizer.momentum > 0
+    if optimizer.nesterov and not (momentum and optimizer.dampening == 0):
+        return "nesterov: needs kind sgd, momentum above 0 and dampening 0"
+    if optimizer.dampening and not momentum:
+        return "dampening: needs kind sgd and momentum above 0"
+    if optimizer.amsgrad and optimizer.kind not in ("adam", "adamw"):
+        return "amsgrad: needs kind adam or adamw"
+    return ""
 
 
 def num_layers(job: Job) -> int | None:

@@ -175,7 +175,7 @@ class Finished(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Saved(_Wire, frozen=True, tag=True, kw_only=True):
-    """A worker wrote the layers that it was asked to; ``digests`` are of all layers that it holds."""
+    """A worker wrote the layers that it was asked to; ``digests`` are of all layers that it holds bitwise."""
 
     worker: WorkerId
     generation: int

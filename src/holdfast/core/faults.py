@@ -37,8 +37,10 @@ class Point(StrEnum):
     """A named place in a step, or in a recovery, where a fault can be injected.
 
     Of a step: ``start`` before its first operation; ``forward`` / ``backward`` half-way through the worker's forward /
-    backward operations, before the send; ``reduce`` its first contribution submitted, the result unread; ``update`` the
-    optimizer ran on the copy, before the swap; ``commit`` after its first layer's swap, before its last.
+    backward operations, before the send; ``reduce`` its first contribution submitted, the result unread; ``verdict``
+    it knows the verdict and has told nobody (so that others may commit, and must go back); ``update`` the next state is
+    prepared (``shadow``: the optimizer ran on the copy), before the swap; ``commit`` after its first layer's swap,
+    before its last.
     Of a recovery: ``detect`` when the target learns of the failure; ``persist`` before the coordinator stores its
     decision; ``broadcast`` stored, nothing sent; ``install`` before the new transport is built (of the coordinator:
     sent to half of the workers); ``copy`` in the middle of giving, or taking, the state of a joining worker; ``replay``
@@ -49,6 +51,7 @@ class Point(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     REDUCE = "reduce"
+    VERDICT = "verdict"
     UPDATE = "update"
     COMMIT = "commit"
     DETECT = "detect"

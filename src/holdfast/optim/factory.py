@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from holdfast.errors import ConfigError
+from holdfast.optim.lamb import Lamb
 
 __all__ = ["OptimizerFactory", "learning_rate_scale", "make_optimizer"]
 
@@ -25,41 +26,45 @@ def make_optimizer(
     weight_decay: float = 0.0,
     momentum: float = 0.0,
     nesterov: bool = False,
+    dampening: float = 0.0,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
+    amsgrad: bool = False,
 ) -> OptimizerFactory:
-    """Return a factory for a torch optimizer, one per layer.
+    """Return a factory for an optimizer, one per layer.
 
     The plain implementation is pinned (neither foreach nor fused): they differ in the last bits.
 
     Args:
-        kind: ``sgd``, ``adam`` or ``adamw``.
+        kind: ``sgd``, ``adam``, ``adamw`` or ``lamb``.
         lr: learning rate before the schedule.
-        weight_decay: L2 penalty (decoupled for adamw).
+        weight_decay: L2 penalty (decoupled for adamw and lamb).
         momentum: for sgd.
         nesterov: for sgd with momentum.
-        betas: for adam and adamw.
-        eps: for adam and adamw.
+        dampening: for sgd with momentum.
+        betas: for adam, adamw and lamb.
+        eps: for adam, adamw and lamb.
+        amsgrad: for adam and adamw.
 
     Raises:
         ConfigError: the kind is unknown or a value is out of range.
     """
-    if kind not in ("sgd", "adam", "adamw"):
-        raise ConfigError(f"optimizer.kind: {kind!r} is unknown, expected sgd, adam or adamw")
+    pinned = {"foreach": False, "fused": False}
+    sgd = {"momentum": momentum, "nesterov": nesterov, "dampening": dampening, **pinned}
+    lamb = {"betas": betas, "eps": eps}
+    adam = {**lamb, "amsgrad": amsgrad, **pinned}
+    kinds: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
+        "sgd": (torch.optim.SGD, sgd),
+        "adam": (torch.optim.Adam, adam),
+        "adamw": (torch.optim.AdamW, adam),
+        "lamb": (Lamb, lamb),
+    }
+    if kind not in kinds:
+        raise ConfigError(f"optimizer.kind: {kind!r} is unknown, expected {', '.join(kinds)}")
+    make, options = kinds[kind]
 
     def build(parameters: list[nn.Parameter]) -> Optimizer:
-        if kind == "sgd":
-            return torch.optim.SGD(
-                parameters,
-                lr=lr,
-                momentum=momentum,
-                nesterov=nesterov,
-                weight_decay=weight_decay,
-                foreach=False,
-                fused=False,
-            )
-        adam = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
-        return adam(parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, foreach=False, fused=False)
+        return make(parameters, lr=lr, weight_decay=weight_decay, **options)
 
     try:
         build([nn.Parameter(torch.zeros(1))])

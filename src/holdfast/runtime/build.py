@@ -26,9 +26,10 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.data.digits import Digits
 from holdfast.data.sampler import load_microbatch
 from holdfast.data.text import Text
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, NotUndoable
 from holdfast.models import convnet, gpt
 from holdfast.optim.factory import OptimizerFactory, learning_rate_scale, make_optimizer
+from holdfast.optim.undo import inverse_of
 from holdfast.runtime.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.life import LifeStage
 from holdfast.runtime.model import Loss, Model, infer_boundaries, tie_groups
@@ -174,8 +175,11 @@ def build_optimizer(job: Job) -> OptimizerFactory:
         lr=options.lr,
         weight_decay=options.weight_decay,
         momentum=options.momentum,
+        nesterov=options.nesterov,
+        dampening=options.dampening,
         betas=options.betas,
         eps=options.eps,
+        amsgrad=options.amsgrad,
     )
 
 
@@ -186,10 +190,22 @@ def probe(job: Job) -> Probed:
         ConfigError: something in the job cannot be used.
     """
     model = build_model(job)
-    build_optimizer(job)
+    _check_commit(job, model, build_optimizer(job))
     _lr_scale(job)(0)
     sample, _ = _loader(job)(0, 0)
     return Probed(boundaries=infer_boundaries(model.layers, sample))
+
+
+def _check_commit(job: Job, model: Model, optimizer: OptimizerFactory) -> None:
+    if job.resilience.commit != "undo":
+        return
+    for layer in model.layers:
+        trainable = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+        try:
+            if trainable:
+                inverse_of(optimizer(trainable))
+        except NotUndoable as error:
+            raise ConfigError(f"resilience.commit: undo is impossible: {error}; use shadow") from error
 
 
 def _lr_scale(job: Job) -> Callable[[int], float]:
@@ -250,6 +266,7 @@ def build_stage(
         num_microbatches=job.global_microbatches,
         load=_loader(job),
         clip_norm=job.train.clip_norm,
+        commit=job.resilience.commit,
     )
     groups = tie_groups(model.ties)
     return StageParts(

@@ -214,8 +214,17 @@ class Execution:
     def _finish(self, instructions: tuple[Instruction, ...]) -> Steps:
         """Reduces, agrees on the verdict, updates and swaps."""
         yield from self._reduce([i.reduction for i in instructions if isinstance(i, Reduce)])
+        yield from self._agree(instructions)
+        yield from self._update([i.layer for i in instructions if isinstance(i, Step)])
+
+    def _agree(self, instructions: tuple[Instruction, ...]) -> Steps:
+        """Adds our tally to those of others and settles the verdict over the step."""
         own = self.stage.tally()
+        told = False
         for instruction in instructions:
+            if isinstance(instruction, Send) and instruction.payload is Payload.VERDICT and not told:
+                yield Reach(Point.VERDICT, self.step)
+                told = True
             match instruction:
                 case Receive(payload=Payload.TALLY, microbatch=chain):
                     received = yield Take(instruction, self.step)
@@ -224,9 +233,9 @@ class Execution:
                     self._tallies[chain] = yield Take(instruction, self.step)
                 case Send(payload=Payload.TALLY | Payload.VERDICT, microbatch=chain):
                     yield Give(instruction, self.step, self._tallies.get(chain, own))
-        verdict = next(iter(self._tallies.values()), own)
-        self.stage.conclude(verdict)
-        yield from self._update([i.layer for i in instructions if isinstance(i, Step)])
+        if not told:
+            yield Reach(Point.VERDICT, self.step)
+        self.stage.conclude(next(iter(self._tallies.values()), own))
 
     def _reduce(self, reductions: list[Reduction]) -> Steps:
         dissent = 0 if (yield Ready(self.step)) else 1

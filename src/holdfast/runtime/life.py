@@ -77,8 +77,8 @@ class LifeStage(StagePort, Protocol):
     def save(self, layer: int, directory: Path) -> Path:
         """Writes one layer's whole state."""
 
-    def layer_digest(self, layer: int) -> str:
-        """A digest of one layer's whole state, equal on all its owners."""
+    def layer_digest(self, layer: int) -> str | None:
+        """A digest of one layer's whole state, equal on all its owners; None where bits are not claimed to be equal."""
 
     def snapshot(self, layer: int) -> Callable[[], bytes]:
         """Pins a copy of a layer's state; the function returned encodes it, in any thread, at any time."""
@@ -370,7 +370,8 @@ class WorkerLife:
         self.stage.take_back(save.step)
         for layer in save.layers:
             self.stage.save(layer, Path(save.directory))
-        digests = tuple((layer, self.stage.layer_digest(layer)) for layer in sorted(self.stage.layer_steps()))
+        found = ((layer, self.stage.layer_digest(layer)) for layer in sorted(self.stage.layer_steps()))
+        digests = tuple((layer, digest) for layer, digest in found if digest is not None)
         yield Report(Saved(worker=self.worker, generation=self.generation, digests=digests))
 
 

@@ -25,7 +25,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -34,22 +34,28 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError, InternalError, ReplicaDiverged
 from holdfast.optim.accumulate import Layout, Numerics, Reduced, check_dtype, make_accumulator
+from holdfast.optim.committed import CommittedLayer
 from holdfast.optim.digest import LayerState, decode_layer, encode_layer, layer_file, layer_sha256, save_layer
 from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.running_stats import RunningStats
 from holdfast.optim.shadow import ShadowedLayer
+from holdfast.optim.undoable import UndoableLayer
 from holdfast.runtime.model import Loss, Tie, check_output, find_ties, tie_groups
 from holdfast.runtime.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
 
-__all__ = ["Loader", "Reduction", "Stage", "layer_seed"]
+__all__ = ["Commit", "Loader", "Reduction", "Stage", "layer_seed"]
 
 Reduction: TypeAlias = tuple[int, ...]
 """Layers whose owners sum a message: one layer for its own parameters, several for the weights tied between them."""
+
+Commit: TypeAlias = Literal["shadow", "undo"]
+"""How a step can be taken back: from a second copy, or by inverting it."""
 
 Loader: TypeAlias = Callable[[int, int], tuple[Tensor, Tensor]]
 """``load(step, microbatch)``: the inputs and targets of a micro-batch, a pure function of both."""
 
 _log = logging.getLogger(__name__)
+_COMMITS: Mapping[Commit, type[CommittedLayer]] = {"shadow": ShadowedLayer, "undo": UndoableLayer}
 _ALIGNMENT = 64  # bytes; what torch's own allocations have, and what a matrix product's rounding may depend on
 
 
@@ -93,7 +99,7 @@ class _Owned:
     """What a stage keeps per layer.
 
     Attributes:
-        shadowed: the layer's two states.
+        committed: the layer with its state, and how to take it back.
         stats: its batch-norm statistics.
         parameters: its trainable parameters.
         places: per reduction, the places in ``parameters`` of that reduction's weights, in the message's order.
@@ -101,7 +107,7 @@ class _Owned:
         split_works: whether split and fused backward were found equal; None before the first I.
     """
 
-    shadowed: ShadowedLayer
+    committed: CommittedLayer
     stats: RunningStats
     parameters: list[nn.Parameter]
     places: dict[Reduction, list[int]]
@@ -110,7 +116,7 @@ class _Owned:
 
     @property
     def module(self) -> nn.Module:
-        return self.shadowed.module
+        return self.committed.module
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +143,13 @@ class Stage:
         num_microbatches: micro-batches of a step, over all pipelines.
         load: the samples of a micro-batch.
         clip_norm: largest norm of the mean gradient over the whole model; None for no limit.
+        commit: how a step can be taken back.
         num_layers: layers of the model, where ``layers`` are those of the range only.
         device: where to compute.
 
     Raises:
         ConfigError: layers share a parameter that was not untied, or a parameter's type is not supported.
+        NotUndoable: ``commit`` is ``undo`` and the optimizer's steps have no inverse.
     """
 
     def __init__(
@@ -158,6 +166,7 @@ class Stage:
         num_microbatches: int,
         load: Loader,
         clip_norm: float | None = None,
+        commit: Commit = "shadow",
         num_layers: int | None = None,
         device: torch.device | None = None,
     ) -> None:
@@ -170,7 +179,8 @@ class Stage:
         self._device = device or torch.device("cpu")
         own = layers if num_layers is not None else layers[layer_range.start : layer_range.stop]
         _check_own(own, layer_range)
-        self._owned = {i: self._own(i, module, optimizer) for i, module in zip(layer_range.indices, own, strict=True)}
+        pairs = zip(layer_range.indices, own, strict=True)
+        self._owned = {i: self._own(i, module, optimizer, _COMMITS[commit]) for i, module in pairs}
         touching = [group for group in self._groups if any(layer in layer_range for layer in group)]
         self.reductions: tuple[Reduction, ...] = (*((layer,) for layer in layer_range.indices), *touching)
         """The reductions that this worker takes part in: own layers ascending, then groups of ties ascending."""
@@ -340,7 +350,7 @@ class Stage:
         return self._unanimous
 
     def update(self, layer: int) -> None:
-        """Make a layer's next state on its spare copy. What is live stays as it is; safe to repeat.
+        """Prepare a layer's next state. What is live stays as it is; safe to repeat.
 
         While following, the update is kept for later instead.
 
@@ -353,28 +363,30 @@ class Stage:
             raise InternalError(f"update of layer {layer} before the verdict on the step")
         owned = self._owned[layer]
         if self.omitted:
-            owned.shadowed.skip()
+            owned.committed.skip()
             return
-        owned.shadowed.update(
+        owned.committed.update(
             self._gradients(layer, owned),
-            self._lr_scale(owned.shadowed.step),
+            self._lr_scale(owned.committed.step),
             lambda buffers: owned.stats.fold(buffers, self._stats_records(layer)),
         )
 
     def swap(self, layer: int) -> None:
-        """Make a layer's next state live; the one before is kept until the next update."""
+        """Make a layer's next state live; the one before can be returned to until the next update."""
         if self._missed is None:
-            self._owned[layer].shadowed.swap()
+            self._owned[layer].committed.swap()
 
     def take_back(self, to_step: int) -> None:
-        """Return every layer to a step, at most one back, and discard the step. Bitwise; safe to repeat.
+        """Return every layer to a step, at most one back, and discard the step; safe to repeat.
+
+        Bitwise with ``shadow``; with ``undo`` within the bounds of `holdfast.optim.undo`.
 
         Raises:
-            InternalError: a layer does not keep that state.
+            InternalError: a layer cannot return to that state.
         """
         self.discard()
         for owned in self._owned.values():
-            owned.shadowed.take_back(to_step)
+            owned.committed.take_back(to_step)
 
     def discard(self, *, keep_sums: bool = False) -> None:
         """Drop all contexts, sums and results of an unfinished step.
@@ -398,7 +410,7 @@ class Stage:
         """Return the step that each own layer is at; empty while following: there is no state to speak of."""
         if self._missed is not None:
             return {}
-        return {layer: owned.shadowed.step for layer, owned in self._owned.items()}
+        return {layer: owned.committed.step for layer, owned in self._owned.items()}
 
     def counted(self) -> dict[int, frozenset[int]]:
         """Return the micro-batches of this step whose gradients were added here, per own layer."""
@@ -454,12 +466,12 @@ class Stage:
         return lambda: encode_layer(pinned)
 
     def export(self, layer: int) -> LayerState:
-        """Return a layer's live state; it shares memory with the stage until the layer's next update but one."""
-        return self._owned[layer].shadowed.export()
+        """Return a layer's live state; it shares memory with the stage: use it before the layer's next swap."""
+        return self._owned[layer].committed.export()
 
     def install(self, layer: int, state: LayerState) -> None:
         """Replace a layer's state by one from elsewhere; its tensors are copied. Begin a step afterwards."""
-        self._owned[layer].shadowed.install(state)
+        self._owned[layer].committed.install(state)
 
     def save(self, layer: int, directory: Path) -> Path:
         """Write a layer's live state to its file in a folder and return the file."""
@@ -468,26 +480,29 @@ class Stage:
         save_layer(path, self.export(layer))
         return path
 
-    def layer_digest(self, layer: int) -> str:
-        """Return the SHA-256 of a layer's step and whole state: equal on all owners."""
-        return layer_sha256(self.export(layer))
+    def layer_digest(self, layer: int) -> str | None:
+        """Return the SHA-256 of a layer's step and whole state: equal on all owners that have one.
+
+        None if an inverted step is in the state: it then equals that of other owners within a tolerance only.
+        """
+        return layer_sha256(self.export(layer)) if self._owned[layer].committed.exact else None
 
     # --- set-up -------------------------------------------------------------------------------------------------------
 
-    def _own(self, index: int, module: nn.Module, optimizer: OptimizerFactory) -> _Owned:
+    def _own(self, index: int, module: nn.Module, optimizer: OptimizerFactory, commit: type[CommittedLayer]) -> _Owned:
         module.to(self._device)
         names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         for name in names:
             check_dtype(f"{name} of layer {index}", module.get_parameter(name).dtype)
         uses = {dict(tie.places)[index]: tie for tie in self._ties if index in tie.layers}
         later = [name for name, tie in uses.items() if tie.layers[0] != index]
-        shadowed = ShadowedLayer(index, module, optimizer, tied=later)
+        committed = commit(index, module, optimizer, tied=later)
         stats = RunningStats(index, module)
         places: dict[Reduction, list[int]] = {(index,): [i for i, name in enumerate(names) if name not in uses]}
         for name, tie in uses.items():  # in the order of the ties, as on every other owner
             places.setdefault(tie.layers, []).extend([names.index(name)] if name in names else [])
         return _Owned(
-            shadowed=shadowed,
+            committed=committed,
             stats=stats,
             parameters=[module.get_parameter(name) for name in names],
             places=places,
@@ -612,7 +627,7 @@ class Stage:
 
     def _gradients(self, layer: int, owned: _Owned) -> Mapping[str, Tensor | None]:
         factor = self._verdict if self._verdict is not None else 1.0
-        names = owned.shadowed.trainable
+        names = owned.committed.trainable
         gradients: dict[str, Tensor | None] = {}
         for reduction, places in owned.places.items():
             for place, gradient in zip(places, self._accepted(reduction).gradients, strict=True):

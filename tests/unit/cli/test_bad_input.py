@@ -84,7 +84,7 @@ def complaint(done):
         (
             ["train", "job.yaml", "--fault", "kill:0.0@1:lunch"],
             "holdfast: --fault kill:0.0@1:lunch: unknown point 'lunch'; known: start, forward, backward, reduce, "
-            "update, commit, detect, persist, broadcast, install, copy, replay",
+            "verdict, update, commit, detect, persist, broadcast, install, copy, replay",
         ),
         (["train"], "holdfast train: the following arguments are required: JOB.yaml (see holdfast train --help)"),
         (["inspect", "."], "holdfast: .: is no run directory, it has no events.jsonl"),
@@ -111,6 +111,17 @@ def test_missing_data_is_found_before_anything_is_written(holdfast, job, tmp_pat
     assert line == "holdfast: data.path: 'nothing/here.txt' names no file"
     assert contents(tmp_path) == before
     assert not (tmp_path / "run").exists()
+
+
+def test_undo_of_an_optimizer_without_inverse_is_found_before_workers_start(holdfast, job, tmp_path):
+    before = contents(tmp_path)
+    overrides = ["--set", "optimizer={kind: adam, amsgrad: true}", "--set", "resilience.commit=undo"]
+    line = complaint(holdfast("train", "job.yaml", "--run-dir", "run", *overrides))
+    assert line == (
+        "holdfast: resilience.commit: undo is impossible: Adam cannot be undone: "
+        "amsgrad takes an element-wise maximum, which has no inverse; use shadow"
+    )
+    assert contents(tmp_path) == before
 
 
 def test_a_run_directory_is_used_once_and_the_story_of_the_run_can_be_read(holdfast, job, tmp_path):

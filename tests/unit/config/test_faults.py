@@ -64,8 +64,8 @@ def test_what_a_kind_cannot_have(text, complaint):
         ("kil:1.2@5", "--fault kil:1.2@5: unknown kind 'kil'; known: " + ", ".join(FaultKind)),
         (
             "kill:1.2@5:lunch",
-            "--fault kill:1.2@5:lunch: unknown point 'lunch'; known: start, forward, backward, reduce, update, "
-            "commit, detect, persist, broadcast, install, copy, replay",
+            "--fault kill:1.2@5:lunch: unknown point 'lunch'; known: start, forward, backward, reduce, verdict, "
+            "update, commit, detect, persist, broadcast, install, copy, replay",
         ),
         ("kill:1.2@five", "--fault kill:1.2@five: step 'five' is not a whole number from 0"),
         ("kill:1.2@-1", "--fault kill:1.2@-1: step '-1' is not a whole number from 0"),

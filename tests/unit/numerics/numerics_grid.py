@@ -14,7 +14,7 @@ from holdfast.optim.accumulate import Numerics
 from holdfast.optim.digest import RunDigest, digest_states
 from holdfast.optim.factory import make_optimizer
 from holdfast.runtime.model import Loss, Model
-from holdfast.runtime.stage import Reduction, Stage
+from holdfast.runtime.stage import Commit, Reduction, Stage
 
 Load = Callable[[int, int], tuple[Tensor, Tensor]]
 
@@ -30,6 +30,7 @@ class Job:
     seed: int = 5
     numerics: Numerics = "exact"
     clip_norm: float | None = None
+    commit: Commit = "shadow"
     optimizer: Any = field(default_factory=lambda: make_optimizer("adamw", lr=1e-2, weight_decay=0.1))
 
     def stages(self, ranges: Sequence[tuple[int, int]]) -> list[Stage]:
@@ -47,6 +48,7 @@ class Job:
                 num_microbatches=self.num_microbatches,
                 load=self.load,
                 clip_norm=self.clip_norm,
+                commit=self.commit,
             )
             for start, stop in ranges
         ]

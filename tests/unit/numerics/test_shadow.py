@@ -15,6 +15,7 @@ FACTORIES: dict[str, OptimizerFactory] = {
     "momentum": make_optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
     "adam": make_optimizer("adam", lr=0.01, weight_decay=0.01),
     "adamw": make_optimizer("adamw", lr=0.01, weight_decay=0.1, betas=(0.8, 0.95)),
+    "lamb": make_optimizer("lamb", lr=0.01, weight_decay=0.1),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, foreach=False),
     "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.1, foreach=False),
     "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=0.1, foreach=False),
@@ -194,7 +195,7 @@ def test_a_layer_without_parameters_counts_steps() -> None:
 
 
 def test_optimizers_are_checked_and_pinned() -> None:
-    for kind in ("sgd", "adam", "adamw"):
+    for kind in ("sgd", "adam", "adamw"):  # ours has one implementation only
         group = make_optimizer(kind, lr=0.1)([nn.Parameter(torch.zeros(2))]).param_groups[0]
         assert (group["foreach"], group["fused"]) == (False, False)
     with pytest.raises(ConfigError, match="'lion' is unknown"):

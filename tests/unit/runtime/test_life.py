@@ -163,7 +163,7 @@ def test_the_order_of_effects(tmp_path):
         "RECV_ACT0.0<0.0", "F0.0", "B0.0", "SEND_GRAD0.0>0.0",
         "RECV_ACT0.1<0.0", "F0.1", "[forward]", "B0.1", "[backward]", "SEND_GRAD0.1>0.0",
         "ready", "start L4", "[reduce]", "start L3", "finish L4", "finish L3",
-        "RECV_TALLY0.0<0.0", "SEND_VERDICT0.0>0.0",
+        "RECV_TALLY0.0<0.0", "[verdict]", "SEND_VERDICT0.0>0.0",
         "[update]", "[commit]", "committed", "StepDone",
     ]  # fmt: skip
     assert told[10:] == [*step, *step, "Finished", "listen", "Saved", "listen"]

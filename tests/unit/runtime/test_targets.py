@@ -85,6 +85,39 @@ def test_an_unknown_optimizer_is_found_by_the_probe():
         probe(job(optimizer={"kind": "adamm"}))
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "complaint"),
+    [
+        ({"kind": "adam", "amsgrad": True}, "Adam cannot be undone: amsgrad takes an element-wise maximum"),
+        ({"kind": "{mine}:make"}, "Mine has no registered inverse"),
+    ],
+)
+def test_undo_of_what_has_no_inverse_is_found_by_the_probe(module, optimizer, complaint):
+    mine = module(
+        "import torch\nclass Mine(torch.optim.SGD): pass\ndef make(parameters): return Mine(parameters, lr=0.1)\n"
+    )
+    optimizer = {**optimizer, "kind": optimizer["kind"].format(mine=mine)}
+    with pytest.raises(ConfigError, match=rf"resilience\.commit: undo is impossible: {complaint}.*; use shadow"):
+        probe(job(optimizer=optimizer, resilience={"commit": "undo"}))
+    probe(job(optimizer=optimizer))
+
+
+def test_undo_of_ones_own_optimizer_with_an_inverse(module):
+    mine = module(
+        "import torch\n"
+        "from holdfast.optim.undo import Inverse, register_inverse, undo_sgd\n"
+        "class Mine(torch.optim.SGD): pass\n"
+        "register_inverse(Mine, Inverse(undo=undo_sgd))\n"
+        "def make(parameters): return Mine(parameters, lr=0.1)\n"
+    )
+    probe(job(optimizer={"kind": f"{mine}:make"}, resilience={"commit": "undo"}))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", "lamb"])
+def test_every_kind_can_be_undone(kind):
+    probe(job(optimizer={"kind": kind}, resilience={"commit": "undo"}))
+
+
 def test_more_stages_than_layers():
     layers = len(probe(job()).boundaries)
     with pytest.raises(ConfigError, match=rf"grid\.stages = {layers + 1} does not fit a model of {layers} layers"):

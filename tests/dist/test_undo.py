@@ -1,0 +1,109 @@
+"""Real processes, really killed, whose steps are taken back by inverting them: the end is within a stated tolerance.
+
+While nothing fails the bits are those of ``shadow``. A step that was inverted and made again leaves all weights together
+within a relative L2 distance of TOLERANCE of the run in which nothing failed, and the loss within ten times that.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdfast import Fault, Summary
+from holdfast.optim.digest import load_layer
+from holdfast.telemetry.events import Agreed, read_events
+
+pytestmark = pytest.mark.dist
+
+TOLERANCE = 1e-4
+UNDO = "resilience.commit=undo"
+OPTIMIZERS = {
+    "default": (),
+    "momentum": ("optimizer.kind=sgd", "optimizer.lr=0.05", "optimizer.momentum=0.9", "optimizer.nesterov=true"),
+    "adam": ("optimizer.kind=adam",),
+    "lamb": ("optimizer.kind=lamb", "optimizer.lr=0.01"),
+}
+
+
+def distance(summary, healthy) -> float:
+    """Relative L2 distance of all weights, read from the two runs' files."""
+    pairs = list(zip(*(sorted((s.run_dir / "final").glob("layer-*")) for s in (summary, healthy)), strict=True))
+    assert pairs
+    layers = [(load_layer(one), load_layer(other)) for one, other in pairs]
+    assert {state.step for pair in layers for state in pair} == {healthy.steps}
+    ours, theirs = (
+        torch.cat([value.double().flatten() for pair in layers for value in pair[side].parameters.values()])
+        for side in (0, 1)
+    )
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+def survives(runs, name, *faults, overrides=()) -> Summary:
+    """One run with faults that all fired, close to the run without."""
+    healthy = runs.healthy(name, overrides)
+    summary = runs.train(name, *faults, overrides=(*overrides, UNDO))
+    assert summary.unfired == ()
+    assert sorted(summary.report.fired) == sorted(str(Fault.parse(text)) for text in faults)
+    assert summary.generations == 1 + len(faults)
+    assert summary.steps == healthy.steps
+    assert summary.final_loss == pytest.approx(healthy.final_loss, rel=10 * TOLERANCE)
+    assert distance(summary, healthy) <= TOLERANCE
+    return summary
+
+
+def agreed_step(summary: Summary) -> int:
+    """The step that the survivors of the last failure went on from."""
+    events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
+    return [event.step for event in events if isinstance(event, Agreed)][-1]
+
+
+@pytest.mark.parametrize("name", ["gpt", "convnet"])
+def test_without_failures_the_bits_are_those_of_shadow(runs, name):
+    undo, shadow = runs.healthy(name, (UNDO,)), runs.healthy(name)
+    assert undo.weights_sha256 == shadow.weights_sha256
+    assert undo.state_sha256 == shadow.state_sha256
+
+
+@pytest.mark.parametrize("worker", ["0.1", "0.2"])
+@pytest.mark.parametrize("name", ["gpt", "convnet"])
+def test_a_kill_in_the_middle_of_the_verdict_makes_others_go_back(runs, name, worker):
+    """Stages behind the victim have committed, those before it have not heard of the verdict."""
+    summary = survives(runs, name, f"kill:{worker}@2:verdict")
+    assert agreed_step(summary) == 2
+    assert summary.state_sha256 != runs.healthy(name).state_sha256, "a step was inverted, not swapped back"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_goes_back(runs, optimizer):
+    overrides = OPTIMIZERS[optimizer]
+    summary = survives(runs, "gpt", "kill:0.1@2:verdict", overrides=overrides)
+    assert agreed_step(summary) == 2
+    assert summary.state_sha256 != runs.healthy("gpt", overrides).state_sha256
+
+
+@pytest.mark.parametrize("point", ["update", "commit"])
+@pytest.mark.parametrize("name", ["gpt", "convnet"])
+def test_a_kill_in_the_middle_of_the_update(runs, name, point):
+    """Mostly all others have committed by then, and nobody needs to go back."""
+    survives(runs, name, f"kill:1.2@2:{point}")
+
+
+def test_the_first_step_goes_back_to_no_state(runs):
+    summary = survives(runs, "gpt", "kill:0.1@0:verdict")
+    assert agreed_step(summary) == 0
+
+
+def test_two_steps_go_back_in_one_run(runs):
+    survives(runs, "gpt", "kill:1.1@1:verdict", "kill:0.2@3:verdict")
+
+
+def test_clipping_and_a_schedule(runs):
+    overrides = ("train.clip_norm=0.05", "optimizer.schedule=cosine", "optimizer.warmup_steps=2")
+    summary = survives(runs, "gpt", "kill:0.1@2:verdict", overrides=overrides)
+    assert agreed_step(summary) == 2
+
+
+def test_a_kill_that_leaves_nothing_to_invert_is_bitwise(runs):
+    """At `forward` every layer is at the same step."""
+    summary = survives(runs, "gpt", "kill:1.2@2:forward")
+    assert summary.state_sha256 == runs.healthy("gpt").state_sha256

@@ -1,0 +1,97 @@
+"""Undo under the virtual clock, with real layers: a worker dies at each of its effects, and others must go back."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from holdfast.config.load import parse_job
+from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
+from holdfast.runtime.agent import healthy_plan
+from holdfast.runtime.build import build_stage, probe
+from holdfast.testing.virtual import VirtualCluster
+
+STEPS = 3
+TOLERANCE = 1e-4
+JOB = {
+    "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8, "dropout": 0.1},
+    "data": {"kind": "text", "path": os.__file__},
+    "grid": {"pipelines": 2, "stages": 3, "microbatches": 2, "microbatch_size": 2},
+    "train": {"steps": STEPS, "seed": 1},
+    "resilience": {"commit": "undo"},
+}
+
+
+class Undoing:
+    """Runs the job; the stages stay, so that one can look at every owner's weights."""
+
+    def __init__(self):
+        torch.set_num_threads(1)
+        self.job = parse_job(JOB)
+        self.boundaries = probe(self.job).boundaries
+        self.plan = healthy_plan(self.job, len(self.boundaries))
+
+    def run(self, **options):
+        parts = {worker: build_stage(self.job, self.plan, worker, self.boundaries) for worker in self.plan.workers}
+        ties = parts[WorkerId(0, 0)].ties
+        stage = {worker: part.stage for worker, part in parts.items()}.get
+        result = VirtualCluster(self.plan, microbatches=2, steps=STEPS, stage=stage, ties=ties, **options).run()
+        living = {worker: part.stage for worker, part in parts.items() if worker not in result.lost}
+        return result, living
+
+
+@pytest.fixture(scope="module")
+def undoing():
+    return Undoing()
+
+
+@pytest.fixture(scope="module")
+def healthy(undoing):
+    result, stages = undoing.run()
+    assert result.outcome == "done"
+    return weights(stages)
+
+
+def weights(stages):
+    """Per worker and layer, all parameters in one row."""
+    return {
+        (worker, layer): torch.cat([p.double().flatten() for p in stage.export(layer).parameters.values()])
+        for worker, stage in stages.items()
+        for layer in stage.layer_steps()
+        if stage.export(layer).parameters
+    }
+
+
+def check(result, stages, healthy):
+    """Done, every owner close to the healthy run; returns how many layers of owners were inverted."""
+    assert result.outcome == "done", result.detail
+    assert result.step == STEPS
+    for place, found in weights(stages).items():
+        assert float((found - healthy[place]).norm()) <= TOLERANCE * float(healthy[place].norm()), place
+    return sum(stage.layer_digest(layer) is None for stage in stages.values() for layer in stage.layer_steps())
+
+
+def test_a_death_at_every_effect_around_the_commit(undoing, healthy):
+    """Some of these deaths leave owners at two steps: they must go back, and end near the healthy run all the same."""
+    inverted = []
+    for effect in range(30, 75):
+        result, stages = undoing.run(seed=effect, kill_at_effect=[(WorkerId(1, 1), effect)])
+        inverted.append(check(result, stages, healthy))
+        assert result.fired
+    assert sum(count > 0 for count in inverted) >= 3, inverted
+    assert sum(count == 0 for count in inverted) >= 3, "most deaths leave nothing to invert"
+
+
+@pytest.mark.parametrize("step", range(STEPS))
+def test_a_death_with_the_verdict_in_hand(undoing, healthy, step):
+    result, stages = undoing.run(seed=2, faults=[Fault.parse(f"kill:1.1@{step}:verdict")])
+    assert check(result, stages, healthy) > 0
+    assert result.fired == (f"kill:1.1@{step}:verdict",)
+
+
+def test_without_deaths_nothing_is_inverted(undoing, healthy):
+    result, stages = undoing.run(seed=3)
+    assert check(result, stages, healthy) == 0
