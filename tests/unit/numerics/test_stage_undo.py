@@ -101,7 +101,7 @@ def test_an_omitted_step_is_taken_back_bitwise() -> None:
     stages = train(convnet_job(commit="undo"), [(0, 6)], [[0]], 2)[0]
     before = digest(stages)
     run_step(stages, 2)
-    stages[0].conclude(torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+    stages[0].conclude(torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64))
     assert stages[0].omitted
     commit(stages)
     assert set(stages[0].layer_steps().values()) == {3}
