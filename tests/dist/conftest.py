@@ -48,9 +48,10 @@ class Runs:
     def job(self, name: str, overrides: tuple[str, ...] = ()) -> Job:
         return parse_job(copy.deepcopy(JOBS[name]), overrides)
 
-    def train(self, name: str, *faults: str, overrides: tuple[str, ...] = ()) -> Summary:
+    def train(self, name: str, *faults: str, overrides: tuple[str, ...] = (), **options) -> Summary:
         """One run; what each worker executed is compared with its order."""
-        summary = train(self.job(name, overrides), run_dir=self.folder(), faults=[Fault.parse(text) for text in faults])
+        planned = [Fault.parse(text) for text in faults]
+        summary = train(self.job(name, overrides), run_dir=self.folder(), faults=planned, **options)
         check_executed(summary.run_dir)
         return summary
 

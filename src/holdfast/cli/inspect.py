@@ -10,6 +10,9 @@ import msgspec
 from holdfast.errors import ConfigError
 from holdfast.telemetry.events import (
     Agreed,
+    Checkpointed,
+    CheckpointFailed,
+    CheckpointRejected,
     Detected,
     Event,
     FaultInjected,
@@ -18,6 +21,7 @@ from holdfast.telemetry.events import (
     JobStarted,
     Notice,
     Rebuilt,
+    Resumed,
     StepOps,
     Suspected,
     WorkerReady,
@@ -25,7 +29,7 @@ from holdfast.telemetry.events import (
 )
 from holdfast.telemetry.report import report
 
-__all__ = ["add_inspect_parser", "narrate"]
+__all__ = ["add_inspect_parser", "narrate", "tell_checkpoint"]
 
 
 def add_inspect_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -68,6 +72,21 @@ def narrate(timed: list[tuple[float, Event]]) -> str:
     return "\n".join(lines)
 
 
+def tell_checkpoint(event: Event) -> str | None:
+    """Returns one line on what became of a checkpoint; None if the event is about something else."""
+    match event:
+        case Resumed():
+            return f"goes on from the checkpoint of step {event.step} in {event.url}"
+        case CheckpointRejected():
+            return f"checkpoint of step {event.step} is not used: {event.reason}"
+        case Checkpointed():
+            return f"checkpoint of step {event.step} is complete"
+        case CheckpointFailed():
+            who = f" by worker {event.worker}" if event.worker else ""
+            return f"checkpoint of step {event.step} could not be written{who}: {event.detail}"
+    return None
+
+
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1000 * seconds:.0f} ms"
 
@@ -92,6 +111,8 @@ def _tell(event: Event) -> str | None:
             return f"generation {event.generation} is connected"
         case Notice():
             return f"worker {event.worker}: {event.text}"
+        case Resumed() | CheckpointRejected() | Checkpointed() | CheckpointFailed():
+            return tell_checkpoint(event)
         case JobEnded():
             return f"ended: {event.outcome} at step {event.step}"
         case StepOps(loss=float() as loss):

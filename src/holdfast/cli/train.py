@@ -8,12 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+from holdfast.cli.inspect import tell_checkpoint
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
 from holdfast.runtime.agent import Interrupted
 from holdfast.runtime.train import Summary, train
+from holdfast.telemetry.events import Event
 
 __all__ = ["ProgressLine", "add_train_parser", "describe"]
 
@@ -40,6 +42,12 @@ def add_train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "update, commit) or of a recovery (detect, install, replay); may be repeated",
     )
     parser.add_argument("--run-dir", metavar="DIR", help="where to write; must not hold a run; default runs/NAME-TIME")
+    parser.add_argument(
+        "--resume",
+        metavar="DIR|URL[@STEP]",
+        help="go on from the newest sound checkpoint of a run directory, a folder or s3://BUCKET/PREFIX, or from that "
+        "of STEP; the grid may be another one, the global batch may not",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     parser.set_defaults(run=run)
 
@@ -51,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     line = ProgressLine(job, quiet=args.quiet)
     run_dir = Path(args.run_dir) if args.run_dir else None
     try:
-        summary = train(job, run_dir=run_dir, faults=faults, on_progress=line.show)
+        summary = train(job, run_dir=run_dir, faults=faults, resume=args.resume, on_event=_tell, on_progress=line.show)
     except Interrupted as interruption:
         line.end()
         print(f"holdfast: {interruption}: every process is ended", file=sys.stderr)
@@ -63,6 +71,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"holdfast: never fired: {', '.join(summary.unfired)}", file=sys.stderr)
         return 4
     return 0
+
+
+def _tell(event: Event) -> None:
+    if text := tell_checkpoint(event):
+        print(f"holdfast: {text}", file=sys.stderr)
 
 
 class ProgressLine:
@@ -101,6 +114,7 @@ class ProgressLine:
             left = round((steps - progress.step - 1) / rate)
             text += f"  {rate * self._job.samples_per_step:.1f} samples/s  left {left // 60}:{left % 60:02d}"
         text += f"  workers {progress.alive}/{grid.pipelines * grid.stages}"
+        text += f"  checkpoint {progress.checkpoint}" if progress.checkpoint else ""
         return text + ("  OMITTED: a gradient was not finite" if progress.omitted else "")
 
     def end(self) -> None:
@@ -119,6 +133,8 @@ def describe(summary: Summary) -> str:
         after = "" if failure.resumed_s is None else f", next step committed {failure.resumed_s:.3f} s later"
         where = f" ({failure.kind} at {failure.point})" if failure.point else ""
         lines.append(f"lost worker {failure.worker} in step {failure.step}{where}{after}")
+    if summary.resumed_from is not None:
+        lines.append(f"went on from the checkpoint of step {summary.resumed_from}")
     lines.append(f"weights_sha256 {summary.weights_sha256}")
     lines.append(f"written to {summary.run_dir}")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 __all__ = [
+    "Checkpoint",
     "Control",
     "ConvnetModel",
     "Data",
@@ -138,6 +139,16 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     tolerate: Count = 0
 
 
+class Checkpoint(_Plain, frozen=True, kw_only=True):
+    """``every``: a checkpoint after so many steps (0: never); ``keep``: the newest so many; ``url``: a folder or
+    ``s3://BUCKET/PREFIX``, default ``checkpoints`` in the run directory.
+    """
+
+    every: Count = 0
+    keep: Positive = 3
+    url: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+
+
 class Control(_Plain, frozen=True, kw_only=True):
     """Where the coordinator listens, and when a worker counts as hung.
 
@@ -163,6 +174,7 @@ class Job(_Plain, frozen=True, kw_only=True):
     optimizer: Optimizer = Optimizer()
     train: Train
     resilience: Resilience = Resilience()
+    checkpoint: Checkpoint = Checkpoint()
     control: Control = Control()
 
     @property

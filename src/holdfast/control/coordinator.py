@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 import msgspec
 
+from holdfast.control.checkpoint_ledger import Commit, Settled
 from holdfast.control.membership import (
     Closed,
     Membership,
@@ -43,9 +44,10 @@ from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.token import REFUSAL, carries
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.events import EventLog, Notice
 
-__all__ = ["METHOD", "SERVICE", "Coordinator", "serve"]
+__all__ = ["METHOD", "SERVICE", "Committer", "Coordinator", "serve"]
 
 SERVICE = "holdfast.Control"
 METHOD = "Attach"
@@ -64,6 +66,31 @@ _Peer = tuple[WorkerId | None, int]
 """A worker and its process; the agent is (None, 0)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committer:
+    """Writes the manifests of a job's checkpoints.
+
+    Attributes:
+        checkpoints: where to.
+        facts: what every manifest says of the job.
+    """
+
+    checkpoints: Checkpoints
+    facts: Facts
+
+    def commit(self, commit: Commit) -> Settled:
+        """Writes one manifest and returns how that went; never raises because of the store."""
+        try:
+            self.checkpoints.commit(commit.step, commit.shards, self.facts)
+        except HoldfastError as error:
+            return Settled(step=commit.step, url=self.checkpoints.url, error=str(error))
+        try:
+            self.checkpoints.tidy(commit.step)
+        except HoldfastError as error:
+            return Settled(step=commit.step, url=self.checkpoints.url, untidy=str(error))
+        return Settled(step=commit.step, url=self.checkpoints.url)
+
+
 @dataclass(slots=True)
 class Coordinator:
     """Carries out what ``decide`` says: stores it, then sends it.
@@ -73,19 +100,23 @@ class Coordinator:
         store: where decisions go before they are sent.
         log: where events go.
         clock: seconds, monotonic.
+        committer: writes the manifests of checkpoints.
     """
 
     membership: Membership
     store: DecisionStore
     log: EventLog
     clock: Callable[[], float]
+    committer: Committer | None = None
 
     _queues: dict[_Peer, asyncio.Queue[bytes | None]] = field(default_factory=lambda: {(None, 0): asyncio.Queue()})
     _agent_came: asyncio.Event = field(default_factory=asyncio.Event)
     _goodbye: asyncio.Event = field(default_factory=asyncio.Event)
     _unplannable: set[frozenset[WorkerId]] = field(default_factory=set)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _committing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def handle(self, event: Message | Closed | Tick | Planned) -> None:
+    def handle(self, event: Message | Closed | Tick | Planned | Settled) -> None:
         """Takes one event: decides, stores, sends, records."""
         before = self.membership
         after, outputs = decide(before, event, now=self.clock())
@@ -103,6 +134,8 @@ class Coordinator:
         for output in outputs:
             if isinstance(output, Record):
                 self.log.write(self.clock(), output.event)
+            elif isinstance(output, Commit):
+                self._start_commit(output)
         if after.phase is Phase.ENDED:
             self._goodbye.set()
 
@@ -110,6 +143,17 @@ class Coordinator:
         if tell.to is None:
             return (None, 0)
         return (tell.to, self.membership.pids.get(tell.to, 0) if tell.pid is None else tell.pid)
+
+    def _start_commit(self, commit: Commit) -> None:
+        task = asyncio.get_running_loop().create_task(self._commit(commit))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _commit(self, commit: Commit) -> None:
+        """Writes a manifest in a thread, since a store may take its time; one after another, in order."""
+        assert self.committer is not None
+        async with self._committing:
+            self._take([await asyncio.to_thread(self.committer.commit, commit)])
 
     def _tell(self, to: _Peer, wire: bytes, *, last: bool) -> None:
         queue = self._queues.get(to)
@@ -162,7 +206,7 @@ class Coordinator:
             if worker is not None:
                 self._take([Closed(worker=worker, pid=pid)])
 
-    def _take(self, events: Sequence[Message | Closed | Tick | Planned]) -> None:
+    def _take(self, events: Sequence[Message | Closed | Tick | Planned | Settled]) -> None:
         """Takes events; if a decision or its storing fails, the job ends and everyone is told, instead of waiting."""
         try:
             for event in events:

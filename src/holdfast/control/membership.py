@@ -28,6 +28,7 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.control.checkpoint_ledger import CheckpointLedger, Commit, Settled, note_shard, settle
 from holdfast.control.detection import Watch, deadlocked, forget, hear, overdue, pass_time
 from holdfast.control.messages import (
     Attached,
@@ -52,6 +53,8 @@ from holdfast.control.messages import (
     Resume,
     Save,
     Saved,
+    ShardFailed,
+    ShardWritten,
     Shutdown,
     Spawn,
     Status,
@@ -152,7 +155,7 @@ class Upcoming:
     entering: frozenset[WorkerId]
 
 
-Output = Tell | Record
+Output = Tell | Record | Commit
 Decision = tuple["Membership", tuple[Output, ...]]
 
 
@@ -190,6 +193,7 @@ class Membership:
         last_step: the newest step that was reported done; -1 before the first.
         suspected_at: when the first unexplained suspicion of this generation came; None if none.
         reformations: generations begun in a row because of suspicions alone.
+        checkpoints: what is written of checkpoints.
     """
 
     healthy: Plan
@@ -223,6 +227,7 @@ class Membership:
     suspected_at: float | None = None
     suspicion: str = ""
     reformations: int = 0
+    checkpoints: CheckpointLedger = field(default_factory=CheckpointLedger)
 
     @property
     def full(self) -> tuple[WorkerId, ...]:
@@ -237,7 +242,7 @@ class Membership:
         return tuple(worker for worker in self.healthy.workers if worker not in absent)
 
 
-def decide(state: Membership, event: Message | Closed | Tick | Planned, *, now: float = 0.0) -> Decision:
+def decide(state: Membership, event: Message | Closed | Tick | Planned | Settled, *, now: float = 0.0) -> Decision:
     """Returns the membership after ``event`` and what is to be sent and recorded.
 
     Args:
@@ -272,6 +277,10 @@ def decide(state: Membership, event: Message | Closed | Tick | Planned, *, now: 
             return _on_offer(state, worker)
         case Strike():
             return state, (Tell(to=None, command=event),)
+        case ShardWritten() | ShardFailed():
+            return _on_shard(state, event)
+        case Settled():
+            return _on_settled(state, event)
         case _:
             return _on_generation_message(state, event, now)
 
@@ -636,6 +645,7 @@ def _on_step_done(state: Membership, done: StepDone) -> Decision:
         omitted=done.omitted,
         alive=len(state.alive),
         generation=state.generation,
+        checkpoint=state.checkpoints.newest,
     )
     return state, (Tell(to=None, command=progress),)
 
@@ -661,8 +671,27 @@ def _save(state: Membership, step: int) -> Decision:
 
 
 def _on_saved(state: Membership, worker: WorkerId, digests: dict[int, str]) -> Decision:
-    state = replace(state, saved={**state.saved, worker: digests})
-    if state.phase is not Phase.SAVING or not set(state.saved) >= set(state.full):
+    return _end_if_saved(replace(state, saved={**state.saved, worker: digests}))
+
+
+def _on_shard(state: Membership, message: ShardWritten | ShardFailed) -> Decision:
+    """What a worker wrote stays written, whatever became of the worker and its generation."""
+    ledger, follows = note_shard(state.checkpoints, message, state.healthy.placement.num_layers)
+    state = replace(state, checkpoints=ledger)
+    if follows is None:
+        return state, ()
+    return state, (follows if isinstance(follows, Commit) else Record(event=follows),)
+
+
+def _on_settled(state: Membership, settled: Settled) -> Decision:
+    ledger, told = settle(state.checkpoints, settled)
+    state, outputs = _end_if_saved(replace(state, checkpoints=ledger))
+    return state, (*(Record(event=event) for event in told), *outputs)
+
+
+def _end_if_saved(state: Membership) -> Decision:
+    """Ends the job when all survivors have saved, and no manifest is being written any more."""
+    if state.phase is not Phase.SAVING or not set(state.saved) >= set(state.full) or state.checkpoints.committing:
         return state, ()
     diverged = _diverged(state.saved)
     if diverged:

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError
+from holdfast.storage.checkpoints import Shard
 
 __all__ = [
     "Attached",
@@ -34,6 +35,8 @@ __all__ = [
     "Resume",
     "Save",
     "Saved",
+    "ShardFailed",
+    "ShardWritten",
     "Shutdown",
     "Spawn",
     "Status",
@@ -182,6 +185,24 @@ class Saved(_Wire, frozen=True, tag=True, kw_only=True):
     digests: tuple[tuple[int, str], ...]
 
 
+class ShardWritten(_Wire, frozen=True, tag=True, kw_only=True):
+    """A worker wrote one layer's state at ``step`` into the checkpoint store; ``generation``: when it pinned it."""
+
+    worker: WorkerId
+    generation: int
+    step: int
+    shard: Shard
+
+
+class ShardFailed(_Wire, frozen=True, tag=True, kw_only=True):
+    """A worker could not write its part of the checkpoint of ``step``; training goes on."""
+
+    worker: WorkerId
+    generation: int
+    step: int
+    detail: str
+
+
 class Failure(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker cannot go on for a reason that no recovery cures."""
 
@@ -262,13 +283,14 @@ class Shutdown(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Progress(_Wire, frozen=True, tag=True, kw_only=True):
-    """For the agent: a step was done."""
+    """For the agent: a step was done. ``checkpoint``: the step of the newest checkpoint; 0 if there is none."""
 
     step: int
     loss: float | None
     omitted: bool
     alive: int
     generation: int
+    checkpoint: int = 0
 
 
 class Fence(_Wire, frozen=True, tag=True, kw_only=True):
@@ -302,6 +324,8 @@ Message = (
     | Suspect
     | Heartbeat
     | StepDone
+    | ShardWritten
+    | ShardFailed
     | Finished
     | Saved
     | Failure

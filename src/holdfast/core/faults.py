@@ -41,6 +41,8 @@ class Point(StrEnum):
     it knows the verdict and has told nobody (so that others may commit, and must go back); ``update`` the next state is
     prepared (``shadow``: the optimizer ran on the copy), before the swap; ``commit`` after its first layer's swap,
     before its last.
+    Of a checkpoint, and not of the step with its number: ``checkpoint`` the worker's first shard is written, nothing is
+    reported, the rest is not written.
     Of a recovery: ``detect`` when the target learns of the failure; ``persist`` before the coordinator stores its
     decision; ``broadcast`` stored, nothing sent; ``install`` before the new transport is built (of the coordinator:
     sent to half of the workers); ``copy`` in the middle of giving, or taking, the state of a joining worker; ``replay``
@@ -54,6 +56,7 @@ class Point(StrEnum):
     VERDICT = "verdict"
     UPDATE = "update"
     COMMIT = "commit"
+    CHECKPOINT = "checkpoint"
     DETECT = "detect"
     PERSIST = "persist"
     BROADCAST = "broadcast"

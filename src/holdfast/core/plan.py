@@ -30,6 +30,14 @@ class Plan:
         """The living workers, sorted."""
         return self.placement.workers
 
+    def writer_of(self, layer: int) -> WorkerId | None:
+        """Returns who writes a layer into a checkpoint: layers are spread over their owners; None without an owner.
+
+        Only owners that compute are asked: one that merely listens may not hold the layer's state yet.
+        """
+        owners = [worker for worker in self.placement.owners(layer) if self.orders.of(worker)]
+        return owners[layer % len(owners)] if owners else None
+
     def digest(self) -> str:
         """Returns the SHA-256, in hexadecimal, of the plan's canonical text: equal for equal plans on any machine."""
         return hashlib.sha256(self.text().encode("ascii")).hexdigest()

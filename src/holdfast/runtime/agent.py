@@ -35,13 +35,17 @@ from holdfast.runtime.isolation import Networks
 from holdfast.runtime.processes import (
     CoordinatorSpec,
     EmulatedTimes,
+    Found,
     Probed,
+    ResumeFrom,
     WorkerSpec,
     coordinator_main,
     digest_main,
+    find_main,
     probe_main,
 )
-from holdfast.telemetry.events import EventLog, JobEnded, JobStarted
+from holdfast.runtime.resume import checkpoints_url
+from holdfast.telemetry.events import CheckpointRejected, Event, EventLog, JobEnded, JobStarted, Resumed
 
 __all__ = ["Agent", "Interrupted", "Outcome"]
 
@@ -103,6 +107,8 @@ class Agent:
         faults: what is to happen, to whom, when.
         emulate: sleep so long instead of computing; None to compute.
         isolate: run every node in a network namespace of its own, so that its link can be cut. Linux, root.
+        resume: the checkpoint to go on from; None to begin anew.
+        on_event: called with what is worth a line before training starts, such as a checkpoint that was rejected.
         on_progress: called after every step, in the agent's thread.
     """
 
@@ -111,6 +117,8 @@ class Agent:
     faults: tuple[Fault, ...] = ()
     emulate: EmulatedTimes | None = None
     isolate: bool = False
+    resume: ResumeFrom | None = None
+    on_event: Callable[[Event], None] = lambda event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
     _inbox: queue.SimpleQueue[Command | Exception] = field(default_factory=queue.SimpleQueue)
     _networks: Networks | None = None
@@ -137,13 +145,43 @@ class Agent:
             stack.enter_context(self._processes())
             probed = msgspec.json.decode(self._ask(context, probe_main, self.job), type=Probed)
             plan = healthy_plan(self.job, len(probed.boundaries))
+            found = self._find(context, probed)
             self._claim_directory()
             log = stack.enter_context(contextlib.closing(EventLog(self.run_dir / "events.jsonl")))
             log.write(time.monotonic(), self._started())
+            self._tell_resumed(log, found)
             client = stack.enter_context(contextlib.closing(self._start(context, plan, probed)))
             outcome = self._watch(client)
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
             return self._with_hashes(context, outcome)
+
+    @property
+    def _checkpoints(self) -> str:
+        return checkpoints_url(self.job, self.run_dir)
+
+    def _find(self, context: ForkServerContext, probed: Probed) -> Found | None:
+        """Finds the checkpoint to go on from, in a process of its own: that may take long, and Ctrl-C must work."""
+        if self.resume is None and not self.job.checkpoint.every:
+            return None
+        answer = self._ask(context, find_main, self.job, self.resume, self._checkpoints, probed.facts)
+        found = msgspec.json.decode(answer, type=Found | None)
+        if found is not None and self.resume is not None:
+            self.resume = replace(self.resume, step=found.step)
+            self._check_faults_after(found.step)
+        return found
+
+    def _check_faults_after(self, step: int) -> None:
+        for fault in self.faults:
+            if fault.step < step:
+                raise ConfigError(f"--fault {fault}: the run goes on from step {step}, earlier ones are not run again")
+
+    def _tell_resumed(self, log: EventLog, found: Found | None) -> None:
+        if found is None or self.resume is None:
+            return
+        told: list[Event] = [CheckpointRejected(step=each.step, reason=each.reason) for each in found.rejected]
+        for event in (*told, Resumed(step=found.step, url=self.resume.url)):
+            log.write(time.monotonic(), event)
+            self.on_event(event)
 
     def _with_hashes(self, context: ForkServerContext, outcome: Outcome) -> Outcome:
         if outcome.outcome != "done":
@@ -237,7 +275,7 @@ class Agent:
 
     def _start(self, context: ForkServerContext, plan: Plan, probed: Probed) -> ControlClient:
         token = secrets.token_hex(32)
-        address = self._start_coordinator(context, plan, token)
+        address = self._start_coordinator(context, plan, probed, token)
         ours = address if self._networks is None else self._networks.socket
         client = ControlClient(ours, token, self._inbox.put, self._on_closed)
         client.start()
@@ -260,6 +298,8 @@ class Agent:
                 faults=faults,
                 emulate=self.emulate,
                 namespace=None if networks is None else networks.node(number[worker]),
+                checkpoints=self._checkpoints,
+                resume=self.resume,
             ),
             send=client.send,
             cut=self._cut,
@@ -270,7 +310,7 @@ class Agent:
             self._crew.start(worker)
         return client
 
-    def _start_coordinator(self, context: ForkServerContext, plan: Plan, token: str) -> str:
+    def _start_coordinator(self, context: ForkServerContext, plan: Plan, probed: Probed, token: str) -> str:
         """Returns the address at which workers find it."""
         spec = CoordinatorSpec(
             job=self.job,
@@ -281,6 +321,8 @@ class Agent:
             directory=str(self.run_dir / "final"),
             namespace=None if self._networks is None else self._networks.hub,
             socket=None if self._networks is None else self._networks.socket,
+            checkpoints=self._checkpoints,
+            facts=probed.facts,
         )
         return f"{spec.host}:{self._ask(context, coordinator_main, spec)}"
 

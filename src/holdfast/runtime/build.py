@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+import holdfast
 from holdfast.config.job import ConvnetModel, DigitsData, GptModel, Job, PythonModel, TextData
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
@@ -35,8 +36,18 @@ from holdfast.runtime.life import LifeStage
 from holdfast.runtime.model import Loss, Model, infer_boundaries, tie_groups
 from holdfast.runtime.processes import EmulatedTimes, Probed
 from holdfast.runtime.stage import Stage
+from holdfast.storage.checkpoints import Facts
 
-__all__ = ["StageParts", "build_dataset", "build_model", "build_stage", "load_target", "probe"]
+__all__ = [
+    "StageParts",
+    "build_dataset",
+    "build_model",
+    "build_stage",
+    "fingerprint_data",
+    "fingerprint_model",
+    "load_target",
+    "probe",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,8 +203,46 @@ def probe(job: Job) -> Probed:
     model = build_model(job)
     _check_commit(job, model, build_optimizer(job))
     _lr_scale(job)(0)
-    sample, _ = _loader(job)(0, 0)
-    return Probed(boundaries=infer_boundaries(model.layers, sample))
+    dataset = build_dataset(job)
+    sample, _ = _loader(job, lambda: dataset)(0, 0)
+    return Probed(boundaries=infer_boundaries(model.layers, sample), facts=_facts(job, model, dataset))
+
+
+def _facts(job: Job, model: Model, dataset: Any) -> Facts:
+    """Returns what a checkpoint of this job says, and what one must say for this job to go on from it."""
+    return Facts(
+        job=job.name,
+        holdfast=holdfast.__version__,
+        seed=job.train.seed,
+        layers=len(model.layers),
+        microbatches=job.global_microbatches,
+        microbatch_size=job.grid.microbatch_size,
+        optimizer=job.optimizer.kind,
+        model=fingerprint_model(model),
+        data=fingerprint_data(dataset),
+    )
+
+
+def fingerprint_model(model: Model) -> str:
+    """Returns a digest of the names, shapes and types of all parameters and buffers, and of what is tied."""
+    layers = [
+        [(name, tuple(value.shape), str(value.dtype)) for name, value in (*m.named_parameters(), *m.named_buffers())]
+        for m in model.layers
+    ]
+    ties = [tie.places for tie in model.ties]
+    return hashlib.sha256(repr((layers, ties)).encode()).hexdigest()
+
+
+def fingerprint_data(dataset: Any) -> str:
+    """Returns a digest of the number of samples, and of the first, the middle and the last of them."""
+    size = len(dataset)
+    digest = hashlib.sha256(str(size).encode())
+    for index in (0, size // 2, size - 1):
+        for value in dataset[index]:
+            tensor = torch.as_tensor(value)
+            digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _check_commit(job: Job, model: Model, optimizer: OptimizerFactory) -> None:
@@ -217,9 +266,8 @@ def _lr_scale(job: Job) -> Callable[[int], float]:
     )
 
 
-def _loader(job: Job) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]:
+def _loader(job: Job, dataset: Callable[[], Any]) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]:
     """Loads a micro-batch as a pure function of seed, step and its global number; opens the data when first asked."""
-    dataset = cache(lambda: build_dataset(job))
 
     def load(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
         return load_microbatch(
@@ -264,7 +312,7 @@ def build_stage(
         numerics=job.train.numerics,
         seed=job.train.seed,
         num_microbatches=job.global_microbatches,
-        load=_loader(job),
+        load=_loader(job, cache(lambda: build_dataset(job))),
         clip_norm=job.train.clip_norm,
         commit=job.resilience.commit,
     )

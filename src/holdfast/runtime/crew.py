@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -50,6 +50,8 @@ class Crew:
         """Starts a worker's process; a later one of the same worker has no faults before it left to strike it."""
         faults = self._faults_of(worker) if worker not in self._current else ()
         spec = self.spec_of(worker, faults)
+        if worker in self._current:  # its peers give it the state of the running job
+            spec = replace(spec, resume=None)
         process = self.context.Process(target=worker_main, args=(spec,), name=f"holdfast-{worker}", daemon=True)
         process.start()
         self.processes.append(process)

@@ -170,11 +170,6 @@ class EmulatedStage:
         """See LifeStage.following."""
         return self._missed is not None
 
-    def snapshot(self, layer: int) -> Callable[[], bytes]:
-        """See LifeStage.snapshot: the step and the weight."""
-        words = [self._steps[layer], *self._weight(layer).tolist()]
-        return lambda: b" ".join(b"%d" % word for word in words)
-
     def catch_up(self, states: Mapping[int, bytes]) -> None:
         """See LifeStage.catch_up."""
         assert self._missed is not None
@@ -216,6 +211,17 @@ class EmulatedStage:
         path = directory / f"layer-{layer:04d}.txt"
         path.write_text(self.layer_digest(layer))
         return path
+
+    def snapshot(self, layer: int) -> Callable[[], bytes]:
+        """See LifeStage.snapshot: the step and the weight."""
+        words = [self._steps[layer], *self._weight(layer).tolist()]
+        return lambda: b" ".join(b"%d" % word for word in words)
+
+    def restore(self, layer: int, data: bytes) -> None:
+        """See LifeStage.restore."""
+        step, *words = (int(word) for word in data.split())
+        self._weights[layer] = [torch.tensor(words, dtype=torch.int64) for _ in range(2)]
+        self._steps[layer] = step
 
     def layer_digest(self, layer: int) -> str:
         """See LifeStage.layer_digest."""

@@ -47,6 +47,7 @@ __all__ = [
     "LifeEffect",
     "LifeStage",
     "Listen",
+    "Pin",
     "Release",
     "Report",
     "Serve",
@@ -77,11 +78,14 @@ class LifeStage(StagePort, Protocol):
     def save(self, layer: int, directory: Path) -> Path:
         """Writes one layer's whole state."""
 
+    def snapshot(self, layer: int) -> Callable[[], bytes]:
+        """Pins a copy of one layer's whole state; the function returned encodes it, in any thread, at any time."""
+
+    def restore(self, layer: int, data: bytes) -> None:
+        """Replaces one layer's whole state by what ``snapshot`` encoded; raises CorruptBlob if it is none."""
+
     def layer_digest(self, layer: int) -> str | None:
         """A digest of one layer's whole state, equal on all its owners; None where bits are not claimed to be equal."""
-
-    def snapshot(self, layer: int) -> Callable[[], bytes]:
-        """Pins a copy of a layer's state; the function returned encodes it, in any thread, at any time."""
 
     def follow(self) -> None:
         """Takes part in steps without any state: updates are kept until ``catch_up``."""
@@ -96,9 +100,10 @@ class LifeStage(StagePort, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Send this to the coordinator; never blocks."""
+    """Send this to the coordinator; never blocks. ``when_written``: once all that was pinned before is written."""
 
     message: Message
+    when_written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +164,16 @@ class Fetched:
     """Return the state of all layers that we fetch; None while some of it is still on its way."""
 
 
-LifeEffect = Effect | Report | Listen | Abort | Build | Boundary | Drain | Serve | Release | Fetch | Fetched
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Copy these layers as they are at ``step``, and write the copies into the checkpoint while training goes on."""
+
+    generation: int
+    step: int
+    layers: tuple[int, ...]
+
+
+LifeEffect = Effect | Report | Listen | Abort | Build | Boundary | Drain | Serve | Release | Fetch | Fetched | Pin
 Life = Generator[LifeEffect, Any, None]
 Then = Generator[LifeEffect, Any, Command]
 
@@ -175,6 +189,7 @@ class WorkerLife:
         microbatches: micro-batches per pipeline of the healthy grid.
         ties: the layers that share a weight, each a tuple of layer indices.
         pid: our process.
+        checkpoint_every: a checkpoint after so many steps; 0 for none.
         generation: the generation that we are in; 0 before the first.
         plan: its plan.
         program: our instructions under this generation's plan.
@@ -188,6 +203,7 @@ class WorkerLife:
     microbatches: int
     ties: tuple[tuple[int, ...], ...]
     pid: int
+    checkpoint_every: int = 0
     generation: int = 0
     plan: Plan | None = None
     program: WorkerProgram | None = None
@@ -305,6 +321,7 @@ class WorkerLife:
     def _run_steps(self, start: int) -> Then:
         for step in range(start, self.steps):
             yield from self._catch_up(step)
+            yield from self._checkpoint(step)
             assert self.program is not None
             self.execution = Execution(program=self.program, stage=self.stage, step=step, number=self._number)
             yield from self.execution.run()
@@ -315,6 +332,7 @@ class WorkerLife:
                 install: Install = yield Boundary()
                 if not (yield from self._go_over(install, step + 1)):
                     return Shutdown(reason="left")
+        yield from self._checkpoint(self.steps)
         yield Report(Finished(worker=self.worker, generation=self.generation))
         following: Command = yield Listen()
         return following
@@ -362,6 +380,17 @@ class WorkerLife:
         assert self.plan is not None
         return self.worker == self.plan.placement.owners(self.plan.placement.num_layers - 1)[0]
 
+    def _checkpoint(self, step: int) -> Life:
+        """Before a step, all layers are at it: pins those that are ours to write.
+
+        A recovery that runs from this very step does so again, since whoever died may not have written its part.
+        """
+        if self.plan is None or not self.checkpoint_every or not step or step % self.checkpoint_every:
+            return
+        layers = tuple(layer for layer in self.stage.layer_steps() if self.plan.writer_of(layer) == self.worker)
+        if layers:
+            yield Pin(self.generation, step, layers)
+
     def _done(self, step: int) -> StepDone:
         loss, omitted = mean_loss(self.stage), self.stage.omitted
         return StepDone(worker=self.worker, generation=self.generation, step=step, loss=loss, omitted=omitted)
@@ -372,7 +401,7 @@ class WorkerLife:
             self.stage.save(layer, Path(save.directory))
         found = ((layer, self.stage.layer_digest(layer)) for layer in sorted(self.stage.layer_steps()))
         digests = tuple((layer, digest) for layer, digest in found if digest is not None)
-        yield Report(Saved(worker=self.worker, generation=self.generation, digests=digests))
+        yield Report(Saved(worker=self.worker, generation=self.generation, digests=digests), when_written=True)
 
 
 def mean_loss(stage: LifeStage) -> float | None:

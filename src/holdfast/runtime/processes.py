@@ -16,14 +16,18 @@ from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.runtime.isolation import Namespace
+from holdfast.storage.checkpoints import Facts, Rejected
 
 __all__ = [
     "CoordinatorSpec",
     "EmulatedTimes",
+    "Found",
     "Probed",
+    "ResumeFrom",
     "WorkerSpec",
     "coordinator_main",
     "digest_main",
+    "find_main",
     "probe_main",
     "worker_main",
 ]
@@ -48,6 +52,25 @@ class EmulatedTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeFrom:
+    """A checkpoint: where the checkpoints are, and of which step; None for the newest sound one."""
+
+    url: str
+    step: int | None
+
+    def __str__(self) -> str:
+        return self.url if self.step is None else f"{self.url}@{self.step}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A checkpoint that a job can go on from, every byte of it verified, and the newer ones that were rejected."""
+
+    step: int
+    rejected: tuple[Rejected, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """All that a worker's process is told.
 
@@ -62,6 +85,8 @@ class WorkerSpec:
         faults: what is to happen to this worker.
         emulate: sleep so long instead of computing; None to compute.
         namespace: the network to move to before anything else; None to stay in the host's.
+        checkpoints: url of where the job's checkpoints go.
+        resume: the checkpoint to load the layers from, with its step; None to begin anew.
     """
 
     worker: WorkerId
@@ -73,6 +98,8 @@ class WorkerSpec:
     boundaries: tuple[TensorSpec, ...]
     faults: tuple[Fault, ...]
     emulate: EmulatedTimes | None
+    checkpoints: str
+    resume: ResumeFrom | None
     namespace: Namespace | None = None
 
     @property
@@ -92,6 +119,8 @@ class CoordinatorSpec:
         store: path of the decisions.
         events: path of the job's log.
         directory: where the trained layers are saved.
+        checkpoints: url of where the job's checkpoints go.
+        facts: what they say of the job.
         namespace: the network to move to before anything else; None to stay in the host's.
         socket: where to listen, too; None nowhere else.
     """
@@ -102,6 +131,8 @@ class CoordinatorSpec:
     store: str
     events: str
     directory: str
+    checkpoints: str
+    facts: Facts
     namespace: Namespace | None = None
     socket: str | None = None
 
@@ -113,9 +144,10 @@ class CoordinatorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What the probe of a job found: what every layer hands on, from the first to the last."""
+    """What the probe of a job found: what every layer hands on, from the first to the last, and what it is."""
 
     boundaries: tuple[TensorSpec, ...]
+    facts: Facts
 
 
 def worker_main(spec: WorkerSpec) -> None:
@@ -144,3 +176,10 @@ def digest_main(directory: str, answer: Connection) -> None:
     from holdfast.runtime.worker import run_digest
 
     run_digest(directory, answer)
+
+
+def find_main(job: Job, resume: ResumeFrom | None, checkpoints: str, facts: Facts, answer: Connection) -> None:
+    """Entry point of finding the checkpoint to go on from; answers with Found, or with nothing if there is none."""
+    from holdfast.runtime.worker import run_find
+
+    run_find(job, resume, checkpoints, facts, answer)

@@ -17,6 +17,7 @@ from holdfast.core.lower import Payload, Receive, Reduction, message_number
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
+from holdfast.runtime.checkpointing import CheckpointWriter
 from holdfast.runtime.copying import StateCopier
 from holdfast.runtime.exchange import RelayExchange
 from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
@@ -32,6 +33,7 @@ from holdfast.runtime.life import (
     LifeEffect,
     LifeStage,
     Listen,
+    Pin,
     Release,
     Report,
     Serve,
@@ -39,7 +41,7 @@ from holdfast.runtime.life import (
     mean_loss,
 )
 from holdfast.runtime.transport import Handle, MessageKey, Transport
-from holdfast.telemetry.events import EventLog, Notice, StepOps
+from holdfast.telemetry.events import EventLog, Notice, Pinned, StepOps
 
 __all__ = ["Pace", "Shell"]
 
@@ -91,6 +93,7 @@ class Shell:
         copier: state transfers.
         expelled: called, in the control thread, when we are no member any more; ends the process.
         pace: how we move along.
+        writer: writes checkpoints; None if the job makes none.
     """
 
     life: WorkerLife
@@ -105,6 +108,7 @@ class Shell:
     expelled: Callable[[str], None]
     pace: Pace = field(default_factory=Pace)
     _prepared: Install | None = None
+    writer: CheckpointWriter | None = None
     _commands: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
     _signals: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     _turn: threading.Condition = field(default_factory=threading.Condition)
@@ -213,6 +217,8 @@ class Shell:
 
     def _perform(self, effect: LifeEffect) -> Any:
         match effect:
+            case Report(message=message, when_written=True) if self.writer is not None:
+                return self.writer.then(lambda: self.send(message))
             case Report(message=message):
                 return self.send(message)
             case Listen():
@@ -253,6 +259,8 @@ class Shell:
                 return self.copier.fetch(generation, holders)
             case Fetched():
                 return self.copier.fetched(self.life.generation)
+            case Pin(generation=generation, step=step, layers=layers):
+                return self._pin(generation, step, layers)
             case Committed():
                 return self._committed(effect)
         raise InternalError(f"unknown effect {effect!r}")
@@ -315,6 +323,13 @@ class Shell:
         plan = install.plan
         if plan is not None and self.life.worker in plan.workers:
             self._order = plan.orders.of(self.life.worker)
+
+    def _pin(self, generation: int, step: int, layers: tuple[int, ...]) -> None:
+        assert self.writer is not None, "no checkpoint is pinned in a job that makes none"
+        start = time.monotonic()
+        self.writer.pin(generation, step, layers, self.stage.snapshot)
+        end = time.monotonic()
+        self.log.write(end, Pinned(worker=str(self.life.worker), step=step, seconds=end - start))
 
     def _committed(self, committed: Committed) -> None:
         """Logs the step; what was run must be what the plan ordered."""

@@ -473,6 +473,15 @@ class Stage:
         """Replace a layer's state by one from elsewhere; its tensors are copied. Begin a step afterwards."""
         self._owned[layer].committed.install(state)
 
+    def restore(self, layer: int, data: bytes) -> None:
+        """Replace a layer's state by one that `snapshot` encoded. Begin a step afterwards.
+
+        Raises:
+            CorruptBlob: the bytes are not a layer's state.
+            InternalError: they are another layer's, or of other shapes.
+        """
+        self.install(layer, decode_layer(data, name=f"state of layer {layer}"))
+
     def save(self, layer: int, directory: Path) -> Path:
         """Write a layer's live state to its file in a folder and return the file."""
         directory.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,8 @@ from holdfast.core.faults import Fault
 from holdfast.errors import ConfigError, InternalError, StateUnavailable
 from holdfast.runtime.agent import Agent, Outcome
 from holdfast.runtime.processes import EmulatedTimes
-from holdfast.telemetry.events import read_events
+from holdfast.runtime.resume import parse_resume
+from holdfast.telemetry.events import Event, read_events
 from holdfast.telemetry.report import RunReport, report
 
 __all__ = ["Summary", "train"]
@@ -35,6 +36,7 @@ class Summary:
         report: failures and timeline.
         unfired: scheduled faults that never fired.
         run_dir: where everything was written.
+        resumed_from: the step of the checkpoint that it went on from; None if it began anew.
     """
 
     steps: int
@@ -47,6 +49,7 @@ class Summary:
     report: RunReport
     unfired: tuple[str, ...]
     run_dir: Path
+    resumed_from: int | None = None
 
     def to_json(self) -> str:
         """The form of ``summary.json``."""
@@ -59,6 +62,8 @@ class Summary:
             "processes_restarted": self.processes_restarted,
             "steps_per_s": self.steps_per_s,
             "failures": self.report.failures_json(),
+            "resumed_from": self.resumed_from,
+            "checkpoints": self.report.checkpoints,
         }
         return json.dumps(fields, indent=2) + "\n"
 
@@ -69,6 +74,8 @@ def train(
     run_dir: str | Path | None = None,
     faults: Iterable[Fault] = (),
     emulate: EmulatedTimes | None = None,
+    resume: str | Path | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Summary:
     """Trains a job to its end, with the workers that are left when some die.
@@ -80,16 +87,27 @@ def train(
         run_dir: an empty or new directory; default ``runs/NAME-DATE-TIME``.
         faults: what is to be killed when, to see that training survives it.
         emulate: sleep so long instead of computing; for timing protocols, not for training.
+        resume: go on from the newest sound checkpoint of a run directory, a folder or a URL; with ``@STEP`` behind it,
+            from that one.
+        on_event: called with what is worth a line before training starts: checkpoints that were rejected, and why.
         on_progress: called after every step.
 
     Raises:
-        ConfigError: the job cannot be used; nothing was overwritten.
+        ConfigError: the job cannot be used, or cannot go on from that checkpoint; nothing was overwritten.
         StateUnavailable: a layer lost its last owner; what lives was saved in ``RUN_DIR/final``.
         Interrupted: SIGINT or SIGTERM came; every process is ended.
     """
     directory = Path(run_dir) if run_dir is not None else _default_directory(job)
     planned = tuple(faults)
-    agent = Agent(job=job, run_dir=directory, faults=planned, emulate=emulate, on_progress=on_progress)
+    agent = Agent(
+        job=job,
+        run_dir=directory,
+        faults=planned,
+        emulate=emulate,
+        resume=None if resume is None else parse_resume(str(resume)),
+        on_event=on_event,
+        on_progress=on_progress,
+    )
     outcome = agent.run()
     summary = _summarise(directory, outcome, planned)
     (directory / "summary.json").write_text(summary.to_json())
@@ -114,6 +132,7 @@ def _summarise(directory: Path, outcome: Outcome, faults: tuple[Fault, ...]) -> 
         report=told,
         unfired=tuple(str(fault) for fault in faults if str(fault) not in told.fired),
         run_dir=directory,
+        resumed_from=told.resumed_from,
     )
 
 

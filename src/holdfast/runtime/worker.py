@@ -20,26 +20,30 @@ import torch
 
 from holdfast.config.job import Job
 from holdfast.control.client import ControlClient
-from holdfast.control.coordinator import Coordinator, serve
+from holdfast.control.coordinator import Committer, Coordinator, serve
 from holdfast.control.detection import Watch
 from holdfast.control.membership import Membership
 from holdfast.control.messages import Failure, Heartbeat, Leaving, Shutdown
 from holdfast.control.store import DecisionStore
-from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
+from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StorageError
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.build import StageParts, build_stage, probe
+from holdfast.runtime.checkpointing import CheckpointWriter, load_states
 from holdfast.runtime.copying import StateCopier
 from holdfast.runtime.exchange import RelayExchange
 from holdfast.runtime.gloo import GlooTransport
 from holdfast.runtime.injection import Injector
 from holdfast.runtime.isolation import Namespace
-from holdfast.runtime.life import WorkerLife
-from holdfast.runtime.processes import CoordinatorSpec, WorkerSpec
+from holdfast.runtime.life import LifeStage, WorkerLife
+from holdfast.runtime.processes import CoordinatorSpec, ResumeFrom, WorkerSpec
+from holdfast.runtime.resume import find
 from holdfast.runtime.shell import Shell
 from holdfast.runtime.transfer import StateServer
+from holdfast.storage.blobs import open_store
+from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.events import EventLog, Notice, WorkerReady
 
-__all__ = ["run_coordinator", "run_digest", "run_probe", "run_worker"]
+__all__ = ["run_coordinator", "run_digest", "run_find", "run_probe", "run_worker"]
 
 _PR_SET_PDEATHSIG = 1
 _TELL_S = 10.0
@@ -103,6 +107,8 @@ class _Worker:
     def _live(self) -> None:
         spec = self._spec
         parts = build_stage(spec.job, spec.plan, spec.worker, spec.boundaries, spec.emulate)
+        if spec.resume is not None:
+            _restore(parts.stage, spec.resume)
         self._shell = shell = self._make_shell(parts)
         gc.collect()
         gc.freeze()  # a collection in the middle of a recovery would cost more than the recovery
@@ -122,8 +128,9 @@ class _Worker:
             microbatches=spec.job.grid.microbatches,
             ties=parts.ties,
             pid=os.getpid(),
+            checkpoint_every=spec.job.checkpoint.every,
         )
-        return Shell(
+        shell = Shell(
             life=life,
             stage=parts.stage,
             transport=GlooTransport(spec.worker, exchange, host=spec.host),
@@ -140,6 +147,10 @@ class _Worker:
             ),
             expelled=self._expelled,
         )
+        if spec.job.checkpoint.every:
+            checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
+            shell.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, shell.injector.reach)
+        return shell
 
     def _leave(self, life: WorkerLife) -> None:
         """SIGTERM: a notice to go. Before the first generation nobody would miss us."""
@@ -188,6 +199,20 @@ class _Worker:
             time.sleep(self._spec.job.control.heartbeat_s)
 
 
+def _restore(stage: LifeStage, resume: ResumeFrom) -> None:
+    """Replaces the layers of a new stage by those of a checkpoint.
+
+    Raises:
+        ConfigError: the checkpoint is damaged, though it was found sound a moment ago, or a layer in it is none.
+    """
+    assert resume.step is not None
+    try:
+        for layer, data in load_states(resume.url, resume.step, stage.layer_steps()).items():
+            stage.restore(layer, data)
+    except StorageError as error:
+        raise ConfigError(f"--resume {resume}: {error}; resume from an earlier step") from error
+
+
 def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     """Runs the coordinator to the end of the job; sends its port, or what went wrong, into ``answer`` first."""
     _start_process()
@@ -200,7 +225,14 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
         watch=Watch(limit_s=spec.job.control.hang_s),
     )
     store = DecisionStore(Path(spec.store))
-    coordinator = Coordinator(membership=membership, store=store, log=EventLog(spec.events), clock=time.monotonic)
+    checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
+    coordinator = Coordinator(
+        membership=membership,
+        store=store,
+        log=EventLog(spec.events),
+        clock=time.monotonic,
+        committer=Committer(checkpoints=checkpoints, facts=spec.facts),
+    )
 
     def ready(port: int) -> None:
         answer.send_bytes(b"ok %d" % port)
@@ -223,6 +255,12 @@ def run_probe(job: Job, answer: Connection) -> None:
     _start_process()
     torch.set_num_threads(1)
     _answering(answer, lambda: msgspec.json.encode(probe(job)).decode())
+
+
+def run_find(job: Job, resume: ResumeFrom | None, checkpoints: str, facts: Facts, answer: Connection) -> None:
+    """Sends ``ok`` and the checkpoint to go on from, if any, as JSON; or ``error`` and what the user should change."""
+    _start_process()
+    _answering(answer, lambda: msgspec.json.encode(find(job, resume, checkpoints, facts)).decode())
 
 
 def run_digest(directory: str, answer: Connection) -> None:

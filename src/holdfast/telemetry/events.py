@@ -15,6 +15,9 @@ import msgspec
 
 __all__ = [
     "Agreed",
+    "CheckpointFailed",
+    "CheckpointRejected",
+    "Checkpointed",
     "Detected",
     "Event",
     "EventLog",
@@ -24,7 +27,9 @@ __all__ = [
     "JobStarted",
     "Notice",
     "Parted",
+    "Pinned",
     "Rebuilt",
+    "Resumed",
     "StepOps",
     "Suspected",
     "Synced",
@@ -151,6 +156,43 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     ops: tuple[tuple[str, int, int, float, float], ...]
 
 
+class Pinned(_Event, frozen=True, tag="pinned", kw_only=True):
+    """A worker copied its part of the checkpoint of ``step``; ``seconds`` is how long its training waited for that."""
+
+    worker: str
+    step: int
+    seconds: float
+
+
+class Checkpointed(_Event, frozen=True, tag="checkpointed", kw_only=True):
+    """The checkpoint of the state after ``step`` steps is complete at ``url``."""
+
+    step: int
+    url: str
+
+
+class CheckpointFailed(_Event, frozen=True, tag="checkpoint_failed", kw_only=True):
+    """There will be no checkpoint of ``step``; training went on. ``worker``: who could not write; empty: nobody's."""
+
+    step: int
+    worker: str
+    detail: str
+
+
+class CheckpointRejected(_Event, frozen=True, tag="checkpoint_rejected", kw_only=True):
+    """A checkpoint was found not to be what was written, and the one before it was looked at."""
+
+    step: int
+    reason: str
+
+
+class Resumed(_Event, frozen=True, tag="resumed", kw_only=True):
+    """The run goes on from the checkpoint of ``step`` at ``url``."""
+
+    step: int
+    url: str
+
+
 class JobEnded(_Event, frozen=True, tag="job_ended", kw_only=True):
     """The job is over."""
 
@@ -171,6 +213,11 @@ Event = (
     | Agreed
     | Rebuilt
     | StepOps
+    | Pinned
+    | Checkpointed
+    | CheckpointFailed
+    | CheckpointRejected
+    | Resumed
     | JobEnded
 )
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from holdfast.telemetry.events import (
     Agreed,
+    Checkpointed,
     Detected,
     Event,
     FaultInjected,
     Installed,
     Rebuilt,
+    Resumed,
     StepOps,
 )
 
@@ -64,6 +66,8 @@ class RunReport:
         steps_per_s: committed steps per second between the first and the last commit; None below two.
         failures: in the order of their detection.
         fired: specs of the scheduled faults that fired.
+        resumed_from: the step of the checkpoint that the run went on from; None if it began anew.
+        checkpoints: the steps of the checkpoints that it made, ascending.
     """
 
     commits: tuple[tuple[int, float], ...]
@@ -71,6 +75,8 @@ class RunReport:
     steps_per_s: float | None
     failures: tuple[FailureReport, ...]
     fired: tuple[str, ...]
+    resumed_from: int | None
+    checkpoints: tuple[int, ...]
 
     def failures_json(self) -> list[dict[str, object]]:
         """The failures in the form of ``summary.json``."""
@@ -88,6 +94,8 @@ def report(events: Iterable[Timed]) -> RunReport:
         steps_per_s=_rate([time for _, time in steps]),
         failures=tuple(_failures(timed, commits)),
         fired=tuple(dict.fromkeys(event.spec for _, event in timed if isinstance(event, FaultInjected))),
+        resumed_from=next((event.step for _, event in timed if isinstance(event, Resumed)), None),
+        checkpoints=tuple(sorted({event.step for _, event in timed if isinstance(event, Checkpointed)})),
     )
 
 

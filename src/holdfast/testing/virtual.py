@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.control.checkpoint_ledger import Commit, Settled
 from holdfast.control.detection import Watch
 from holdfast.control.membership import (
     Closed,
@@ -42,6 +43,7 @@ from holdfast.control.messages import (
     NodeLost,
     Offer,
     Progress,
+    ShardWritten,
     Shutdown,
     Spawn,
     Strike,
@@ -66,12 +68,14 @@ from holdfast.runtime.life import (
     Life,
     LifeStage,
     Listen,
+    Pin,
     Release,
     Report,
     Serve,
     WorkerLife,
 )
 from holdfast.runtime.transport import MessageKey
+from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Event, FaultInjected, StepOps
 from holdfast.testing.memory import Mail
 
@@ -93,6 +97,7 @@ class Delays:
     connect: tuple[float, float] = (0.001, 0.02)
     copy: tuple[float, float] = (0.001, 0.3)
     start: tuple[float, float] = (0.01, 0.5)
+    store: tuple[float, float] = (0.001, 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +113,8 @@ class VirtualResult:
         events: (virtual time, event), as a real run logs them.
         fired: specs of the faults that fired; a fault by effect count is ``kill:WORKER#COUNT``.
         lost: the workers that died.
+        pinned: what was pinned for checkpoints, in order.
+        checkpoints: per step whose manifest was written, the digest of each layer's state.
     """
 
     outcome: str
@@ -118,6 +125,18 @@ class VirtualResult:
     events: tuple[tuple[float, Event], ...]
     fired: tuple[str, ...]
     lost: tuple[WorkerId, ...]
+    pinned: tuple[Pinned, ...] = ()
+    checkpoints: tuple[tuple[int, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """A worker pinned a layer for the checkpoint of a step."""
+
+    worker: WorkerId
+    generation: int
+    step: int
+    layer: int
 
 
 @dataclass(slots=True)
@@ -155,6 +174,7 @@ class VirtualCluster:
         ties: the layers that share weights.
         workers_per_node: consecutive workers that fail together.
         kill_comer_at_effect: a worker whose second process dies when it yields its n-th effect.
+        checkpoint_every: a checkpoint after so many steps, of which only the digests are kept; 0 for none.
     """
 
     def __init__(
@@ -171,6 +191,7 @@ class VirtualCluster:
         ties: tuple[tuple[int, ...], ...] = (),
         workers_per_node: int = 1,
         kill_comer_at_effect: tuple[WorkerId, int] | None = None,
+        checkpoint_every: int = 0,
     ) -> None:
         self._random = random.Random(seed)
         self._delays = delays or Delays()
@@ -185,6 +206,9 @@ class VirtualCluster:
         self._events: list[tuple[float, Event]] = []
         self._fired: list[str] = []
         self._ended: Ended | None = None
+        self._checkpoint_every = checkpoint_every
+        self._pinned: list[Pinned] = []
+        self._checkpoints: dict[int, tuple[str, ...]] = {}
         watch = Watch(limit_s=HANG_S)
         self._membership = Membership(healthy=plan, steps=steps, strategy="auto", directory="", watch=watch)
         self._nodes = group_into_nodes(plan.workers, workers_per_node)
@@ -212,6 +236,7 @@ class VirtualCluster:
             microbatches=microbatches,
             ties=ties,
             pid=next(self._pids),
+            checkpoint_every=self._checkpoint_every,
         )
         self._processes[life.pid] = made = _Worker(life=life, generator=life.run())
         return made
@@ -245,6 +270,8 @@ class VirtualCluster:
             events=tuple(self._events),
             fired=tuple(self._fired),
             lost=tuple(sorted(self._membership.lost)),
+            pinned=tuple(self._pinned),
+            checkpoints=tuple(sorted(self._checkpoints.items())),
         )
 
     def _digest(self) -> str:
@@ -304,12 +331,14 @@ class VirtualCluster:
 
     # The coordinator.
 
-    def _decide(self, event: Message | Closed | Tick | Planned) -> None:
+    def _decide(self, event: Message | Closed | Tick | Planned | Settled) -> None:
         self._membership, outputs = decide(self._membership, event, now=self._now)
         for output in outputs:
             match output:
                 case Record(event=recorded):
                     self._log(recorded)
+                case Commit():
+                    self._after(self._draw(self._delays.store), lambda c=output: self._write_manifest(c), "store")  # type: ignore[misc]
                 case Tell(to=None, command=Ended() as ended):
                     self._ended = ended
                 case Tell(to=None, command=command):
@@ -321,6 +350,10 @@ class VirtualCluster:
                         lambda process=process, c=command: self._deliver(process, c),  # type: ignore[misc]
                         channel=("down", process.life.pid),
                     )
+
+    def _write_manifest(self, commit: Commit) -> None:
+        self._checkpoints[commit.step] = tuple(shard.sha256 for shard in commit.shards)
+        self._decide(Settled(step=commit.step, url="virtual"))
 
     # The agent.
 
@@ -447,8 +480,11 @@ class VirtualCluster:
         """Does what can be done at once; otherwise notes what the worker waits for."""
         life = worker.life
         match effect:
-            case Report(message=message):
-                self._up(worker, message)
+            case Report(message=message, when_written=when_written):
+                if when_written:
+                    self._later_written(worker, lambda: self._up(worker, message))
+                else:
+                    self._up(worker, message)
                 return True, None
             case Listen():
                 command = self._next_command(worker)
@@ -470,6 +506,9 @@ class VirtualCluster:
                 return True, None
             case StartReduce(reduction=reduction, value=value, step=step):
                 self._contribute(worker, (life.generation, step, reduction), value.clone())
+                return True, None
+            case Pin(generation=generation, step=step, layers=layers):
+                self._pin(worker, generation, step, layers)
                 return True, None
             case Reach(point=point, step=step):
                 return self._reach(worker, point, step)
@@ -522,6 +561,31 @@ class VirtualCluster:
 
     def _living(self, worker: WorkerId) -> bool:
         return self._workers[worker].alive and not self._workers[worker].stopped
+
+    def _later_written(self, worker: _Worker, act: Callable[[], None]) -> None:
+        """Lets a worker's writer do something, after all that it has to do before; not if the worker dies first."""
+        self._after(
+            self._draw(self._delays.store),
+            lambda: act() if worker.alive else None,
+            channel=("writer", worker.life.pid),
+        )
+
+    def _pin(self, worker: _Worker, generation: int, step: int, layers: tuple[int, ...]) -> None:
+        who = worker.life.worker
+        for index, layer in enumerate(layers):
+            self._pinned.append(Pinned(worker=who, generation=generation, step=step, layer=layer))
+            data = worker.life.stage.snapshot(layer)()
+            digest = hashlib.sha256(data).hexdigest()
+            name = f"layer-{layer:04d}-{digest[:16]}.safetensors"
+            shard = Shard(layer=layer, name=name, sha256=digest, size=len(data))
+            written = ShardWritten(worker=who, generation=generation, step=step, shard=shard)
+            self._later_written(worker, lambda i=index, w=written: self._write_shard(worker, i, w))  # type: ignore[misc]
+
+    def _write_shard(self, worker: _Worker, index: int, written: ShardWritten) -> None:
+        if index == 0:
+            self._reach(worker, Point.CHECKPOINT, written.step)
+        if worker.alive:
+            self._up(worker, written)
 
     def _wait(self, worker: _Worker, effect: Take | FinishReduce | Build) -> tuple[bool, Any]:
         life = worker.life

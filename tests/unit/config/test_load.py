@@ -41,7 +41,11 @@ def complaint(tree, *overrides):
     [
         ("grid.stagse", 2, "grid.stagse: unknown key; did you mean stages?"),
         ("gird", {}, "gird: unknown key; did you mean grid?"),
-        ("zzz", 1, "zzz: unknown key; known: control, data, grid, model, name, optimizer, resilience, train"),
+        (
+            "zzz",
+            1,
+            "zzz: unknown key; known: checkpoint, control, data, grid, model, name, optimizer, resilience, train",
+        ),
         ("model.hieght", 1, "model.hieght: unknown key; known: context, dropout, heads, kind, layers, width"),
         ("data.context", 1, "data.context: unknown key; known: kind, path"),
         (
@@ -94,6 +98,10 @@ def complaint(tree, *overrides):
         ("optimizer.betas", [0.9, 1.0], "optimizer.betas[1]: expected `float` < 1.0"),
         ("model.dropout", 1.0, "model.dropout: expected `float` < 1.0, got 1.0"),
         ("control.port", 65536, "control.port: expected `int` <= 65535, got 65536"),
+        ("checkpoint.evry", 2, "checkpoint.evry: unknown key; did you mean every?"),
+        ("checkpoint.every", -1, "checkpoint.every: expected `int` >= 0, got -1"),
+        ("checkpoint.keep", 0, "checkpoint.keep: expected `int` >= 1, got 0"),
+        ("checkpoint.url", "", "checkpoint.url: expected `str` of length >= 1, got ''"),
         ("name", "a b", "name: expected `str` matching regex '^[A-Za-z0-9._-]+$', got 'a b'"),
         ("name", 7, "name: expected `str`, got 7"),
     ],

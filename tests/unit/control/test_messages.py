@@ -25,6 +25,8 @@ from holdfast.control.messages import (
     Resume,
     Save,
     Saved,
+    ShardFailed,
+    ShardWritten,
     Shutdown,
     Spawn,
     Status,
@@ -41,10 +43,12 @@ from holdfast.control.messages import (
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.storage.checkpoints import Shard
 
 W = WorkerId(1, 2)
 PLAN = adaptive_plan(regular_plan(2, split_evenly(5, 3), 3), [W])
 BLOB = Blob(worker=W, generation=3, key="0.0+1.2/addr", value=bytes(range(256)), to=(WorkerId(0, 0), W))
+SHARD = Shard(layer=3, name="layer-0003-0123456789abcdef.safetensors", sha256="0123456789abcdef" * 4, size=7)
 
 MESSAGES = [
     Hello(worker=W, pid=7),
@@ -68,6 +72,8 @@ MESSAGES = [
     StepDone(worker=W, generation=1, step=2, loss=None, omitted=False),
     Finished(worker=W, generation=1),
     Saved(worker=W, generation=1, digests=((3, "ab"), (4, "cd"))),
+    ShardWritten(worker=W, generation=1, step=4, shard=SHARD),
+    ShardFailed(worker=W, generation=1, step=4, detail="no space"),
     Failure(worker=W, pid=1, error="größer\nals", user_fault=True),
     Exited(worker=W, pid=1, status=-9),
 ]
@@ -134,6 +140,14 @@ def refused(decode, value):
 def test_unknown_fields_are_refused():
     refused(decode_message, {"type": "Joined", "worker": {"pipeline": 1, "stage": 2}, "generation": 1, "more": 0})
     refused(decode_command, {"type": "Shutdown", "reason": "done", "more": 0})
+
+
+def test_a_shard_that_leads_elsewhere_is_refused():
+    worker, shard = {"pipeline": 1, "stage": 2}, msgspec.to_builtins(SHARD)
+    good = {"type": "ShardWritten", "worker": worker, "generation": 1, "step": 4, "shard": shard}
+    assert decode_message(msgspec.msgpack.encode(good)).shard == SHARD
+    refused(decode_message, {**good, "shard": {**shard, "name": "../x"}})
+    refused(decode_message, {**good, "shard": {**shard, "sha256": "x"}})
 
 
 def test_missing_fields_and_wrong_types_are_refused():

@@ -1,4 +1,5 @@
 import dataclasses
+from collections import Counter
 
 import msgspec
 import pytest
@@ -7,7 +8,7 @@ from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import Plan
-from holdfast.core.schedule import parse_orders
+from holdfast.core.schedule import Orders, parse_orders
 from holdfast.errors import ConfigError
 
 HEALTHY = regular_plan(3, split_evenly(9, 4), 6)
@@ -42,3 +43,26 @@ def test_the_digest_names_the_plan():
 def test_workers_are_those_of_the_placement():
     assert WorkerId(1, 2) not in adaptive_plan(HEALTHY, [WorkerId(1, 2)]).workers
     assert len(HEALTHY.workers) == 12
+
+
+@pytest.mark.parametrize("lost", [[], [WorkerId(1, 2)], [WorkerId(0, 0), WorkerId(2, 0)]])
+def test_every_layer_has_a_writer_among_its_owners(lost):
+    plan = adaptive_plan(HEALTHY, lost) if lost else HEALTHY
+    writers = {layer: plan.writer_of(layer) for layer in range(9)}
+    assert all(writer in plan.placement.owners(layer) for layer, writer in writers.items())
+    assert not set(writers.values()) & set(lost)
+
+
+def test_writing_is_spread_over_the_owners():
+    wide = regular_plan(3, split_evenly(12, 2), 2)
+    assert set(Counter(wide.writer_of(layer) for layer in range(12)).values()) == {2}
+
+
+def test_who_computes_nothing_writes_nothing():
+    """It may have entered a moment ago and hold no state yet."""
+    writer = HEALTHY.writer_of(0)
+    rows = tuple((worker, () if worker == writer else ops) for worker, ops in HEALTHY.orders.rows)
+    listening = dataclasses.replace(HEALTHY, orders=Orders(rows))
+    assert listening.writer_of(0) in set(HEALTHY.placement.owners(0)) - {writer}
+    silent = dataclasses.replace(HEALTHY, orders=Orders(tuple((worker, ()) for worker in HEALTHY.workers)))
+    assert silent.writer_of(0) is None

@@ -18,6 +18,7 @@ from holdfast.control.messages import (
     Suspect,
 )
 from holdfast.core.builders import gpipe_orders, regular_plan
+from holdfast.core.faults import Point
 from holdfast.core.ids import MicroBatch
 from holdfast.core.lower import Compute, Payload, WorkerProgram, lower
 from holdfast.core.placement import LayerRange, regular_placement, split_evenly
@@ -38,7 +39,7 @@ from holdfast.runtime.executor import (
     StartReduce,
     Take,
 )
-from holdfast.runtime.life import Abort, Build, Listen, Release, Report, WorkerLife
+from holdfast.runtime.life import Abort, Build, Listen, Pin, Release, Report, WorkerLife
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 2
@@ -389,3 +390,24 @@ def test_a_verdict_that_does_not_know_of_every_layer_is_refused():
     stage = stage_of(LAST)
     with pytest.raises(InternalError, match="does not cover every layer"):
         stage.conclude(stage.tally())
+
+
+def test_checkpoints_are_pinned_between_steps_and_saving_is_told_after_they_are_written(tmp_path):
+    shell = Shell(FIRST, tmp_path)
+    shell.life.checkpoint_every = 1
+    effects = shell.run().effects
+    layers = tuple(PLAN.placement.layers_of(FIRST).indices)
+    pins = [effect for effect in effects if isinstance(effect, Pin)]
+    assert pins == [Pin(1, 1, layers), Pin(1, 2, layers)], "none of step 0, one after the last step"
+    assert effects[effects.index(pins[0]) + 1] == Reach(Point.START, 1)
+    assert isinstance(effects[effects.index(pins[0]) - 1], Committed | Report)
+    told = [effect for effect in effects if isinstance(effect, Report) and isinstance(effect.message, Finished | Saved)]
+    assert [(type(effect.message), effect.when_written) for effect in told] == [(Finished, False), (Saved, True)]
+    assert effects.index(pins[1]) < effects.index(told[0])
+
+
+@pytest.mark.parametrize(("every", "steps"), [(0, []), (2, [2]), (3, [])])
+def test_only_steps_that_are_due_are_pinned(tmp_path, every, steps):
+    shell = Shell(FIRST, tmp_path)
+    shell.life.checkpoint_every = every
+    assert [effect.step for effect in shell.run().effects if isinstance(effect, Pin)] == steps

@@ -2,10 +2,13 @@ import pytest
 
 from holdfast.telemetry.events import (
     Agreed,
+    Checkpointed,
+    CheckpointFailed,
     Detected,
     FaultInjected,
     Installed,
     Rebuilt,
+    Resumed,
     StepOps,
 )
 from holdfast.telemetry.report import report
@@ -182,3 +185,18 @@ def test_two_at_once_share_a_recovery():
         (11.0, step("a", 1, 3)),
     ]
     assert [failure.agreed_s for failure in report(events).failures] == pytest.approx([0.4, 0.35])
+
+
+def test_checkpoints_and_where_the_run_went_on_from():
+    events = [
+        (0.0, Resumed(step=4, url="u")),
+        (1.0, Checkpointed(step=8, url="u")),
+        (2.0, CheckpointFailed(step=10, worker="0.1", detail="no space")),
+        (3.0, Checkpointed(step=6, url="u")),
+        (4.0, Checkpointed(step=8, url="u")),
+    ]
+    found = report(events)
+    assert found.resumed_from == 4
+    assert found.checkpoints == (6, 8)
+    assert report(HEALTHY).resumed_from is None
+    assert report(HEALTHY).checkpoints == ()

@@ -1,0 +1,275 @@
+"""Where bytes are kept under names: a local folder, or a bucket of an S3 store.
+
+A name is a relative path such as ``step-00000025/manifest.json``. A blob is written whole or not at all: whoever reads
+it sees the bytes of one ``put``, never a part, whatever dies in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast.errors import ConfigError, MissingBlob, StorageError
+
+__all__ = ["RESERVED_BYTES", "BlobStore", "LocalStore", "ObjectStore", "open_store"]
+
+RESERVED_BYTES = 16 << 20
+"""What a local store leaves free on its disk, so that logs and decisions can still be written there."""
+
+_PART = re.compile(r"[\w.-]+", re.ASCII)
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+_S3 = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}  # s3fs tries five times itself
+
+
+class BlobStore(Protocol):
+    """The port to whatever keeps blobs. All methods may be called from several threads and processes at once."""
+
+    @property
+    def url(self) -> str:
+        """Where the store is, as :func:`open_store` takes it."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes a blob, replacing one of the same name.
+
+        Raises:
+            StorageError: it could not be written, for lack of space for example.
+
+        After failure: the blob of that name, if there was one, is as it was. Safe to repeat.
+        """
+
+    def get(self, name: str) -> bytes:
+        """Returns a blob.
+
+        Raises:
+            MissingBlob: there is none of this name.
+            StorageError: it cannot be read.
+        """
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a blob of this name; raises StorageError if that cannot be found out."""
+
+    def list(self) -> tuple[str, ...]:
+        """Returns the names of all blobs, sorted; none if nothing was ever written.
+
+        Temporary files that an interrupted ``put`` left are among them, so that they can be deleted like the rest.
+
+        Raises:
+            StorageError: the store cannot be read.
+        """
+
+    def delete(self, name: str) -> None:
+        """Deletes a blob; nothing happens if there is none. Safe to repeat.
+
+        Raises:
+            StorageError: it cannot be deleted.
+        """
+
+
+def open_store(url: str | Path) -> BlobStore:
+    """Opens a store. Nothing is read or written yet.
+
+    Args:
+        url: a folder, as a path or as ``file://PATH``; or ``s3://BUCKET/PREFIX``, whose credentials and endpoint come
+            from where AWS's own tools take them.
+
+    Raises:
+        ConfigError: the scheme is unknown, or what it needs is not installed.
+    """
+    text = str(url)
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        return LocalStore(Path(text))
+    if match["scheme"] == "file":
+        return LocalStore(Path(match["rest"]))
+    if match["scheme"] == "s3":
+        return _open_s3(text, match["rest"].strip("/"))
+    raise ConfigError(f"{text}: unknown scheme {match['scheme']}; expected a folder, file://PATH or s3://BUCKET/PREFIX")
+
+
+def _open_s3(url: str, path: str) -> ObjectStore:
+    if not path:
+        raise ConfigError(f"{url}: names no bucket; expected s3://BUCKET/PREFIX")
+    try:
+        s3fs = importlib.import_module("s3fs")
+        botocore = importlib.import_module("botocore.exceptions")
+    except ImportError as error:
+        raise ConfigError(f"{url}: {error.name} is not installed; pip install 'holdfast[s3]'") from None
+    filesystem = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True, config_kwargs=_S3)
+    return ObjectStore(url, filesystem, path, errors=(OSError, TimeoutError, botocore.BotoCoreError))
+
+
+def _checked(name: str) -> str:
+    """A name that leads out of the store, or that is no plain name at all, is never used."""
+    if any(_PART.fullmatch(part) is None or part in (".", "..") for part in name.split("/")):
+        raise StorageError(f"{name!r} is no name of a blob: expected letters, digits, '.', '_' and '-' between slashes")
+    return name
+
+
+class LocalStore:
+    """A folder. A blob is written to a temporary file, synchronised, renamed, and its folder synchronised.
+
+    Args:
+        folder: made at the first ``put``, private to the user.
+        reserved_bytes: leave so much of the disk free.
+    """
+
+    def __init__(self, folder: Path, *, reserved_bytes: int = RESERVED_BYTES) -> None:
+        self._folder = folder
+        self._reserved_bytes = reserved_bytes
+
+    @property
+    def url(self) -> str:
+        """See BlobStore.url."""
+        return str(self._folder)
+
+    def put(self, name: str, data: bytes) -> None:
+        """See BlobStore.put."""
+        path = self._folder / _checked(name)
+        try:
+            for folder in (self._folder, path.parent):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._check_space(path.parent, len(data))
+            _write_whole(path, data)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+    def _check_space(self, folder: Path, size: int) -> None:
+        free = shutil.disk_usage(folder).free
+        if free < size + self._reserved_bytes:
+            raise StorageError(
+                f"{folder}: {free >> 10} KiB are free; {size >> 10} KiB are to be written, and "
+                f"{self._reserved_bytes >> 10} KiB must stay free"
+            )
+
+    def get(self, name: str) -> bytes:
+        """See BlobStore.get."""
+        path = self._folder / _checked(name)
+        try:
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise MissingBlob(f"{path} does not exist") from None
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+    def exists(self, name: str) -> bool:
+        """See BlobStore.exists."""
+        return (self._folder / _checked(name)).is_file()
+
+    def list(self) -> tuple[str, ...]:
+        """See BlobStore.list."""
+        try:
+            found = [path.relative_to(self._folder).as_posix() for path in self._folder.rglob("*") if path.is_file()]
+        except OSError as error:
+            raise StorageError(f"{self._folder}: cannot be read: {error.strerror or error}") from error
+        return tuple(sorted(found))
+
+    def delete(self, name: str) -> None:
+        """See BlobStore.delete; a folder that becomes empty goes with its last blob."""
+        path = self._folder / _checked(name)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be deleted: {error.strerror or error}") from error
+        if path.parent != self._folder:
+            with contextlib.suppress(OSError):  # it is not empty
+                path.parent.rmdir()
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(prefix=f"{path.name}.tmp-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _synchronise(path.parent)
+    _synchronise(path.parent.parent)
+
+
+def _synchronise(folder: Path) -> None:
+    """What was renamed or made in a folder survives a power cut only once the folder itself is written."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class ObjectStore:
+    """A prefix of an object store that fsspec reaches; its ``put`` is atomic by itself.
+
+    Args:
+        url: as the user wrote it.
+        filesystem: fsspec's, without a cache of listings.
+        root: bucket and prefix.
+        errors: what it raises when something is wrong.
+    """
+
+    def __init__(self, url: str, filesystem: Any, root: str, errors: tuple[type[Exception], ...]) -> None:
+        self._url = url
+        self._filesystem = filesystem
+        self._root = root
+        self._errors = errors
+
+    @property
+    def url(self) -> str:
+        """See BlobStore.url."""
+        return self._url
+
+    def put(self, name: str, data: bytes) -> None:
+        """See BlobStore.put."""
+        self._call("written", "pipe_file", name, data)
+
+    def get(self, name: str) -> bytes:
+        """See BlobStore.get."""
+        try:
+            return bytes(self._call("read", "cat_file", name))
+        except FileNotFoundError:
+            raise MissingBlob(f"{self._url}/{name} does not exist") from None
+
+    def exists(self, name: str) -> bool:
+        """See BlobStore.exists."""
+        try:
+            return bool(self._call("read", "info", name)["type"] == "file")
+        except FileNotFoundError:
+            return False
+
+    def list(self) -> tuple[str, ...]:
+        """See BlobStore.list."""
+        try:
+            found = self._filesystem.find(self._root)
+        except FileNotFoundError:
+            return ()
+        except self._errors as error:
+            raise StorageError(f"{self._url}: cannot be read: {_explain(error)}") from error
+        return tuple(sorted(path.removeprefix(f"{self._root}/") for path in found))
+
+    def delete(self, name: str) -> None:
+        """See BlobStore.delete."""
+        with contextlib.suppress(FileNotFoundError):
+            self._call("deleted", "rm_file", name)
+
+    def _call(self, what: str, method: str, name: str, *arguments: Any) -> Any:
+        path = f"{self._root}/{_checked(name)}"
+        try:
+            return getattr(self._filesystem, method)(path, *arguments)
+        except FileNotFoundError as error:
+            if what == "written":
+                raise StorageError(f"{self._url}/{name}: cannot be written: {_explain(error)}") from error
+            raise
+        except self._errors as error:
+            raise StorageError(f"{self._url}/{name}: cannot be {what}: {_explain(error)}") from error
+
+
+def _explain(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,86 @@
+"""Places for blobs: folders, a small disk of their own, and an S3 server on loopback that is spoken to over HTTP."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import boto3
+import pytest
+
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print("%s:%d" % server.get_host_and_port(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint():
+    """The address of a server that ends with the tests."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield "http://" + process.stdout.readline().decode().strip()
+    finally:
+        process.communicate(timeout=20)
+
+
+@pytest.fixture
+def s3_environment(s3_endpoint):
+    """What tells AWS's tools to speak to our server."""
+    return {
+        "AWS_ENDPOINT_URL": s3_endpoint,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "no_proxy": "127.0.0.1",
+    }
+
+
+@pytest.fixture
+def bucket(s3_environment, monkeypatch):
+    """The url of a new bucket's prefix."""
+    for key, value in s3_environment.items():
+        monkeypatch.setenv(key, value)
+    name = f"bucket-{uuid.uuid4().hex[:12]}"
+    client = boto3.client("s3")
+    client.create_bucket(Bucket=name)
+    client.close()
+    return f"s3://{name}/some/prefix"
+
+
+@pytest.fixture(params=["folder", "s3"])
+def url(request, tmp_path: Path) -> str:
+    """A place for blobs that is empty."""
+    return str(tmp_path / "store") if request.param == "folder" else request.getfixturevalue("bucket")
+
+
+@pytest.fixture
+def make_disk(tmp_path: Path):
+    """Makes a small file system of its own: a function from its size, as mount takes it, to its folder."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    made = []
+
+    def make(size: str) -> Path:
+        folder = tmp_path / f"disk-{len(made)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+        if mounted.returncode:
+            pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
+        made.append(folder)
+        return folder
+
+    yield make
+    for folder in made:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

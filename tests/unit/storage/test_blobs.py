@@ -1,0 +1,216 @@
+"""One suite over folders and S3; then what only a disk can do wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import ConfigError, MissingBlob, StorageError
+from holdfast.storage.blobs import LocalStore, open_store
+
+DATA = bytes(range(256)) * 64
+
+
+def test_what_is_put_is_got(url):
+    store = open_store(url)
+    store.put("a/b.bin", DATA)
+    store.put("empty", b"")
+    again = open_store(url)
+    assert again.get("a/b.bin") == DATA
+    assert again.get("empty") == b""
+    assert again.list() == ("a/b.bin", "empty")
+    assert again.exists("a/b.bin")
+    assert again.url == url
+
+
+def test_put_replaces(url):
+    store = open_store(url)
+    store.put("name", DATA)
+    store.put("name", b"other")
+    assert store.get("name") == b"other"
+    assert store.list() == ("name",)
+
+
+def test_what_is_not_there(url):
+    store = open_store(url)
+    assert store.list() == ()
+    assert not store.exists("a")
+    assert not store.exists("a/b")
+    with pytest.raises(MissingBlob, match="a/b does not exist"):
+        store.get("a/b")
+    store.delete("a/b")
+    store.put("a/b", DATA)
+    assert not store.exists("a"), "a folder is no blob"
+    store.delete("a/b")
+    store.delete("a/b")
+    assert store.list() == ()
+    with pytest.raises(MissingBlob):
+        store.get("a/b")
+
+
+NO_NAMES = [
+    "",
+    ".",
+    "..",
+    "../a",
+    "a/../../b",
+    "/etc/passwd",
+    "a//b",
+    "a/",
+    "./a",
+    "a/./b",
+    "a/..",
+    "a\\b",
+    "a b",
+    "a\0",
+]
+
+
+def test_names_that_lead_out_of_the_store_are_refused(url):
+    store = open_store(url)
+    for name in [*NO_NAMES, "a\n", "é"]:
+        for attempt in (store.get, store.exists, store.delete, lambda name: store.put(name, DATA)):
+            with pytest.raises(StorageError, match="is no name of a blob"):
+                attempt(name)
+    assert store.list() == ()
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="ab./-_\\ ", min_size=1, max_size=12))
+def test_no_name_reaches_outside(tmp_path_factory, name):
+    folder = tmp_path_factory.mktemp("outer")
+    store = LocalStore(folder / "store", reserved_bytes=0)
+    with contextlib.suppress(StorageError):
+        store.put(name, b"x")
+        assert store.get(name) == b"x"
+    assert {path.name for path in folder.iterdir()} <= {"store"}
+
+
+def test_a_file_url_is_a_folder(tmp_path):
+    open_store(f"file://{tmp_path}/x").put("a", DATA)
+    assert (tmp_path / "x" / "a").read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("gs://bucket/x", "unknown scheme gs; expected a folder, file://PATH or s3://BUCKET/PREFIX"),
+        ("s3://", "names no bucket; expected s3://BUCKET/PREFIX"),
+    ],
+)
+def test_urls_that_cannot_be_used(url, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        open_store(url)
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ConfigError, match=r"s3fs is not installed; pip install 'holdfast\[s3\]'"):
+        open_store("s3://bucket/x")
+
+
+def test_a_bucket_that_does_not_exist(bucket):
+    store = open_store("s3://no-such-bucket-here/x")
+    with pytest.raises(StorageError, match="cannot be written"):
+        store.put("a", DATA)
+    assert store.list() == ()
+
+
+def test_a_server_that_does_not_answer(bucket, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(StorageError, match="cannot be written"):
+        open_store(bucket).put("a", DATA)
+
+
+def test_files_and_folders_are_private(tmp_path):
+    store = LocalStore(tmp_path / "store")
+    store.put("a/b", DATA)
+    assert (tmp_path / "store").stat().st_mode & 0o77 == 0
+    assert (tmp_path / "store" / "a" / "b").stat().st_mode & 0o77 == 0
+
+
+def test_the_last_of_the_disk_is_left_alone(tmp_path):
+    store = LocalStore(tmp_path, reserved_bytes=1 << 60)
+    with pytest.raises(StorageError, match="KiB must stay free"):
+        store.put("a", DATA)
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, pathlib, signal, sys
+from holdfast.storage import blobs
+pathlib.Path.replace = lambda self, target: os.kill(os.getpid(), signal.SIGKILL)
+blobs.LocalStore(pathlib.Path(sys.argv[1])).put("step/a", b"new" * 1000)
+"""
+
+
+def test_a_kill_before_the_rename_leaves_the_old_blob_and_a_file_that_can_be_deleted(tmp_path):
+    store = LocalStore(tmp_path)
+    store.put("step/a", b"old")
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert store.get("step/a") == b"old"
+    blob, left = store.list()
+    assert blob == "step/a"
+    assert left.startswith("step/a.tmp-")
+    store.delete(left)
+    assert store.list() == ("step/a",)
+
+
+def test_a_file_that_may_not_grow_leaves_the_old_blob(tmp_path):
+    """The kernel itself refuses in the middle of the write."""
+    store = LocalStore(tmp_path, reserved_bytes=0)
+    store.put("a", b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(StorageError, match="File too large"):
+            store.put("a", DATA)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert store.get("a") == b"old"
+    assert store.list() == ("a",), "the part that was written is gone"
+
+
+def test_a_full_disk_leaves_the_old_blob(make_disk):
+    store = LocalStore(make_disk("64k"), reserved_bytes=-(1 << 30))  # so that the disk itself refuses
+    store.put("a", DATA)
+    with pytest.raises(StorageError, match="No space left on device"):
+        store.put("a", DATA * 4)
+    assert store.get("a") == DATA
+    assert store.list() == ("a",)
+    store.put("b", DATA)
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "store").write_text("x")
+    store = LocalStore(tmp_path / "store")
+    with pytest.raises(StorageError, match="cannot be written"):
+        store.put("a/b", DATA)
+    with pytest.raises(MissingBlob):
+        store.get("a/b")
+
+
+def test_readers_see_whole_blobs_while_others_write(tmp_path):
+    store = LocalStore(tmp_path)
+    versions = [bytes([number]) * 40_000 for number in range(8)]
+    store.put("a", versions[0])
+    writers = [threading.Thread(target=lambda v=v: [store.put("a", v) for _ in range(5)]) for v in versions]
+    for writer in writers:
+        writer.start()
+    seen = set()
+    while any(writer.is_alive() for writer in writers):
+        seen.add(store.get("a"))
+    for writer in writers:
+        writer.join()
+    assert seen
+    assert seen <= set(versions)
+    assert store.list() == ("a",)
