@@ -51,7 +51,7 @@ class Runs:
     def train(self, name: str, *faults: str, overrides: tuple[str, ...] = (), **options) -> Summary:
         """One run; what each worker executed is compared with its order."""
         planned = [Fault.parse(text) for text in faults]
-        summary = train(self.job(name, overrides), run_dir=self.folder(), faults=planned, **options)
+        summary = train(self.job(name, overrides), **{"run_dir": self.folder(), "faults": planned, **options})
         check_executed(summary.run_dir)
         return summary
 

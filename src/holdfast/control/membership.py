@@ -18,6 +18,9 @@ that it knows (they agree on that among themselves, in the step's own messages).
 
 ``entering`` workers hold no state yet: they take part in reductions, compute nothing, and get the state from their
 peers. Any failure sends them back to ``arriving``; they enter again at the next occasion.
+
+When a layer has no owner left and there is a state to load, the job waits for workers (WAITING), or everyone who is
+left loads that state as a member of a smaller grid. Otherwise what lives is saved, and the job ends.
 """
 
 from __future__ import annotations
@@ -57,11 +60,13 @@ from holdfast.control.messages import (
     ShardWritten,
     Shutdown,
     Spawn,
+    StateAt,
     Status,
     StepDone,
     Strike,
     Suspect,
     Synced,
+    Unreadable,
 )
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
@@ -88,6 +93,7 @@ __all__ = [
 ]
 
 SUSPICION_GRACE_S = 1.0
+MAX_RESTORABLE = 8
 MAX_REFORMATIONS = 3
 
 
@@ -97,6 +103,7 @@ class Phase(StrEnum):
     GATHERING = "gathering"
     FORMING = "forming"
     RUNNING = "running"
+    WAITING = "waiting"
     SAVING = "saving"
     ENDED = "ended"
 
@@ -189,6 +196,9 @@ class Membership:
         planned: answers prepared for the loss of one more worker, by all who would be gone.
         lost_work: (step, pairs run of it) of the workers lost since training last went on.
         lost_layers: layers without an owner; empty while training can go on.
+        restorable: states that everyone could load, the newest first.
+        wait_s: how long to wait for workers when a layer has no owner.
+        wait_until: when that ends; None unless waiting.
         resume_step: the step from which this generation runs.
         last_step: the newest step that was reported done; -1 before the first.
         suspected_at: when the first unexplained suspicion of this generation came; None if none.
@@ -222,6 +232,9 @@ class Membership:
     planned: Mapping[frozenset[WorkerId], RecoveryPlan] = field(default_factory=dict)
     lost_work: tuple[tuple[int, int], ...] = ()
     lost_layers: tuple[int, ...] = ()
+    restorable: tuple[StateAt, ...] = ()
+    wait_s: float = 0.0
+    wait_until: float | None = None
     resume_step: int = 0
     last_step: int = -1
     suspected_at: float | None = None
@@ -310,6 +323,8 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
             return _on_finished(state, worker)
         case Saved(worker=worker, digests=digests):
             return _on_saved(state, worker, dict(digests))
+        case Unreadable():
+            return _on_unreadable(state, event)
     return state, ()
 
 
@@ -322,7 +337,7 @@ def _on_hello(state: Membership, worker: WorkerId, pid: int) -> Decision:
     greeting = Tell(to=worker, command=Attached())
     if returning:
         state = replace(state, lost=state.lost - {worker}, arriving=state.arriving | {worker}, planned={})
-        state, outputs = _change_members(state)
+        state, outputs = _restore_if_whole(state) if state.phase is Phase.WAITING else _change_members(state)
         return state, (greeting, *outputs)
     if state.phase is Phase.GATHERING and set(state.pids) >= set(state.healthy.workers):
         state, outputs = _form(state, state.healthy)
@@ -401,8 +416,75 @@ def _recover(state: Membership) -> Decision:
     )
     absent = frozenset(state.healthy.workers) - frozenset(state.full)
     recovery = state.planned.get(absent) or plan_recovery(state, absent)
-    state = replace(state, lost_layers=recovery.lost_layers, reformations=0, planned={})
-    return _form(state, recovery.plan, recovery.strategy)
+    if recovery.plan is None:
+        recovery = _last_resort(state, waiting=state.wait_s > 0)
+    return _carry_out(replace(state, lost_layers=recovery.lost_layers, reformations=0, planned={}), recovery)
+
+
+def _last_resort(state: Membership, *, waiting: bool) -> RecoveryPlan:
+    """What answers the loss of all owners of a layer, with what can be loaded and whoever is here without state."""
+    view = ClusterView(
+        healthy=state.healthy,
+        lost=frozenset(state.healthy.workers) - frozenset(state.full),
+        entering=state.arriving,
+        checkpoint=state.restorable[0].step if state.restorable else None,
+        wait_s=state.wait_s if waiting else 0.0,
+    )
+    return strategy_named(state.strategy)(view)
+
+
+def _carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
+    if recovery.awaits_s > 0:
+        until = (state.watch.now or 0.0) + recovery.awaits_s if state.wait_until is None else state.wait_until
+        state, outputs = _form(state, None, recovery.strategy)
+        if state.phase is Phase.ENDED:
+            return state, outputs
+        return replace(state, phase=Phase.WAITING, wait_until=until), outputs
+    if recovery.loads is None or recovery.plan is None:
+        return _form(state, recovery.plan, recovery.strategy)
+    return _shrink(state, recovery.plan, recovery.strategy)
+
+
+def _shrink(state: Membership, plan: Plan, strategy: str) -> Decision:
+    """Everyone who has a place in the smaller grid loads it; the others end."""
+    here = [worker for worker in state.healthy.workers if worker not in state.lost]
+    idle = [worker for worker in here if worker not in plan.workers]
+    reason = f"the grid shrinks to {len(plan.workers)} workers, which need no further one"
+    sent_away = tuple(Tell(to=worker, command=Expel(reason=reason)) for worker in idle)
+    noted = tuple(Record(event=Notice(worker=str(worker), text=reason)) for worker in idle)
+    state = replace(
+        state,
+        healthy=plan,
+        lost=frozenset(),
+        arriving=frozenset(),
+        leaving=state.leaving & frozenset(plan.workers),
+        wait_until=None,
+        watch=forget(state.watch, idle),
+    )
+    state, outputs = _form(state, plan, strategy, load=state.restorable[0])
+    return state, (*noted, *outputs, *sent_away)
+
+
+def _restore_if_whole(state: Membership) -> Decision:
+    """While waiting for workers: once every layer has somebody again, all load the last checkpoint and go on."""
+    if state.healthy.placement.without(state.lost).unowned_layers():
+        return state, ()
+    recovery = plan_recovery(state, state.lost)
+    state = replace(state, arriving=frozenset(), wait_until=None)
+    return _form(state, recovery.plan, "fallback", load=state.restorable[0])
+
+
+def _on_unreadable(state: Membership, message: Unreadable) -> Decision:
+    """The state that everyone was to load is damaged: the one before it, if there is one."""
+    left = tuple(each for each in state.restorable if each.step < message.step)
+    text = f"the checkpoint of step {message.step} cannot be used: {message.detail}"
+    notice = Record(event=Notice(worker=str(message.worker), text=text))
+    state = replace(state, restorable=left)
+    if not left:
+        ended, outputs = _end(state, "lost", f"{text}; there is no other", "")
+        return ended, (notice, *outputs)
+    state, outputs = _form(state, state.plan, "fallback", load=left[0])
+    return state, (notice, *outputs)
 
 
 def _change_members(state: Membership) -> Decision:
@@ -520,7 +602,7 @@ def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
     return tuple(lost for lost in ahead if lost not in state.planned)
 
 
-def _form(state: Membership, plan: Plan | None, strategy: str = "") -> Decision:
+def _form(state: Membership, plan: Plan | None, strategy: str = "", load: StateAt | None = None) -> Decision:
     """Starts the next generation of the workers that are left; ``strategy`` says what answered a failure."""
     state = replace(
         state,
@@ -537,7 +619,7 @@ def _form(state: Membership, plan: Plan | None, strategy: str = "") -> Decision:
     )
     if not state.alive:
         return _end(state, "lost", "every worker is lost; nothing could be saved", "")
-    install = Install(generation=state.generation, plan=plan)
+    install = Install(generation=state.generation, plan=plan, load=load)
     workers = tuple(str(worker) for worker in state.alive)
     record = Record(event=Installed(generation=state.generation, workers=workers, strategy=strategy))
     return state, (record, *(Tell(to=worker, command=install) for worker in state.alive))
@@ -616,6 +698,8 @@ def _on_tick(state: Membership, now: float) -> Decision:
         return state, ()
     members = state.alive
     state = replace(state, watch=pass_time(state.watch, members, now))
+    if state.wait_until is not None and now >= state.wait_until:
+        return _carry_out(replace(state, wait_until=None), _last_resort(state, waiting=False))
     running = state.phase in (Phase.FORMING, Phase.RUNNING)
     hung = overdue(state.watch, members, running=running)
     if hung:
@@ -685,6 +769,10 @@ def _on_shard(state: Membership, message: ShardWritten | ShardFailed) -> Decisio
 
 def _on_settled(state: Membership, settled: Settled) -> Decision:
     ledger, told = settle(state.checkpoints, settled)
+    if not settled.error:
+        older = tuple(each for each in state.restorable if each.url is not None and each.step != settled.step)
+        found = sorted((*older, StateAt(url=settled.url, step=settled.step)), key=lambda each: -each.step)
+        state = replace(state, restorable=tuple(found[:MAX_RESTORABLE]))
     state, outputs = _end_if_saved(replace(state, checkpoints=ledger))
     return state, (*(Record(event=event) for event in told), *outputs)
 

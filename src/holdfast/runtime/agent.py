@@ -323,6 +323,7 @@ class Agent:
             socket=None if self._networks is None else self._networks.socket,
             checkpoints=self._checkpoints,
             facts=probed.facts,
+            resume=self.resume,
         )
         return f"{spec.host}:{self._ask(context, coordinator_main, spec)}"
 

@@ -24,17 +24,19 @@ from holdfast.control.messages import (
     Save,
     Saved,
     Shutdown,
+    StateAt,
     Status,
     StepDone,
     Suspect,
     Synced,
+    Unreadable,
 )
 from holdfast.core.faults import Point
 from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.lower import WorkerProgram, groups, lower_worker
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
-from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration
+from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration, StorageError
 from holdfast.runtime.executor import Effect, Execution, Reach, StagePort
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "LifeEffect",
     "LifeStage",
     "Listen",
+    "Load",
     "Pin",
     "Release",
     "Report",
@@ -117,6 +120,14 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """Return a new compute engine for the layers that the plan gives us, with the state named; the old one is over."""
+
+    plan: Plan
+    state: StateAt
+
+
+@dataclass(frozen=True, slots=True)
 class Build:
     """Connect the members of each group for ``generation``."""
 
@@ -173,7 +184,9 @@ class Pin:
     layers: tuple[int, ...]
 
 
-LifeEffect = Effect | Report | Listen | Abort | Build | Boundary | Drain | Serve | Release | Fetch | Fetched | Pin
+LifeEffect = (
+    Effect | Report | Listen | Abort | Load | Build | Boundary | Drain | Serve | Release | Fetch | Fetched | Pin
+)
 Life = Generator[LifeEffect, Any, None]
 Then = Generator[LifeEffect, Any, Command]
 
@@ -231,6 +244,16 @@ class WorkerLife:
             except ClusterError as error:
                 yield Report(self._suspicion(error))
                 command = yield Listen()
+            except StorageError as error:
+                yield Report(self._unreadable(command, error))
+                command = yield Listen()
+
+    def _unreadable(self, command: Command, error: StorageError) -> Unreadable:
+        """Only a state that we were told to load is read from a store."""
+        if not isinstance(command, Install) or command.load is None:
+            raise error
+        step = command.load.step
+        return Unreadable(worker=self.worker, generation=self.generation, step=step, detail=str(error))
 
     def _suspicion(self, error: ClusterError) -> Suspect:
         peer = WorkerId.parse(error.worker) if isinstance(error, PeerLost) and error.worker else None
@@ -258,6 +281,9 @@ class WorkerLife:
         yield Abort()
         yield Release(())
         self._count_executed()
+        load = install.load if install.load is not None else self._elsewhere(install.plan, first)
+        if load is not None and install.plan is not None:
+            self.stage = yield Load(install.plan, load)
         self.stage.discard()
         yield Report(self._status())
         if install.plan is None:
@@ -265,6 +291,13 @@ class WorkerLife:
         yield Reach(Point.INSTALL, self._step())
         yield from self._connect(install.plan)
         yield Report(Joined(worker=self.worker, generation=self.generation))
+
+    def _elsewhere(self, plan: Plan | None, first: bool) -> StateAt | None:
+        """Whether we come into a grid that has shrunk since our process was told which layers would be ours."""
+        if plan is None or not first:
+            return None
+        ours = set(plan.placement.layers_of(self.worker).indices) == set(self.stage.layer_steps())
+        return None if ours else StateAt(url=None, step=0)
 
     def _connect(self, plan: Plan) -> Life:
         self.program = lower_worker(plan, self.worker, self.ties)
@@ -306,7 +339,7 @@ class WorkerLife:
             yield from self._enter(install.plan, install.entering, command.step)
         else:
             self.stage.take_back(command.step)
-            if self.generation > 1 and command.step == self._step():
+            if self.generation > 1 and command.step <= self._step():
                 yield Reach(Point.REPLAY, command.step)
         return (yield from self._run_steps(command.step))
 

@@ -121,6 +121,7 @@ class CoordinatorSpec:
         directory: where the trained layers are saved.
         checkpoints: url of where the job's checkpoints go.
         facts: what they say of the job.
+        resume: the checkpoint that the job goes on from; None if it begins anew.
         namespace: the network to move to before anything else; None to stay in the host's.
         socket: where to listen, too; None nowhere else.
     """
@@ -133,6 +134,7 @@ class CoordinatorSpec:
     directory: str
     checkpoints: str
     facts: Facts
+    resume: ResumeFrom | None = None
     namespace: Namespace | None = None
     socket: str | None = None
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-from holdfast.control.messages import Blob, Command, Expel, Install, Message, Shutdown
+from holdfast.control.messages import Blob, Command, Expel, Install, Message, Shutdown, StateAt
 from holdfast.core.lower import Payload, Receive, Reduction, message_number
+from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
+from holdfast.runtime.build import StageParts
 from holdfast.runtime.checkpointing import CheckpointWriter
 from holdfast.runtime.copying import StateCopier
 from holdfast.runtime.exchange import RelayExchange
@@ -33,6 +35,7 @@ from holdfast.runtime.life import (
     LifeEffect,
     LifeStage,
     Listen,
+    Load,
     Pin,
     Release,
     Report,
@@ -91,6 +94,7 @@ class Shell:
         spec_of: what a message of this kind that comes in holds.
         injector: scheduled faults.
         copier: state transfers.
+        rebuild: makes a compute engine for the layers that a plan gives us, with a state from a store.
         expelled: called, in the control thread, when we are no member any more; ends the process.
         pace: how we move along.
         writer: writes checkpoints; None if the job makes none.
@@ -105,6 +109,7 @@ class Shell:
     spec_of: Callable[[Payload], TensorSpec]
     injector: Injector
     copier: StateCopier
+    rebuild: Callable[[Plan, StateAt], StageParts]
     expelled: Callable[[str], None]
     pace: Pace = field(default_factory=Pace)
     _prepared: Install | None = None
@@ -227,6 +232,8 @@ class Shell:
                 return self._forget()
             case Release(keep=keep):
                 return self.copier.release(keep)
+            case Load(plan=plan, state=state):
+                return self._load(plan, state)
         if self._newest > self.life.generation:
             raise StaleGeneration(self.life.generation, self._newest if self._newest < FOREVER else None)
         match effect:
@@ -318,6 +325,11 @@ class Shell:
             raise StaleGeneration(self.life.generation)
         self._set_order(install)
         return install
+
+    def _load(self, plan: Plan, state: StateAt) -> LifeStage:
+        parts = self.rebuild(plan, state)
+        self.stage, self.spec_of = parts.stage, parts.spec_of
+        return parts.stage
 
     def _set_order(self, install: Install) -> None:
         plan = install.plan

@@ -23,8 +23,9 @@ from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import Committer, Coordinator, serve
 from holdfast.control.detection import Watch
 from holdfast.control.membership import Membership
-from holdfast.control.messages import Failure, Heartbeat, Leaving, Shutdown
+from holdfast.control.messages import Failure, Heartbeat, Leaving, Shutdown, StateAt
 from holdfast.control.store import DecisionStore
+from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StorageError
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.build import StageParts, build_stage, probe
@@ -145,12 +146,25 @@ class _Worker:
                 server=StateServer(spec.host, spec.token),
                 token=spec.token,
             ),
+            rebuild=self._rebuild,
             expelled=self._expelled,
         )
         if spec.job.checkpoint.every:
             checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
             shell.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, shell.injector.reach)
         return shell
+
+    def _rebuild(self, plan: Plan, state: StateAt) -> StageParts:
+        """A new compute engine, for the place that we have in ``plan``.
+
+        Raises:
+            StorageError: a layer of the state is missing, damaged or cannot be read.
+        """
+        spec = self._spec
+        parts = build_stage(spec.job, plan, spec.worker, spec.boundaries, spec.emulate)
+        if state.url is not None:
+            _load(parts.stage, state.url, state.step)
+        return parts
 
     def _leave(self, life: WorkerLife) -> None:
         """SIGTERM: a notice to go. Before the first generation nobody would miss us."""
@@ -207,10 +221,14 @@ def _restore(stage: LifeStage, resume: ResumeFrom) -> None:
     """
     assert resume.step is not None
     try:
-        for layer, data in load_states(resume.url, resume.step, stage.layer_steps()).items():
-            stage.restore(layer, data)
+        _load(stage, resume.url, resume.step)
     except StorageError as error:
         raise ConfigError(f"--resume {resume}: {error}; resume from an earlier step") from error
+
+
+def _load(stage: LifeStage, url: str, step: int) -> None:
+    for layer, data in load_states(url, step, stage.layer_steps()).items():
+        stage.restore(layer, data)
 
 
 def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
@@ -223,6 +241,8 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
         strategy=spec.job.resilience.strategy,
         directory=spec.directory,
         watch=Watch(limit_s=spec.job.control.hang_s),
+        restorable=_restorable(spec),
+        wait_s=spec.job.resilience.wait_for_replacement,
     )
     store = DecisionStore(Path(spec.store))
     checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
@@ -245,6 +265,13 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
         answer.send_bytes(b"error " + str(error).encode())
         os._exit(2)
     os._exit(0)
+
+
+def _restorable(spec: CoordinatorSpec) -> tuple[StateAt, ...]:
+    """What can be loaded before the first checkpoint: what was resumed from, else the start if any will follow."""
+    if spec.resume is not None and spec.resume.step is not None:
+        return (StateAt(url=spec.resume.url, step=spec.resume.step),)
+    return (StateAt(url=None, step=0),) if spec.job.checkpoint.every else ()
 
 
 def run_probe(job: Job, answer: Connection) -> None:
