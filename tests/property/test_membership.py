@@ -20,21 +20,27 @@ from holdfast.control.messages import (
     Hello,
     Install,
     Joined,
+    Leaving,
+    Left,
+    NodeLost,
+    Offer,
     Progress,
     Resume,
     Save,
     Saved,
+    Spawn,
     Status,
     StepDone,
     Suspect,
+    Synced,
 )
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.core.validate import validate
-from holdfast.telemetry.events import Detected, Installed
+from holdfast.telemetry.events import Detected, Installed, Parted
 
 STEPS = 5
-FOR_THE_AGENT = (Progress, Fence, Ended)
+FOR_THE_AGENT = (Progress, Fence, Spawn, Ended)
 
 
 class Cluster(RuleBasedStateMachine):
@@ -52,7 +58,13 @@ class Cluster(RuleBasedStateMachine):
         """Every layer is at this step or one ahead; the same for all statuses of one generation."""
         self.heard: dict = {}
         self.finished: set = set()
+        self.processes = dict.fromkeys(self.workers, 1)
+        """The newest process of each worker."""
         self.fenced: list = []
+        self.expelled: set = set()
+        self.parted: set = set()
+        self.plans: dict = {}
+        """Every plan that was ever told, by its generation."""
         self.ended: list = []
 
     # What is checked after every event.
@@ -69,16 +81,18 @@ class Cluster(RuleBasedStateMachine):
             self.heard, self.finished = {}, set()
         tells = [output for output in outputs if isinstance(output, Tell)]
         self.check_change(before, after)
+        self.check_places(after)
+        self.check_records(before, after, outputs)
         self.check_recipients(before, after, tells)
         self.check_generation(before, after, tells)
-        self.check_resume(after, tells)
+        self.check_boundary(before, after, tells)
+        self.check_resume(before, after, tells)
         self.check_save(before, after, tells)
-        self.check_records(before, after, outputs)
         self.ended += [tell for tell in tells if isinstance(tell.command, Ended)]
 
     def note(self, before, event):
         """What a worker that is a member said about this generation."""
-        if getattr(event, "generation", None) != before.generation or event.worker in before.lost:
+        if getattr(event, "generation", None) != before.generation or event.worker not in before.alive:
             return
         if isinstance(event, Status):
             self.heard[event.worker] = event
@@ -86,12 +100,26 @@ class Cluster(RuleBasedStateMachine):
             self.finished.add(event.worker)
 
     def check_change(self, before, after):
-        assert after.lost >= before.lost
         assert after.pids.keys() >= before.pids.keys()
         assert after.last_step >= before.last_step
         assert after.healthy is before.healthy
         if before.phase is Phase.ENDED:
             assert after == before
+
+    def check_places(self, after):
+        """Everyone is at exactly one place, and nobody without state counts as an owner."""
+        without_state = after.entering - after.synced
+        places = [after.lost, after.arriving, without_state, frozenset(after.full)]
+        assert sorted(worker for place in places for worker in place) == sorted(self.workers)
+        assert after.synced <= after.entering
+        assert after.leaving <= frozenset(after.full)
+        assert after.expected <= after.lost
+        for plan in (after.plan, after.upcoming and after.upcoming.plan):
+            idle = after.upcoming.entering if after.upcoming and plan is after.upcoming.plan else without_state
+            for worker in idle if plan is not None and after.phase is not Phase.GATHERING else ():
+                assert plan.orders.of(worker) == ()
+        if after.plan is not None and after.phase in (Phase.RUNNING, Phase.FORMING):
+            assert after.healthy.placement.without(frozenset(self.workers) - set(after.full)).unowned_layers() == ()
 
     def check_recipients(self, before, after, tells):
         if before.phase is Phase.ENDED:
@@ -102,22 +130,35 @@ class Cluster(RuleBasedStateMachine):
                 assert isinstance(tell.command, Expel)
             elif tell.to is not None:
                 assert tell.to in self.workers
-        self.fenced += [tell.command.worker for tell in tells if isinstance(tell.command, Fence)]
-        assert sorted(self.fenced) == sorted(after.lost), "each lost worker is fenced once"
+            if isinstance(tell.command, Expel):
+                self.expelled.add((tell.to, tell.pid))
+        members = {(worker, after.pids[worker]) for worker in after.pids if worker not in after.lost}
+        assert not members & self.expelled, "nobody who was sent away is a member"
+        fences = [tell.command for tell in tells if isinstance(tell.command, Fence)]
+        self.fenced += [(fence.worker, fence.pid) for fence in fences]
+        assert len(set(self.fenced)) == len(self.fenced), "each process is fenced once"
+        gone = {(worker, after.pids.get(worker, 0)) for worker in after.lost}
+        assert gone <= set(self.fenced) | self.parted, "whoever is lost is fenced or has gone by itself"
 
     def check_generation(self, before, after, tells):
-        installs = {tell.to: tell.command for tell in tells if isinstance(tell.command, Install)}
-        assert after.generation - before.generation in (0, 1)
-        if after.generation == before.generation or not after.alive:
-            assert installs == {}
+        assert after.generation >= before.generation
+        assert after.upcoming is None or after.upcoming.generation > after.generation
+        installs = [tell.command for tell in tells if isinstance(tell.command, Install)]
+        for command in installs:
+            assert self.plans.setdefault(command.generation, command.plan) is command.plan, "one number, one plan"
+        formed = after.generation != before.generation and after.phase is Phase.FORMING
+        if not formed:
             return
-        assert set(installs) == set(after.alive)
-        assert {command.generation for command in installs.values()} == {after.generation}
-        for command in installs.values():
+        assert {tell.to for tell in tells if isinstance(tell.command, Install)} == set(after.alive) == set(after.full)
+        assert before.upcoming is None or after.generation > before.upcoming.generation
+        assert (after.upcoming, after.entering) == (None, frozenset())
+        for command in installs:
+            assert (command.generation, command.at_boundary, command.entering) == (after.generation, False, ())
             self.check_plan(after, command.plan)
 
     def check_plan(self, after, plan):
-        unowned = after.healthy.placement.without(after.lost).unowned_layers()
+        absent = frozenset(self.workers) - frozenset(after.full)
+        unowned = after.healthy.placement.without(absent).unowned_layers()
         assert after.plan is plan
         assert after.lost_layers == unowned
         assert (plan is None) == bool(unowned), "training goes on exactly while every layer lives"
@@ -126,9 +167,28 @@ class Cluster(RuleBasedStateMachine):
             assert plan.workers == after.alive
             validate(plan)
 
-    def check_resume(self, after, tells):
+    def check_boundary(self, before, after, tells):
+        """What is prepared is told once, to all members and all who come, and not while something else is prepared."""
+        told = {tell.to: tell.command for tell in tells if isinstance(tell.command, Install)}
+        if not any(command.at_boundary for command in told.values()):
+            return
+        assert before.upcoming is None or before.generation != after.generation
+        assert after.phase is Phase.RUNNING
+        assert set(told) == set(after.alive) | after.arriving
+        for worker, command in told.items():
+            assert command.generation == after.upcoming.generation
+            assert command.plan is after.upcoming.plan
+            assert command.at_boundary == (worker not in after.arriving)
+            assert set(command.entering) == after.upcoming.entering
+        validate(after.upcoming.plan)
+
+    def check_resume(self, before, after, tells):
         resumes = {tell.to: tell.command for tell in tells if isinstance(tell.command, Resume)}
         if not resumes:
+            return
+        if before.phase is Phase.RUNNING:
+            assert set(resumes) == before.arriving & before.upcoming.entering
+            assert set(resumes.values()) == {Resume(generation=after.generation, step=after.resume_step)}
             return
         assert set(resumes) == set(after.alive) == set(self.heard)
         step = min(at for status in self.heard.values() for _, at in status.layer_steps)
@@ -139,8 +199,8 @@ class Cluster(RuleBasedStateMachine):
         if not saves:
             return
         assert before.phase is not Phase.SAVING
-        assert set(saves) == set(after.alive)
-        assert self.finished == set(after.alive) or after.lost_layers
+        assert set(saves) == set(after.full)
+        assert self.finished >= set(after.full) or after.lost_layers
         placement = after.healthy.placement
         written = sorted(layer for command in saves.values() for layer in command.layers)
         assert written == [layer for layer in range(placement.num_layers) if layer not in after.lost_layers]
@@ -151,8 +211,10 @@ class Cluster(RuleBasedStateMachine):
 
     def check_records(self, before, after, outputs):
         events = [output.event for output in outputs if isinstance(output, Record)]
-        detected = [event.worker for event in events if isinstance(event, Detected)]
-        assert detected == [str(worker) for worker in after.lost - before.lost]
+        found = [event.worker for event in events if isinstance(event, Detected | Parted)]
+        assert sorted(found) == sorted(str(worker) for worker in after.lost - before.lost)
+        left = {event.worker for event in events if isinstance(event, Parted)}
+        self.parted |= {(worker, after.pids[worker]) for worker in self.workers if str(worker) in left}
         for event in events:
             if isinstance(event, Installed):
                 assert event.workers == tuple(str(worker) for worker in after.alive)
@@ -180,11 +242,64 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def everyone_attaches(self):
         for worker in self.workers:
-            self.give(Hello(worker=worker, pid=1))
+            self.give(Hello(worker=worker, pid=self.processes[worker]))
 
     @rule(data=st.data())
     def hello(self, data):
-        self.give(Hello(worker=self.anyone(data), pid=1))
+        worker = self.anyone(data)
+        self.give(Hello(worker=worker, pid=self.processes[worker]))
+
+    @precondition(lambda self: self.state.lost)
+    @rule(data=st.data())
+    def a_lost_worker_has_a_new_process(self, data):
+        worker = data.draw(st.sampled_from(sorted(self.state.lost)))
+        self.processes[worker] += 1
+        self.give(Hello(worker=worker, pid=self.processes[worker]))
+
+    @rule(data=st.data())
+    def leaving(self, data):
+        self.give(Leaving(worker=self.anyone(data)))
+
+    @rule(data=st.data())
+    def offer(self, data):
+        self.give(Offer(worker=data.draw(st.none() | st.sampled_from(self.workers))))
+
+    @rule(data=st.data())
+    def synced(self, data):
+        worker = data.draw(st.sampled_from(sorted(self.state.entering) or self.workers))
+        self.give(Synced(worker=worker, generation=self.some_generation(data), step=self.front))
+
+    @precondition(lambda self: self.state.generation)
+    @rule(data=st.data(), size=st.integers(1, 3))
+    def a_node_is_lost(self, data, size):
+        start = data.draw(st.integers(0, len(self.workers) - 1))
+        self.give(NodeLost(node=0, workers=self.workers[start : start + size]))
+
+    @rule()
+    def all_joined(self):
+        for worker in self.workers:
+            self.give(Joined(worker=worker, generation=self.state.generation))
+
+    def cross(self, worker, upcoming):
+        """What a worker that has gone over says: that it is connected there, or gone."""
+        if worker in self.state.arriving:
+            self.give(Joined(worker=worker, generation=upcoming.generation))
+        elif worker in upcoming.plan.workers:
+            self.give(Joined(worker=worker, generation=upcoming.generation, step=self.front))
+        else:
+            self.give(Left(worker=worker, generation=upcoming.generation, step=self.front))
+
+    @precondition(lambda self: self.state.upcoming)
+    @rule(data=st.data())
+    def one_goes_over(self, data):
+        self.cross(data.draw(st.sampled_from([*self.state.alive, *self.state.arriving])), self.state.upcoming)
+
+    @precondition(lambda self: self.state.upcoming)
+    @rule(data=st.data())
+    def all_go_over(self, data):
+        upcoming = self.state.upcoming
+        for worker in data.draw(st.permutations([*self.state.alive, *self.state.arriving])):
+            self.cross(worker, upcoming)
 
     @rule()
     def the_agent_attaches(self):
@@ -207,7 +322,9 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data())
     def heartbeat(self, data):
         generation = self.some_generation(data)
-        self.give(Heartbeat(worker=self.anyone(data), generation=generation, step=self.front, op=1))
+        busy_s, slowest_s = data.draw(st.sampled_from([(0.0, 0.0), (0.0, 0.1), (0.0, 0.1), (5.0, 0.1)]))
+        beat = {"busy_s": busy_s, "slowest_s": slowest_s}
+        self.give(Heartbeat(worker=self.anyone(data), generation=generation, step=self.front, op=1, **beat))
 
     @precondition(lambda self: self.state.generation)
     @rule(data=st.data())
@@ -261,11 +378,14 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def exited(self, data):
-        self.give(Exited(worker=self.anyone(data), pid=1, status=-9))
+        worker = self.anyone(data)
+        pid = data.draw(st.integers(1, self.processes[worker]))
+        self.give(Exited(worker=worker, pid=pid, status=data.draw(st.sampled_from([-9, 0, 1]))))
 
     @rule(data=st.data())
     def closed(self, data):
-        self.give(Closed(worker=self.anyone(data), pid=1))
+        worker = self.anyone(data)
+        self.give(Closed(worker=worker, pid=data.draw(st.integers(1, self.processes[worker]))))
 
     @precondition(lambda self: self.state.alive)
     @rule(data=st.data(), chance=st.integers(0, 9))

@@ -74,7 +74,7 @@ def pass_time(watch: Watch, members: Iterable[WorkerId], now: float) -> Watch:
     gap = 0.0 if watch.now is None else now - watch.now
     shift = gap if gap > STALL_S else 0.0
     vitals = {
-        worker: replace(vital, heard_at=vital.heard_at + shift, moved_at=vital.moved_at + shift)
+        worker: replace(vital, heard_at=min(now, vital.heard_at + shift), moved_at=min(now, vital.moved_at + shift))
         for worker, vital in watch.vitals.items()
     }
     for worker in members:
