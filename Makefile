@@ -36,7 +36,10 @@ soak: $(STAMP)  ## the tests 20 times in a row, then many seeds of the simulated
 bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/healthy_step.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/joining.py
 	$(BIN)/python benchmarks/checkpoint_stall.py
+	$(BIN)/python benchmarks/undo_cost.py
+	$(BIN)/python benchmarks/undo_accuracy.py
 
 bench-peers: $(STAMP)  ## the same kill in other systems; installs them into an environment of their own
 	$(BIN)/python benchmarks/peers.py
