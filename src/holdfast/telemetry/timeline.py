@@ -179,6 +179,8 @@ def _next_mode(worker: str, mode: Mode, event: Event) -> Mode:
             return Mode.ENTERING if event.strategy == BOUNDARY else Mode.MEMBER
         case Installed(workers=workers) if worker not in workers and mode is Mode.ENTERING:
             return Mode.ARRIVING
+        case Installed(workers=workers) if worker not in workers and mode is Mode.MEMBER:
+            return Mode.ABSENT  # the grid shrinks and does without it
     return mode
 
 

@@ -114,6 +114,11 @@ def test_a_failure_sends_whoever_was_entering_back():
     assert modes(interrupted, "1.0")[-3:] == [(12, 13, "entering"), (13, 15, "arriving"), (15, 20, "entering")]
 
 
+def test_whoever_a_smaller_grid_does_without_is_gone():
+    smaller = at((15, Installed(generation=4, workers=("0.0",), strategy="fallback")), (20, RUN[-1][1]))
+    assert modes([*RUN[:16], *smaller], "1.0")[-1] == (15, 20, "absent")
+
+
 def test_a_recovery_that_another_failure_overtakes_lasts_until_the_last_one_is_over():
     overtaken = [
         *RUN[:10],
