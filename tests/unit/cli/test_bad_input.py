@@ -1,5 +1,6 @@
 """Bad input to the command as people run it: exit code 2, one line, no traceback, nothing written."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.faults import FaultKind, Point
 from holdfast.telemetry.events import (
     Agreed,
     Detected,
@@ -162,6 +164,13 @@ def test_help_names_every_command(holdfast):
     assert done.returncode == 0
     for command in ("train", "plan", "inspect"):
         assert f"\n    {command} " in done.stdout
+
+
+def test_help_lists_every_fault_that_can_strike_and_every_point_of_a_worker(holdfast):
+    told = " ".join(holdfast("train", "--help").stdout.split()).replace("- ", "-")
+    of_the_coordinator = {"kill-coordinator", "persist", "broadcast"}
+    for word in {*FaultKind, *Point} - of_the_coordinator:
+        assert re.search(rf"\b{word}\b", told), word
 
 
 def write_log(folder):
