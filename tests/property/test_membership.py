@@ -267,7 +267,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data())
     def synced(self, data):
         worker = data.draw(st.sampled_from(sorted(self.state.entering) or self.workers))
-        self.give(Synced(worker=worker, generation=self.some_generation(data), step=self.front))
+        self.give(Synced(worker=worker, generation=self.some_generation(data), step=self.front, entered=0, bytes=1))
 
     @precondition(lambda self: self.state.generation)
     @rule(data=st.data(), size=st.integers(1, 3))

@@ -75,6 +75,7 @@ from holdfast.errors import InternalError
 from holdfast.recovery.actions import ClusterView, RecoveryPlan
 from holdfast.recovery.strategies import at_boundary, strategy_named
 from holdfast.telemetry.events import Agreed, Detected, Event, Installed, Notice, Parted, Rebuilt, Suspected
+from holdfast.telemetry.events import Synced as SyncedEvent
 
 __all__ = [
     "Closed",
@@ -314,7 +315,7 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
         case Joined(worker=worker):
             return _on_joined(state, worker)
         case Synced(worker=worker) if worker in state.entering:
-            return _change_members(replace(state, synced=state.synced | {worker}))
+            return _on_synced(state, event)
         case Suspect():
             return _on_suspect(state, event, now)
         case StepDone():
@@ -555,6 +556,14 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
     parted = tuple(Record(event=Parted(worker=str(worker), step=step)) for worker in sorted(gone))
     resume = Resume(generation=state.generation, step=step)
     return state, (record, *parted, *(Tell(to=worker, command=resume) for worker in sorted(arrived)))
+
+
+def _on_synced(state: Membership, synced: Synced) -> Decision:
+    """Whoever has caught up can compute from the next boundary on."""
+    worker = synced.worker
+    event = SyncedEvent(worker=str(worker), entered=synced.entered, step=synced.step, bytes=synced.bytes)
+    state, outputs = _change_members(replace(state, synced=state.synced | {worker}))
+    return state, (Record(event=event), *outputs)
 
 
 def _on_offer(state: Membership, worker: WorkerId | None) -> Decision:

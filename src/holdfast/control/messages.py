@@ -113,11 +113,16 @@ class Left(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Synced(_Wire, frozen=True, tag=True, kw_only=True):
-    """A worker that entered has caught up: from ``step`` on it holds the same state as its peers."""
+    """A worker that entered has caught up: from ``step`` on it holds the same state as its peers.
+
+    It entered before step ``entered`` and was given ``bytes`` of state.
+    """
 
     worker: WorkerId
     generation: int
     step: int
+    entered: int
+    bytes: int
 
 
 class Offer(_Wire, frozen=True, tag=True, kw_only=True):

@@ -208,6 +208,7 @@ class WorkerLife:
         program: our instructions under this generation's plan.
         execution: the step that runs, or ran last.
         executed: (layer, micro-batch) pairs begun, of the step that ran last and the one before.
+        entered: the step before which we came into the running job; meaningless for a worker that never did.
     """
 
     worker: WorkerId
@@ -222,6 +223,7 @@ class WorkerLife:
     program: WorkerProgram | None = None
     execution: Execution | None = None
     executed: dict[int, int] = field(default_factory=dict)
+    entered: int = 0
     _number: Callable[[MicroBatch], int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -345,6 +347,7 @@ class WorkerLife:
 
     def _enter(self, plan: Plan, entering: tuple[WorkerId, ...], step: int) -> Life:
         """Begins to take part without any state, which our peers give us meanwhile."""
+        self.entered = step
         self.stage.follow()
         own = plan.placement.layers_of(self.worker).indices
         holders = {layer: tuple(w for w in plan.placement.owners(layer) if w not in entering) for layer in own}
@@ -376,7 +379,16 @@ class WorkerLife:
         states: Mapping[int, bytes] | None = yield Fetched()
         if states is not None:
             self.stage.catch_up(states)
-            yield Report(Synced(worker=self.worker, generation=self.generation, step=step))
+            yield Report(self._synced(step, states))
+
+    def _synced(self, step: int, states: Mapping[int, bytes]) -> Synced:
+        return Synced(
+            worker=self.worker,
+            generation=self.generation,
+            step=step,
+            entered=self.entered,
+            bytes=sum(len(state) for state in states.values()),
+        )
 
     def _go_over(self, install: Install, step: int) -> Generator[LifeEffect, Any, bool]:
         """Goes over into a prepared generation before ``step``; returns whether we are a member of it.

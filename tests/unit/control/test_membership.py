@@ -543,7 +543,7 @@ def test_without_state_it_is_a_member_and_not_an_owner(entered):
 
 
 def test_who_has_caught_up_gets_work_at_the_next_boundary(entered):
-    entered.give(Synced(worker=W10, generation=3, step=7))
+    entered.give(Synced(worker=W10, generation=3, step=7, entered=5, bytes=9))
     order = Install(generation=4, plan=PLAN, at_boundary=True)
     assert entered.commands(Install) == dict.fromkeys(PLAN.workers, order)
     assert entered.state.full == PLAN.workers
@@ -552,7 +552,7 @@ def test_who_has_caught_up_gets_work_at_the_next_boundary(entered):
 
 
 def test_who_has_caught_up_can_save_a_layer_whose_other_owner_dies(entered):
-    entered.give(Synced(worker=W10, generation=3, step=7), died(W00))
+    entered.give(Synced(worker=W10, generation=3, step=7, entered=5, bytes=9), died(W00))
     assert entered.state.plan.workers == (W01, W10, W11)
     assert entered.state.lost_layers == ()
 

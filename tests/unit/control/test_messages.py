@@ -63,7 +63,7 @@ MESSAGES = [
     Joined(worker=W, generation=1, step=4),
     Leaving(worker=W),
     Left(worker=W, generation=2, step=4),
-    Synced(worker=W, generation=2, step=4),
+    Synced(worker=W, generation=2, step=4, entered=2, bytes=1000),
     Offer(worker=W),
     Offer(worker=None),
     Strike(worker=W, spec="kill-node:2@5:start"),

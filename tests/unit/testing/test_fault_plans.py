@@ -64,9 +64,7 @@ def test_one_seed_is_one_course_in_the_order_of_steps_and_in_text(given_):
 
 
 def test_all_kinds_and_points_occur_and_faults_come_as_often_as_asked():
-    faults = random_faults(
-        3, pipelines=3, stages=2, count=1000, every_steps=20, settle_steps=10, workers_per_node=2
-    )
+    faults = random_faults(3, pipelines=3, stages=2, count=1000, every_steps=20, settle_steps=10, workers_per_node=2)
     kinds = Counter(fault.kind for fault in faults)
     assert set(kinds) == {*LOSSES, FaultKind.JOIN}
     assert min(kinds.values()) > 50
