@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from holdfast.control.messages import Blob, Command, Expel, Install, Message, Shutdown, StateAt
+from holdfast.control.messages import Blob, Command, Expel, Heartbeat, Install, Message, Shutdown, StateAt
 from holdfast.core.lower import Payload, Receive, Reduction, message_number
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
@@ -70,6 +70,10 @@ class Pace:
         if not self.waiting:
             self.slowest_s = max(self.slowest_s, now - self.since)
         self.moves, self.waiting, self.since = self.moves + 1, waiting, now
+
+    def warm_up(self) -> None:
+        """The first step is done: what things took in it says nothing of those that follow."""
+        self.warm, self.slowest_s = True, 0.0
 
     def busy_s(self) -> float:
         """For how long the present work goes on; 0 while waiting."""
@@ -142,6 +146,23 @@ class Shell:
         if isinstance(command, Shutdown):
             self._interrupt(FOREVER)
         self._commands.put(command)
+
+    def beat(self) -> None:
+        """Tells of our progress, in any thread."""
+        life, pace, execution = self.life, self.pace, self.life.execution
+        if life.generation == 0:
+            return
+        self.send(
+            Heartbeat(
+                worker=life.worker,
+                generation=life.generation,
+                step=execution.step if execution else 0,
+                op=len(execution.ops) if execution else 0,
+                moves=pace.moves,
+                busy_s=pace.busy_s(),
+                slowest_s=max(pace.slowest_s, 1e-6) if pace.warm else 0.0,
+            )
+        )
 
     def _interrupt(self, newest: int) -> None:
         with self._turn:
@@ -345,7 +366,9 @@ class Shell:
 
     def _committed(self, committed: Committed) -> None:
         """Logs the step; what was run must be what the plan ordered."""
-        self.pace.warm = True
+        if not self.pace.warm:
+            self.pace.warm_up()
+            self.beat()  # so that whoever stops right now is judged by what it needs when warm
         if committed.ops != self._order:
             raise InternalError(
                 f"worker {self.life.worker} ran {' '.join(map(str, committed.ops))} in step {committed.step}, "

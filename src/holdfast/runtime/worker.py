@@ -23,7 +23,7 @@ from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import Committer, Coordinator, serve
 from holdfast.control.detection import Watch
 from holdfast.control.membership import Membership
-from holdfast.control.messages import Failure, Heartbeat, Leaving, Shutdown, StateAt
+from holdfast.control.messages import Failure, Leaving, Shutdown, StateAt
 from holdfast.control.store import DecisionStore
 from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StorageError
@@ -196,20 +196,8 @@ class _Worker:
 
     def _beat(self, shell: Shell) -> None:
         """Tells of progress, as long as the process lives."""
-        life, pace = shell.life, shell.pace
         while True:
-            execution = life.execution
-            if life.generation > 0:
-                beat = Heartbeat(
-                    worker=life.worker,
-                    generation=life.generation,
-                    step=execution.step if execution else 0,
-                    op=len(execution.ops) if execution else 0,
-                    moves=pace.moves,
-                    busy_s=pace.busy_s(),
-                    slowest_s=pace.slowest_s if pace.warm else 0.0,
-                )
-                self._client.send(beat)
+            shell.beat()
             time.sleep(self._spec.job.control.heartbeat_s)
 
 

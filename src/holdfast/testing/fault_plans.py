@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
@@ -54,7 +55,7 @@ def random_faults(
 
     Example:
         >>> [str(f) for f in random_faults(1, pipelines=2, stages=1, count=4, every_steps=10, settle_steps=20)]
-        ['stall:0.0@6:backward', 'join:0.0@10', 'leave:0.0@41:start', 'join:0.0@57']
+        ['stall:1.0@6:update', 'join:1.0@19', 'kill-node:1@39:backward', 'join:1.0@47']
     """
     if pipelines < 2:
         raise ConfigError(f"pipelines={pipelines}: nobody can be lost where nobody else holds the same layers; use 2")
@@ -76,12 +77,18 @@ def random_faults(
 
 @dataclass(slots=True, kw_only=True)
 class _Drawing:
-    """Who is where while faults are drawn; ``working_from`` a step; None while nobody is to bring the worker back."""
+    """Who is where while faults are drawn.
+
+    Attributes:
+        working_from: from which step on each worker works; None if it is lost, and nothing brings it back so far.
+        used: how often each kind was drawn: the rarest comes next, as some can be drawn seldom.
+    """
 
     random: random.Random
     nodes: tuple[tuple[WorkerId, ...], ...]
     settle_steps: int
     working_from: dict[WorkerId, int | None]
+    used: Counter[FaultKind] = field(default_factory=Counter)
 
     def draw(self, step: int) -> Fault | None:
         """One more fault; None if nobody can be lost now, and nobody can come."""
@@ -93,7 +100,8 @@ class _Drawing:
             return Fault(kind=FaultKind.JOIN, step=step, worker=worker)
         if not losses:
             return None
-        kind = self.random.choice(sorted(losses))
+        kind = min(losses, key=lambda kind: (self.used[kind], self.random.random()))
+        self.used[kind] += 1
         return self._lose(kind, self.random.choice(losses[kind]), step)
 
     def _possible_losses(self, step: int) -> dict[FaultKind, list[tuple[WorkerId, ...]]]:

@@ -120,6 +120,15 @@ def test_one_that_works_or_moves_ends_a_deadlock(last):
     assert not deadlocked(clock.hear(last).watch, (A, B))
 
 
+def test_a_silent_worker_does_not_wait_although_it_said_so_last():
+    """Still in its first step it may be silent for long; connecting all anew meanwhile would only forget since when."""
+    last = beat(B, slowest_s=0.0)
+    clock = Clock(A, B).hear(last).wait(3 * LIMIT_S, lambda _: [beat(A)])
+    assert not deadlocked(clock.watch, (A, B))
+    assert clock.overdue() == {}
+    assert deadlocked(clock.hear(last).watch, (A, B))
+
+
 def test_nothing_is_deadlocked_before_everyone_was_heard():
     clock = Clock(A, B).wait(3 * LIMIT_S, lambda _: [beat(A)])
     assert not deadlocked(clock.watch, (A, B))
