@@ -103,7 +103,7 @@ def overdue(watch: Watch, members: Iterable[WorkerId], *, running: bool) -> dict
 
 
 def deadlocked(watch: Watch, members: Iterable[WorkerId]) -> bool:
-    """Whether every member says that it waits and none has moved for twice the limit; one that is silent says nothing."""
+    """Whether every member says that it waits, and none has moved for twice the limit; a silent one says nothing."""
     now, vitals = watch.now, [watch.vitals[worker] for worker in members]
     if now is None or any(vital.beat is None or vital.beat.busy_s > 0 for vital in vitals):
         return False

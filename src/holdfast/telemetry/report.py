@@ -136,7 +136,9 @@ def _rate(times: list[float]) -> float | None:
 
 
 def _failures(timed: list[Timed], commits: dict[int, float]) -> Iterable[FailureReport]:
-    injected = [(time, event) for time, event in timed if isinstance(event, FaultInjected) and event.kind in FATAL_KINDS]
+    injected = [
+        (time, event) for time, event in timed if isinstance(event, FaultInjected) and event.kind in FATAL_KINDS
+    ]
     strategies = {event.generation: event.strategy for _, event in timed if isinstance(event, Installed)}
     for detected, event in timed:
         if not isinstance(event, Detected):

@@ -111,7 +111,9 @@ def test_when_all_wait_and_nobody_moves_they_are_deadlocked():
     assert clock.overdue() == {}, "nobody of them is to blame"
 
 
-@pytest.mark.parametrize("last", [beat(B, busy_s=0.1), beat(B, moves=2), beat(B, step=4)], ids=["busy", "moves", "step"])
+@pytest.mark.parametrize(
+    "last", [beat(B, busy_s=0.1), beat(B, moves=2), beat(B, step=4)], ids=["busy", "moves", "step"]
+)
 def test_one_that_works_or_moves_ends_a_deadlock(last):
     clock = Clock(A, B).wait(3 * LIMIT_S, lambda _: [beat(A), beat(B)])
     assert deadlocked(clock.watch, (A, B))

@@ -29,6 +29,8 @@ from holdfast.core.routes import Route, Routes, home_routes
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.validate import validate
 from holdfast.errors import CommTimeout, InternalError, InvalidSchedule, LedgerError, PeerLost, StaleGeneration
+from holdfast.recovery.actions import ClusterView
+from holdfast.recovery.strategies import at_boundary, strategy_named
 from holdfast.runtime.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.executor import (
     Committed,
@@ -42,9 +44,19 @@ from holdfast.runtime.executor import (
     StartReduce,
     Take,
 )
-from holdfast.recovery.actions import ClusterView
-from holdfast.recovery.strategies import at_boundary, strategy_named
-from holdfast.runtime.life import Abort, Boundary, Build, Fetch, Fetched, Listen, Pin, Release, Report, Serve, WorkerLife
+from holdfast.runtime.life import (
+    Abort,
+    Boundary,
+    Build,
+    Fetch,
+    Fetched,
+    Listen,
+    Pin,
+    Release,
+    Report,
+    Serve,
+    WorkerLife,
+)
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 from collections import Counter
 
 import pytest
@@ -59,14 +60,12 @@ def test_one_seed_is_one_course_in_the_order_of_steps_and_in_text(given_):
     assert random_faults(**given_) == faults
     steps = [fault.step for fault in faults]
     assert steps[0] >= 2
-    assert all(earlier < later for earlier, later in zip(steps, steps[1:], strict=False))
+    assert all(earlier < later for earlier, later in itertools.pairwise(steps))
     assert tuple(Fault.parse(str(fault)) for fault in faults) == faults
 
 
 def test_all_kinds_and_points_occur_and_faults_come_as_often_as_asked():
-    faults = random_faults(
-        3, pipelines=3, stages=2, count=1000, every_steps=20, settle_steps=10, workers_per_node=2
-    )
+    faults = random_faults(3, pipelines=3, stages=2, count=1000, every_steps=20, settle_steps=10, workers_per_node=2)
     kinds = Counter(fault.kind for fault in faults)
     assert set(kinds) == {*LOSSES, FaultKind.JOIN}
     assert min(kinds.values()) > 50
