@@ -33,7 +33,7 @@ class Context:
     pipe: tuple[int, int]
     told: list = field(default_factory=list)
 
-    def Process(self, *, target, args, name, daemon):  # noqa: N802 - the name is multiprocessing's
+    def Process(self, *, target, args, name, daemon):
         self.told.append(args[0])
         return SimpleNamespace(start=lambda: None, sentinel=self.pipe[0], pid=1)
 
