@@ -75,6 +75,7 @@ from holdfast.runtime.life import (
     Report,
     Serve,
     WorkerLife,
+    Written,
 )
 from holdfast.runtime.transport import MessageKey
 from holdfast.storage.checkpoints import Shard
@@ -177,6 +178,8 @@ class VirtualCluster:
         workers_per_node: consecutive workers that fail together.
         kill_comer_at_effect: a worker whose second process dies when it yields its n-th effect.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
+        synchronous: whether training stands still until a checkpoint is written.
+        strategy: what answers a loss.
         wait_for_replacement: virtual seconds to wait for a worker when a layer has no owner left.
     """
 
@@ -195,6 +198,8 @@ class VirtualCluster:
         workers_per_node: int = 1,
         kill_comer_at_effect: tuple[WorkerId, int] | None = None,
         checkpoint_every: int = 0,
+        synchronous: bool = False,
+        strategy: str = "auto",
         wait_for_replacement: float = 0.0,
     ) -> None:
         self._random = random.Random(seed)
@@ -211,6 +216,7 @@ class VirtualCluster:
         self._fired: list[str] = []
         self._ended: Ended | None = None
         self._checkpoint_every = checkpoint_every
+        self._synchronous = synchronous
         self._pinned: list[Pinned] = []
         self._stored: dict[tuple[int, int], bytes] = {}
         self._checkpoints: dict[int, tuple[str, ...]] = {}
@@ -219,7 +225,7 @@ class VirtualCluster:
         self._membership = Membership(
             healthy=plan,
             steps=steps,
-            strategy="auto",
+            strategy=strategy,
             directory="",
             watch=watch,
             restorable=start,
@@ -251,6 +257,7 @@ class VirtualCluster:
             ties=ties,
             pid=next(self._pids),
             checkpoint_every=self._checkpoint_every,
+            synchronous=self._synchronous,
         )
         self._processes[life.pid] = made = _Worker(life=life, generator=life.run())
         return made
@@ -425,7 +432,9 @@ class VirtualCluster:
         worker.commands.append(command)
         if isinstance(worker.waiting, Listen):
             self._resume(worker, self._next_command)
-        elif worker.newest > worker.life.generation and isinstance(worker.waiting, Take | FinishReduce | Build):
+        elif worker.newest > worker.life.generation and isinstance(
+            worker.waiting, Take | FinishReduce | Build | Written
+        ):
             self._throw(worker, StaleGeneration(worker.life.generation))
 
     # The workers.
@@ -526,6 +535,10 @@ class VirtualCluster:
             case Pin(generation=generation, step=step, layers=layers):
                 self._pin(worker, generation, step, layers)
                 return True, None
+            case Written():
+                worker.waiting = effect
+                self._later_written(worker, lambda: self._resume(worker) if worker.waiting is effect else None)
+                return False, None
             case Reach(point=point, step=step):
                 return self._reach(worker, point, step)
             case Committed(step=step, ops=ops):

@@ -30,7 +30,7 @@ from holdfast.core.schedule import Op, OpKind
 from holdfast.core.validate import validate
 from holdfast.errors import CommTimeout, InternalError, InvalidSchedule, LedgerError, PeerLost, StaleGeneration
 from holdfast.recovery.actions import ClusterView
-from holdfast.recovery.strategies import at_boundary, strategy_named
+from holdfast.recovery.strategies import at_boundary
 from holdfast.runtime.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.executor import (
     Committed,
@@ -434,9 +434,7 @@ def test_only_steps_that_are_due_are_pinned(tmp_path, every, steps):
 
 TWO = regular_plan(2, split_evenly(5, 2), MICROBATCHES)
 COMER = TWO.workers[3]
-ENTERING = at_boundary(
-    ClusterView(healthy=TWO, lost=frozenset(TWO.workers[2:]), entering=frozenset({COMER})), strategy_named("auto")
-).plan
+ENTERING = at_boundary(ClusterView(healthy=TWO, lost=frozenset(TWO.workers[2:]), entering=frozenset({COMER}))).plan
 """0.0 and 0.1 compute everything; 1.1, without state, enters beside 0.1."""
 
 
