@@ -31,7 +31,7 @@ class Summary:
         weights_sha256: of all parameters after the last step.
         state_sha256: of parameters, buffers and optimizer state.
         generations: plans installed, the first included.
-        processes_restarted: always 0 here: nothing is restarted.
+        processes_restarted: always 0 here: a process that lives is never restarted.
         steps_per_s: committed steps per second.
         report: failures and timeline.
         unfired: scheduled faults that never fired.
