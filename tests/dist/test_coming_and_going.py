@@ -47,7 +47,9 @@ def test_the_runs_below_cover_every_pair():
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("name", MODELS)
 def test_hangs_and_stalls_at_points_of_a_step(runs, name, point):
-    faults = [f"{kind}:{WORKERS[stage]}@{step}:{point}" for step, (kind, _, stage) in enumerate(stuck_at(name, point), 1)]
+    faults = [
+        f"{kind}:{WORKERS[stage]}@{step}:{point}" for step, (kind, _, stage) in enumerate(stuck_at(name, point), 1)
+    ]
     summary = runs.survives(name, *faults)
     how = {event.worker: event.how for event in events_of(summary.run_dir, Detected)}
     for kind, _, stage in stuck_at(name, point):
