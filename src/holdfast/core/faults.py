@@ -14,9 +14,23 @@ __all__ = ["Fault", "FaultKind", "Point"]
 
 
 class FaultKind(StrEnum):
-    """What happens to the target."""
+    """What happens to the target.
+
+    ``kill`` SIGKILL; ``hang`` SIGSTOP; ``stall`` the computing thread stops, the process's heartbeats go on; ``slow``
+    every operation takes a multiple of its time from then on; ``leave`` SIGTERM, a notice to go; ``join`` a worker
+    comes: a lost one's id again, or ``new``; ``partition`` the node's network link goes down; ``kill-node`` SIGKILL to
+    all workers of a node at once; ``kill-coordinator`` SIGKILL to the coordinator.
+    """
 
     KILL = "kill"
+    HANG = "hang"
+    STALL = "stall"
+    SLOW = "slow"
+    LEAVE = "leave"
+    JOIN = "join"
+    PARTITION = "partition"
+    KILL_NODE = "kill-node"
+    KILL_COORDINATOR = "kill-coordinator"
 
 
 class Point(StrEnum):
@@ -25,8 +39,10 @@ class Point(StrEnum):
     Of a step: ``start`` before its first operation; ``forward`` / ``backward`` half-way through the worker's forward /
     backward operations, before the send; ``reduce`` its first contribution submitted, the result unread; ``update`` the
     optimizer ran on the copy, before the swap; ``commit`` after its first layer's swap, before its last.
-    Of a recovery: ``detect`` when the worker learns of the new generation; ``install`` before its new transport is
-    built; ``replay`` when it is about to redo the interrupted step.
+    Of a recovery: ``detect`` when the target learns of the failure; ``persist`` before the coordinator stores its
+    decision; ``broadcast`` stored, nothing sent; ``install`` before the new transport is built (of the coordinator:
+    sent to half of the workers); ``copy`` in the middle of giving, or taking, the state of a joining worker; ``replay``
+    when the interrupted step is about to be redone.
     """
 
     START = "start"
@@ -36,35 +52,65 @@ class Point(StrEnum):
     UPDATE = "update"
     COMMIT = "commit"
     DETECT = "detect"
+    PERSIST = "persist"
+    BROADCAST = "broadcast"
     INSTALL = "install"
+    COPY = "copy"
     REPLAY = "replay"
-
-    @property
-    def in_recovery(self) -> bool:
-        """Whether the point lies in a recovery instead of in a step."""
-        return self in (Point.DETECT, Point.INSTALL, Point.REPLAY)
 
 
 _E = TypeVar("_E", bound=StrEnum)
-_SPEC = re.compile(r"(?P<kind>[a-z-]+):(?P<target>[^@:]+)@(?P<step>[^:]+)(?::(?P<point>.+))?")
+_SPEC = re.compile(r"(?P<kind>[a-z-]+)(?::(?P<target>[^@:]+))?@(?P<step>[^:]+)(?::(?P<point>.+))?")
+_FACTOR = re.compile(r"(\d+(?:\.\d+)?)x", re.ASCII)
+_EXAMPLES = {
+    FaultKind.SLOW: "slow:1.2@5:3x",
+    FaultKind.JOIN: "join:1.2@30 or join:new@30",
+    FaultKind.KILL_NODE: "kill-node:2@5",
+    FaultKind.KILL_COORDINATOR: "kill-coordinator@10",
+}
+_OF_WORKERS: tuple[Point, ...] = (Point.START, Point.FORWARD, Point.BACKWARD, Point.REDUCE, Point.UPDATE, Point.COMMIT)
+_OF_WORKERS += (Point.DETECT, Point.INSTALL, Point.COPY, Point.REPLAY)
+_OF_COORDINATOR: tuple[Point, ...] = (Point.START, Point.DETECT, Point.PERSIST, Point.BROADCAST, Point.INSTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault, written ``KIND:TARGET@STEP[:POINT]``, for example ``kill:1.2@5:backward``.
+    """One fault, written ``KIND[:TARGET]@STEP[:POINT]``, for example ``kill:1.2@5:backward``.
+
+    Attributes:
+        kind: what happens.
+        step: when.
+        worker: to whom; None if the target is no worker, or any (``join:new``).
+        node: to which node (``kill-node``); counts from 0.
+        point: where in the step, or in a recovery.
+        factor: of ``slow``, how many times longer operations take.
 
     Example:
-        >>> str(Fault.parse("kill:1.2@5"))
-        'kill:1.2@5:start'
+        >>> [str(Fault.parse(text)) for text in ("kill:1.2@5", "slow:0.1@3:2.5x", "kill-coordinator@7:persist")]
+        ['kill:1.2@5:start', 'slow:0.1@3:2.5x', 'kill-coordinator@7:persist']
     """
 
     kind: FaultKind
-    worker: WorkerId
     step: int
+    worker: WorkerId | None = None
+    node: int | None = None
     point: Point = Point.START
+    factor: float = 1.0
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.worker}@{self.step}:{self.point}"
+        return f"{self.kind}{self._target()}@{self.step}{self._tail()}"
+
+    def _target(self) -> str:
+        if self.kind is FaultKind.KILL_COORDINATOR:
+            return ""
+        if self.kind is FaultKind.KILL_NODE:
+            return f":{self.node}"
+        return f":{self.worker or 'new'}"
+
+    def _tail(self) -> str:
+        if self.kind is FaultKind.SLOW:
+            return f":{self.factor:g}x"
+        return "" if self.kind is FaultKind.JOIN else f":{self.point}"
 
     @classmethod
     def parse(cls, text: str) -> Fault:
@@ -77,14 +123,45 @@ class Fault:
         if match is None:
             raise ConfigError(f"--fault {text}: expected KIND:WORKER@STEP[:POINT], such as kill:1.2@5:backward")
         kind = _member(FaultKind, match["kind"], text, "kind")
-        point = _member(Point, match["point"] or Point.START.value, text, "point")
         if not (match["step"].isascii() and match["step"].isdecimal()):
             raise ConfigError(f"--fault {text}: step {match['step']!r} is not a whole number from 0")
-        try:
-            worker = WorkerId.parse(match["target"])
-        except ConfigError as error:
-            raise ConfigError(f"--fault {text}: {error}") from None
-        return cls(kind=kind, worker=worker, step=int(match["step"]), point=point)
+        step = int(match["step"])
+        worker, node = _read_target(kind, match["target"], text)
+        if kind is FaultKind.SLOW:
+            return cls(kind=kind, step=step, worker=worker, factor=_read_factor(match["point"], text))
+        return cls(kind=kind, step=step, worker=worker, node=node, point=_read_point(kind, match["point"], text))
+
+
+def _read_target(kind: FaultKind, target: str | None, text: str) -> tuple[WorkerId | None, int | None]:
+    if kind is FaultKind.KILL_COORDINATOR and target is None:
+        return None, None
+    if kind is FaultKind.KILL_NODE and target is not None and target.isascii() and target.isdecimal():
+        return None, int(target)
+    if kind in (FaultKind.KILL_COORDINATOR, FaultKind.KILL_NODE) or target is None:
+        raise ConfigError(f"--fault {text}: expected such as {_EXAMPLES.get(kind, f'{kind}:1.2@5:backward')}")
+    if kind is FaultKind.JOIN and target == "new":
+        return None, None
+    try:
+        return WorkerId.parse(target), None
+    except ConfigError as error:
+        raise ConfigError(f"--fault {text}: {error}") from None
+
+
+def _read_factor(point: str | None, text: str) -> float:
+    match = _FACTOR.fullmatch(point or "")
+    if match is None or float(match[1]) < 1.0:
+        raise ConfigError(f"--fault {text}: expected such as {_EXAMPLES[FaultKind.SLOW]}, with a factor of at least 1")
+    return float(match[1])
+
+
+def _read_point(kind: FaultKind, text_of_point: str | None, text: str) -> Point:
+    point = _member(Point, text_of_point or Point.START.value, text, "point")
+    allowed = _OF_COORDINATOR if kind is FaultKind.KILL_COORDINATOR else _OF_WORKERS
+    if kind is FaultKind.JOIN:
+        allowed = (Point.START,)
+    if point not in allowed:
+        raise ConfigError(f"--fault {text}: {kind} has no point {point}; it has {', '.join(allowed)}")
+    return point
 
 
 def _member(choices: type[_E], value: str, text: str, what: str) -> _E:

@@ -76,11 +76,15 @@ def complaint(done):
             "holdfast: --fault kill:1.0@0:start: there is no worker 1.0; workers are 0.0 to 0.0",
         ),
         (["train", "job.yaml", "--fault", "kill:0.0@2"], "holdfast: --fault kill:0.0@2:start: the last step is 1"),
-        (["train", "job.yaml", "--fault", "kil:0.0@1"], "holdfast: --fault kil:0.0@1: unknown kind 'kil'; known: kill"),
+        (
+            ["train", "job.yaml", "--fault", "kil:0.0@1"],
+            "holdfast: --fault kil:0.0@1: unknown kind 'kil'; known: kill, hang, stall, slow, leave, join, partition, "
+            "kill-node, kill-coordinator",
+        ),
         (
             ["train", "job.yaml", "--fault", "kill:0.0@1:lunch"],
             "holdfast: --fault kill:0.0@1:lunch: unknown point 'lunch'; known: start, forward, backward, reduce, "
-            "update, commit, detect, install, replay",
+            "update, commit, detect, persist, broadcast, install, copy, replay",
         ),
         (["train"], "holdfast train: the following arguments are required: JOB.yaml (see holdfast train --help)"),
         (["inspect", "."], "holdfast: .: is no run directory, it has no events.jsonl"),
