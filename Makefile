@@ -36,6 +36,7 @@ soak: $(STAMP)  ## the tests 20 times in a row, then many seeds of the simulated
 bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/healthy_step.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/coordinator.py
 
 bench-peers: $(STAMP)  ## the same kill in other systems; installs them into an environment of their own
 	$(BIN)/python benchmarks/peers.py

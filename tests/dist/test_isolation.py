@@ -53,7 +53,8 @@ def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, execu
             agent._heal(NODE)
             done.append("healed")
 
-    agent = Agent(job=runs.job("gpt"), run_dir=run_dir, isolate=True, on_progress=cut_and_heal)
+    job = runs.job("gpt", ("control.reattach_s=1",))
+    agent = Agent(job=job, run_dir=run_dir, isolate=True, on_progress=cut_and_heal)
     outcome = agent.run()
     assert done == ["cut", "healed"][: 1 + healed]
     assert outcome.outcome == "done"

@@ -21,6 +21,7 @@ __all__ = [
     "PythonModel",
     "Resilience",
     "TextData",
+    "Tls",
     "Train",
 ]
 
@@ -126,12 +127,32 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     tolerate: Count = 0
 
 
+class Tls(_Plain, frozen=True, kw_only=True):
+    """Paths of PEM files: the authority of both ends, our certificate and its key; ``holdfast certs`` makes them."""
+
+    ca: str
+    cert: str
+    key: str
+
+
 class Control(_Plain, frozen=True, kw_only=True):
-    """Where the coordinator listens (port 0: any free one), and how often workers tell of their progress."""
+    """Where the coordinator listens (port 0: any free one), and how often workers tell of their progress.
+
+    ``reattach_s``: how long workers go on without a coordinator, and how long one that came back waits for them.
+    ``restart_delay_s``: how long its supervisor waits before it starts a dead one again. ``tls``: certificates that
+    both ends of a connection must show; without them connections are in the clear. ``store``: where decisions are
+    kept, ``sqlite`` (in the run directory) or ``etcd://HOST:PORT[/PREFIX]``. ``coordinators``: how many, of which one
+    leads and the others stand by; more than one needs etcd.
+    """
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     heartbeat_s: PositiveFloat = 0.5
+    reattach_s: PositiveFloat = 60.0
+    restart_delay_s: NonNegative = 0.0
+    tls: Tls | None = None
+    store: str = "sqlite"
+    coordinators: Positive = 1
 
 
 class Job(_Plain, frozen=True, kw_only=True):

@@ -8,7 +8,13 @@ simulated cluster and the tests call the same function.
                                   | +---- a worker is lost ------+------------------------+
                                   +------ a new generation: Install to all who are left --+
 
-A newer generation supersedes an unfinished one, so a failure during a recovery needs no rule of its own.
+    REATTACHING --all back, all run the stored generation--> RUNNING
+         |  ^
+         |  +-- a coordinator was started again
+         +------all back, in any other state--> FORMING
+
+A newer generation supersedes an unfinished one, so a failure during a recovery needs no rule of its own; nor does the
+coordinator's own death, which loses only what a new generation asks for again.
 """
 
 from __future__ import annotations
@@ -40,13 +46,14 @@ from holdfast.control.messages import (
     StepDone,
     Suspect,
 )
+from holdfast.control.store import StoredDecision
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError
 from holdfast.recovery.actions import ClusterView, RecoveryPlan
 from holdfast.recovery.strategies import strategy_named
-from holdfast.telemetry.events import Agreed, Detected, Event, Installed, Rebuilt, Suspected
+from holdfast.telemetry.events import Agreed, Detected, Event, Installed, Reattached, Rebuilt, Suspected
 
 __all__ = [
     "Closed",
@@ -60,9 +67,12 @@ __all__ = [
     "decide",
     "end",
     "plan_recovery",
+    "restore",
+    "to_store",
     "unplanned",
 ]
 
+DETACHED_GRACE_S = 2.0
 SUSPICION_GRACE_S = 1.0
 MAX_REFORMATIONS = 3
 
@@ -74,12 +84,13 @@ class Phase(StrEnum):
     FORMING = "forming"
     RUNNING = "running"
     SAVING = "saving"
+    REATTACHING = "reattaching"
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """Event: a worker's control connection was closed at its end."""
+    """Event: a worker's control connection is gone. Its process may live, and then connects again."""
 
     worker: WorkerId
 
@@ -144,6 +155,10 @@ class Membership:
         last_step: the newest step that was reported done; -1 before the first.
         suspected_at: when the first unexplained suspicion of this generation came; None if none.
         reformations: generations begun in a row because of suspicions alone.
+        detached: workers whose connection is gone, and since when.
+        returned: workers that are back at a coordinator that was started again, and what they said.
+        reattach_until: when those that are not back are given up.
+        ended: how the job ended; None before.
     """
 
     healthy: Plan
@@ -169,6 +184,10 @@ class Membership:
     suspected_at: float | None = None
     suspicion: str = ""
     reformations: int = 0
+    detached: Mapping[WorkerId, float] = field(default_factory=dict)
+    returned: Mapping[WorkerId, Hello] = field(default_factory=dict)
+    reattach_until: float = 0.0
+    ended: Ended | None = None
 
     @property
     def alive(self) -> tuple[WorkerId, ...]:
@@ -187,15 +206,17 @@ def decide(state: Membership, event: Message | Closed | Tick | Planned, *, now: 
     After failure: pure, so it can be called again with the same values.
     """
     if state.phase is Phase.ENDED:
-        return state, ()
+        return state, _tell_the_end(state, event)
     match event:
-        case Hello(worker=WorkerId() as worker):
-            return _on_hello(state, worker)
+        case Hello(worker=None):
+            return _on_agent(state, event)
+        case Hello():
+            return _on_hello(state, event)
         case Exited(worker=worker, status=status):
             how = f"signal {-status}" if status < 0 else f"exit code {status}"
             return _on_lost(state, worker, "process ended: " + how)
         case Closed(worker=worker):
-            return _on_lost(state, worker, "connection closed")
+            return _on_closed(state, worker, now)
         case Failure(worker=worker) if worker not in state.lost:
             return _on_failure(state, event)
         case Heartbeat(worker=worker):
@@ -231,11 +252,16 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
     return state, ()
 
 
-def _on_hello(state: Membership, worker: WorkerId) -> Decision:
+def _on_hello(state: Membership, hello: Hello) -> Decision:
+    worker = hello.worker
+    assert worker is not None
     if worker not in state.healthy.workers or worker in state.lost:
         return state, (Tell(to=worker, command=Shutdown(reason=f"worker {worker} is not a member")),)
-    state = replace(state, attached=state.attached | {worker})
     greeting = Tell(to=worker, command=Attached())
+    if state.generation:
+        state, outputs = _on_return(state, hello)
+        return state, (greeting, *outputs)
+    state = replace(state, attached=state.attached | {worker}, detached=_without(state.detached, worker))
     if state.phase is Phase.GATHERING and state.attached >= set(state.healthy.workers):
         state, outputs = _form(state, state.healthy)
         return state, (greeting, *outputs)
@@ -251,15 +277,23 @@ def _on_lost(state: Membership, worker: WorkerId, how: str) -> Decision:
         Tell(to=None, command=Fence(worker=worker)),
     )
     lost_work = state.lost_work + _pairs_run(state, worker)
-    state = replace(state, lost=state.lost | {worker}, lost_work=lost_work)
+    state = replace(state, lost=state.lost | {worker}, lost_work=lost_work, detached=_without(state.detached, worker))
+    if state.phase is Phase.REATTACHING:
+        state, outputs = _conclude_return(state)
+        return state, (*noted, *outputs)
     if state.phase is Phase.GATHERING:
         detail = f"worker {worker} died while starting ({how})"
         ended, outputs = _end(state, "error", detail, state.directory)
         return ended, (*noted, *outputs)
+    state, outputs = _recover(state)
+    return state, (*noted, *outputs)
+
+
+def _recover(state: Membership) -> Decision:
+    """Answers the loss of all who are lost."""
     recovery = state.planned.get(state.lost) or plan_recovery(state, state.lost)
     state = replace(state, lost_layers=recovery.lost_layers, reformations=0, planned={})
-    state, outputs = _form(state, recovery.plan, recovery.strategy)
-    return state, (*noted, *outputs)
+    return _form(state, recovery.plan, recovery.strategy)
 
 
 def plan_recovery(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan:
@@ -288,6 +322,7 @@ def _form(state: Membership, plan: Plan | None, strategy: str = "") -> Decision:
         finished=frozenset(),
         saved={},
         suspected_at=None,
+        returned={},
     )
     if not state.alive:
         return _end(state, "lost", "every worker is lost; nothing could be saved", "")
@@ -363,6 +398,20 @@ def _on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
 
 
 def _on_tick(state: Membership, now: float) -> Decision:
+    """Gives up who stayed away for too long; then looks at suspicions."""
+    if given_up := _given_up(state, now):
+        state, outputs = _on_lost(state, *given_up[0])
+        return _after(outputs, decide(state, Tick(now=now)))
+    if state.phase is Phase.REATTACHING:
+        return state, ()
+    return _on_suspicion_age(state, now)
+
+
+def _after(outputs: tuple[Output, ...], decision: Decision) -> Decision:
+    return decision[0], (*outputs, *decision[1])
+
+
+def _on_suspicion_age(state: Membership, now: float) -> Decision:
     """A suspicion that no death explains: build the connections anew, with the same members, a few times."""
     if state.suspected_at is None or now - state.suspected_at < SUSPICION_GRACE_S:
         return state, ()
@@ -442,7 +491,6 @@ def end(state: Membership, detail: str) -> Decision:
 
 
 def _end(state: Membership, outcome: str, detail: str, directory: str) -> Decision:
-    state = replace(state, phase=Phase.ENDED)
     ended = Ended(
         outcome=outcome,
         detail=detail,
@@ -451,5 +499,128 @@ def _end(state: Membership, outcome: str, detail: str, directory: str) -> Decisi
         generations=state.generations,
         lost_layers=state.lost_layers,
     )
+    state = replace(state, phase=Phase.ENDED, ended=ended)
     shutdown = Shutdown(reason=outcome)
     return state, (*(Tell(to=worker, command=shutdown) for worker in state.alive), Tell(to=None, command=ended))
+
+
+def _tell_the_end(state: Membership, event: object) -> tuple[Output, ...]:
+    """Whoever comes after the end hears of it."""
+    match event:
+        case Hello(worker=None) if state.ended is not None:
+            return (Tell(to=None, command=state.ended),)
+        case Hello(worker=worker):
+            return (Tell(to=worker, command=Shutdown(reason="the job has ended")),)
+    return ()
+
+
+# A connection, or the coordinator itself, was lost and is back.
+
+
+def to_store(before: Membership, after: Membership) -> StoredDecision | None:
+    """Returns what must be durable before anybody hears of it; None if ``after`` decided nothing of that kind."""
+    if after.generation == before.generation and after.ended is before.ended:
+        return None
+    return StoredDecision(
+        generation=after.generation + (after.ended is not None),
+        plan=after.plan,
+        lost=tuple(str(worker) for worker in sorted(after.lost)),
+        generations=after.generations,
+        lost_layers=after.lost_layers,
+        lost_work=after.lost_work,
+        ended=after.ended,
+    )
+
+
+def restore(state: Membership, stored: StoredDecision, *, reattach_until: float) -> Membership:
+    """Returns the membership of a coordinator that was started again.
+
+    Args:
+        state: of a job that has not begun.
+        stored: the newest decision.
+        reattach_until: when workers that are not back are given up, in seconds of the coordinator's clock.
+    """
+    return replace(
+        state,
+        phase=Phase.REATTACHING if stored.ended is None else Phase.ENDED,
+        generation=stored.generation,
+        generations=stored.generations,
+        plan=stored.plan,
+        attached=frozenset(state.healthy.workers),
+        lost=frozenset(map(WorkerId.parse, stored.lost)),
+        lost_layers=stored.lost_layers,
+        lost_work=stored.lost_work,
+        reattach_until=reattach_until,
+        ended=stored.ended,
+    )
+
+
+def _on_agent(state: Membership, hello: Hello) -> Decision:
+    """The agent is back: what it saw meanwhile counts now, and what it may have missed is told again."""
+    dead = {exit_.worker for exit_ in hello.exits}
+    outputs: tuple[Output, ...] = tuple(
+        Tell(to=None, command=Fence(worker=worker)) for worker in sorted(state.lost) if worker not in dead
+    )
+    for exit_ in hello.exits:
+        state, more = decide(state, exit_)
+        outputs += more
+    return state, outputs
+
+
+def _on_closed(state: Membership, worker: WorkerId, now: float) -> Decision:
+    """A connection is gone: of a dead worker, as the agent will say at once, or of one that will be back."""
+    if worker not in state.alive:
+        return state, ()
+    returned = {who: hello for who, hello in state.returned.items() if who != worker}
+    return replace(state, detached={**state.detached, worker: now}, returned=returned), ()
+
+
+def _given_up(state: Membership, now: float) -> list[tuple[WorkerId, str]]:
+    """Who has been away for too long, and how that shows."""
+    if state.phase is Phase.REATTACHING:
+        late = [worker for worker in state.alive if worker not in state.returned]
+        return [(worker, "did not come back") for worker in late if now >= state.reattach_until]
+    how = f"connection closed for {DETACHED_GRACE_S:g} s"
+    return [(worker, how) for worker, since in state.detached.items() if now - since >= DETACHED_GRACE_S]
+
+
+def _on_return(state: Membership, hello: Hello) -> Decision:
+    """A worker is back. What was on its way to it or from it may be lost, so unless it runs steps, all begin anew."""
+    worker = hello.worker
+    assert worker is not None
+    state = replace(state, detached=_without(state.detached, worker))
+    if state.phase is Phase.REATTACHING:
+        return _conclude_return(replace(state, returned={**state.returned, worker: hello}))
+    if state.phase is Phase.RUNNING and _runs(state, hello):
+        return _on_finished(state, worker) if hello.activity == "finished" else (state, ())
+    return _form(state, state.plan)
+
+
+def _runs(state: Membership, hello: Hello) -> bool:
+    return hello.generation == state.generation and hello.activity != "waiting"
+
+
+def _conclude_return(state: Membership) -> Decision:
+    """Once all who live are back: if all run the stored generation they go on, undisturbed; else all begin anew."""
+    if not set(state.returned) >= set(state.alive):
+        return state, ()
+    hellos = [state.returned[worker] for worker in state.alive]
+    planned_for = set(state.plan.workers if state.plan else state.alive)
+    adopted = bool(hellos) and planned_for <= set(state.alive) and all(_runs(state, hello) for hello in hellos)
+    record = Record(event=Reattached(generation=state.generation, adopted=adopted))
+    if not adopted:
+        return _after((record,), _recover(state) if state.lost else _form(state, state.plan))
+    state = replace(
+        state,
+        phase=Phase.RUNNING,
+        joined=frozenset(state.alive),
+        finished=state.finished | {who for who, hello in state.returned.items() if hello.activity == "finished"},
+        resume_step=min(hello.step for hello in hellos),
+        last_step=max(state.last_step, *(hello.step - 1 for hello in hellos)),
+        returned={},
+    )
+    return _after((record,), _save(state, state.steps) if state.finished >= set(state.alive) else (state, ()))
+
+
+def _without(times: Mapping[WorkerId, float], worker: WorkerId) -> Mapping[WorkerId, float]:
+    return {who: at for who, at in times.items() if who != worker}

@@ -5,6 +5,8 @@ Every message is a tagged struct that refuses unknown fields, so nothing but the
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from holdfast.core.ids import WorkerId
@@ -12,6 +14,7 @@ from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError
 
 __all__ = [
+    "Activity",
     "Attached",
     "Blob",
     "Command",
@@ -48,11 +51,29 @@ class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 # From workers and agents to the coordinator.
 
 
+class Exited(_Wire, frozen=True, tag=True, kw_only=True):
+    """The agent saw a worker's process end. ``status``: exit code, or minus the signal's number."""
+
+    worker: WorkerId
+    status: int
+
+
+Activity = Literal["waiting", "running", "finished"]
+
+
 class Hello(_Wire, frozen=True, tag=True, kw_only=True):
-    """A worker (or, with ``worker`` empty, the node's agent) attaches. ``layers`` is how many the model has."""
+    """A worker (or, with ``worker`` empty, the node's agent) attaches, for the first time or again.
+
+    ``generation``, ``activity``, ``step``: where the worker stands; it waits until it was told to run steps, and again
+    from when it gives them up. ``exits``: all that the agent has seen so far.
+    """
 
     worker: WorkerId | None
     pid: int
+    generation: int = 0
+    activity: Activity = "waiting"
+    step: int = 0
+    exits: tuple[Exited, ...] = ()
 
 
 class Status(_Wire, frozen=True, tag=True, kw_only=True):
@@ -137,13 +158,6 @@ class Failure(_Wire, frozen=True, tag=True, kw_only=True):
     error: str
     user_fault: bool
     traceback: str = ""
-
-
-class Exited(_Wire, frozen=True, tag=True, kw_only=True):
-    """The agent saw a worker's process end. ``status``: exit code, or minus the signal's number."""
-
-    worker: WorkerId
-    status: int
 
 
 # From the coordinator.

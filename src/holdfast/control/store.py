@@ -7,17 +7,25 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.control.messages import Ended
 from holdfast.core.plan import Plan
 
 __all__ = ["DecisionStore", "StoredDecision"]
 
 
 class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One generation as it was decided."""
+    """One generation as it was decided, or the end of the job, which takes the number after the last generation.
+
+    ``lost_layers``, ``lost_work``, ``generations``: as in :class:`holdfast.control.membership.Membership`.
+    """
 
     generation: int
     plan: Plan | None
     lost: tuple[str, ...]
+    generations: int = 0
+    lost_layers: tuple[int, ...] = ()
+    lost_work: tuple[tuple[int, int], ...] = ()
+    ended: Ended | None = None
 
 
 class DecisionStore:

@@ -24,14 +24,16 @@ import msgspec
 from holdfast.config.job import Job
 from holdfast.config.load import dump_job
 from holdfast.control.client import ControlClient
+from holdfast.control.etcd import Etcd, parse_store_url
 from holdfast.control.messages import Command, Ended, Exited, Fence, Hello, Progress
+from holdfast.control.tls import check_tls
 from holdfast.core.builders import regular_plan
-from holdfast.core.faults import Fault
+from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.validate import validate
-from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError
+from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, StorageError
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.processes import (
     CoordinatorSpec,
@@ -43,7 +45,8 @@ from holdfast.runtime.processes import (
     probe_main,
     worker_main,
 )
-from holdfast.telemetry.events import EventLog, JobEnded, JobStarted
+from holdfast.runtime.supervision import RestartLimit, describe_exit
+from holdfast.telemetry.events import CoordinatorLost, EventLog, JobEnded, JobStarted
 
 __all__ = ["Agent", "Interrupted", "Outcome"]
 
@@ -61,6 +64,14 @@ class Interrupted(Exception):
     def __init__(self, signal_number: int) -> None:
         self.signal_number = signal_number
         super().__init__(signal.Signals(signal_number).name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CoordinatorEnded:
+    """A coordinator's process is gone; ``spec`` is what to start it again with."""
+
+    process: BaseProcess
+    spec: CoordinatorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +125,13 @@ class Agent:
     emulate: EmulatedTimes | None = None
     isolate: bool = False
     on_progress: Callable[[Progress], None] = lambda progress: None
-    _inbox: queue.SimpleQueue[Command | Exception] = field(default_factory=queue.SimpleQueue)
+    _inbox: queue.SimpleQueue[Command | Exception | _CoordinatorEnded] = field(default_factory=queue.SimpleQueue)
+    _interrupted: Interrupted | None = None
     _networks: Networks | None = None
     _workers: dict[WorkerId, BaseProcess] = field(default_factory=dict)
     _others: list[BaseProcess] = field(default_factory=list)
+    _exits: tuple[Exited, ...] = ()
+    _restarts: RestartLimit = field(default_factory=RestartLimit)
 
     def run(self) -> Outcome:
         """Trains to the end, whatever dies; no process of the job is left when this returns or raises.
@@ -128,6 +142,8 @@ class Agent:
             InternalError: the job cannot go on for a reason of ours.
         """
         self._check_faults()
+        if self.job.control.tls is not None:
+            check_tls(self.job.control.tls, self.job.control.host)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOAD)
         # Gloo reports every lost peer on stderr as an error of its own; here it is an event, told once, by us.
@@ -142,8 +158,10 @@ class Agent:
             self._claim_directory()
             log = stack.enter_context(contextlib.closing(EventLog(self.run_dir / "events.jsonl")))
             log.write(time.monotonic(), self._started())
-            client = stack.enter_context(contextlib.closing(self._start(context, plan, probed)))
-            outcome = self._watch(client)
+            spec = self._coordinator_spec(plan)
+            ports = [self._start_coordinator(context, spec) for _ in range(self.job.control.coordinators)]
+            stack.enter_context(contextlib.closing(self._start(context, spec, ports, probed)))
+            outcome = self._watch(lambda ended: self._restart_coordinator(context, ended, log))
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
             return self._with_hashes(context, outcome)
 
@@ -158,7 +176,9 @@ class Agent:
     def _check_faults(self) -> None:
         grid = self.job.grid
         for fault in self.faults:
-            if fault.worker.pipeline >= grid.pipelines or fault.worker.stage >= grid.stages:
+            if fault.worker is not None and (
+                fault.worker.pipeline >= grid.pipelines or fault.worker.stage >= grid.stages
+            ):
                 raise ConfigError(
                     f"--fault {fault}: there is no worker {fault.worker}; workers are 0.0 to "
                     f"{grid.pipelines - 1}.{grid.stages - 1}"
@@ -200,7 +220,8 @@ class Agent:
             return
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            self._inbox.put(Interrupted(number))
+            self._interrupted = Interrupted(number)
+            self._inbox.put(self._interrupted)
 
         before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -230,13 +251,21 @@ class Agent:
         for process in processes:
             process.join()
 
-    def _start(self, context: ForkServerContext, plan: Plan, probed: Probed) -> ControlClient:
-        token = secrets.token_hex(32)
-        address = self._start_coordinator(context, plan, token)
-        ours = address if self._networks is None else self._networks.socket
-        client = ControlClient(ours, token, self._inbox.put, self._on_closed)
+    def _start(
+        self, context: ForkServerContext, coordinator: CoordinatorSpec, ports: list[int], probed: Probed
+    ) -> ControlClient:
+        plan, token = coordinator.plan, coordinator.token
+        address = ",".join(f"{coordinator.host}:{port}" for port in ports)
+        client = ControlClient(
+            address if self._networks is None else self._networks.socket,
+            token,
+            hello=lambda: Hello(worker=None, pid=os.getpid(), exits=self._exits),
+            on_command=self._inbox.put,
+            on_closed=self._on_closed,
+            reattach_s=self.job.control.reattach_s,
+            tls=self.job.control.tls,
+        )
         client.start()
-        client.send(Hello(worker=None, pid=0))
         for node, worker in enumerate(plan.workers):
             spec = WorkerSpec(
                 worker=worker,
@@ -256,19 +285,73 @@ class Agent:
         threading.Thread(target=self._reap, args=(client,), name="reaper", daemon=True).start()
         return client
 
-    def _start_coordinator(self, context: ForkServerContext, plan: Plan, token: str) -> str:
-        """Returns the address at which workers find it."""
-        spec = CoordinatorSpec(
+    def _coordinator_spec(self, plan: Plan) -> CoordinatorSpec:
+        return CoordinatorSpec(
             job=self.job,
             plan=plan,
-            token=token,
-            store=str(self.run_dir / "control.db"),
+            token=secrets.token_hex(32),
+            store=self._store(),
             events=str(self.run_dir / "events.jsonl"),
             directory=str(self.run_dir / "final"),
+            port=self.job.control.port,
+            faults=tuple(fault for fault in self.faults if fault.kind is FaultKind.KILL_COORDINATOR),
             namespace=None if self._networks is None else self._networks.hub,
             socket=None if self._networks is None else self._networks.socket,
         )
-        return f"{spec.host}:{self._ask(context, coordinator_main, spec)}"
+
+    def _store(self) -> str:
+        """The database in the run directory, or a prefix of this run's own in etcd.
+
+        Raises:
+            ConfigError: there is no etcd.
+        """
+        url = self.job.control.store
+        if url == "sqlite":
+            return str(self.run_dir / "control.db")
+        host, port, prefix = parse_store_url(url)
+        try:
+            Etcd(host=host, port=port).call("maintenance/status", {})
+        except StorageError as error:
+            raise ConfigError(f"control.store: {error}") from None
+        return f"etcd://{host}:{port}/{prefix}/{self.job.name}-{secrets.token_hex(8)}"
+
+    def _start_coordinator(self, context: ForkServerContext, spec: CoordinatorSpec) -> int:
+        port = int(self._ask(context, coordinator_main, spec))
+        ended = _CoordinatorEnded(process=self._others[-1], spec=replace(spec, port=port))
+
+        def tell() -> None:
+            wait([ended.process.sentinel])
+            self._inbox.put(ended)
+
+        threading.Thread(target=tell, name="supervisor", daemon=True).start()
+        return port
+
+    def _restart_coordinator(self, context: ForkServerContext, ended: _CoordinatorEnded, log: EventLog) -> None:
+        """Starts the coordinator again, on the same port and with the same store, unless it ended in good order.
+
+        Raises:
+            InternalError: it died too often.
+        """
+        ended.process.join()
+        if ended.process.exitcode == 0:
+            return
+        how = describe_exit(ended.process.exitcode)
+        while True:
+            log.write(time.monotonic(), CoordinatorLost(how=how))
+            self._restarts.note(time.monotonic(), how)
+            self._pause(self.job.control.restart_delay_s)
+            try:
+                self._start_coordinator(context, ended.spec)
+            except (ConfigError, InternalError) as error:  # its port may be in use, or it died at once
+                how = f"could not be started again: {error}"
+            else:
+                return
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._raise_if_interrupted()
+            time.sleep(min(left, 0.05))
 
     def _num_nodes(self) -> int:
         return self.job.grid.pipelines * self.job.grid.stages
@@ -303,10 +386,8 @@ class Agent:
         return text
 
     def _raise_if_interrupted(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            item = self._inbox.get_nowait()
-            if isinstance(item, Interrupted):
-                raise item
+        if self._interrupted is not None:
+            raise self._interrupted
 
     def _reap(self, client: ControlClient) -> None:
         """Tells the coordinator of every worker process that ends, within milliseconds."""
@@ -316,18 +397,22 @@ class Agent:
                 worker = living.pop(sentinel)
                 process = self._workers[worker]
                 process.join()
-                client.send(Exited(worker=worker, status=process.exitcode or 0))
+                exited = Exited(worker=worker, status=process.exitcode or 0)
+                self._exits += (exited,)  # before it is sent: what is lost on the way is told again in a hello
+                client.send(exited)
 
     def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
         self._inbox.put(error or CoordinatorUnavailable("the coordinator closed the connection"))
 
-    def _watch(self, client: ControlClient) -> Outcome:
+    def _watch(self, restart_coordinator: Callable[[_CoordinatorEnded], None]) -> Outcome:
         """Follows the job until it ends."""
         while True:
             item = self._inbox.get()
             match item:
                 case Progress():
                     self.on_progress(item)
+                case _CoordinatorEnded():
+                    restart_coordinator(item)
                 case Fence(worker=worker):
                     self._workers[worker].kill()
                 case Ended():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.control.messages import (
+    Activity,
     Attached,
     Command,
     Finished,
@@ -35,7 +36,7 @@ from holdfast.core.schedule import OpKind
 from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.executor import Effect, Execution, Reach, StagePort
 
-__all__ = ["Abort", "Build", "LifeEffect", "LifeStage", "Listen", "Report", "WorkerLife", "mean_loss"]
+__all__ = ["Abort", "Attach", "Build", "LifeEffect", "LifeStage", "Listen", "Report", "WorkerLife", "mean_loss"]
 
 
 class LifeStage(StagePort, Protocol):
@@ -65,6 +66,11 @@ class LifeStage(StagePort, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Attach:
+    """Say hello to the coordinator, now and whenever the connection to it had to be made anew."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Send this to the coordinator; never blocks."""
 
@@ -89,7 +95,7 @@ class Build:
     groups: tuple[tuple[WorkerId, ...], ...]
 
 
-LifeEffect = Effect | Report | Listen | Abort | Build
+LifeEffect = Effect | Attach | Report | Listen | Abort | Build
 Life = Generator[LifeEffect, Any, None]
 Then = Generator[LifeEffect, Any, Command]
 
@@ -109,6 +115,7 @@ class WorkerLife:
         program: our instructions under this generation's plan.
         execution: the step that runs, or ran last.
         executed: (layer, micro-batch) pairs begun, of the step that ran last and the one before.
+        standing: the generation that we are in and what we do in it, in one value: other threads read it.
     """
 
     worker: WorkerId
@@ -121,6 +128,7 @@ class WorkerLife:
     program: WorkerProgram | None = None
     execution: Execution | None = None
     executed: dict[int, int] = field(default_factory=dict)
+    standing: tuple[int, Activity] = (0, "waiting")
     _number: Callable[[MicroBatch], int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,16 +141,27 @@ class WorkerLife:
         Raises:
             HoldfastError: anything but a ClusterError ends the worker; the shell reports it.
         """
-        yield Report(Hello(worker=self.worker, pid=self.pid))
+        yield Attach()
         command = yield Listen()
         while not isinstance(command, Shutdown):
             try:
                 command = yield from self._obey(command)
             except StaleGeneration:
+                self._stand("waiting")
                 command = yield Listen()
             except ClusterError as error:
+                self._stand("waiting")
                 yield Report(self._suspicion(error))
                 command = yield Listen()
+
+    def hello(self) -> Hello:
+        """Who we are and where we stand, for a coordinator that may know nothing of it."""
+        generation, activity = self.standing
+        step = self.steps if activity == "finished" else self._step()
+        return Hello(worker=self.worker, pid=self.pid, generation=generation, activity=activity, step=step)
+
+    def _stand(self, activity: Activity) -> None:
+        self.standing = (self.generation, activity)
 
     def _suspicion(self, error: ClusterError) -> Suspect:
         peer = WorkerId.parse(error.worker) if isinstance(error, PeerLost) and error.worker else None
@@ -165,6 +184,7 @@ class WorkerLife:
     def _join(self, generation: int, plan: Plan | None) -> Life:
         """Leaves the old generation, says where our layers are, connects to the new one."""
         first, self.generation = self.generation == 0, generation
+        self._stand("waiting")
         if not first:
             yield Reach(Point.DETECT, self._step())
         yield Abort()
@@ -214,12 +234,14 @@ class WorkerLife:
         if self.generation > 1 and command.step == self._step():
             yield Reach(Point.REPLAY, command.step)
         assert self.program is not None
+        self._stand("running")
         for step in range(command.step, self.steps):
             self.execution = Execution(program=self.program, stage=self.stage, step=step, number=self._number)
             yield from self.execution.run()
             self._count_executed()
             if self.worker == plan.placement.owners(plan.placement.num_layers - 1)[0]:
                 yield Report(self._done(step))
+        self._stand("finished")
         yield Report(Finished(worker=self.worker, generation=self.generation))
         following: Command = yield Listen()
         return following

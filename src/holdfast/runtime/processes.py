@@ -89,9 +89,11 @@ class CoordinatorSpec:
         job: the job.
         plan: the plan of the healthy grid.
         token: of the job.
-        store: path of the decisions.
+        store: path of the decisions, or where in etcd they are; those that are there already are taken up.
         events: path of the job's log.
         directory: where the trained layers are saved.
+        port: to listen on; 0 for any.
+        faults: what is to happen to the coordinator.
         namespace: the network to move to before anything else; None to stay in the host's.
         socket: where to listen, too; None nowhere else.
     """
@@ -102,6 +104,8 @@ class CoordinatorSpec:
     store: str
     events: str
     directory: str
+    port: int
+    faults: tuple[Fault, ...]
     namespace: Namespace | None = None
     socket: str | None = None
 

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 
-from holdfast.control.messages import Blob, Command, Install, Message, Shutdown
+from holdfast.control.messages import Blob, Command, Hello, Install, Message, Shutdown
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload, Receive, Reduction
@@ -22,7 +23,18 @@ from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
 from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Run, StartReduce, Take
-from holdfast.runtime.life import Abort, Build, Life, LifeEffect, LifeStage, Listen, Report, WorkerLife, mean_loss
+from holdfast.runtime.life import (
+    Abort,
+    Attach,
+    Build,
+    Life,
+    LifeEffect,
+    LifeStage,
+    Listen,
+    Report,
+    WorkerLife,
+    mean_loss,
+)
 from holdfast.runtime.transport import Handle, MessageKey, Transport
 from holdfast.telemetry.events import EventLog, FaultInjected, Notice, StepOps
 
@@ -86,6 +98,7 @@ class Shell:
         stage: the compute engine.
         transport: carries tensors.
         exchange: carries addresses.
+        attach: connects to the coordinator, with :meth:`hello` at the beginning of each connection.
         send: queues a message to the coordinator.
         log: the job's events.
         spec_of: what a message of this kind that comes in holds.
@@ -96,6 +109,7 @@ class Shell:
     stage: LifeStage
     transport: Transport
     exchange: RelayExchange
+    attach: Callable[[], None]
     send: Callable[[Message], None]
     log: EventLog
     spec_of: Callable[[Payload], TensorSpec]
@@ -111,6 +125,11 @@ class Shell:
     _reducing: dict[Reduction, Handle] = field(default_factory=dict)
     _spans: list[tuple[str, int, int, float, float]] = field(default_factory=list)
     _order: tuple[Op, ...] = ()
+
+    def hello(self) -> Hello:
+        """Where the worker stands; it waits, if a newer generation has come that its life has yet to hear of."""
+        hello = self.life.hello()
+        return hello if self._newest <= hello.generation else msgspec.structs.replace(hello, activity="waiting")
 
     def on_command(self, command: Command) -> None:
         """Takes a command, in the control thread; a newer generation interrupts the older one at once."""
@@ -200,6 +219,8 @@ class Shell:
 
     def _perform(self, effect: LifeEffect) -> Any:
         match effect:
+            case Attach():
+                return self.attach()
             case Report(message=message):
                 return self.send(message)
             case Listen():

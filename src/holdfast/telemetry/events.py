@@ -15,6 +15,8 @@ import msgspec
 
 __all__ = [
     "Agreed",
+    "CoordinatorLost",
+    "CoordinatorReady",
     "Detected",
     "Event",
     "EventLog",
@@ -23,6 +25,7 @@ __all__ = [
     "JobEnded",
     "JobStarted",
     "Notice",
+    "Reattached",
     "Rebuilt",
     "StepOps",
     "Suspected",
@@ -126,6 +129,29 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     ops: tuple[tuple[str, int, int, float, float], ...]
 
 
+class CoordinatorLost(_Event, frozen=True, tag="coordinator_lost", kw_only=True):
+    """The coordinator's process ended before the job did; its supervisor starts it again."""
+
+    how: str
+
+
+class CoordinatorReady(_Event, frozen=True, tag="coordinator_ready", kw_only=True):
+    """A coordinator accepts connections; ``generation`` is what its store told, 0 if nothing."""
+
+    pid: int
+    generation: int
+
+
+class Reattached(_Event, frozen=True, tag="reattached", kw_only=True):
+    """Every living worker is back at a coordinator that was started again.
+
+    ``adopted``: all of them run the stored ``generation``, so they go on undisturbed; otherwise a new one follows.
+    """
+
+    generation: int
+    adopted: bool
+
+
 class JobEnded(_Event, frozen=True, tag="job_ended", kw_only=True):
     """The job is over."""
 
@@ -144,6 +170,9 @@ Event = (
     | Agreed
     | Rebuilt
     | StepOps
+    | CoordinatorLost
+    | CoordinatorReady
+    | Reattached
     | JobEnded
 )
 

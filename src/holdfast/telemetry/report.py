@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from holdfast.telemetry.events import (
     Agreed,
+    CoordinatorLost,
     Detected,
     Event,
     FaultInjected,
@@ -61,6 +62,7 @@ class RunReport:
         steps_per_s: committed steps per second between the first and the last commit; None below two.
         failures: in the order of their detection.
         fired: specs of the scheduled faults that fired.
+        coordinator_restarts: how often the coordinator was started again.
     """
 
     commits: tuple[tuple[int, float], ...]
@@ -68,6 +70,7 @@ class RunReport:
     steps_per_s: float | None
     failures: tuple[FailureReport, ...]
     fired: tuple[str, ...]
+    coordinator_restarts: int = 0
 
     def failures_json(self) -> list[dict[str, object]]:
         """The failures in the form of ``summary.json``."""
@@ -85,6 +88,7 @@ def report(events: Iterable[Timed]) -> RunReport:
         steps_per_s=_rate([time for _, time in steps]),
         failures=tuple(_failures(timed, commits)),
         fired=tuple(event.spec for _, event in timed if isinstance(event, FaultInjected)),
+        coordinator_restarts=sum(isinstance(event, CoordinatorLost) for _, event in timed),
     )
 
 

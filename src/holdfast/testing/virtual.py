@@ -15,19 +15,34 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace as replace_struct
+
 from holdfast.control.membership import (
     Closed,
     Membership,
-    Phase,
     Planned,
     Record,
     Tell,
     Tick,
     decide,
     plan_recovery,
+    restore,
+    to_store,
     unplanned,
 )
-from holdfast.control.messages import Blob, Command, Ended, Exited, Fence, Install, Message, Progress, Shutdown
+from holdfast.control.messages import (
+    Blob,
+    Command,
+    Ended,
+    Exited,
+    Fence,
+    Hello,
+    Install,
+    Message,
+    Progress,
+    Shutdown,
+)
+from holdfast.control.store import StoredDecision
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
@@ -35,9 +50,9 @@ from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.emulated import EmulatedStage
 from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Run, StartReduce, Take
-from holdfast.runtime.life import Abort, Build, Life, LifeStage, Listen, Report, WorkerLife
+from holdfast.runtime.life import Abort, Attach, Build, Life, LifeStage, Listen, Report, WorkerLife
 from holdfast.runtime.transport import MessageKey
-from holdfast.telemetry.events import Event, FaultInjected, StepOps
+from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Event, FaultInjected, StepOps
 from holdfast.testing.memory import Mail
 
 __all__ = ["Delays", "VirtualCluster", "VirtualResult"]
@@ -54,6 +69,7 @@ class Delays:
     compute: tuple[float, float] = (0.01, 0.03)
     detect: tuple[float, float] = (0.001, 0.05)
     connect: tuple[float, float] = (0.001, 0.02)
+    reattach: tuple[float, float] = (0.001, 0.06)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +125,7 @@ class VirtualCluster:
         delays: ranges of the delays.
         stage: makes a worker's compute engine; default an emulated one.
         ties: the layers that share weights.
+        coordinator_deaths: (when it dies, how long it is away), in virtual seconds; messages on their way are lost.
     """
 
     def __init__(
@@ -123,7 +140,14 @@ class VirtualCluster:
         delays: Delays | None = None,
         stage: StageFactory | None = None,
         ties: tuple[tuple[int, ...], ...] = (),
+        coordinator_deaths: Iterable[tuple[float, float]] = (),
     ) -> None:
+        self._coordinator_deaths = tuple(coordinator_deaths)
+        self._incarnation = 0
+        self._attached: set[WorkerId | None] = {None}
+        self._outboxes: dict[WorkerId, list[Message]] = defaultdict(list)
+        self._exits: tuple[Exited, ...] = ()
+        self._stored: StoredDecision | None = None
         self._random = random.Random(seed)
         self._delays = delays or Delays()
         self._faults = tuple(faults)
@@ -136,7 +160,7 @@ class VirtualCluster:
         self._events: list[tuple[float, Event]] = []
         self._fired: list[str] = []
         self._ended: Ended | None = None
-        self._membership = Membership(healthy=plan, steps=steps, strategy="auto", directory="")
+        self._blank = self._membership = Membership(healthy=plan, steps=steps, strategy="auto", directory="")
         self._saved: dict[int, str] = {}
         make = stage or self._emulated(plan)
         self._workers = {
@@ -174,6 +198,8 @@ class VirtualCluster:
         for worker in self._workers.values():
             self._after(self._draw(self._delays.control), lambda w=worker: self._resume(w))  # type: ignore[misc]
         self._tick()
+        for at, away_s in self._coordinator_deaths:
+            self._after(at, lambda away_s=away_s: self._kill_coordinator(away_s))  # type: ignore[misc]
         while self._ended is None:
             if not self._queue or self._now > limit_s:
                 raise InternalError(f"stuck at {self._now:.3f} s: {self._stuck()}")
@@ -213,17 +239,22 @@ class VirtualCluster:
         heapq.heappush(self._queue, (at, next(self._counter), act))
 
     def _tick(self) -> None:
+        self._after(0.2, self._tick)
+        if None in self._attached:
+            self._pass_time()
+
+    def _pass_time(self) -> None:
         self._decide(Tick(now=self._now))
         if ahead := unplanned(self._membership):
             lost = self._random.choice(ahead)
             self._decide(Planned(lost=lost, recovery=plan_recovery(self._membership, lost)))
-        if self._membership.phase is not Phase.ENDED:
-            self._after(0.2, self._tick)
 
     # The coordinator.
 
     def _decide(self, event: Message | Closed | Tick | Planned) -> None:
-        self._membership, outputs = decide(self._membership, event, now=self._now)
+        before = self._membership
+        self._membership, outputs = decide(before, event, now=self._now)
+        self._stored = to_store(before, self._membership) or self._stored
         for output in outputs:
             match output:
                 case Record(event=recorded):
@@ -234,12 +265,66 @@ class VirtualCluster:
                     pass
                 case Tell(to=None, command=Fence(worker=worker)):
                     self._kill(self._workers[worker])
-                case Tell(to=WorkerId() as to, command=command):
-                    self._after(
-                        self._draw(self._delays.control),
+                case Tell(to=WorkerId() as to, command=command) if to in self._attached:
+                    self._over_control(
                         lambda to=to, c=command: self._deliver(self._workers[to], c),  # type: ignore[misc]
                         channel=("down", to),
                     )
+
+    def _over_control(self, act: Callable[[], None], channel: object) -> None:
+        """What travels between the coordinator and others arrives if the coordinator lives that long."""
+        incarnation = self._incarnation
+
+        def arrive() -> None:
+            if incarnation == self._incarnation:
+                act()
+
+        self._after(self._draw(self._delays.control), arrive, channel=channel)
+
+    def _up(self, worker: WorkerId, message: Message) -> None:
+        """A worker sends; while there is no coordinator, its messages wait."""
+        if worker in self._attached:
+            self._over_control(lambda: self._decide(message), channel=("up", worker))
+        else:
+            self._outboxes[worker].append(message)
+
+    def _hello(self, who: WorkerId | None) -> None:
+        """A worker, or the agent, attaches and says what it could not say before."""
+        if None not in self._attached or (who is not None and not self._workers[who].alive):
+            return
+        hello = Hello(worker=None, pid=0, exits=self._exits) if who is None else self._standing(self._workers[who])
+        self._attached.add(who)
+        self._over_control(lambda: self._decide(hello), channel=("up", who))
+        if who is not None:
+            for message in self._outboxes.pop(who, []):
+                self._up(who, message)
+
+    def _standing(self, worker: _Worker) -> Hello:
+        hello = worker.life.hello()
+        return replace_struct(hello, activity="waiting") if worker.newest > hello.generation else hello
+
+    def _kill_coordinator(self, away_s: float) -> None:
+        if None not in self._attached:  # it is dead already
+            return
+        self._incarnation += 1
+        self._attached.clear()
+        self._log(CoordinatorLost(how="signal 9"))
+        self._after(away_s, self._restart_coordinator)
+
+    def _restart_coordinator(self) -> None:
+        self._membership = self._blank
+        if self._stored is not None:
+            self._membership = restore(self._blank, self._stored, reattach_until=self._now + 60.0)
+        self._log(CoordinatorReady(pid=0, generation=self._membership.generation))
+        self._attached.add(None)
+        for who in (None, *self._workers):
+            incarnation = self._incarnation
+
+            def come(who: WorkerId | None = who, incarnation: int = incarnation) -> None:
+                if incarnation == self._incarnation:
+                    self._hello(who)
+
+            self._after(self._draw(self._delays.reattach), come)
 
     def _log(self, event: Event) -> None:
         self._events.append((self._now, event))
@@ -265,7 +350,13 @@ class VirtualCluster:
         worker.alive, worker.ready, worker.waiting = False, None, None
         who = worker.life.worker
         exited = Exited(worker=who, status=-9)
-        self._after(self._draw(self._delays.detect), lambda: self._decide(exited))
+
+        def reap() -> None:
+            self._exits += (exited,)
+            if None in self._attached:
+                self._over_control(lambda: self._decide(exited), channel=("up", None))
+
+        self._after(self._draw(self._delays.detect), reap)
         self._after(self._draw(self._delays.detect), lambda: self._notice(who))
 
     def _notice(self, dead: WorkerId) -> None:
@@ -313,9 +404,11 @@ class VirtualCluster:
         """Does what can be done at once; otherwise notes what the worker waits for."""
         life = worker.life
         match effect:
+            case Attach():
+                self._hello(life.worker)
+                return True, None
             case Report(message=message):
-                channel = ("up", life.worker)
-                self._after(self._draw(self._delays.control), lambda: self._decide(message), channel=channel)
+                self._up(life.worker, message)
                 return True, None
             case Listen():
                 command = self._next_command(worker)

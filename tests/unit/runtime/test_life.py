@@ -38,14 +38,14 @@ from holdfast.runtime.executor import (
     StartReduce,
     Take,
 )
-from holdfast.runtime.life import Abort, Build, Listen, Report, WorkerLife
+from holdfast.runtime.life import Abort, Attach, Build, Listen, Report, WorkerLife
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 2
 MICROBATCHES = 2
 PLAN = regular_plan(1, split_evenly(5, 2), MICROBATCHES)
 FIRST, LAST = PLAN.workers
-UNINTERRUPTED = Report | Listen | Abort
+UNINTERRUPTED = Attach | Report | Listen | Abort
 """Effects that the shell carries out in any generation; all others it can answer with StaleGeneration."""
 
 
@@ -76,7 +76,11 @@ class Shell:
 
     @property
     def reports(self):
-        return [effect.message for effect in self.effects if isinstance(effect, Report)]
+        return [
+            self.life.hello() if isinstance(effect, Attach) else effect.message
+            for effect in self.effects
+            if isinstance(effect, Attach | Report)
+        ]
 
     def run(self):
         life = self.life.run()
@@ -135,6 +139,8 @@ class Shell:
 
 def label(effect):
     match effect:
+        case Attach():
+            return "Hello"
         case Report(message=message):
             return type(message).__name__
         case Reach(point=point):

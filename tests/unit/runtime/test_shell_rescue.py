@@ -57,6 +57,7 @@ def shell(tmp_path):
         stage=stage,
         transport=DeafTransport(),
         exchange=RelayExchange(worker, sent.put),
+        attach=lambda: None,
         send=sent.put,
         log=log,
         spec_of=lambda payload: spec,
