@@ -398,10 +398,9 @@ def _on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
 
 
 def _on_tick(state: Membership, now: float) -> Decision:
-    """Gives up who stayed away for too long; then looks at suspicions."""
+    """Gives up one who stayed away for too long (the next tick, the next one); or else looks at suspicions."""
     if given_up := _given_up(state, now):
-        state, outputs = _on_lost(state, *given_up[0])
-        return _after(outputs, decide(state, Tick(now=now)))
+        return _on_lost(state, *given_up[0])
     if state.phase is Phase.REATTACHING:
         return state, ()
     return _on_suspicion_age(state, now)
