@@ -12,6 +12,7 @@ import pytest
 
 from holdfast import Fault, Job, Summary, parse_job, train
 from holdfast.control.store import StoredDecision
+from holdfast.core.faults import FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.telemetry.events import StepOps, read_events
 
@@ -62,20 +63,25 @@ class Runs:
             self._healthy[key] = self.train(name, overrides=overrides)
         return self._healthy[key]
 
-    def survives(self, name: str, *faults: str, overrides: tuple[str, ...] = ()) -> Summary:
-        """One run with faults: each fired, each killed its worker, and the bits are those of the healthy run."""
-        healthy = self.healthy(name, overrides)
+    def survives(
+        self, name: str, *faults: str, overrides: tuple[str, ...] = (), healthy: tuple[str, ...] | None = None
+    ) -> Summary:
+        """One run with faults: each fired, each killed its target, and the bits are those of the healthy run.
+
+        ``healthy``: overrides of the healthy run, where they need not be the same.
+        """
+        expected = self.healthy(name, overrides if healthy is None else healthy)
+        parsed = [Fault.parse(text) for text in faults]
         summary = self.train(name, *faults, overrides=overrides)
         assert summary.unfired == ()
-        assert sorted(summary.report.fired) == sorted(str(Fault.parse(text)) for text in faults)
-        assert sorted(f.worker for f in summary.report.failures) == sorted(
-            str(Fault.parse(text).worker) for text in faults
-        )
-        assert summary.processes_restarted == 0
-        assert summary.weights_sha256 == healthy.weights_sha256
-        assert summary.state_sha256 == healthy.state_sha256
-        assert summary.final_loss == healthy.final_loss
-        assert summary.steps == healthy.steps
+        assert sorted(summary.report.fired) == sorted(map(str, parsed))
+        lost = sorted(str(fault.worker) for fault in parsed if fault.kind is FaultKind.KILL)
+        assert sorted(failure.worker for failure in summary.report.failures) == lost
+        assert summary.processes_restarted == len(parsed) - len(lost), "the coordinator's, and no worker's"
+        assert summary.weights_sha256 == expected.weights_sha256
+        assert summary.state_sha256 == expected.state_sha256
+        assert summary.final_loss == expected.final_loss
+        assert summary.steps == expected.steps
         return summary
 
 
@@ -95,7 +101,8 @@ def stored_plans(run_dir: Path) -> dict:
     with closing(sqlite3.connect(run_dir / "control.db")) as db:
         rows = db.execute("SELECT body FROM decisions").fetchall()
     decisions = [msgspec.json.decode(body, type=StoredDecision) for (body,) in rows]
-    return {decision.generation: decision.plan for decision in decisions}
+    prepared = {each.upcoming.generation: each.upcoming.plan for each in decisions if each.upcoming is not None}
+    return prepared | {decision.generation: decision.plan for decision in decisions}
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ from holdfast.telemetry.events import (
     Checkpointed,
     CheckpointFailed,
     CheckpointRejected,
+    CoordinatorLost,
+    CoordinatorReady,
     Detected,
     Event,
     FaultInjected,
@@ -20,6 +22,7 @@ from holdfast.telemetry.events import (
     JobEnded,
     JobStarted,
     Notice,
+    Reattached,
     Rebuilt,
     Resumed,
     StepOps,
@@ -91,14 +94,27 @@ def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1000 * seconds:.0f} ms"
 
 
+def _memory(generation: int) -> str:
+    return f", it remembers generation {generation}" if generation else ""
+
+
 def _tell(event: Event) -> str | None:
     match event:
         case JobStarted():
             return f"job {event.name}: {event.workers} workers, {event.steps} steps of {event.samples_per_step} samples"
         case WorkerReady():
             return f"worker {event.worker} ready (process {event.pid})"
+        case FaultInjected(worker="coordinator"):
+            return f"FAULT {event.kind} strikes the coordinator in step {event.step} at {event.point}"
         case FaultInjected():
             return f"FAULT {event.kind} strikes worker {event.worker} in step {event.step} at {event.point}"
+        case CoordinatorLost():
+            return f"the coordinator is gone: {event.how}"
+        case CoordinatorReady():
+            return f"coordinator ready (process {event.pid})" + _memory(event.generation)
+        case Reattached():
+            after = "all go on" if event.adopted else "a new one follows"
+            return f"all are back at the coordinator in generation {event.generation}: {after}"
         case Detected():
             return f"worker {event.worker} is lost: {event.how}"
         case Suspected():

@@ -39,7 +39,8 @@ def add_train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         default=[],
         metavar="SPEC",
         help="kill:WORKER@STEP[:POINT]: kill a worker at a point of a step (start, forward, backward, reduce, verdict, "
-        "update, commit) or of a recovery (detect, install, replay); may be repeated",
+        "update, commit) or of a recovery (detect, install, replay); kill-coordinator@STEP[:POINT]: kill the "
+        "coordinator when a step begins or in a recovery (detect, persist, broadcast, install); may be repeated",
     )
     parser.add_argument("--run-dir", metavar="DIR", help="where to write; must not hold a run; default runs/NAME-TIME")
     parser.add_argument(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.control.messages import (
+    Activity,
     Attached,
     Command,
     Finished,
@@ -39,6 +40,7 @@ from holdfast.runtime.executor import Effect, Execution, Reach, StagePort
 
 __all__ = [
     "Abort",
+    "Attach",
     "Boundary",
     "Build",
     "Drain",
@@ -96,6 +98,11 @@ class LifeStage(StagePort, Protocol):
 
     def catch_up(self, states: Mapping[int, bytes]) -> None:
         """Takes the state of the step when ``follow`` was called, and makes the updates since then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Say hello to the coordinator, now and whenever the connection to it had to be made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +180,9 @@ class Pin:
     layers: tuple[int, ...]
 
 
-LifeEffect = Effect | Report | Listen | Abort | Build | Boundary | Drain | Serve | Release | Fetch | Fetched | Pin
+LifeEffect = (
+    Effect | Attach | Report | Listen | Abort | Build | Boundary | Drain | Serve | Release | Fetch | Fetched | Pin
+)
 Life = Generator[LifeEffect, Any, None]
 Then = Generator[LifeEffect, Any, Command]
 
@@ -195,6 +204,7 @@ class WorkerLife:
         program: our instructions under this generation's plan.
         execution: the step that runs, or ran last.
         executed: (layer, micro-batch) pairs begun, of the step that ran last and the one before.
+        standing: the generation that we are in and what we do in it, in one value: other threads read it.
     """
 
     worker: WorkerId
@@ -209,6 +219,7 @@ class WorkerLife:
     program: WorkerProgram | None = None
     execution: Execution | None = None
     executed: dict[int, int] = field(default_factory=dict)
+    standing: tuple[int, Activity] = (0, "waiting")
     _number: Callable[[MicroBatch], int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -221,16 +232,33 @@ class WorkerLife:
         Raises:
             HoldfastError: anything but a ClusterError ends the worker; the shell reports it.
         """
-        yield Report(Hello(worker=self.worker, pid=self.pid))
+        yield Attach()
         command = yield Listen()
         while not isinstance(command, Shutdown):
             try:
                 command = yield from self._obey(command)
             except StaleGeneration:
+                self._stand("waiting")
                 command = yield Listen()
             except ClusterError as error:
+                self._stand("waiting")
                 yield Report(self._suspicion(error))
                 command = yield Listen()
+
+    def hello(self) -> Hello:
+        """Who we are and where we stand, for a coordinator that may know nothing of it."""
+        generation, activity = self.standing
+        return Hello(
+            worker=self.worker,
+            pid=self.pid,
+            generation=generation,
+            activity=activity,
+            step=self.steps if activity == "finished" else self._step(),
+            has_state=not self.stage.following,
+        )
+
+    def _stand(self, activity: Activity) -> None:
+        self.standing = (self.generation, activity)
 
     def _suspicion(self, error: ClusterError) -> Suspect:
         peer = WorkerId.parse(error.worker) if isinstance(error, PeerLost) and error.worker else None
@@ -253,6 +281,7 @@ class WorkerLife:
     def _join(self, install: Install) -> Life:
         """Leaves the old generation, says where our layers are, connects to the new one."""
         first, self.generation, self.plan = self.generation == 0, install.generation, install.plan
+        self._stand("waiting")
         if not first:
             yield Reach(Point.DETECT, self._step())
         yield Abort()
@@ -319,6 +348,7 @@ class WorkerLife:
         yield Reach(Point.COPY, step)
 
     def _run_steps(self, start: int) -> Then:
+        self._stand("running")
         for step in range(start, self.steps):
             yield from self._catch_up(step)
             yield from self._checkpoint(step)
@@ -332,7 +362,9 @@ class WorkerLife:
                 install: Install = yield Boundary()
                 if not (yield from self._go_over(install, step + 1)):
                     return Shutdown(reason="left")
+                self._stand("running")
         yield from self._checkpoint(self.steps)
+        self._stand("finished")
         yield Report(Finished(worker=self.worker, generation=self.generation))
         following: Command = yield Listen()
         return following
@@ -354,6 +386,7 @@ class WorkerLife:
         assert self.plan is not None
         known = self.plan.workers
         self.generation, self.plan = install.generation, install.plan
+        self._stand("waiting")
         yield Release(install.entering)
         if self.worker not in install.plan.workers:
             yield Drain()

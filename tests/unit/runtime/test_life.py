@@ -39,7 +39,7 @@ from holdfast.runtime.executor import (
     StartReduce,
     Take,
 )
-from holdfast.runtime.life import Abort, Build, Listen, Pin, Release, Report, WorkerLife
+from holdfast.runtime.life import Abort, Attach, Build, Listen, Pin, Release, Report, WorkerLife
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 2
@@ -47,7 +47,7 @@ MICROBATCHES = 2
 PLAN = regular_plan(1, split_evenly(5, 2), MICROBATCHES)
 FIRST, LAST = PLAN.workers
 JOINING = ["listen", "[detect]", "abort", "release", "Status", "[install]", "build", "Joined", "listen"]
-UNINTERRUPTED = Report | Listen | Abort | Release
+UNINTERRUPTED = Attach | Report | Listen | Abort | Release
 """Effects that the shell carries out in any generation; all others it can answer with StaleGeneration."""
 
 
@@ -78,7 +78,11 @@ class Shell:
 
     @property
     def reports(self):
-        return [effect.message for effect in self.effects if isinstance(effect, Report)]
+        return [
+            self.life.hello() if isinstance(effect, Attach) else effect.message
+            for effect in self.effects
+            if isinstance(effect, Attach | Report)
+        ]
 
     def run(self):
         life = self.life.run()
@@ -137,6 +141,8 @@ class Shell:
 
 def label(effect):
     match effect:
+        case Attach():
+            return "Hello"
         case Report(message=message):
             return type(message).__name__
         case Reach(point=point):
