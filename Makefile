@@ -29,15 +29,19 @@ check: $(STAMP)  ## format, lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-soak: $(STAMP)  ## the tests 20 times in a row, then many seeds of the simulated cluster
+soak: $(STAMP)  ## the tests 20 times in a row, then many seeds of the simulated cluster, 300 real faults in one run
 	for i in $$(seq 20); do echo "round $$i of 20"; $(BIN)/python -m pytest || exit 1; done
 	HOLDFAST_SEEDS=5000 $(BIN)/python -m pytest tests/sim
+	HOLDFAST_SOAK_FAULTS=300 HOLDFAST_HEALTHY_STEPS=5000 $(BIN)/python -m pytest tests/dist/test_soak.py
 
 bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/healthy_step.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/joining.py
 	$(BIN)/python benchmarks/checkpoint_stall.py
 	$(BIN)/python benchmarks/coordinator.py
+	$(BIN)/python benchmarks/undo_cost.py
+	$(BIN)/python benchmarks/undo_accuracy.py
 
 bench-peers: $(STAMP)  ## the same kill in other systems; installs them into an environment of their own
 	$(BIN)/python benchmarks/peers.py

@@ -109,10 +109,11 @@ def test_clipping_and_schedules_go_on_where_they_were(runs):
 
 def test_only_the_last_k_are_kept(runs):
     summary = runs.healthy("gpt", grid(1, 1, "checkpoint.every=1", "checkpoint.keep=2"))
-    assert summary.report.checkpoints == (1, 2, 3, 4, 5, 6)
-    assert checkpoints_in(summary.run_dir).steps() == (5, 6)
+    made = summary.report.checkpoints  # all of them, unless the disk is slower than the steps: then some are skipped
+    assert len(made) > 2
+    assert checkpoints_in(summary.run_dir).steps() == made[-2:]
     folders = sorted(path.name for path in (summary.run_dir / "checkpoints").iterdir())
-    assert folders == ["step-00000005", "step-00000006"]
+    assert folders == [f"step-{step:08}" for step in made[-2:]]
 
 
 def test_a_writer_killed_while_it_writes(runs):

@@ -20,33 +20,43 @@ from holdfast.control.messages import (
     Hello,
     Install,
     Joined,
+    Leaving,
+    Left,
+    NodeLost,
+    Offer,
     Progress,
     Resume,
     Save,
     Saved,
     Shutdown,
+    Spawn,
     Status,
     StepDone,
     Suspect,
+    Synced,
 )
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.core.validate import validate
-from holdfast.telemetry.events import Detected, Installed
+from holdfast.telemetry.events import Detected, Installed, Parted
 
-STEPS = 5
+STEPS = 9
 DURABLE = ("generation", "generations", "plan", "upcoming", "lost", "arriving", "entering", "synced", "leaving")
-DURABLE += ("expected", "pids", "ended")
-FOR_THE_AGENT = (Progress, Fence, Ended)
+DURABLE += ("expected", "pids", "healthy", "restorable", "loading", "ended")
+FOR_THE_AGENT = (Progress, Fence, Spawn, Ended)
 
 
 class Cluster(RuleBasedStateMachine):
     """Feeds events to ``decide``; workers say what a worker could say, at any time, also when they are long gone."""
 
     @initialize(
-        pipelines=st.integers(1, 3), stages=st.integers(1, 3), more=st.integers(0, 2), microbatches=st.integers(1, 2)
+        pipelines=st.integers(1, 4),
+        stages=st.integers(1, 3),
+        more=st.integers(0, 2),
+        microbatches=st.integers(1, 2),
+        begun=st.integers(0, 9),
     )
-    def start(self, pipelines, stages, more, microbatches):
+    def start(self, pipelines, stages, more, microbatches, begun):
         plan = regular_plan(pipelines, split_evenly(stages + more, stages), microbatches)
         self.workers = plan.workers
         self.blank = self.state = Membership(healthy=plan, steps=STEPS, strategy="auto", directory="final")
@@ -56,8 +66,17 @@ class Cluster(RuleBasedStateMachine):
         """Every layer is at this step or one ahead; the same for all statuses of one generation."""
         self.heard: dict = {}
         self.finished: set = set()
+        self.processes = dict.fromkeys(self.workers, 1)
+        """The newest process of each worker."""
         self.fenced: list = []
+        self.expelled: set = set()
+        self.parted: set = set()
+        self.plans: dict = {}
+        """Every plan that was ever told, by its generation."""
         self.ended: list = []
+        if begun:
+            self.everyone_attaches()
+            self.things_go_on_further()
 
     # What is checked after every event.
 
@@ -74,17 +93,19 @@ class Cluster(RuleBasedStateMachine):
             self.heard, self.finished = {}, set()
         tells = [output for output in outputs if isinstance(output, Tell)]
         self.check_change(before, after)
+        self.check_places(after)
+        self.check_records(before, after, outputs)
         self.check_recipients(event, before, after, tells)
         self.check_generation(before, after, tells)
-        self.check_resume(after, tells)
+        self.check_boundary(before, after, tells)
+        self.check_resume(before, after, tells)
         self.check_save(before, after, tells)
-        self.check_records(before, after, outputs)
         if before.phase is not Phase.ENDED:
             self.ended += [tell for tell in tells if isinstance(tell.command, Ended)]
 
     def note(self, before, event):
         """What a worker that is a member said about this generation."""
-        if getattr(event, "generation", None) != before.generation or event.worker in before.lost:
+        if getattr(event, "generation", None) != before.generation or event.worker not in before.alive:
             return
         if isinstance(event, Hello) and event.activity == "finished":
             self.finished.add(event.worker)
@@ -94,7 +115,6 @@ class Cluster(RuleBasedStateMachine):
             self.finished.add(event.worker)
 
     def check_change(self, before, after):
-        assert after.lost >= before.lost
         assert after.pids.keys() >= before.pids.keys()
         assert after.last_step >= before.last_step
         assert after.healthy is before.healthy
@@ -113,6 +133,21 @@ class Cluster(RuleBasedStateMachine):
             restored = restore(self.blank, stored, reattach_until=0.0)
             assert [getattr(restored, name) for name in DURABLE] == [getattr(after, name) for name in DURABLE]
 
+    def check_places(self, after):
+        """Everyone is at exactly one place, and nobody without state counts as an owner."""
+        without_state = after.entering - after.synced
+        places = [after.lost, after.arriving, without_state, frozenset(after.full)]
+        assert sorted(worker for place in places for worker in place) == sorted(self.workers)
+        assert after.synced <= after.entering
+        assert after.leaving <= frozenset(after.full)
+        assert after.expected <= after.lost
+        for plan in (after.plan, after.upcoming and after.upcoming.plan):
+            idle = after.upcoming.entering if after.upcoming and plan is after.upcoming.plan else without_state
+            for worker in idle if plan is not None and after.phase is not Phase.GATHERING else ():
+                assert plan.orders.of(worker) == ()
+        if after.plan is not None and after.phase in (Phase.RUNNING, Phase.FORMING):
+            assert after.healthy.placement.without(frozenset(self.workers) - set(after.full)).unowned_layers() == ()
+
     def check_recipients(self, event, before, after, tells):
         if before.phase is Phase.ENDED:
             answers = [Shutdown, Ended] if isinstance(event, Hello) else []
@@ -124,26 +159,38 @@ class Cluster(RuleBasedStateMachine):
                 assert isinstance(tell.command, Expel)
             elif tell.to is not None:
                 assert tell.to in self.workers
-        fenced = [tell.command.worker for tell in tells if isinstance(tell.command, Fence)]
+            if isinstance(tell.command, Expel):
+                self.expelled.add((tell.to, tell.pid))
+        members = {(worker, after.pids[worker]) for worker in after.pids if worker not in after.lost}
+        assert not members & self.expelled, "nobody who was sent away is a member"
+        told = [(tell.command.worker, tell.command.pid) for tell in tells if isinstance(tell.command, Fence)]
         if isinstance(event, Hello) and event.worker is None:
-            assert sorted(fenced) == sorted(after.lost), "an agent that comes back hears of all"
-        else:
-            self.fenced += fenced
-        assert sorted(self.fenced) == sorted(after.lost), "each lost worker is fenced once"
+            assert {worker for worker, _ in told} == set(after.lost), "an agent that comes back hears of all"
+            told = [each for each in told if each not in self.fenced]
+        self.fenced += told
+        assert len(set(self.fenced)) == len(self.fenced), "each process is fenced once"
+        gone = {(worker, after.pids.get(worker, 0)) for worker in after.lost}
+        assert gone <= set(self.fenced) | self.parted, "whoever is lost is fenced or has gone by itself"
 
     def check_generation(self, before, after, tells):
-        installs = {tell.to: tell.command for tell in tells if isinstance(tell.command, Install)}
-        assert after.generation - before.generation in (0, 1)
-        if after.generation == before.generation or not after.alive:
-            assert installs == {}
+        assert after.generation >= before.generation
+        assert after.upcoming is None or after.upcoming.generation > after.generation
+        installs = [tell.command for tell in tells if isinstance(tell.command, Install)]
+        for command in installs:
+            assert self.plans.setdefault(command.generation, command.plan) is command.plan, "one number, one plan"
+        formed = after.generation != before.generation and after.phase is Phase.FORMING
+        if not formed:
             return
-        assert set(installs) == set(after.alive)
-        assert {command.generation for command in installs.values()} == {after.generation}
-        for command in installs.values():
+        assert {tell.to for tell in tells if isinstance(tell.command, Install)} == set(after.alive) == set(after.full)
+        assert before.upcoming is None or after.generation > before.upcoming.generation
+        assert (after.upcoming, after.entering) == (None, frozenset())
+        for command in installs:
+            assert (command.generation, command.at_boundary, command.entering) == (after.generation, False, ())
             self.check_plan(after, command.plan)
 
     def check_plan(self, after, plan):
-        unowned = after.healthy.placement.without(after.lost).unowned_layers()
+        absent = frozenset(self.workers) - frozenset(after.full)
+        unowned = after.healthy.placement.without(absent).unowned_layers()
         assert after.plan is plan
         assert after.lost_layers == unowned
         assert (plan is None) == bool(unowned), "training goes on exactly while every layer lives"
@@ -152,9 +199,28 @@ class Cluster(RuleBasedStateMachine):
             assert plan.workers == after.alive
             validate(plan)
 
-    def check_resume(self, after, tells):
+    def check_boundary(self, before, after, tells):
+        """What is prepared is told once, to all members and all who come, and not while something else is prepared."""
+        told = {tell.to: tell.command for tell in tells if isinstance(tell.command, Install)}
+        if not any(command.at_boundary for command in told.values()):
+            return
+        assert before.upcoming is None or before.generation != after.generation
+        assert after.phase is Phase.RUNNING
+        assert set(told) == set(after.alive) | after.arriving
+        for worker, command in told.items():
+            assert command.generation == after.upcoming.generation
+            assert command.plan is after.upcoming.plan
+            assert command.at_boundary == (worker not in after.arriving)
+            assert set(command.entering) == after.upcoming.entering
+        validate(after.upcoming.plan)
+
+    def check_resume(self, before, after, tells):
         resumes = {tell.to: tell.command for tell in tells if isinstance(tell.command, Resume)}
         if not resumes:
+            return
+        if before.phase is Phase.RUNNING:
+            assert set(resumes) == before.arriving & before.upcoming.entering
+            assert set(resumes.values()) == {Resume(generation=after.generation, step=after.resume_step)}
             return
         assert set(resumes) == set(after.alive) == set(self.heard)
         step = min(at for status in self.heard.values() for _, at in status.layer_steps)
@@ -165,8 +231,8 @@ class Cluster(RuleBasedStateMachine):
         if not saves:
             return
         assert before.phase is not Phase.SAVING
-        assert set(saves) == set(after.alive)
-        assert self.finished == set(after.alive) or after.lost_layers
+        assert set(saves) == set(after.full)
+        assert self.finished >= set(after.full) or after.lost_layers
         placement = after.healthy.placement
         written = sorted(layer for command in saves.values() for layer in command.layers)
         assert written == [layer for layer in range(placement.num_layers) if layer not in after.lost_layers]
@@ -177,8 +243,10 @@ class Cluster(RuleBasedStateMachine):
 
     def check_records(self, before, after, outputs):
         events = [output.event for output in outputs if isinstance(output, Record)]
-        detected = [event.worker for event in events if isinstance(event, Detected)]
-        assert sorted(detected) == sorted(str(worker) for worker in after.lost - before.lost)
+        found = [event.worker for event in events if isinstance(event, Detected | Parted)]
+        assert sorted(found) == sorted(str(worker) for worker in after.lost - before.lost)
+        left = {event.worker for event in events if isinstance(event, Parted)}
+        self.parted |= {(worker, after.pids[worker]) for worker in self.workers if str(worker) in left}
         for event in events:
             if isinstance(event, Installed):
                 assert event.workers == tuple(str(worker) for worker in after.alive)
@@ -206,7 +274,7 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def everyone_attaches(self):
         for worker in self.workers:
-            self.give(Hello(worker=worker, pid=1))
+            self.give(Hello(worker=worker, pid=self.processes[worker]))
 
     @rule(data=st.data())
     def hello(self, data):
@@ -215,7 +283,7 @@ class Cluster(RuleBasedStateMachine):
 
     def standing(self, worker, generation, activity):
         step = STEPS if activity == "finished" else self.front
-        return Hello(worker=worker, pid=1, generation=generation, activity=activity, step=step)
+        return Hello(worker=worker, pid=self.processes[worker], generation=generation, activity=activity, step=step)
 
     @rule()
     def the_coordinator_is_started_again(self):
@@ -225,7 +293,6 @@ class Cluster(RuleBasedStateMachine):
         if self.stored is not None:
             self.state = restore(self.blank, self.stored, reattach_until=self.now + 1.0)
             assert self.state.generation == self.stored.generation
-        self.fenced = sorted(self.state.lost)
 
     @precondition(lambda self: self.state.phase is Phase.REATTACHING)
     @rule(activity=st.sampled_from(["waiting", "running", "finished"]))
@@ -239,6 +306,77 @@ class Cluster(RuleBasedStateMachine):
             and set(before.plan.workers if before.plan else ()) == set(before.alive)
         ):
             assert self.state.generation == before.generation, "they all run it: nothing is interrupted"
+
+    @precondition(lambda self: self.state.lost)
+    @rule(data=st.data(), further=st.booleans())
+    def a_lost_worker_has_a_new_process(self, data, further):
+        if further:
+            self.things_go_on_further()
+        worker = data.draw(st.sampled_from(sorted(self.state.lost)))
+        self.processes[worker] += 1
+        self.give(Hello(worker=worker, pid=self.processes[worker]))
+
+    @rule()
+    @precondition(lambda self: self.state.generation)
+    def things_go_on(self):
+        """Whatever comes next if nothing goes wrong; without it, hardly any course would get far."""
+        state = self.state
+        if state.phase is Phase.FORMING:
+            for worker in state.alive:
+                self.give(self.status(worker, state.generation, set()))
+        elif state.phase is Phase.RUNNING and state.upcoming is not None:
+            for worker in (*state.arriving, *state.alive):
+                self.cross(worker, state.upcoming)
+        elif state.phase is Phase.RUNNING and state.joined < set(state.alive):
+            self.all_joined()
+        elif state.phase is Phase.RUNNING:
+            for worker in state.entering - state.synced:
+                self.give(Synced(worker=worker, generation=state.generation, step=self.front))
+
+    @rule()
+    @precondition(lambda self: self.state.generation)
+    def things_go_on_further(self):
+        for _ in range(3):
+            self.things_go_on()
+
+    @rule(data=st.data())
+    def leaving(self, data):
+        self.give(Leaving(worker=self.anyone(data)))
+
+    @rule(data=st.data())
+    def offer(self, data):
+        self.give(Offer(worker=data.draw(st.none() | st.sampled_from(self.workers))))
+
+    @rule(data=st.data())
+    def synced(self, data):
+        worker = data.draw(st.sampled_from(sorted(self.state.entering) or self.workers))
+        self.give(Synced(worker=worker, generation=self.some_generation(data), step=self.front, entered=0, bytes=1))
+
+    @rule()
+    def all_joined(self):
+        for worker in self.workers:
+            self.give(Joined(worker=worker, generation=self.state.generation))
+
+    def cross(self, worker, upcoming):
+        """What a worker that has gone over says: that it is connected there, or gone."""
+        if worker in self.state.arriving:
+            self.give(Joined(worker=worker, generation=upcoming.generation))
+        elif worker in upcoming.plan.workers:
+            self.give(Joined(worker=worker, generation=upcoming.generation, step=self.front))
+        else:
+            self.give(Left(worker=worker, generation=upcoming.generation, step=self.front))
+
+    @precondition(lambda self: self.state.upcoming)
+    @rule(data=st.data())
+    def one_goes_over(self, data):
+        self.cross(data.draw(st.sampled_from([*self.state.alive, *self.state.arriving])), self.state.upcoming)
+
+    @precondition(lambda self: self.state.upcoming)
+    @rule(data=st.data())
+    def all_go_over(self, data):
+        upcoming = self.state.upcoming
+        for worker in data.draw(st.permutations([*self.state.alive, *self.state.arriving])):
+            self.cross(worker, upcoming)
 
     @rule()
     def the_agent_attaches(self):
@@ -261,7 +399,9 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data())
     def heartbeat(self, data):
         generation = self.some_generation(data)
-        self.give(Heartbeat(worker=self.anyone(data), generation=generation, step=self.front, op=1))
+        busy_s, slowest_s = data.draw(st.sampled_from([(0.0, 0.0), (0.0, 0.1), (0.0, 0.1), (5.0, 0.1)]))
+        beat = {"busy_s": busy_s, "slowest_s": slowest_s}
+        self.give(Heartbeat(worker=self.anyone(data), generation=generation, step=self.front, op=1, **beat))
 
     @precondition(lambda self: self.state.generation)
     @rule(data=st.data())
@@ -284,19 +424,18 @@ class Cluster(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.state.phase is Phase.RUNNING)
-    @rule(steps=st.integers(1, 2))
-    def training_goes_on(self, steps):
-        self.front = min(STEPS, self.front + steps)
+    @rule()
+    def training_goes_on(self):
+        self.front = min(STEPS, self.front + 1)
 
+    @precondition(lambda self: self.state.phase is not Phase.RUNNING or self.front == STEPS)
     @rule(data=st.data())
     def one_finished(self, data):
-        self.front = STEPS if self.state.phase is Phase.RUNNING else self.front
         self.give(Finished(worker=self.anyone(data), generation=self.some_generation(data)))
 
-    @precondition(lambda self: self.state.phase is Phase.RUNNING)
+    @precondition(lambda self: self.state.phase is Phase.RUNNING and self.front == STEPS)
     @rule()
     def all_finished(self):
-        self.front = STEPS
         for worker in self.workers:
             self.give(Finished(worker=worker, generation=self.state.generation))
 
@@ -313,18 +452,23 @@ class Cluster(RuleBasedStateMachine):
             digests = tuple((layer, "a") for layer in self.state.healthy.placement.layers_of(worker).indices)
             self.give(Saved(worker=worker, generation=self.state.generation, digests=digests))
 
-    @rule(data=st.data())
-    def exited(self, data):
-        self.give(Exited(worker=self.anyone(data), pid=1, status=-9))
-
-    @rule(data=st.data())
-    def closed(self, data):
-        self.give(Closed(worker=self.anyone(data), pid=1))
+    @rule(data=st.data(), how=st.sampled_from(["exited", "closed", "node", "in order"]))
+    def lost(self, data, how):
+        """One rule for all, or hardly any course would get far."""
+        worker = self.anyone(data)
+        pid = data.draw(st.integers(1, self.processes[worker]))
+        if how == "closed":
+            self.give(Closed(worker=worker, pid=pid))
+        elif how == "node" and self.state.generation:
+            start = self.workers.index(worker)
+            self.give(NodeLost(node=0, workers=self.workers[start : start + 2]))
+        else:
+            self.give(Exited(worker=worker, pid=pid, status=0 if how == "in order" else -9))
 
     @precondition(lambda self: self.state.alive)
-    @rule(data=st.data(), chance=st.integers(0, 9))
+    @rule(data=st.data(), chance=st.integers(0, 49))
     def failure(self, data, chance):
-        if chance == 0:
+        if chance == 7:
             worker = data.draw(st.sampled_from(self.state.alive))
             self.give(Failure(worker=worker, pid=1, error="no such file", user_fault=True))
 

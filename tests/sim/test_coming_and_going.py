@@ -13,7 +13,7 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
-from holdfast.telemetry.events import Agreed, CoordinatorLost, Parted, Reattached, StepOps
+from holdfast.telemetry.events import Agreed, CoordinatorLost, Parted, Reattached, StepOps, Synced
 from holdfast.telemetry.report import report
 from holdfast.testing.virtual import VirtualCluster
 
@@ -79,6 +79,10 @@ def test_a_lost_worker_comes_back(seed):
     assert {event.worker for event in last} >= {"1.1"}
     assert next(event.ops for event in reversed(of(result, StepOps)) if event.worker == "1.1"), "it computes again"
     assert result.lost == ()
+    (synced,) = of(result, Synced)
+    assert synced.worker == "1.1"
+    assert 4 < synced.entered < synced.step < 25
+    assert synced.bytes > 0
 
 
 def test_a_new_worker_takes_the_place_that_needs_it_most():

@@ -22,15 +22,20 @@ from holdfast.telemetry.events import (
     JobEnded,
     JobStarted,
     Notice,
+    Parted,
+    Pinned,
     Reattached,
     Rebuilt,
     Resumed,
     StepOps,
     Suspected,
+    Synced,
     WorkerReady,
     read_events,
 )
+from holdfast.telemetry.picture import draw_svg, draw_text
 from holdfast.telemetry.report import report
+from holdfast.telemetry.timeline import BOUNDARY, run_timeline
 
 __all__ = ["add_inspect_parser", "narrate", "tell_checkpoint"]
 
@@ -39,11 +44,17 @@ def add_inspect_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
     """Adds the ``inspect`` command; its ``run`` default is :func:`run`."""
     parser = commands.add_parser("inspect", help="show what happened in a run", description=__doc__)
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory")
+    parser.add_argument(
+        "--format",
+        choices=("text", "svg"),
+        default="text",
+        help="text: a picture in letters, then what happened when (default); svg: a picture, to standard output",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the story of a run and returns 0."""
+    """Prints the picture, or picture and story, of a run and returns 0."""
     path = Path(args.run_dir) / "events.jsonl"
     if not path.is_file():
         raise ConfigError(f"{args.run_dir}: is no run directory, it has no events.jsonl")
@@ -51,8 +62,17 @@ def run(args: argparse.Namespace) -> int:
         timed = read_events(path)
     except (msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"{path}: is no log of events: {error}") from None
-    print(narrate(timed))
+    if args.format == "svg":
+        print(draw_svg(run_timeline(timed), title=_title(timed)), end="")
+    else:
+        print(f"{draw_text(run_timeline(timed))}\n\n{narrate(timed)}" if timed else narrate(timed))
     return 0
+
+
+def _title(timed: list[tuple[float, Event]]) -> str:
+    """What a picture says of its run in one line."""
+    told = [_tell_job(event) for _, event in timed if isinstance(event, JobStarted | JobEnded)]
+    return "; ".join(text for text in told if text)
 
 
 def narrate(timed: list[tuple[float, Event]]) -> str:
@@ -82,6 +102,8 @@ def tell_checkpoint(event: Event) -> str | None:
             return f"goes on from the checkpoint of step {event.step} in {event.url}"
         case CheckpointRejected():
             return f"checkpoint of step {event.step} is not used: {event.reason}"
+        case Pinned():
+            return f"worker {event.worker} pinned its part of checkpoint {event.step} in {_ms(event.seconds)}"
         case Checkpointed():
             return f"checkpoint of step {event.step} is complete"
         case CheckpointFailed():
@@ -98,16 +120,33 @@ def _memory(generation: int) -> str:
     return f", it remembers generation {generation}" if generation else ""
 
 
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes} bytes"
+
+
 def _tell(event: Event) -> str | None:
+    told = _tell_job(event) or _tell_coordinator(event) or _tell_loss(event)
+    return told or _tell_members(event) or tell_checkpoint(event)
+
+
+def _tell_job(event: Event) -> str | None:
     match event:
         case JobStarted():
             return f"job {event.name}: {event.workers} workers, {event.steps} steps of {event.samples_per_step} samples"
-        case WorkerReady():
-            return f"worker {event.worker} ready (process {event.pid})"
+        case Notice():
+            return f"{event.worker if event.worker == 'coordinator' else f'worker {event.worker}'}: {event.text}"
+        case StepOps(loss=float() as loss):
+            omitted = ", OMITTED: a gradient was not finite" if event.omitted else ""
+            return f"step {event.step} done by {event.worker}, loss {loss:.4f}{omitted}"
+        case JobEnded():
+            return f"ended: {event.outcome} at step {event.step}"
+    return None
+
+
+def _tell_coordinator(event: Event) -> str | None:
+    match event:
         case FaultInjected(worker="coordinator"):
             return f"FAULT {event.kind} strikes the coordinator in step {event.step} at {event.point}"
-        case FaultInjected():
-            return f"FAULT {event.kind} strikes worker {event.worker} in step {event.step} at {event.point}"
         case CoordinatorLost():
             return f"the coordinator is gone: {event.how}"
         case CoordinatorReady():
@@ -115,22 +154,40 @@ def _tell(event: Event) -> str | None:
         case Reattached():
             after = "all go on" if event.adopted else "a new one follows"
             return f"all are back at the coordinator in generation {event.generation}: {after}"
+    return None
+
+
+def _tell_loss(event: Event) -> str | None:
+    match event:
+        case FaultInjected(kind="join", worker="new"):
+            return f"JOIN: a new worker is offered from step {event.step} on"
+        case FaultInjected(kind="join"):
+            return f"JOIN: worker {event.worker} is offered again from step {event.step} on"
+        case FaultInjected():
+            return f"FAULT {event.kind} strikes worker {event.worker} in step {event.step} at {event.point}"
         case Detected():
             return f"worker {event.worker} is lost: {event.how}"
         case Suspected():
             return f"worker {event.worker} cannot reach {event.peer or 'a peer'}: {event.detail}"
-        case Installed():
-            return f"generation {event.generation}: {len(event.workers)} workers"
         case Agreed():
             return f"generation {event.generation} runs from step {event.step}"
+    return None
+
+
+def _tell_members(event: Event) -> str | None:
+    match event:
+        case WorkerReady():
+            return f"worker {event.worker} ready (process {event.pid})"
+        case Installed():
+            why = {"": "", BOUNDARY: ", between two steps"}.get(event.strategy, f", by {event.strategy}")
+            return f"generation {event.generation}: {len(event.workers)} workers{why}"
         case Rebuilt():
             return f"generation {event.generation} is connected"
-        case Notice():
-            return f"worker {event.worker}: {event.text}"
-        case Resumed() | CheckpointRejected() | Checkpointed() | CheckpointFailed():
-            return tell_checkpoint(event)
-        case JobEnded():
-            return f"ended: {event.outcome} at step {event.step}"
-        case StepOps(loss=float() as loss):
-            return f"step {event.step} done by {event.worker}, loss {loss:.4f}"
+        case Parted():
+            return f"worker {event.worker} has left before step {event.step}"
+        case Synced():
+            return (
+                f"worker {event.worker} has caught up before step {event.step}: it entered before step "
+                f"{event.entered} and was given {_size(event.bytes)}"
+            )
     return None

@@ -19,6 +19,14 @@ from holdfast.telemetry.events import Event
 
 __all__ = ["ProgressLine", "add_train_parser", "describe"]
 
+_FAULT_HELP = (
+    "KIND:TARGET@STEP[:POINT]; may be repeated. Of a worker: kill:1.2@5:backward, hang (stopped), stall (its thread is "
+    "stuck), slow:1.2@5:3x, leave (told to go), join:1.2@30 or join:new@30 (comes), partition (its node's link is "
+    "cut). Of a node: kill-node:2@5. Points of a step: start (default), forward, backward, reduce, verdict, update, "
+    "commit; of a checkpoint: checkpoint; of a recovery: detect, install, copy, replay. Of the coordinator: "
+    "kill-coordinator@10[:POINT]: when a step begins (start), or in a recovery: detect, persist, broadcast, install"
+)
+
 
 def add_train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the ``train`` command; its ``run`` default is :func:`run`."""
@@ -38,9 +46,7 @@ def add_train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         action="append",
         default=[],
         metavar="SPEC",
-        help="kill:WORKER@STEP[:POINT]: kill a worker at a point of a step (start, forward, backward, reduce, verdict, "
-        "update, commit) or of a recovery (detect, install, replay); kill-coordinator@STEP[:POINT]: kill the "
-        "coordinator when a step begins or in a recovery (detect, persist, broadcast, install); may be repeated",
+        help=_FAULT_HELP,
     )
     parser.add_argument("--run-dir", metavar="DIR", help="where to write; must not hold a run; default runs/NAME-TIME")
     parser.add_argument(

@@ -132,12 +132,14 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     """``tolerate``: how many failures any of which the grid must survive; refused if it cannot.
 
     ``commit``: how an unfinished step is taken back, ``shadow`` (from a second copy, bitwise) or ``undo`` (by inverting
-    the optimizer's step, without a copy, within a tolerance).
+    the optimizer's step, without a copy, within a tolerance). ``wait_for_replacement``: seconds to wait for a worker to
+    come when some layer has no owner left, before whoever is left goes on from the last checkpoint as a smaller grid.
     """
 
     strategy: Literal["auto", "adaptive"] = "auto"
     commit: Literal["shadow", "undo"] = "shadow"
     tolerate: Count = 0
+    wait_for_replacement: NonNegative = 0.0
 
 
 class Checkpoint(_Plain, frozen=True, kw_only=True):

@@ -74,7 +74,7 @@ def pass_time(watch: Watch, members: Iterable[WorkerId], now: float) -> Watch:
     gap = 0.0 if watch.now is None else now - watch.now
     shift = gap if gap > STALL_S else 0.0
     vitals = {
-        worker: replace(vital, heard_at=vital.heard_at + shift, moved_at=vital.moved_at + shift)
+        worker: replace(vital, heard_at=min(now, vital.heard_at + shift), moved_at=min(now, vital.moved_at + shift))
         for worker, vital in watch.vitals.items()
     }
     for worker in members:
@@ -103,11 +103,11 @@ def overdue(watch: Watch, members: Iterable[WorkerId], *, running: bool) -> dict
 
 
 def deadlocked(watch: Watch, members: Iterable[WorkerId]) -> bool:
-    """Whether every member waits and none has moved for twice the limit."""
-    vitals = [watch.vitals[worker] for worker in members]
-    if watch.now is None or any(vital.beat is None or vital.beat.busy_s > 0 for vital in vitals):
+    """Whether every member says that it waits and none has moved for twice the limit; one that is silent says nothing."""
+    now, vitals = watch.now, [watch.vitals[worker] for worker in members]
+    if now is None or any(vital.beat is None or vital.beat.busy_s > 0 for vital in vitals):
         return False
-    return all(watch.now - vital.moved_at > 2 * watch.limit_s for vital in vitals)
+    return all(now - vital.heard_at <= watch.limit_s < (now - vital.moved_at) / 2 for vital in vitals)
 
 
 def _allowance(beat: Heartbeat, limit_s: float) -> float:

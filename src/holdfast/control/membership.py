@@ -24,6 +24,9 @@ that it knows (they agree on that among themselves, in the step's own messages).
 
 ``entering`` workers hold no state yet: they take part in reductions, compute nothing, and get the state from their
 peers. Any failure sends them back to ``arriving``; they enter again at the next occasion.
+
+When a layer has no owner left and there is a state to load, the job waits for workers (WAITING), or everyone who is
+left loads that state as a member of a smaller grid. Otherwise what lives is saved, and the job ends.
 """
 
 from __future__ import annotations
@@ -64,11 +67,13 @@ from holdfast.control.messages import (
     ShardWritten,
     Shutdown,
     Spawn,
+    StateAt,
     Status,
     StepDone,
     Strike,
     Suspect,
     Synced,
+    Unreadable,
 )
 from holdfast.control.store import StoredDecision, StoredUpcoming
 from holdfast.core.ids import WorkerId
@@ -78,6 +83,7 @@ from holdfast.errors import InternalError
 from holdfast.recovery.actions import ClusterView, RecoveryPlan
 from holdfast.recovery.strategies import at_boundary, strategy_named
 from holdfast.telemetry.events import Agreed, Detected, Event, Installed, Notice, Parted, Reattached, Rebuilt, Suspected
+from holdfast.telemetry.events import Synced as SyncedEvent
 
 __all__ = [
     "Closed",
@@ -99,6 +105,7 @@ __all__ = [
 
 DETACHED_GRACE_S = 2.0
 SUSPICION_GRACE_S = 1.0
+MAX_RESTORABLE = 8
 MAX_REFORMATIONS = 3
 
 
@@ -108,6 +115,7 @@ class Phase(StrEnum):
     GATHERING = "gathering"
     FORMING = "forming"
     RUNNING = "running"
+    WAITING = "waiting"
     SAVING = "saving"
     REATTACHING = "reattaching"
     ENDED = "ended"
@@ -201,6 +209,10 @@ class Membership:
         planned: answers prepared for the loss of one more worker, by all who would be gone.
         lost_work: (step, pairs run of it) of the workers lost since training last went on.
         lost_layers: layers without an owner; empty while training can go on.
+        restorable: states that everyone could load, the newest first.
+        wait_s: how long to wait for workers when a layer has no owner.
+        wait_until: when that ends; None unless waiting.
+        loading: what everyone was told to load, until all have; whoever has not heard of it must be told again.
         resume_step: the step from which this generation runs.
         last_step: the newest step that was reported done; -1 before the first.
         suspected_at: when the first unexplained suspicion of this generation came; None if none.
@@ -239,6 +251,10 @@ class Membership:
     planned: Mapping[frozenset[WorkerId], RecoveryPlan] = field(default_factory=dict)
     lost_work: tuple[tuple[int, int], ...] = ()
     lost_layers: tuple[int, ...] = ()
+    restorable: tuple[StateAt, ...] = ()
+    wait_s: float = 0.0
+    wait_until: float | None = None
+    loading: StateAt | None = None
     resume_step: int = 0
     last_step: int = -1
     suspected_at: float | None = None
@@ -335,7 +351,7 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
         case Joined(worker=worker):
             return _on_joined(state, worker)
         case Synced(worker=worker) if worker in state.entering:
-            return _change_members(replace(state, synced=state.synced | {worker}))
+            return _on_synced(state, event)
         case Suspect():
             return _on_suspect(state, event, now)
         case StepDone():
@@ -344,6 +360,8 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
             return _on_finished(state, worker)
         case Saved(worker=worker, digests=digests):
             return _on_saved(state, worker, dict(digests))
+        case Unreadable():
+            return _on_unreadable(state, event)
     return state, ()
 
 
@@ -454,8 +472,80 @@ def _recover(state: Membership) -> Decision:
     )
     absent = frozenset(state.healthy.workers) - frozenset(state.full)
     recovery = state.planned.get(absent) or plan_recovery(state, absent)
-    state = replace(state, lost_layers=recovery.lost_layers, reformations=0, planned={})
-    return _form(state, recovery.plan, recovery.strategy)
+    if recovery.plan is None:
+        recovery = _last_resort(state, waiting=state.wait_s > 0)
+    return _carry_out(replace(state, lost_layers=recovery.lost_layers, reformations=0, planned={}), recovery)
+
+
+def _last_resort(state: Membership, *, waiting: bool) -> RecoveryPlan:
+    """What answers the loss of all owners of a layer, with what can be loaded and whoever is here without state."""
+    view = ClusterView(
+        healthy=state.healthy,
+        lost=frozenset(state.healthy.workers) - frozenset(state.full),
+        entering=state.arriving,
+        checkpoint=state.restorable[0].step if state.restorable else None,
+        wait_s=state.wait_s if waiting else 0.0,
+    )
+    return strategy_named(state.strategy)(view)
+
+
+def _carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
+    if recovery.awaits_s > 0:
+        until = _after_now(state, recovery.awaits_s) if state.wait_until is None else state.wait_until
+        state, outputs = _form(state, None, recovery.strategy)
+        if state.phase is Phase.ENDED:
+            return state, outputs
+        return replace(state, phase=Phase.WAITING, wait_until=until), outputs
+    if recovery.loads is None or recovery.plan is None:
+        return _form(state, recovery.plan, recovery.strategy)
+    return _shrink(state, recovery.plan, recovery.strategy)
+
+
+def _after_now(state: Membership, seconds: float) -> float | None:
+    """None if we have just been started and know no time yet: the next tick will."""
+    return None if state.watch.now is None else state.watch.now + seconds
+
+
+def _shrink(state: Membership, plan: Plan, strategy: str) -> Decision:
+    """Everyone who has a place in the smaller grid loads it; the others end."""
+    here = [worker for worker in state.healthy.workers if worker not in state.lost]
+    idle = [worker for worker in here if worker not in plan.workers]
+    reason = f"the grid shrinks to {len(plan.workers)} workers, which need no further one"
+    sent_away = tuple(Tell(to=worker, command=Expel(reason=reason)) for worker in idle)
+    noted = tuple(Record(event=Notice(worker=str(worker), text=reason)) for worker in idle)
+    state = replace(
+        state,
+        healthy=plan,
+        lost=frozenset(),
+        arriving=frozenset(),
+        leaving=state.leaving & frozenset(plan.workers),
+        wait_until=None,
+        watch=forget(state.watch, idle),
+    )
+    state, outputs = _form(state, plan, strategy, load=state.restorable[0])
+    return state, (*noted, *outputs, *sent_away)
+
+
+def _restore_if_whole(state: Membership) -> Decision:
+    """While waiting for workers: once every layer has somebody again, all load the last checkpoint and go on."""
+    if state.healthy.placement.without(state.lost).unowned_layers():
+        return state, ()
+    recovery = plan_recovery(state, state.lost)
+    state = replace(state, arriving=frozenset(), wait_until=None)
+    return _form(state, recovery.plan, "fallback", load=state.restorable[0])
+
+
+def _on_unreadable(state: Membership, message: Unreadable) -> Decision:
+    """The state that everyone was to load is damaged: the one before it, if there is one."""
+    left = tuple(each for each in state.restorable if each.step < message.step)
+    text = f"the checkpoint of step {message.step} cannot be used: {message.detail}"
+    notice = Record(event=Notice(worker=str(message.worker), text=text))
+    state = replace(state, restorable=left)
+    if not left:
+        ended, outputs = _end(state, "lost", f"{text}; there is no other", "")
+        return ended, (notice, *outputs)
+    state, outputs = _form(state, state.plan, "fallback", load=left[0])
+    return state, (notice, *outputs)
 
 
 def _newest(state: Membership) -> int:
@@ -536,6 +626,14 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
     return state, (record, *parted, *(Tell(to=worker, command=resume) for worker in sorted(arrived)))
 
 
+def _on_synced(state: Membership, synced: Synced) -> Decision:
+    """Whoever has caught up can compute from the next boundary on."""
+    worker = synced.worker
+    event = SyncedEvent(worker=str(worker), entered=synced.entered, step=synced.step, bytes=synced.bytes)
+    state, outputs = _change_members(replace(state, synced=state.synced | {worker}))
+    return state, (Record(event=event), *outputs)
+
+
 _NO_PLACES = (Phase.GATHERING, Phase.REATTACHING, Phase.ENDED)
 
 
@@ -584,8 +682,9 @@ def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
     return tuple(lost for lost in ahead if lost not in state.planned)
 
 
-def _form(state: Membership, plan: Plan | None, strategy: str = "") -> Decision:
+def _form(state: Membership, plan: Plan | None, strategy: str = "", load: StateAt | None = None) -> Decision:
     """Starts the next generation of the workers that are left; ``strategy`` says what answered a failure."""
+    load = load or state.loading
     state = replace(
         state,
         phase=Phase.FORMING,
@@ -597,12 +696,13 @@ def _form(state: Membership, plan: Plan | None, strategy: str = "") -> Decision:
         joined_early=frozenset(),
         finished=frozenset(),
         saved={},
+        loading=load,
         suspected_at=None,
         returned={},
     )
     if not state.alive:
         return _end(state, "lost", "every worker is lost; nothing could be saved", "")
-    install = Install(generation=state.generation, plan=plan)
+    install = Install(generation=state.generation, plan=plan, load=load)
     workers = tuple(str(worker) for worker in state.alive)
     record = Record(event=Installed(generation=state.generation, workers=workers, strategy=strategy))
     return state, (record, *(Tell(to=worker, command=install) for worker in state.alive))
@@ -619,7 +719,7 @@ def _on_status(state: Membership, status: Status) -> Decision:
     if state.plan is None:
         state, outputs = _save(replace(state, resume_step=step), step)
         return state, (agreed, *outputs)
-    state = replace(state, phase=Phase.RUNNING, resume_step=step, lost_work=())
+    state = replace(state, phase=Phase.RUNNING, resume_step=step, lost_work=(), loading=None)
     resume = Resume(generation=state.generation, step=step)
     return state, (agreed, *(Tell(to=worker, command=resume) for worker in state.alive))
 
@@ -683,6 +783,10 @@ def _on_tick(state: Membership, now: float) -> Decision:
         return state, ()
     members = tuple(worker for worker in state.alive if worker not in state.detached)
     state = replace(state, watch=pass_time(state.watch, members, now))
+    if state.phase is Phase.WAITING and state.wait_until is None:
+        state = replace(state, wait_until=now + state.wait_s)
+    if state.wait_until is not None and now >= state.wait_until:
+        return _carry_out(replace(state, wait_until=None), _last_resort(state, waiting=False))
     running = state.phase in (Phase.FORMING, Phase.RUNNING)
     hung = overdue(state.watch, members, running=running)
     if hung:
@@ -752,6 +856,10 @@ def _on_shard(state: Membership, message: ShardWritten | ShardFailed) -> Decisio
 
 def _on_settled(state: Membership, settled: Settled) -> Decision:
     ledger, told = settle(state.checkpoints, settled)
+    if not settled.error:
+        older = tuple(each for each in state.restorable if each.url is not None and each.step != settled.step)
+        found = sorted((*older, StateAt(url=settled.url, step=settled.step)), key=lambda each: -each.step)
+        state = replace(state, restorable=tuple(found[:MAX_RESTORABLE]))
     state, outputs = _end_if_saved(replace(state, checkpoints=ledger))
     return state, (*(Record(event=event) for event in told), *outputs)
 
@@ -829,7 +937,8 @@ def _after(outputs: tuple[Output, ...], decision: Decision) -> Decision:
 def _durable(state: Membership) -> tuple[object, ...]:
     """Whatever of these changes must be stored before anybody hears of it."""
     members = (state.lost, state.arriving, state.entering, state.synced, state.leaving, state.expected, state.pids)
-    return (state.generation, state.generations, state.plan, state.upcoming, *members, state.ended)
+    layers = (state.healthy, state.restorable, state.loading)
+    return (state.generation, state.generations, state.plan, state.upcoming, *members, *layers, state.ended)
 
 
 def _counted(before: Membership, after: Membership) -> Membership:
@@ -847,7 +956,10 @@ def to_store(before: Membership, after: Membership) -> StoredDecision | None:
     return StoredDecision(
         revision=after.revision,
         generation=after.generation,
+        healthy=after.healthy,
         plan=after.plan,
+        restorable=after.restorable,
+        loading=after.loading,
         lost=tuple(sorted(after.lost)),
         generations=after.generations,
         lost_layers=after.lost_layers,
@@ -877,7 +989,10 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         revision=stored.revision,
         generation=stored.generation,
         generations=stored.generations,
+        healthy=stored.healthy,
         plan=stored.plan,
+        restorable=stored.restorable,
+        loading=stored.loading,
         lost=frozenset(stored.lost),
         lost_layers=stored.lost_layers,
         lost_work=stored.lost_work,
@@ -953,7 +1068,7 @@ def _on_return(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     if not _undisturbed(state, worker, hello):
         return _recover(state)
     if worker in state.arriving:
-        return _change_members(state)
+        return _restore_if_whole(state) if state.phase is Phase.WAITING else _change_members(state)
     state, outputs = _change_members(replace(state, joined=state.joined | {worker}))
     return _after(outputs, _on_finished(state, worker) if hello.activity == "finished" else (state, ()))
 

@@ -46,7 +46,9 @@ __all__ = [
     "StepDone",
     "Strike",
     "Suspect",
+    "StateAt",
     "Synced",
+    "Unreadable",
     "decode_command",
     "decode_message",
     "encode",
@@ -143,11 +145,16 @@ class Left(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Synced(_Wire, frozen=True, tag=True, kw_only=True):
-    """A worker that entered has caught up: from ``step`` on it holds the same state as its peers."""
+    """A worker that entered has caught up: from ``step`` on it holds the same state as its peers.
+
+    It entered before step ``entered`` and was given ``bytes`` of state.
+    """
 
     worker: WorkerId
     generation: int
     step: int
+    entered: int
+    bytes: int
 
 
 class Offer(_Wire, frozen=True, tag=True, kw_only=True):
@@ -235,6 +242,15 @@ class ShardFailed(_Wire, frozen=True, tag=True, kw_only=True):
     detail: str
 
 
+class Unreadable(_Wire, frozen=True, tag=True, kw_only=True):
+    """A worker was told to load a state that cannot be read; an older one may be."""
+
+    worker: WorkerId
+    generation: int
+    step: int
+    detail: str
+
+
 class Failure(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker cannot go on for a reason that no recovery cures."""
 
@@ -259,17 +275,26 @@ class Attached(_Wire, frozen=True, tag=True, kw_only=True):
     """The coordinator accepted the connection."""
 
 
+class StateAt(_Wire, frozen=True, kw_only=True):
+    """The state before ``step``: in the checkpoints at ``url``; no url: as the model's seed makes it, before step 0."""
+
+    url: str | None
+    step: int
+
+
 class Install(_Wire, frozen=True, tag=True, kw_only=True):
-    """Stop everything older, join ``generation`` with ``plan``; no plan: nothing can be trained any more.
+    """Stop everything older, join ``generation`` with ``plan``; no plan: nothing can be trained for now.
 
     ``at_boundary``: not at once, but after the first step in which all workers were found to know of it. ``entering``:
-    workers that hold no state yet; their peers give it to them.
+    workers that hold no state yet; their peers give it to them. ``load``: everyone gives up what it holds, and loads
+    the layers that ``plan`` gives it.
     """
 
     generation: int
     plan: Plan | None
     at_boundary: bool = False
     entering: tuple[WorkerId, ...] = ()
+    load: StateAt | None = None
 
 
 class Resume(_Wire, frozen=True, tag=True, kw_only=True):
@@ -352,6 +377,7 @@ Message = (
     | ShardFailed
     | Finished
     | Saved
+    | Unreadable
     | Failure
     | Exited
     | NodeLost

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.control.messages import Ended
+from holdfast.control.messages import Ended, StateAt
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 
@@ -30,7 +30,10 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     revision: int
     generation: int
+    healthy: Plan
     plan: Plan | None
+    restorable: tuple[StateAt, ...] = ()
+    loading: StateAt | None = None
     lost: tuple[WorkerId, ...] = ()
     generations: int = 0
     lost_layers: tuple[int, ...] = ()

@@ -11,9 +11,11 @@ from holdfast.core.plan import Plan
 __all__ = [
     "Abort",
     "Action",
+    "Await",
     "ClusterView",
     "CopyState",
     "InstallPlan",
+    "LoadState",
     "Recompute",
     "RecoveryPlan",
     "SaveCommitted",
@@ -51,6 +53,20 @@ class CopyState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadState:
+    """Everyone gives up what it holds and loads its layers as they were before ``step``, from the last checkpoint."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Await:
+    """Nothing is trained until workers have come for the lost layers, for ``limit_s`` seconds at most."""
+
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
     """The interrupted step is run again from its beginning."""
 
@@ -62,7 +78,7 @@ class SaveCommitted:
     lost: tuple[int, ...]
 
 
-Action = Abort | TakeBack | InstallPlan | CopyState | Recompute | SaveCommitted
+Action = Abort | TakeBack | InstallPlan | CopyState | LoadState | Await | Recompute | SaveCommitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +94,16 @@ class RecoveryPlan:
         return next((action.plan for action in self.actions if isinstance(action, InstallPlan)), None)
 
     @property
+    def loads(self) -> int | None:
+        """The step whose state everyone loads; None if all keep what they hold."""
+        return next((action.step for action in self.actions if isinstance(action, LoadState)), None)
+
+    @property
+    def awaits_s(self) -> float:
+        """How long workers are waited for; 0 if they are not."""
+        return next((action.limit_s for action in self.actions if isinstance(action, Await)), 0.0)
+
+    @property
     def lost_layers(self) -> tuple[int, ...]:
         """Layers that no survivor holds; empty if training goes on."""
         return next((action.lost for action in self.actions if isinstance(action, SaveCommitted)), ())
@@ -91,8 +117,12 @@ class ClusterView:
         healthy: the plan of the whole grid.
         lost: workers of it that cannot compute: gone, leaving, or without state.
         entering: those of them that are there and get their state now.
+        checkpoint: the step of the newest state that can be loaded; None if there is none.
+        wait_s: how long to wait for new workers before a smaller grid is chosen.
     """
 
     healthy: Plan
     lost: frozenset[WorkerId]
     entering: frozenset[WorkerId] = frozenset()
+    checkpoint: int | None = None
+    wait_s: float = 0.0

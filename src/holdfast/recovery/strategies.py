@@ -10,20 +10,23 @@ from types import MappingProxyType
 
 from holdfast.core.builders import adaptive_plan
 from holdfast.core.plan import with_listeners
+from holdfast.core.shrink import shrunken_plan
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, StateUnavailable
 from holdfast.recovery.actions import (
     Abort,
+    Await,
     ClusterView,
     CopyState,
     InstallPlan,
+    LoadState,
     Recompute,
     RecoveryPlan,
     SaveCommitted,
     TakeBack,
 )
 
-__all__ = ["STRATEGIES", "Strategy", "adaptive", "at_boundary", "strategy_named"]
+__all__ = ["STRATEGIES", "Strategy", "adaptive", "at_boundary", "fall_back", "strategy_named"]
 
 Strategy = Callable[[ClusterView], RecoveryPlan]
 
@@ -31,7 +34,7 @@ Strategy = Callable[[ClusterView], RecoveryPlan]
 def adaptive(view: ClusterView) -> RecoveryPlan:
     """Re-routes the micro-batches of lost workers to their peers and redoes the interrupted step.
 
-    When a layer has no owner left, the last committed step of the layers that live is saved and training ends.
+    When a layer has no owner left, see :func:`fall_back`.
 
     Source: SlipStream, section 3.1 and "Rerouting micro-batches" in 4.3. Here the plan is always computed from the
     healthy one and the set of all lost workers, so that it does not depend on the order of the failures.
@@ -39,10 +42,33 @@ def adaptive(view: ClusterView) -> RecoveryPlan:
     try:
         plan = adaptive_plan(view.healthy, view.lost)
     except StateUnavailable as error:
-        salvage = (Abort(), TakeBack(), SaveCommitted(lost=error.layers))
-        return RecoveryPlan(strategy="adaptive", actions=salvage)
+        return fall_back(view, error.layers)
     validate(plan)
     return RecoveryPlan(strategy="adaptive", actions=(Abort(), TakeBack(), InstallPlan(plan=plan), Recompute()))
+
+
+def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
+    """What is left when layers have no owner: wait for workers, then a smaller grid, from the last checkpoint.
+
+    Every process that lives goes on in place, as a member of the fastest grid of those that hold at most twice as many
+    layers per worker as before. Without a state to load, what lives is saved and training ends.
+
+    Args:
+        view: the cluster.
+        layers: that nobody holds.
+    """
+    if view.checkpoint is None:
+        return RecoveryPlan(strategy="fallback", actions=(Abort(), TakeBack(), SaveCommitted(lost=layers)))
+    if view.wait_s > 0:
+        return RecoveryPlan(strategy="fallback", actions=(Abort(), Await(limit_s=view.wait_s)))
+    healthy = view.healthy
+    left = [worker for worker in healthy.workers if worker not in view.lost or worker in view.entering]
+    most = max(held.stop - held.start for _, held in healthy.placement.ranges)
+    num_layers = healthy.placement.num_layers
+    plan = shrunken_plan(left, healthy.routes.microbatches, num_layers, max_layers=2 * most)
+    validate(plan)
+    actions = (Abort(), LoadState(step=view.checkpoint), InstallPlan(plan=plan))
+    return RecoveryPlan(strategy="fallback", actions=actions)
 
 
 def at_boundary(view: ClusterView, strategy: Strategy) -> RecoveryPlan:
@@ -54,7 +80,7 @@ def at_boundary(view: ClusterView, strategy: Strategy) -> RecoveryPlan:
         view: who computes afterwards, and who enters.
         strategy: re-routes.
     """
-    answer = strategy(ClusterView(healthy=view.healthy, lost=view.lost))
+    answer = strategy(ClusterView(healthy=view.healthy, lost=view.lost))  # no checkpoint: nobody goes back for this
     if answer.plan is None:
         return answer
     ranges = [(worker, view.healthy.placement.layers_of(worker)) for worker in sorted(view.entering)]

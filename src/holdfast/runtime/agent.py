@@ -381,6 +381,7 @@ class Agent:
             socket=None if self._networks is None else self._networks.socket,
             checkpoints=self._checkpoints,
             facts=probed.facts,
+            resume=self.resume,
         )
 
     def _store(self) -> str:

@@ -46,6 +46,8 @@ class Crew:
     processes: list[BaseProcess] = field(default_factory=list)
     _current: dict[WorkerId, BaseProcess] = field(default_factory=dict)
     _offered: set[Fault] = field(default_factory=set)
+    _reached: int = 0
+    """The newest step known to have begun; some worker, and so its faults, may be one further."""
     _struck: set[Fault] = field(default_factory=set)
     _exits: tuple[Exited, ...] = ()
     _open_offers: tuple[WorkerId | None, ...] = ()
@@ -74,11 +76,13 @@ class Crew:
             self._coming[worker] = None
 
     def start(self, worker: WorkerId) -> None:
-        """Starts a worker's process; a later one of the same worker has no faults before it left to strike it."""
-        faults = self._faults_of(worker) if worker not in self._current else ()
-        spec = self.spec_of(worker, faults)
+        """Starts a worker's process; a later one of the same worker is struck by what is still to come only."""
+        faults = self._faults_of(worker)
         if worker in self._current:  # its peers give it the state of the running job
-            spec = replace(spec, resume=None)
+            ahead = tuple(fault for fault in faults if fault.step > self._reached + 1)
+            spec = replace(self.spec_of(worker, ahead), resume=None)
+        else:
+            spec = self.spec_of(worker, faults)
         process = self.context.Process(target=worker_main, args=(spec,), name=f"holdfast-{worker}", daemon=True)
         process.start()
         self.processes.append(process)
@@ -119,7 +123,8 @@ class Crew:
         timer.start()
 
     def reach(self, step: int) -> None:
-        """Offers the workers that are scheduled to come at this step."""
+        """Offers the workers that are scheduled to come at this step, or earlier."""
+        self._reached = step
         for fault in self.faults:
             if fault.kind is FaultKind.JOIN and fault.step <= step and fault not in self._offered:
                 self._offered.add(fault)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ _Gloo: Any = dist.ProcessGroupGloo  # torch's type hints leave its methods out
 _JOIN_S = 0.01
 _CONNECT_S = 60.0
 _abandoned: list[object] = []
+_SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")
 _HEADER = 8  # int64 words before the payload: 64 bytes, so that the payload stays aligned
 _PAYLOADS = {payload: index for index, payload in enumerate(Payload)}
 
@@ -87,7 +89,7 @@ class GlooTransport:
             self._own_sockets = self._new_sockets()
             self._refuse_stale(generation)
         if errors:
-            raise PeerLost("", generation, _first_line(errors[0]))
+            raise PeerLost("", generation, _first_sentence(errors[0]))
 
     def _join(self, threads: list[threading.Thread], generation: int, errors: list[BaseException]) -> None:
         """Waits for the threads that connect, until the generation is aborted or a member turns out dead.
@@ -187,7 +189,7 @@ class GlooTransport:
             yield
         except RuntimeError as error:
             self._refuse_stale(self._generation)
-            raise PeerLost(str(peer or ""), self._generation, _first_line(error)) from None
+            raise PeerLost(str(peer or ""), self._generation, _first_sentence(error)) from None
 
     def abort(self, generation: int) -> None:
         """See Transport.abort; takes well under a millisecond."""
@@ -309,8 +311,10 @@ def _tag(key: MessageKey) -> int:
     return key.microbatch * len(_PAYLOADS) + _PAYLOADS[key.payload]
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+def _first_sentence(error: BaseException) -> str:
+    """What happened, without the place in Gloo's sources before it and the advice after it."""
+    line, *_ = str(error).splitlines() or [""]
+    return _SOURCE_PLACE.sub("", line).split(". ")[0] or type(error).__name__
 
 
 def _sockets() -> dict[str, int]:

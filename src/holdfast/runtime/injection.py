@@ -23,7 +23,7 @@ _OF_THE_AGENT = (FaultKind.KILL_NODE, FaultKind.PARTITION)
 
 def strikes(fault: Fault, point: Point, step: int) -> bool:
     """Whether a fault is due at a point; copies begin at a step that nobody can foretell, so theirs may come later."""
-    if fault.kind is FaultKind.SLOW or fault.point is not point:
+    if fault.kind in (FaultKind.SLOW, FaultKind.JOIN) or fault.point is not point:
         return False
     return step >= fault.step if point is Point.COPY else step == fault.step
 

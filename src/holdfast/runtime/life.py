@@ -25,17 +25,19 @@ from holdfast.control.messages import (
     Save,
     Saved,
     Shutdown,
+    StateAt,
     Status,
     StepDone,
     Suspect,
     Synced,
+    Unreadable,
 )
 from holdfast.core.faults import Point
 from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.lower import WorkerProgram, groups, lower_worker
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
-from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration
+from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration, StorageError
 from holdfast.runtime.executor import Effect, Execution, Reach, StagePort
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "LifeEffect",
     "LifeStage",
     "Listen",
+    "Load",
     "Pin",
     "Release",
     "Report",
@@ -124,6 +127,14 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """Return a new compute engine for the layers that the plan gives us, with the state named; the old one is over."""
+
+    plan: Plan
+    state: StateAt
+
+
+@dataclass(frozen=True, slots=True)
 class Build:
     """Connect the members of each group for ``generation``."""
 
@@ -181,7 +192,20 @@ class Pin:
 
 
 LifeEffect = (
-    Effect | Attach | Report | Listen | Abort | Build | Boundary | Drain | Serve | Release | Fetch | Fetched | Pin
+    Effect
+    | Attach
+    | Report
+    | Listen
+    | Abort
+    | Load
+    | Build
+    | Boundary
+    | Drain
+    | Serve
+    | Release
+    | Fetch
+    | Fetched
+    | Pin
 )
 Life = Generator[LifeEffect, Any, None]
 Then = Generator[LifeEffect, Any, Command]
@@ -204,6 +228,7 @@ class WorkerLife:
         program: our instructions under this generation's plan.
         execution: the step that runs, or ran last.
         executed: (layer, micro-batch) pairs begun, of the step that ran last and the one before.
+        entered: the step before which we came into the running job; meaningless for a worker that never did.
         standing: the generation that we are in and what we do in it, in one value: other threads read it.
     """
 
@@ -219,6 +244,7 @@ class WorkerLife:
     program: WorkerProgram | None = None
     execution: Execution | None = None
     executed: dict[int, int] = field(default_factory=dict)
+    entered: int = 0
     standing: tuple[int, Activity] = (0, "waiting")
     _number: Callable[[MicroBatch], int] = field(init=False)
 
@@ -244,6 +270,16 @@ class WorkerLife:
                 self._stand("waiting")
                 yield Report(self._suspicion(error))
                 command = yield Listen()
+            except StorageError as error:
+                yield Report(self._unreadable(command, error))
+                command = yield Listen()
+
+    def _unreadable(self, command: Command, error: StorageError) -> Unreadable:
+        """Only a state that we were told to load is read from a store."""
+        if not isinstance(command, Install) or command.load is None:
+            raise error
+        step = command.load.step
+        return Unreadable(worker=self.worker, generation=self.generation, step=step, detail=str(error))
 
     def hello(self) -> Hello:
         """Who we are and where we stand, for a coordinator that may know nothing of it."""
@@ -287,6 +323,9 @@ class WorkerLife:
         yield Abort()
         yield Release(())
         self._count_executed()
+        load = install.load if install.load is not None else self._elsewhere(install.plan, first)
+        if load is not None and install.plan is not None:
+            self.stage = yield Load(install.plan, load)
         self.stage.discard()
         yield Report(self._status())
         if install.plan is None:
@@ -294,6 +333,13 @@ class WorkerLife:
         yield Reach(Point.INSTALL, self._step())
         yield from self._connect(install.plan)
         yield Report(Joined(worker=self.worker, generation=self.generation))
+
+    def _elsewhere(self, plan: Plan | None, first: bool) -> StateAt | None:
+        """Whether we come into a grid that has shrunk since our process was told which layers would be ours."""
+        if plan is None or not first:
+            return None
+        ours = set(plan.placement.layers_of(self.worker).indices) == set(self.stage.layer_steps())
+        return None if ours else StateAt(url=None, step=0)
 
     def _connect(self, plan: Plan) -> Life:
         self.program = lower_worker(plan, self.worker, self.ties)
@@ -335,12 +381,13 @@ class WorkerLife:
             yield from self._enter(install.plan, install.entering, command.step)
         else:
             self.stage.take_back(command.step)
-            if self.generation > 1 and command.step == self._step():
+            if self.generation > 1 and command.step <= self._step():
                 yield Reach(Point.REPLAY, command.step)
         return (yield from self._run_steps(command.step))
 
     def _enter(self, plan: Plan, entering: tuple[WorkerId, ...], step: int) -> Life:
         """Begins to take part without any state, which our peers give us meanwhile."""
+        self.entered = step
         self.stage.follow()
         own = plan.placement.layers_of(self.worker).indices
         holders = {layer: tuple(w for w in plan.placement.owners(layer) if w not in entering) for layer in own}
@@ -375,7 +422,16 @@ class WorkerLife:
         states: Mapping[int, bytes] | None = yield Fetched()
         if states is not None:
             self.stage.catch_up(states)
-            yield Report(Synced(worker=self.worker, generation=self.generation, step=step))
+            yield Report(self._synced(step, states))
+
+    def _synced(self, step: int, states: Mapping[int, bytes]) -> Synced:
+        return Synced(
+            worker=self.worker,
+            generation=self.generation,
+            step=step,
+            entered=self.entered,
+            bytes=sum(len(state) for state in states.values()),
+        )
 
     def _go_over(self, install: Install, step: int) -> Generator[LifeEffect, Any, bool]:
         """Goes over into a prepared generation before ``step``; returns whether we are a member of it.

@@ -121,6 +121,7 @@ class CoordinatorSpec:
         directory: where the trained layers are saved.
         checkpoints: url of where the job's checkpoints go.
         facts: what they say of the job.
+        resume: the checkpoint that the job goes on from; None if it begins anew.
         port: to listen on; 0 for any.
         faults: what is to happen to the coordinator.
         namespace: the network to move to before anything else; None to stay in the host's.
@@ -137,6 +138,7 @@ class CoordinatorSpec:
     facts: Facts
     port: int
     faults: tuple[Fault, ...]
+    resume: ResumeFrom | None = None
     namespace: Namespace | None = None
     socket: str | None = None
 

@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 import torch
 
-from holdfast.control.messages import Blob, Command, Expel, Hello, Install, Message, Shutdown
+from holdfast.control.messages import Blob, Command, Expel, Heartbeat, Hello, Install, Message, Shutdown, StateAt
 from holdfast.core.lower import Payload, Receive, Reduction, message_number
+from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
+from holdfast.runtime.build import StageParts
 from holdfast.runtime.checkpointing import CheckpointWriter
 from holdfast.runtime.copying import StateCopier
 from holdfast.runtime.exchange import RelayExchange
@@ -35,6 +37,7 @@ from holdfast.runtime.life import (
     LifeEffect,
     LifeStage,
     Listen,
+    Load,
     Pin,
     Release,
     Report,
@@ -70,6 +73,10 @@ class Pace:
             self.slowest_s = max(self.slowest_s, now - self.since)
         self.moves, self.waiting, self.since = self.moves + 1, waiting, now
 
+    def warm_up(self) -> None:
+        """The first step is done: what things took in it says nothing of those that follow."""
+        self.warm, self.slowest_s = True, 0.0
+
     def busy_s(self) -> float:
         """For how long the present work goes on; 0 while waiting."""
         since, waiting = self.since, self.waiting
@@ -94,6 +101,7 @@ class Shell:
         spec_of: what a message of this kind that comes in holds.
         injector: scheduled faults.
         copier: state transfers.
+        rebuild: makes a compute engine for the layers that a plan gives us, with a state from a store.
         expelled: called, in the control thread, when we are no member any more; ends the process.
         pace: how we move along.
         writer: writes checkpoints; None if the job makes none.
@@ -110,6 +118,7 @@ class Shell:
     spec_of: Callable[[Payload], TensorSpec]
     injector: Injector
     copier: StateCopier
+    rebuild: Callable[[Plan, StateAt], StageParts]
     expelled: Callable[[str], None]
     pace: Pace = field(default_factory=Pace)
     writer: CheckpointWriter | None = None
@@ -154,6 +163,23 @@ class Shell:
         if isinstance(command, Shutdown):
             self._interrupt(FOREVER)
         self._commands.put(command)
+
+    def beat(self) -> None:
+        """Tells of our progress, in any thread."""
+        life, pace, execution = self.life, self.pace, self.life.execution
+        if life.generation == 0:
+            return
+        self.send(
+            Heartbeat(
+                worker=life.worker,
+                generation=life.generation,
+                step=execution.step if execution else 0,
+                op=len(execution.ops) if execution else 0,
+                moves=pace.moves,
+                busy_s=pace.busy_s(),
+                slowest_s=max(pace.slowest_s, 1e-6) if pace.warm else 0.0,
+            )
+        )
 
     def _interrupt(self, newest: int) -> None:
         with self._turn:
@@ -246,6 +272,8 @@ class Shell:
                 return self._forget()
             case Release(keep=keep):
                 return self.copier.release(keep)
+            case Load(plan=plan, state=state):
+                return self._load(plan, state)
         if self._newest > self.life.generation:
             raise StaleGeneration(self.life.generation, self._newest if self._newest < FOREVER else None)
         match effect:
@@ -338,6 +366,11 @@ class Shell:
         self._set_order(install)
         return install
 
+    def _load(self, plan: Plan, state: StateAt) -> LifeStage:
+        parts = self.rebuild(plan, state)
+        self.stage, self.spec_of = parts.stage, parts.spec_of
+        return parts.stage
+
     def _set_order(self, install: Install) -> None:
         plan = install.plan
         if plan is not None and self.life.worker in plan.workers:
@@ -352,7 +385,9 @@ class Shell:
 
     def _committed(self, committed: Committed) -> None:
         """Logs the step; what was run must be what the plan ordered."""
-        self.pace.warm = True
+        if not self.pace.warm:
+            self.pace.warm_up()
+            self.beat()  # so that whoever stops right now is judged by what it needs when warm
         if committed.ops != self._order:
             raise InternalError(
                 f"worker {self.life.worker} ran {' '.join(map(str, committed.ops))} in step {committed.step}, "

@@ -24,11 +24,12 @@ from holdfast.control.coordinator import Committer, Coordinator, serve
 from holdfast.control.detection import Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
 from holdfast.control.membership import Membership, restore
-from holdfast.control.messages import Failure, Heartbeat, Hello, Leaving, Shutdown
+from holdfast.control.messages import Failure, Hello, Leaving, Shutdown, StateAt
 from holdfast.control.sabotage import Sabotage
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.tls import channel_credentials, server_credentials
 from holdfast.core.faults import Fault
+from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StorageError
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.build import StageParts, build_stage, probe
@@ -159,12 +160,25 @@ class _Worker:
                 token=spec.token,
                 credentials=channel_credentials(tls) if tls else None,
             ),
+            rebuild=self._rebuild,
             expelled=self._expelled,
         )
         if spec.job.checkpoint.every:
             checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
             shell.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, shell.injector.reach)
         return shell
+
+    def _rebuild(self, plan: Plan, state: StateAt) -> StageParts:
+        """A new compute engine, for the place that we have in ``plan``.
+
+        Raises:
+            StorageError: a layer of the state is missing, damaged or cannot be read.
+        """
+        spec = self._spec
+        parts = build_stage(spec.job, plan, spec.worker, spec.boundaries, spec.emulate)
+        if state.url is not None:
+            _load(parts.stage, state.url, state.step)
+        return parts
 
     def _leave(self, shell: Shell) -> None:
         """SIGTERM: a notice to go. Before the first generation nobody would miss us."""
@@ -204,20 +218,8 @@ class _Worker:
 
     def _beat(self, shell: Shell) -> None:
         """Tells of progress, as long as the process lives."""
-        life, pace = shell.life, shell.pace
         while True:
-            execution = life.execution
-            if life.generation > 0:
-                beat = Heartbeat(
-                    worker=life.worker,
-                    generation=life.generation,
-                    step=execution.step if execution else 0,
-                    op=len(execution.ops) if execution else 0,
-                    moves=pace.moves,
-                    busy_s=pace.busy_s(),
-                    slowest_s=pace.slowest_s if pace.warm else 0.0,
-                )
-                self._client.send(beat)
+            shell.beat()
             time.sleep(self._spec.job.control.heartbeat_s)
 
 
@@ -229,10 +231,14 @@ def _restore(stage: LifeStage, resume: ResumeFrom) -> None:
     """
     assert resume.step is not None
     try:
-        for layer, data in load_states(resume.url, resume.step, stage.layer_steps()).items():
-            stage.restore(layer, data)
+        _load(stage, resume.url, resume.step)
     except StorageError as error:
         raise ConfigError(f"--resume {resume}: {error}; resume from an earlier step") from error
+
+
+def _load(stage: LifeStage, url: str, step: int) -> None:
+    for layer, data in load_states(url, step, stage.layer_steps()).items():
+        stage.restore(layer, data)
 
 
 def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
@@ -303,10 +309,19 @@ def _membership(spec: CoordinatorSpec, stored: StoredDecision | None) -> Members
         strategy=spec.job.resilience.strategy,
         directory=spec.directory,
         watch=Watch(limit_s=spec.job.control.hang_s),
+        restorable=_restorable(spec),
+        wait_s=spec.job.resilience.wait_for_replacement,
     )
     if stored is None:
         return begins
     return restore(begins, stored, reattach_until=time.monotonic() + spec.job.control.reattach_s)
+
+
+def _restorable(spec: CoordinatorSpec) -> tuple[StateAt, ...]:
+    """What can be loaded before the first checkpoint: what was resumed from, else the start if any will follow."""
+    if spec.resume is not None and spec.resume.step is not None:
+        return (StateAt(url=spec.resume.url, step=spec.resume.step),)
+    return (StateAt(url=None, step=0),) if spec.job.checkpoint.every else ()
 
 
 def run_probe(job: Job, answer: Connection) -> None:

@@ -101,15 +101,13 @@ class Synced(_Event, frozen=True, tag="synced", kw_only=True):
 
     Attributes:
         entered: the step before which it entered, and whose state it was given.
-        bytes: how much state it was given.
-        seconds: from entering to this moment.
+        bytes: how much state it was given, as it is encoded for sending.
     """
 
     worker: str
     entered: int
     step: int
     bytes: int
-    seconds: float
 
 
 class Suspected(_Event, frozen=True, tag="suspected", kw_only=True):

@@ -20,11 +20,11 @@ from holdfast.telemetry.events import (
     StepOps,
 )
 
-__all__ = ["FailureReport", "RunReport", "report"]
+__all__ = ["FATAL_KINDS", "FailureReport", "RunReport", "report"]
 
 Timed = tuple[float, Event]
 
-_FATAL = ("kill", "hang", "stall", "partition", "kill-node")
+FATAL_KINDS = ("kill", "hang", "stall", "partition", "kill-node")
 """Kinds of faults after which a worker is lost; others make nobody fail."""
 
 
@@ -140,7 +140,9 @@ def _rate(times: list[float]) -> float | None:
 
 
 def _failures(timed: list[Timed], commits: dict[int, float]) -> Iterable[FailureReport]:
-    injected = [(time, event) for time, event in timed if isinstance(event, FaultInjected) and event.kind in _FATAL]
+    injected = [
+        (time, event) for time, event in timed if isinstance(event, FaultInjected) and event.kind in FATAL_KINDS
+    ]
     strategies = {event.generation: event.strategy for _, event in timed if isinstance(event, Installed)}
     for detected, event in timed:
         if not isinstance(event, Detected):

@@ -50,6 +50,7 @@ from holdfast.control.messages import (
     ShardWritten,
     Shutdown,
     Spawn,
+    StateAt,
     Strike,
 )
 from holdfast.control.store import StoredDecision
@@ -74,6 +75,7 @@ from holdfast.runtime.life import (
     Life,
     LifeStage,
     Listen,
+    Load,
     Pin,
     Release,
     Report,
@@ -186,7 +188,8 @@ class VirtualCluster:
         ties: the layers that share weights.
         workers_per_node: consecutive workers that fail together.
         kill_comer_at_effect: a worker whose second process dies when it yields its n-th effect.
-        checkpoint_every: a checkpoint after so many steps, of which only the digests are kept; 0 for none.
+        checkpoint_every: a checkpoint after so many steps; 0 for none.
+        wait_for_replacement: virtual seconds to wait for a worker when a layer has no owner left.
         coordinator_deaths: (when it dies, how long it is away), in virtual seconds; messages on their way are lost.
         broken_streams: (when, whose) connections to the coordinator break; messages on their way are lost.
     """
@@ -206,6 +209,7 @@ class VirtualCluster:
         workers_per_node: int = 1,
         kill_comer_at_effect: tuple[WorkerId, int] | None = None,
         checkpoint_every: int = 0,
+        wait_for_replacement: float = 0.0,
         coordinator_deaths: Iterable[tuple[float, float]] = (),
         broken_streams: Iterable[tuple[float, WorkerId]] = (),
     ) -> None:
@@ -220,7 +224,7 @@ class VirtualCluster:
         self._exits: tuple[Exited, ...] = ()
         self._offers: list[WorkerId | None] = []
         self._coming: set[WorkerId] = set()
-        self._stored: StoredDecision | None = None
+        self._decision: StoredDecision | None = None
         self._random = random.Random(seed)
         self._delays = delays or Delays()
         self._faults = tuple(faults)
@@ -236,10 +240,19 @@ class VirtualCluster:
         self._ended: Ended | None = None
         self._checkpoint_every = checkpoint_every
         self._pinned: list[Pinned] = []
+        self._stored: dict[tuple[int, int], bytes] = {}
         self._checkpoints: dict[int, tuple[str, ...]] = {}
         watch = Watch(limit_s=HANG_S)
-        self._blank = Membership(healthy=plan, steps=steps, strategy="auto", directory="", watch=watch)
-        self._membership = self._blank
+        start = (StateAt(url=None, step=0),) if checkpoint_every else ()
+        self._blank = self._membership = Membership(
+            healthy=plan,
+            steps=steps,
+            strategy="auto",
+            directory="",
+            watch=watch,
+            restorable=start,
+            wait_s=wait_for_replacement,
+        )
         self._nodes = group_into_nodes(plan.workers, workers_per_node)
         self._struck: set[Fault] = set()
         self._served: dict[tuple[int, WorkerId], dict[WorkerId, dict[int, bytes]]] = defaultdict(dict)
@@ -366,7 +379,7 @@ class VirtualCluster:
     def _decide(self, event: Message | Closed | Tick | Planned | Settled) -> None:
         before = self._membership
         self._membership, outputs = decide(before, event, now=self._now)
-        self._stored = to_store(before, self._membership) or self._stored
+        self._decision = to_store(before, self._membership) or self._decision
         for output in outputs:
             match output:
                 case Record(event=recorded):
@@ -397,8 +410,8 @@ class VirtualCluster:
 
     def _restart_coordinator(self) -> None:
         self._leads, self._membership = True, self._blank
-        if self._stored is not None:
-            self._membership = restore(self._blank, self._stored, reattach_until=self._now + REATTACH_S)
+        if self._decision is not None:
+            self._membership = restore(self._blank, self._decision, reattach_until=self._now + REATTACH_S)
         self._log(CoordinatorReady(pid=0, generation=self._membership.generation))
         self._come_back(AGENT)
         for process in self._processes.values():
@@ -639,6 +652,8 @@ class VirtualCluster:
                 return True, None
             case Release():
                 return True, None
+            case Load(plan=plan, state=state):
+                return True, self._load(worker, plan, state)
         if worker.newest > life.generation:
             raise StaleGeneration(life.generation)
         match effect:
@@ -719,6 +734,7 @@ class VirtualCluster:
         for index, layer in enumerate(layers):
             self._pinned.append(Pinned(worker=who, generation=generation, step=step, layer=layer))
             data = worker.life.stage.snapshot(layer)()
+            self._stored[step, layer] = data
             digest = hashlib.sha256(data).hexdigest()
             name = f"layer-{layer:04d}-{digest[:16]}.safetensors"
             shard = Shard(layer=layer, name=name, sha256=digest, size=len(data))
@@ -730,6 +746,15 @@ class VirtualCluster:
             self._reach(worker, Point.CHECKPOINT, written.step)
         if worker.alive:
             self._up(worker, written)
+
+    def _load(self, worker: _Worker, plan: Plan, state: StateAt) -> LifeStage:
+        """A new emulated stage for the worker's place in a plan, with what was pinned for a checkpoint."""
+        layers, total = plan.placement.layers_of(worker.life.worker), len(plan.routes.microbatches)
+        stage = EmulatedStage(layers=layers, num_layers=plan.placement.num_layers, num_microbatches=total)
+        if state.url is not None:
+            for layer in layers.indices:
+                stage.restore(layer, self._stored[state.step, layer])
+        return _Unsaved(stage)  # type: ignore[return-value]
 
     def _wait(self, worker: _Worker, effect: Take | FinishReduce | Build) -> tuple[bool, Any]:
         life = worker.life

@@ -1,5 +1,6 @@
 """Bad input to the command as people run it: exit code 2, one line, no traceback, nothing written."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.faults import FaultKind, Point
 from holdfast.telemetry.events import (
     Agreed,
     Detected,
@@ -164,6 +166,13 @@ def test_help_names_every_command(holdfast):
         assert f"\n    {command} " in done.stdout
 
 
+def test_help_lists_every_fault_that_can_strike_and_every_point_of_a_worker(holdfast):
+    told = " ".join(holdfast("train", "--help").stdout.split()).replace("- ", "-")
+    of_the_coordinator = {"kill-coordinator", "persist", "broadcast"}
+    for word in {*FaultKind, *Point} - of_the_coordinator:
+        assert re.search(rf"\b{word}\b", told), word
+
+
 def write_log(folder):
     log = EventLog(folder / "events.jsonl")
     events = [
@@ -190,6 +199,14 @@ def write_log(folder):
 
 
 STORY = """\
+   seconds  |0           |0.2         |0.4          |0.6         |0.8         |1            |1.2         |1.4
+generation                     |1                                                    |2
+       0.0        aaaaaaaaaaaaaa--------------------------xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx-------------
+       1.0                      --------------------xxxxxxxxxxxxxKxxxxxxxxxxxxx
+            # computing  + computing less than half of the time  - waiting  x step given up, recovering
+            a there, not let in yet  e entering, computes nothing  (blank) absent
+            K kill
+
     0.000 s  job tiny: 2 workers, 2 steps of 4 samples
     0.100 s  worker 0.0 ready (process 7)
     0.200 s  worker 0.0: no fast path here
@@ -201,7 +218,7 @@ STORY = """\
     0.800 s  FAULT kill strikes worker 1.0 in step 1 at forward
     0.900 s  worker 0.0 cannot reach 1.0: reset
     1.000 s  worker 1.0 is lost: process ended: signal 9
-    1.100 s  generation 2: 1 workers
+    1.100 s  generation 2: 1 workers, by adaptive
     1.200 s  generation 2 runs from step 1
     1.300 s  generation 2 is connected
     1.400 s  step 1 done by 0.0, loss 0.2500

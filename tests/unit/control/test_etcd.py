@@ -17,7 +17,7 @@ LIMIT_S = 20.0
 
 
 def decision(number, lost=()):
-    return StoredDecision(revision=number, generation=1, plan=PLAN, lost=lost)
+    return StoredDecision(revision=number, generation=1, healthy=PLAN, plan=PLAN, lost=lost)
 
 
 class Coordinator:

@@ -32,20 +32,27 @@ from holdfast.control.messages import (
     Hello,
     Install,
     Joined,
+    Leaving,
+    Left,
+    NodeLost,
+    Offer,
     Progress,
     Resume,
     Save,
     Saved,
     Shutdown,
+    Spawn,
     Status,
     StepDone,
+    Strike,
     Suspect,
+    Synced,
 )
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, InternalError
-from holdfast.telemetry.events import Agreed, Detected, Installed, Rebuilt, Suspected
+from holdfast.telemetry.events import Agreed, Detected, Installed, Notice, Parted, Rebuilt, Suspected
 
 PLAN = regular_plan(2, split_evenly(3, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
@@ -83,6 +90,14 @@ class Job:
                 for worker in workers or self.state.alive
             )
         )
+
+    def joined(self, step=None):
+        """All members say that they are connected; with a step, those of the prepared generation at its boundary."""
+        if step is None:
+            generation, workers = self.state.generation, self.state.alive
+        else:
+            generation, workers = self.state.upcoming.generation, self.state.upcoming.plan.workers
+        return self.give(*(Joined(worker=w, generation=generation, step=step) for w in workers))
 
     def finished(self):
         return self.give(*(Finished(worker=w, generation=self.state.generation) for w in self.state.alive))
@@ -447,3 +462,283 @@ def test_an_answer_prepared_ahead_is_used_and_is_the_same_as_one_made_in_time():
     assert with_it[1] == without[1]
     assert with_it[0].plan is recovery.plan, "the prepared one, not one made anew"
     assert with_it[0].planned == {}, "other answers are needed now"
+
+
+# Workers come and go.
+
+
+def again(worker, pid=2):
+    return Hello(worker=worker, pid=pid)
+
+
+@pytest.fixture
+def steady(running):
+    """Steps are being run, and everyone is connected."""
+    return running.joined()
+
+
+@pytest.fixture
+def short(steady):
+    """1.0 was lost, the others go on."""
+    return steady.give(died(W10)).status(3).joined()
+
+
+@pytest.fixture
+def coming(short):
+    """1.0 is there again, and all are told of the generation in which it enters."""
+    return short.give(again(W10))
+
+
+@pytest.fixture
+def entered(coming):
+    """All have gone over before step 5; 1.0 has no state yet."""
+    return coming.give(Joined(worker=W10, generation=3)).joined(step=5)
+
+
+def test_a_new_process_of_a_lost_worker_is_greeted_and_a_generation_with_it_is_prepared(short):
+    plan = short.state.plan
+    short.give(again(W10))
+    upcoming = short.state.upcoming
+    order = Install(generation=3, plan=upcoming.plan, at_boundary=True, entering=(W10,))
+    at_once = replace_struct(order, at_boundary=False)
+    assert short.told == [
+        (W10, Attached()), (W00, order), (W01, order), (W11, order), (W10, at_once)
+    ]  # fmt: skip
+    assert (upcoming.generation, upcoming.entering) == (3, {W10})
+    assert (short.state.generation, short.state.plan, short.state.lost) == (2, plan, frozenset())
+    assert W10 not in short.state.alive, "it belongs to nothing yet"
+
+
+def replace_struct(struct, **changes):
+    return type(struct)(**{field: getattr(struct, field) for field in struct.__struct_fields__} | changes)
+
+
+def test_a_worker_that_enters_takes_part_and_computes_nothing(coming):
+    plan = coming.state.upcoming.plan
+    assert W10 in plan.workers
+    assert plan.orders.of(W10) == ()
+
+
+def test_nobody_enters_while_the_others_recover(running):
+    running.joined().give(died(W10), again(W10))
+    assert running.commands(Install).keys() == {W00, W01, W11}
+    assert running.state.upcoming is None
+    running.status(3)
+    assert running.state.upcoming is None, "not everyone is connected"
+    running.joined()
+    assert running.state.upcoming.entering == {W10}
+
+
+def test_the_first_that_goes_over_takes_the_job_with_it(coming):
+    coming.give(Joined(worker=W10, generation=3))
+    assert coming.told == []
+    assert coming.state.generation == 2
+    coming.give(Joined(worker=W01, generation=3, step=5))
+    assert coming.told == [(W10, Resume(generation=3, step=5))], "all others know where they are"
+    assert coming.recorded == [Installed(generation=3, workers=("0.0", "0.1", "1.0", "1.1"), strategy="boundary")]
+    assert (coming.state.generation, coming.state.generations, coming.state.phase) == (3, 3, Phase.RUNNING)
+    assert coming.state.joined == {W10, W01}
+    coming.give(Joined(worker=W00, generation=3, step=5), Joined(worker=W11, generation=3, step=5))
+    assert coming.recorded == [Rebuilt(generation=3)]
+    assert coming.state.upcoming is None, "it does not hold its layers yet, so nothing is to be changed"
+
+
+def test_without_state_it_is_a_member_and_not_an_owner(entered):
+    assert entered.state.alive == PLAN.workers
+    assert entered.state.full == (W00, W01, W11)
+
+
+def test_who_has_caught_up_gets_work_at_the_next_boundary(entered):
+    entered.give(Synced(worker=W10, generation=3, step=7, entered=5, bytes=9))
+    order = Install(generation=4, plan=PLAN, at_boundary=True)
+    assert entered.commands(Install) == dict.fromkeys(PLAN.workers, order)
+    assert entered.state.full == PLAN.workers
+    entered.joined(step=9)
+    assert (entered.state.plan, entered.state.entering, entered.state.upcoming) == (PLAN, frozenset(), None)
+
+
+def test_who_has_caught_up_can_save_a_layer_whose_other_owner_dies(entered):
+    entered.give(Synced(worker=W10, generation=3, step=7, entered=5, bytes=9), died(W00))
+    assert entered.state.plan.workers == (W01, W10, W11)
+    assert entered.state.lost_layers == ()
+
+
+def test_a_worker_without_state_is_no_owner_when_the_last_one_dies(entered):
+    entered.give(died(W00))
+    assert entered.state.plan is None
+    assert entered.state.lost_layers == (0, 1)
+
+
+@pytest.mark.parametrize("stage", ["coming", "entered"])
+def test_a_loss_sends_whoever_has_no_state_back_to_the_door(request, stage):
+    job = request.getfixturevalue(stage).give(died(W11))
+    assert job.commands(Install).keys() == {W00, W01}
+    assert job.state.generation == 4, "a prepared number is never used again"
+    assert (job.state.arriving, job.state.entering, job.state.upcoming) == ({W10}, frozenset(), None)
+    job.status(6).joined()
+    assert job.state.upcoming.entering == {W10}
+
+
+@pytest.mark.parametrize("stage", ["coming", "entered"])
+def test_a_comer_that_dies_is_one_more_loss(request, stage):
+    job = request.getfixturevalue(stage).give(Exited(worker=W10, pid=2, status=-9))
+    assert job.commands(Install).keys() == {W00, W01, W11}
+    assert job.state.lost == {W10}
+    assert job.status(6).joined().state.upcoming is None
+
+
+def test_a_comer_that_dies_before_anybody_was_told_of_it_concerns_nobody(running):
+    running.give(died(W10), again(W10)).give(Exited(worker=W10, pid=2, status=-9))
+    assert running.commands(Install) == {}
+    assert (running.state.generation, running.state.lost, running.state.arriving) == (2, {W10}, frozenset())
+
+
+def test_the_end_of_the_process_before_does_not_touch_the_new_one(coming):
+    before = coming.state
+    for late in (died(W10), Closed(worker=W10, pid=1)):
+        assert coming.give(late).told == []
+    assert coming.state == before
+
+
+def test_addresses_of_the_prepared_generation_are_passed_on(coming):
+    blob = Blob(worker=W10, generation=3, key="k", value=b"v", to=(W00, W11))
+    assert coming.give(blob).told == [(W00, blob), (W11, blob)]
+
+
+def test_who_was_told_to_go_goes_at_a_boundary(steady):
+    steady.give(Leaving(worker=W10))
+    plan = steady.state.upcoming.plan
+    order = Install(generation=2, plan=plan, at_boundary=True)
+    assert steady.told == [(worker, order) for worker in PLAN.workers]
+    assert plan.workers == (W00, W01, W11)
+    steady.give(Left(worker=W10, generation=2, step=4))
+    assert steady.recorded == [
+        Installed(generation=2, workers=("0.0", "0.1", "1.1"), strategy="boundary"), Parted(worker="1.0", step=4)
+    ]  # fmt: skip
+    assert steady.told == []
+    assert (steady.state.lost, steady.state.leaving) == ({W10}, frozenset())
+
+
+def test_the_orderly_end_of_who_goes_is_no_loss_whenever_it_is_seen(steady):
+    over = Exited(worker=W10, pid=1, status=0)
+    steady.give(Leaving(worker=W10), over)
+    assert (steady.recorded, steady.state.lost) == ([], frozenset())
+    steady.give(Left(worker=W10, generation=2, step=4), over, Closed(worker=W10, pid=1))
+    assert not [event for event in steady.recorded if isinstance(event, Detected)]
+
+
+def test_who_is_killed_while_it_goes_is_lost(steady):
+    steady.give(Leaving(worker=W10), died(W10))
+    assert steady.state.lost == {W10}
+    assert (steady.state.leaving, steady.state.phase) == (frozenset(), Phase.FORMING)
+
+
+def test_two_go_at_one_boundary(steady):
+    steady.give(Leaving(worker=W10), Leaving(worker=W01))
+    assert steady.state.upcoming.plan.workers == (W00, W01, W11), "the second was heard too late for this one"
+    steady.give(Left(worker=W10, generation=2, step=4)).joined()
+    assert steady.state.upcoming.plan.workers == (W00, W11)
+
+
+def test_one_goes_and_one_comes_at_one_boundary(short):
+    short.state = replace(short.state, leaving=frozenset({W01}))
+    short.give(again(W10))
+    assert short.state.upcoming.plan.workers == (W00, W10, W11)
+
+
+def test_the_last_owner_stays_and_it_is_said(short):
+    short.give(Leaving(worker=W00))
+    (notice,) = short.recorded
+    assert notice == Notice(
+        worker="0.0", text="asked to leave, but nobody else holds layer(s) 0, 1: it stays until somebody does"
+    )
+    assert (short.told, short.state.upcoming, short.state.leaving) == ([], None, frozenset())
+
+
+def test_only_a_member_can_leave(short):
+    before = short.state
+    assert short.give(Leaving(worker=W10), Leaving(worker=STRANGER)).told == []
+    assert short.state == before
+
+
+def test_an_offer_for_a_vacant_place_starts_a_worker_once(short):
+    assert short.give(Offer(worker=W10)).told == [(None, Spawn(worker=W10))]
+    assert short.give(Offer(worker=W10)).told == [], "it is on its way"
+    short.give(again(W10))
+    assert short.state.expected == frozenset()
+
+
+def test_an_offer_waits_until_its_place_is_vacant(steady):
+    assert steady.give(Offer(worker=W10)).told == []
+    assert steady.give(died(W10)).commands(Spawn) == {None: Spawn(worker=W10)}
+    assert steady.state.offers == ()
+
+
+def test_a_worker_for_any_place_goes_where_the_fewest_owners_are(steady):
+    steady.give(Offer(worker=None))
+    assert steady.commands(Spawn) == {}
+    job = Job(plan=THREE).give(*hellos(THREE))
+    job.state = replace(job.state, phase=Phase.RUNNING)
+    for worker in (WorkerId(0, 0), WorkerId(1, 1), WorkerId(2, 1)):
+        job.give(died(worker))
+    assert job.give(Offer(worker=None)).told == [(None, Spawn(worker=WorkerId(1, 1)))]
+    assert job.give(Offer(worker=None)).told == [(None, Spawn(worker=WorkerId(2, 1)))]
+    assert job.give(Offer(worker=None)).told == [(None, Spawn(worker=WorkerId(0, 0)))]
+
+
+THREE = regular_plan(3, split_evenly(2, 2), 1)
+
+
+def test_a_started_worker_that_never_attached_is_told_and_its_place_is_vacant_again(short):
+    short.give(Offer(worker=W10), Exited(worker=W10, pid=7, status=1))
+    (notice,) = short.recorded
+    assert "ended before it had attached" in notice.text
+    assert short.give(Offer(worker=W10)).commands(Spawn) == {None: Spawn(worker=W10)}
+
+
+def test_a_node_is_lost_in_one_event(steady):
+    steady.give(NodeLost(node=1, workers=(W10, W11)))
+    assert [(event.worker, event.how) for event in steady.recorded if isinstance(event, Detected)] == [
+        ("1.0", "node 1 is gone"),
+        ("1.1", "node 1 is gone"),
+    ]
+    assert steady.commands(Install) == dict.fromkeys([W00, W01], Install(generation=2, plan=steady.state.plan))
+    assert [command.worker for _, command in steady.told if isinstance(command, Fence)] == [W10, W11]
+    assert steady.give(died(W10), died(W11), NodeLost(node=1, workers=(W10, W11))).told == []
+
+
+def test_of_a_node_only_who_is_still_there_is_lost(short):
+    short.give(NodeLost(node=1, workers=(W10, W11)))
+    assert [event.worker for event in short.recorded if isinstance(event, Detected)] == ["1.1"]
+
+
+def beats(job, **changes):
+    common = {"generation": job.state.generation, "step": 3, "op": 0, "moves": 5, "slowest_s": 0.1}
+    return [Heartbeat(worker=worker, **(common | changes)) for worker in job.state.alive]
+
+
+def test_a_silent_worker_is_told_that_it_is_out_and_is_fenced(steady):
+    steady.give(Tick(now=10.0)).give(*beats(steady), now=10.1)
+    for at in (10.5, 11.0, 11.5, 12.0):
+        steady.give(Tick(now=at)).give(*[beat for beat in beats(steady) if beat.worker != W11], now=at)
+    assert steady.give(Tick(now=12.3)).recorded[0] == Detected(
+        worker="1.1", how="no sign of life for 2.2 s", generation=1
+    )
+    assert steady.commands(Expel) == {W11: Expel(reason="held for lost: no sign of life for 2.2 s")}
+    assert steady.commands(Fence) == {None: Fence(worker=W11, pid=1)}
+    assert steady.commands(Install).keys() == {W00, W01, W10}
+
+
+def test_all_waiting_for_one_another_are_connected_anew(steady):
+    at = 10.0
+    while steady.state.generation == 1:
+        steady.give(*beats(steady), now=at).give(Tick(now=at))
+        at += 0.5
+        assert at < 20.0
+    assert steady.commands(Install) == dict.fromkeys(PLAN.workers, Install(generation=2, plan=PLAN))
+    assert (steady.state.lost, steady.state.reformations) == (frozenset(), 1)
+
+
+def test_a_strike_is_passed_on_to_the_agent(steady):
+    strike = Strike(worker=W10, spec="kill-node:1@3:start")
+    assert steady.give(strike).told == [(None, strike)]

@@ -16,9 +16,11 @@ PLAN = adaptive_plan(regular_plan(2, split_evenly(4, 2), 2), [WorkerId(0, 1)])
 WRITER = """
 import sys
 from holdfast.control.store import DecisionStore, StoredDecision
-store = DecisionStore(sys.argv[1])
+from holdfast.core.builders import regular_plan
+from holdfast.core.placement import split_evenly
+store, plan = DecisionStore(sys.argv[1]), regular_plan(1, split_evenly(2, 1), 1)
 for revision in range(1, 10**6):
-    store.put(StoredDecision(revision=revision, generation=1, plan=None, lost_layers=tuple(range(500))))
+    store.put(StoredDecision(revision=revision, generation=1, healthy=plan, plan=None, lost_layers=tuple(range(500))))
     print(revision, flush=True)
 """
 
@@ -28,6 +30,7 @@ def decision(revision, plan=PLAN):
     return StoredDecision(
         revision=revision,
         generation=7,
+        healthy=PLAN,
         plan=plan,
         lost=(WorkerId(0, 1),),
         upcoming=upcoming,

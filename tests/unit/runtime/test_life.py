@@ -9,6 +9,7 @@ from holdfast.control.messages import (
     Hello,
     Install,
     Joined,
+    Left,
     Resume,
     Save,
     Saved,
@@ -16,6 +17,7 @@ from holdfast.control.messages import (
     Status,
     StepDone,
     Suspect,
+    Synced,
 )
 from holdfast.core.builders import gpipe_orders, regular_plan
 from holdfast.core.faults import Point
@@ -27,6 +29,8 @@ from holdfast.core.routes import Route, Routes, home_routes
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.validate import validate
 from holdfast.errors import CommTimeout, InternalError, InvalidSchedule, LedgerError, PeerLost, StaleGeneration
+from holdfast.recovery.actions import ClusterView
+from holdfast.recovery.strategies import at_boundary, strategy_named
 from holdfast.runtime.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.executor import (
     Committed,
@@ -35,11 +39,25 @@ from holdfast.runtime.executor import (
     FinishReduce,
     Give,
     Reach,
+    Ready,
     Run,
     StartReduce,
     Take,
 )
-from holdfast.runtime.life import Abort, Attach, Build, Listen, Pin, Release, Report, WorkerLife
+from holdfast.runtime.life import (
+    Abort,
+    Attach,
+    Boundary,
+    Build,
+    Fetch,
+    Fetched,
+    Listen,
+    Pin,
+    Release,
+    Report,
+    Serve,
+    WorkerLife,
+)
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 2
@@ -65,9 +83,9 @@ class Shell:
         errors: what to throw in at which effect, by its number.
     """
 
-    def __init__(self, worker, tmp_path, errors=None):
+    def __init__(self, worker, tmp_path, errors=None, plan=PLAN):
         self.worker = worker
-        self.stage = stage_of(worker)
+        self.stage = stage_of(worker, plan)
         self.life = WorkerLife(worker=worker, stage=self.stage, steps=STEPS, microbatches=MICROBATCHES, ties=(), pid=1)
         self.effects = []
         self._folder = tmp_path
@@ -133,7 +151,7 @@ class Shell:
                 return Resume(generation=generation, step=min(step for _, step in status.layer_steps))
             case Finished(generation=generation):
                 layers = tuple(self.stage.layer_steps())
-                return Save(generation=generation, step=STEPS, layers=layers, directory=str(self._folder))
+                return Save(generation=generation, step=self.life.steps, layers=layers, directory=str(self._folder))
             case Saved():
                 return Shutdown(reason="done")
         raise AssertionError(f"nobody would answer {last}")
@@ -417,3 +435,165 @@ def test_only_steps_that_are_due_are_pinned(tmp_path, every, steps):
     shell = Shell(FIRST, tmp_path)
     shell.life.checkpoint_every = every
     assert [effect.step for effect in shell.run().effects if isinstance(effect, Pin)] == steps
+
+
+# Going over at a boundary: leaving, staying, serving, entering.
+
+TWO = regular_plan(2, split_evenly(5, 2), MICROBATCHES)
+COMER = TWO.workers[3]
+ENTERING = at_boundary(
+    ClusterView(healthy=TWO, lost=frozenset(TWO.workers[2:]), entering=frozenset({COMER})), strategy_named("auto")
+).plan
+"""0.0 and 0.1 compute everything; 1.1, without state, enters beside 0.1."""
+
+
+class Crossed(Exception):
+    """What we wanted to see is over."""
+
+
+class Crosser(Shell):
+    """All are ready for what is prepared, from the first step on."""
+
+    def __init__(self, worker, tmp_path, plan, entering=()):
+        super().__init__(worker, tmp_path)
+        self.prepared = Install(generation=2, plan=plan, at_boundary=True, entering=entering)
+
+    def _perform(self, effect):
+        match effect:
+            case Ready():
+                return self.prepared is not None
+            case Boundary():
+                install, self.prepared = self.prepared, None
+                return install
+            case Take(receive=receive) if receive.payload in (Payload.TALLY, Payload.VERDICT):
+                return torch.tensor([[1.0, 1.0, 0.0]] * 5, dtype=torch.float64)
+            case Reach(point=Point.COPY):
+                raise Crossed
+        return super()._perform(effect)
+
+
+def after_first_step(shell):
+    told = [label(effect) for effect in shell.effects]
+    return told[told.index("committed") + 1 :]
+
+
+def test_a_boundary_is_crossed_between_two_steps_without_a_word_to_the_coordinator_before(tmp_path):
+    shell = Crosser(LAST, tmp_path, PLAN).run()
+    assert after_first_step(shell)[:6] == ["StepDone", "boundary", "release", "drain", "build", "Joined"]
+    assert after_first_step(shell)[6] == "[start]"
+    (joined,) = [m for m in shell.reports if isinstance(m, Joined) and m.step is not None]
+    assert (joined.generation, joined.step, shell.life.generation) == (2, 1, 2)
+    assert digests(shell) == digests(Shell(LAST, tmp_path).run()), "and changes no bit"
+
+
+def test_nothing_is_crossed_behind_the_last_step(tmp_path):
+    shell = Crosser(LAST, tmp_path, PLAN)
+    shell.life.steps = 1
+    assert "boundary" not in [label(effect) for effect in shell.run().effects]
+
+
+def test_one_that_is_not_ready_keeps_everyone_where_they_are(tmp_path):
+    shell = Crosser(LAST, tmp_path, PLAN)
+    shell.prepared = None
+    assert "boundary" not in [label(effect) for effect in shell.run().effects]
+
+
+def test_who_leaves_waits_until_all_is_sent_and_says_so_last(tmp_path):
+    without_us = regular_plan(1, split_evenly(5, 1), MICROBATCHES)
+    shell = Crosser(LAST, tmp_path, without_us).run()
+    assert after_first_step(shell) == ["StepDone", "boundary", "release", "drain", "Left"]
+    assert shell.reports[-1] == Left(worker=LAST, generation=2, step=1)
+
+
+def test_who_stays_serves_those_that_enter_before_it_connects(tmp_path):
+    shell = Crosser(LAST, tmp_path, ENTERING, (COMER,))
+    with pytest.raises(Crossed):
+        shell.run()
+    told = after_first_step(shell)
+    assert told == ["StepDone", "boundary", "release", "serve", "drain", "build", "Joined", "[copy]"]
+    (release, serve) = [effect for effect in shell.effects if isinstance(effect, Release | Serve)][-2:]
+    assert release == Release((COMER,))
+    assert (serve.generation, serve.step, serve.target, sorted(serve.snapshots)) == (2, 1, COMER, [3, 4])
+
+
+def test_who_holds_nothing_that_is_needed_serves_nothing(tmp_path):
+    shell = Crosser(FIRST, tmp_path, ENTERING, (COMER,))
+    with pytest.raises(Crossed):
+        shell.run()
+    assert "serve" not in after_first_step(shell)
+
+
+class Entering(Shell):
+    """The worker 1.1 of a running job: 0.1, which computes everything, is played here; the copy takes two steps."""
+
+    def __init__(self, tmp_path):
+        super().__init__(COMER, tmp_path, plan=TWO)
+        self.peer = stage_of(LAST, TWO)
+        self.life.steps = 5
+        self.play_step(0)
+        self.copied = {layer: self.peer.snapshot(layer)() for layer in (3, 4)}
+
+    def compute(self, step):
+        self.peer.begin(step)
+        for number in range(len(TWO.routes.microbatches)):
+            self.peer.forward(step, number, torch.arange(WIDTH) + number)
+            self.peer.backward(OpKind.B, step, number, None)
+
+    def conclude(self):
+        self.peer.conclude(torch.tensor([[1.0, 1.0, 1.0]] * 5, dtype=torch.float64))
+        for layer in (3, 4):
+            self.peer.update(layer)
+            self.peer.swap(layer)
+
+    def play_step(self, step):
+        self.compute(step)
+        for layer in (3, 4):
+            self.peer.accept((layer,), self.peer.message((layer,), 0))
+        self.conclude()
+
+    def _perform(self, effect):
+        match effect:
+            case Reach(point=Point.START, step=step):
+                self.compute(step)
+            case StartReduce(reduction=reduction, value=value):
+                self._started[reduction] = value + self.peer.message(reduction.layers, 0)
+                self.peer.accept(reduction.layers, self._started[reduction])
+                return None
+            case Committed():
+                self.conclude()
+            case Fetched():
+                return self.copied if self.life.execution and self.life.execution.step == 2 else None
+        return super()._perform(effect)
+
+    def _command(self):
+        match self.reports[-1]:
+            case Hello() if self._greeted:
+                return Install(generation=3, plan=ENTERING, entering=(COMER,))
+            case Joined():
+                return Resume(generation=3, step=1)
+        return super()._command()
+
+
+def test_who_enters_takes_part_in_reductions_until_its_state_is_there(tmp_path):
+    shell = Entering(tmp_path).run()
+    told = [label(effect) for effect in shell.effects]
+    assert told[:12] == [
+        "Hello", "listen", "listen", "abort", "release", "Status", "[install]", "build", "Joined", "listen",
+        "fetch", "[copy]",
+    ]  # fmt: skip
+    status = next(m for m in shell.reports if isinstance(m, Status))
+    assert status.layer_steps == tuple((layer, 0) for layer in (3, 4))
+    (fetch,) = [effect for effect in shell.effects if isinstance(effect, Fetch)]
+    assert fetch == Fetch(3, {3: (LAST,), 4: (LAST,)})
+    starts = [index for index, text in enumerate(told) if text == "[start]"]
+    before = [told[index - 1] for index in starts]
+    assert before == ["fetched", "fetched", "Synced", "committed"]
+    assert not [text for text in told if text[0] in "FBIW" and text[1].isdigit()], "it computes nothing"
+
+
+def test_who_entered_has_the_bits_of_its_peer_when_it_says_that_it_caught_up(tmp_path):
+    shell = Entering(tmp_path).run()
+    (synced,) = [m for m in shell.reports if isinstance(m, Synced)]
+    assert synced == Synced(worker=COMER, generation=3, step=3)
+    assert dict(digests(shell)) == {layer: shell.peer.layer_digest(layer) for layer in (3, 4)}
+    assert shell.stage.layer_steps() == {3: 5, 4: 5}

@@ -68,6 +68,7 @@ def shell(tmp_path):
         spec_of=lambda payload: spec,
         injector=Injector(worker=worker, faults=(), log=log, send=sent.put),
         copier=StateCopier(worker=worker, exchange=exchange, server=StateServer("127.0.0.1", "t"), token="t"),
+        rebuild=lambda plan, state: pytest.fail("nothing is to be loaded"),
         expelled=pytest.fail,
     )
     yield shell, sent

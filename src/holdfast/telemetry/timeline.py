@@ -1,0 +1,212 @@
+"""What every worker was doing when, as a value read from a run's events; real and simulated runs alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast.telemetry.events import (
+    Agreed,
+    Detected,
+    Event,
+    FaultInjected,
+    Installed,
+    Parted,
+    Rebuilt,
+    StepOps,
+    Synced,
+    WorkerReady,
+)
+
+__all__ = ["BOUNDARY", "Generation", "Mark", "Mode", "Row", "RunTimeline", "Stretch", "run_timeline"]
+
+Timed = tuple[float, Event]
+
+BOUNDARY = "boundary"
+"""The strategy of a generation that nobody's failure brought about: workers came or went between two steps."""
+
+
+class Mode(StrEnum):
+    """What a worker is to the job.
+
+    ``absent`` it is not there; ``arriving`` it is there and waits to be let in; ``entering`` it takes part, but
+    computes nothing and has no state yet; ``member`` it computes, or waits for others; ``recovering`` a member whose
+    step was given up, from its last finished step until it can run again.
+    """
+
+    ABSENT = "absent"
+    ARRIVING = "arriving"
+    ENTERING = "entering"
+    MEMBER = "member"
+    RECOVERING = "recovering"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Some time in one mode; seconds from the run's first event."""
+
+    start: float
+    end: float
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One worker.
+
+    Attributes:
+        worker: its name; what is no worker of the grid, such as ``new``, has marks only.
+        stretches: in order, without gaps, from the first event of the run to the last.
+        busy: (start, end) of the operations of the steps that it finished, in order.
+    """
+
+    worker: str
+    stretches: tuple[Stretch, ...]
+    busy: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Something that happened to a worker: a fault of some ``kind``, or ``death`` for a loss that was not injected."""
+
+    time: float
+    worker: str
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """When a generation was installed, and by what: a strategy, ``boundary``, or nothing at the start."""
+
+    time: float
+    number: int
+    strategy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTimeline:
+    """A run. All times are seconds from its first event; ``duration`` is that of the last."""
+
+    duration: float
+    rows: tuple[Row, ...]
+    marks: tuple[Mark, ...]
+    generations: tuple[Generation, ...]
+
+
+def run_timeline(timed: Iterable[Timed]) -> RunTimeline:
+    """Returns what every worker was doing when.
+
+    Args:
+        timed: a run's events in the order of time; an empty run has no rows.
+    """
+    events = list(timed)
+    if not events:
+        return RunTimeline(duration=0.0, rows=(), marks=(), generations=())
+    origin = events[0][0]
+    events = [(time - origin, event) for time, event in events]
+    duration = events[-1][0]
+    marks = tuple(_marks(events))
+    members = {worker for _, event in events for worker in _workers_of(event)}
+    names = sorted(members, key=_place) + sorted({mark.worker for mark in marks} - members)
+    return RunTimeline(
+        duration=duration,
+        rows=tuple(_row(name, events, duration, origin) for name in names),
+        marks=marks,
+        generations=tuple(
+            Generation(time=time, number=event.generation, strategy=event.strategy)
+            for time, event in events
+            if isinstance(event, Installed)
+        ),
+    )
+
+
+def _workers_of(event: Event) -> tuple[str, ...]:
+    match event:
+        case Installed(workers=workers):
+            return workers
+        case WorkerReady(worker=worker):
+            return (worker,)
+    return ()
+
+
+def _place(worker: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in worker.split("."))
+
+
+def _marks(events: list[Timed]) -> Iterable[Mark]:
+    """The faults, and the losses that no fault of the same worker came before."""
+    struck: set[str] = set()
+    for time, event in events:
+        if isinstance(event, FaultInjected):
+            struck.add(event.worker)
+            yield Mark(time=time, worker=event.worker, kind=event.kind, text=event.spec)
+        elif isinstance(event, Detected):
+            if event.worker not in struck:
+                yield Mark(time=time, worker=event.worker, kind="death", text=event.how)
+            struck.discard(event.worker)
+
+
+def _row(worker: str, events: list[Timed], duration: float, origin: float) -> Row:
+    changes = _overlay(list(_modes(worker, events)), list(_recoveries(worker, events)))
+    ends = [*(time for time, _ in changes[1:]), duration]
+    stretches = [Stretch(start=time, end=end, mode=mode) for (time, mode), end in zip(changes, ends, strict=True)]
+    steps = [event for _, event in events if isinstance(event, StepOps) and event.worker == worker]
+    busy = tuple((start - origin, end - origin) for step in steps for *_, start, end in step.ops)
+    return Row(worker=worker, stretches=tuple(s for s in stretches if s.end > s.start), busy=busy)
+
+
+def _modes(worker: str, events: list[Timed]) -> Iterable[tuple[float, Mode]]:
+    """When a worker became what to the job, recoveries left aside."""
+    mode = Mode.ABSENT
+    yield 0.0, mode
+    for time, event in events:
+        before, mode = mode, _next_mode(worker, mode, event)
+        if mode is not before:
+            yield time, mode
+
+
+def _next_mode(worker: str, mode: Mode, event: Event) -> Mode:
+    match event:
+        case WorkerReady(worker=who) if who == worker and mode is Mode.ABSENT:
+            return Mode.ARRIVING
+        case Detected(worker=who) | Parted(worker=who) if who == worker:
+            return Mode.ABSENT
+        case Synced(worker=who) if who == worker:
+            return Mode.MEMBER
+        case Installed(workers=workers) if worker in workers and mode in (Mode.ABSENT, Mode.ARRIVING):
+            return Mode.ENTERING if event.strategy == BOUNDARY else Mode.MEMBER
+        case Installed(workers=workers) if worker not in workers and mode is Mode.ENTERING:
+            return Mode.ARRIVING
+        case Installed(workers=workers) if worker not in workers and mode is Mode.MEMBER:
+            return Mode.ABSENT  # the grid shrinks and does without it
+    return mode
+
+
+def _recoveries(worker: str, events: list[Timed]) -> Iterable[tuple[float, float]]:
+    """From a worker's last finished step before a failure's generation until that generation can run."""
+    finished = 0.0
+    for time, event in events:
+        if isinstance(event, StepOps) and event.worker == worker:
+            finished = time
+        elif isinstance(event, Installed) and event.generation > 1 and event.strategy != BOUNDARY:
+            ready = [
+                at
+                for at, other in events
+                if isinstance(other, Agreed | Rebuilt) and other.generation == event.generation
+            ]
+            yield finished, max(ready, default=time)
+
+
+def _overlay(changes: list[tuple[float, Mode]], recoveries: list[tuple[float, float]]) -> list[tuple[float, Mode]]:
+    """Returns the changes with the recoveries of whoever is a member."""
+    times = sorted({time for time, _ in changes} | {time for recovery in recoveries for time in recovery})
+    result: list[tuple[float, Mode]] = []
+    for time in times:
+        mode = [mode for at, mode in changes if at <= time][-1]
+        if mode is Mode.MEMBER and any(start <= time < end for start, end in recoveries):
+            mode = Mode.RECOVERING
+        if not result or result[-1][1] is not mode:
+            result.append((time, mode))
+    return result

@@ -1,0 +1,64 @@
+"""``holdfast inspect`` of a real run in which workers die, hang, leave and come back."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from holdfast.cli.main import main
+from holdfast.telemetry.events import read_events
+from holdfast.telemetry.timeline import Mode, run_timeline
+
+pytestmark = pytest.mark.dist
+
+FAULTS = ["kill:1.2@2:backward", "join:1.2@3", "hang:0.1@6:forward", "leave:2.3@9:start"]
+STEPS = ("train.steps=40",)
+
+
+@pytest.fixture(scope="module")
+def summary(runs):
+    """Long enough for the comer to catch up, whatever else the machine has to do."""
+    return runs.train("gpt", *FAULTS, overrides=STEPS)
+
+
+def test_the_bits_are_those_of_the_run_in_which_nothing_happens(summary, runs):
+    assert summary.unfired == ()
+    assert summary.state_sha256 == runs.healthy("gpt", STEPS).state_sha256
+
+
+def test_the_text_tells_of_everything_in_its_order(summary, capsys):
+    assert main(["inspect", str(summary.run_dir)]) == 0
+    text = capsys.readouterr().out
+    picture, _, story = text.partition("\n\n")
+    rows = dict(line.split(maxsplit=1) for line in picture.splitlines()[2:14])
+    assert sorted(rows) == sorted(f"{pipeline}.{stage}" for pipeline in range(3) for stage in range(4))
+    assert [letter in rows[worker] for worker, letter in (("1.2", "K"), ("0.1", "H"), ("2.3", "L"))] == [True] * 3
+    for pattern in (
+        r"FAULT kill strikes worker 1\.2 in step 2 at backward.*worker 1\.2 is lost: .*generation 2: 11 workers, by ada",
+        r"JOIN: worker 1\.2 is offered again.*worker 1\.2 ready .*: \d+ workers, between.*worker 1\.2 has caught up before",
+        r"FAULT hang strikes worker 0\.1 in step 6 at forward.*worker 0\.1 is lost: no sign of life for \d\.\d s",
+        r"FAULT leave strikes worker 2\.3 in step 9 at start.*worker 2\.3 has left before step",
+        r"ended: done at step 40.*worker 1\.2: detected \d+ ms, agreed",
+    ):
+        assert re.search(pattern, story, re.DOTALL), pattern
+
+
+def test_the_picture_shows_who_was_there(summary, capsys):
+    assert main(["inspect", str(summary.run_dir), "--format", "svg"]) == 0
+    root = ET.fromstring(capsys.readouterr().out)
+    marks = [group for group in root.iter("{http://www.w3.org/2000/svg}g") if group.get("class") == "mark"]
+    assert len(marks) == len(FAULTS)
+
+
+def test_the_timeline_says_what_each_worker_lost(summary):
+    rows = {row.worker: row for row in run_timeline(read_events(summary.run_dir / "events.jsonl")).rows}
+    seen = {worker: [stretch.mode for stretch in row.stretches] for worker, row in rows.items()}
+    assert seen["1.2"][-1] is Mode.MEMBER
+    assert {Mode.RECOVERING, Mode.ABSENT, Mode.ARRIVING, Mode.ENTERING} < set(seen["1.2"][1:])
+    assert seen["0.1"][-1] is Mode.ABSENT
+    assert seen["2.3"][-1] is Mode.ABSENT
+    assert Mode.ENTERING not in seen["0.0"]
+    longest = max(s.end - s.start for s in rows["0.0"].stretches if s.mode is Mode.RECOVERING)
+    assert longest > 1.9, "the hang is found after two seconds, in which the survivors get nothing done"

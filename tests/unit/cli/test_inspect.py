@@ -1,0 +1,94 @@
+"""What ``holdfast inspect`` says of every kind of event."""
+
+from __future__ import annotations
+
+import typing
+
+import pytest
+
+from holdfast.cli.inspect import narrate
+from holdfast.telemetry.events import (
+    Agreed,
+    Checkpointed,
+    CheckpointFailed,
+    CheckpointRejected,
+    Detected,
+    Event,
+    FaultInjected,
+    Installed,
+    JobEnded,
+    JobStarted,
+    Notice,
+    Parted,
+    Pinned,
+    Rebuilt,
+    Resumed,
+    StepOps,
+    Suspected,
+    Synced,
+    WorkerReady,
+)
+
+
+def fault(kind, worker, point="start"):
+    return FaultInjected(worker=worker, kind=kind, step=5, point=point, spec="")
+
+
+def step(*, loss=1.5, omitted=False):
+    return StepOps(worker="1.0", generation=1, step=3, loss=loss, omitted=omitted, ops=())
+
+
+TOLD = [
+    (
+        JobStarted(name="j", workers=4, steps=9, samples_per_step=8, wall_time=0.0),
+        "job j: 4 workers, 9 steps of 8 samples",
+    ),
+    (WorkerReady(worker="1.0", pid=7), "worker 1.0 ready (process 7)"),
+    (Notice(worker="1.0", text="look"), "worker 1.0: look"),
+    (Notice(worker="coordinator", text="look"), "coordinator: look"),
+    (fault("kill", "1.0", "commit"), "FAULT kill strikes worker 1.0 in step 5 at commit"),
+    (fault("join", "1.0", ""), "JOIN: worker 1.0 is offered again from step 5 on"),
+    (fault("join", "new", ""), "JOIN: a new worker is offered from step 5 on"),
+    (Detected(worker="1.0", how="signal 9", generation=1), "worker 1.0 is lost: signal 9"),
+    (Suspected(worker="1.0", peer="", generation=1, detail="reset"), "worker 1.0 cannot reach a peer: reset"),
+    (Suspected(worker="1.0", peer="0.0", generation=1, detail="reset"), "worker 1.0 cannot reach 0.0: reset"),
+    (Installed(generation=1, workers=("0.0", "1.0"), strategy=""), "generation 1: 2 workers"),
+    (Installed(generation=2, workers=("0.0",), strategy="adaptive"), "generation 2: 1 workers, by adaptive"),
+    (Installed(generation=3, workers=("0.0",), strategy="boundary"), "generation 3: 1 workers, between two steps"),
+    (Agreed(generation=2, step=4, recomputed_microbatches=1), "generation 2 runs from step 4"),
+    (Rebuilt(generation=2), "generation 2 is connected"),
+    (Parted(worker="1.0", step=6), "worker 1.0 has left before step 6"),
+    (
+        Synced(worker="1.0", entered=6, step=8, bytes=1_234_567),
+        "worker 1.0 has caught up before step 8: it entered before step 6 and was given 1.2 MB",
+    ),
+    (
+        Synced(worker="1.0", entered=6, step=8, bytes=1234),
+        "worker 1.0 has caught up before step 8: it entered before step 6 and was given 1234 bytes",
+    ),
+    (step(), "step 3 done by 1.0, loss 1.5000"),
+    (step(omitted=True), "step 3 done by 1.0, loss 1.5000, OMITTED: a gradient was not finite"),
+    (Pinned(worker="1.0", step=4, seconds=0.012), "worker 1.0 pinned its part of checkpoint 4 in 12 ms"),
+    (Checkpointed(step=4, url="u"), "checkpoint of step 4 is complete"),
+    (
+        CheckpointFailed(step=4, worker="1.0", detail="full"),
+        "checkpoint of step 4 could not be written by worker 1.0: full",
+    ),
+    (CheckpointFailed(step=4, worker="", detail="full"), "checkpoint of step 4 could not be written: full"),
+    (CheckpointRejected(step=4, reason="torn"), "checkpoint of step 4 is not used: torn"),
+    (Resumed(step=4, url="u"), "goes on from the checkpoint of step 4 in u"),
+    (JobEnded(outcome="done", step=9), "ended: done at step 9"),
+]
+
+
+@pytest.mark.parametrize(("event", "text"), TOLD, ids=[type(event).__name__ for event, _ in TOLD])
+def test_every_event_is_told(event, text):
+    assert narrate([(3.0, event)]).splitlines()[0] == f"    0.000 s  {text}"
+
+
+def test_no_kind_of_event_is_missing_above():
+    assert {type(event) for event, _ in TOLD} == set(typing.get_args(Event))
+
+
+def test_a_step_is_told_by_those_who_know_its_loss():
+    assert narrate([(3.0, step(loss=None))]) == ""

@@ -1,0 +1,209 @@
+"""Who is hung, from heartbeats alone: what raises an alarm, and what must not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.control.detection import STALL_S, Watch, deadlocked, forget, hear, overdue, pass_time
+from holdfast.control.messages import Heartbeat
+from holdfast.core.ids import WorkerId
+
+A, B = WorkerId(0, 0), WorkerId(0, 1)
+LIMIT_S = 2.0
+BEAT_S = 0.25
+COLD = 15.0
+SLOWER = 8.0
+
+
+def beat(worker=A, *, moves=1, busy_s=0.0, slowest_s=0.05, step=3):
+    return Heartbeat(worker=worker, generation=1, step=step, op=0, moves=moves, busy_s=busy_s, slowest_s=slowest_s)
+
+
+class Clock:
+    """A coordinator that looks every fifth of a second and hears what it is told to."""
+
+    def __init__(self, *members):
+        self.members = members or (A,)
+        self.now = 100.0
+        self.watch = pass_time(Watch(limit_s=LIMIT_S), self.members, self.now)
+
+    def hear(self, *beats):
+        for each in beats:
+            self.watch = hear(self.watch, each, self.now)
+        return self
+
+    def wait(self, seconds, beats=lambda passed: ()):
+        """Lets time pass; ``beats`` says what is heard after so many seconds of it."""
+        start = self.now
+        while self.now < start + seconds - 1e-9:
+            self.now += 0.2
+            self.hear(*beats(self.now - start))
+            self.watch = pass_time(self.watch, self.members, self.now)
+        return self
+
+    def overdue(self, *, running=True):
+        return overdue(self.watch, self.members, running=running)
+
+
+def test_silence_is_an_alarm_after_the_limit_and_not_before():
+    clock = Clock().hear(beat()).wait(LIMIT_S - 0.2)
+    assert clock.overdue() == {}
+    clock.wait(0.4)
+    assert clock.overdue() == {A: "no sign of life for 2.2 s"}
+    assert clock.overdue(running=False) == clock.overdue(), "nobody may be silent, whatever is going on"
+
+
+def test_only_the_silent_one_is_overdue():
+    clock = Clock(A, B).hear(beat(A), beat(B)).wait(3.0, lambda _: [beat(B)])
+    assert clock.overdue().keys() == {A}
+
+
+def test_a_worker_that_beats_but_is_busy_with_one_thing_for_too_long_is_stuck():
+    clock = Clock().wait(1.8, lambda passed: [beat(busy_s=passed)])
+    assert clock.overdue() == {}
+    clock.wait(0.4, lambda passed: [beat(busy_s=1.8 + passed)])
+    assert clock.overdue() == {A: "stuck in step 3 for 2.2 s"}
+
+
+def test_while_no_steps_are_run_anything_may_take_its_time():
+    clock = Clock().wait(20.0, lambda passed: [beat(busy_s=passed)])
+    assert clock.overdue(running=False) == {}
+
+
+@pytest.mark.parametrize("slowest_s", [0.3, 1.0, 5.0])
+def test_slow_is_not_stuck(slowest_s):
+    """An operation may take eight times as long as the slowest one so far."""
+    allowed = SLOWER * slowest_s
+    clock = Clock().hear(beat(busy_s=allowed * 0.99, slowest_s=slowest_s))
+    assert clock.overdue() == {}
+    clock.hear(beat(busy_s=allowed * 1.01, slowest_s=slowest_s))
+    assert clock.overdue().keys() == {A}
+
+
+def test_the_first_step_may_take_long_but_not_for_ever():
+    clock = Clock().wait(COLD * LIMIT_S - 1.0, lambda passed: [beat(busy_s=passed, slowest_s=0.0)])
+    assert clock.overdue() == {}
+    clock.wait(1.4, lambda passed: [beat(busy_s=COLD * LIMIT_S - 1.0 + passed, slowest_s=0.0)])
+    assert "stuck" in clock.overdue()[A]
+
+
+@pytest.mark.parametrize("first", [[], [beat(slowest_s=0.0)]], ids=["never heard", "heard cold"])
+def test_silence_before_the_first_step_is_done_is_borne_longer(first):
+    clock = Clock().hear(*first).wait(COLD * LIMIT_S - 0.4)
+    assert clock.overdue() == {}
+    clock.wait(0.8)
+    assert "no sign of life" in clock.overdue()[A]
+
+
+def test_waiting_for_others_is_neither_silence_nor_being_stuck():
+    clock = Clock(A, B).wait(60.0, lambda passed: [beat(A), beat(B, moves=int(passed * 5))])
+    assert clock.overdue() == {}
+    assert not deadlocked(clock.watch, (A, B)), "B moves"
+
+
+def test_when_all_wait_and_nobody_moves_they_are_deadlocked():
+    clock = Clock(A, B).wait(2 * LIMIT_S, lambda _: [beat(A), beat(B)])
+    assert not deadlocked(clock.watch, (A, B))
+    clock.wait(0.4, lambda _: [beat(A), beat(B)])
+    assert deadlocked(clock.watch, (A, B))
+    assert clock.overdue() == {}, "nobody of them is to blame"
+
+
+@pytest.mark.parametrize(
+    "last", [beat(B, busy_s=0.1), beat(B, moves=2), beat(B, step=4)], ids=["busy", "moves", "step"]
+)
+def test_one_that_works_or_moves_ends_a_deadlock(last):
+    clock = Clock(A, B).wait(3 * LIMIT_S, lambda _: [beat(A), beat(B)])
+    assert deadlocked(clock.watch, (A, B))
+    assert not deadlocked(clock.hear(last).watch, (A, B))
+
+
+def test_a_silent_worker_does_not_wait_although_it_said_so_last():
+    """Still in its first step it may be silent for long; connecting all anew meanwhile would only forget since when."""
+    last = beat(B, slowest_s=0.0)
+    clock = Clock(A, B).hear(last).wait(3 * LIMIT_S, lambda _: [beat(A)])
+    assert not deadlocked(clock.watch, (A, B))
+    assert clock.overdue() == {}
+    assert deadlocked(clock.hear(last).watch, (A, B))
+
+
+def test_nothing_is_deadlocked_before_everyone_was_heard():
+    clock = Clock(A, B).wait(3 * LIMIT_S, lambda _: [beat(A)])
+    assert not deadlocked(clock.watch, (A, B))
+
+
+@pytest.mark.parametrize("pause_s", [STALL_S + 0.1, 10.0, 3600.0])
+def test_our_own_pause_is_held_against_nobody(pause_s):
+    """After it, what was sent meanwhile is read a moment later than time is seen to have passed."""
+    clock = Clock(A, B).hear(beat(A), beat(B)).wait(1.0)
+    clock.now += pause_s
+    clock.watch = pass_time(clock.watch, clock.members, clock.now)
+    assert clock.overdue() == {}
+    assert not deadlocked(clock.watch, (A, B))
+    clock.hear(beat(A)).wait(1.4)
+    assert clock.overdue().keys() == {B}, "what was silent before and after the pause counts"
+
+
+def test_a_look_that_is_a_little_late_is_no_pause():
+    clock = Clock().hear(beat())
+    for _ in range(3):
+        clock.now += STALL_S
+        clock.watch = pass_time(clock.watch, clock.members, clock.now)
+    assert clock.overdue().keys() == {A}
+
+
+def test_who_is_forgotten_begins_anew():
+    clock = Clock().hear(beat()).wait(3.0)
+    assert clock.overdue().keys() == {A}
+    clock.watch = pass_time(forget(clock.watch, [A]), clock.members, clock.now)
+    assert clock.overdue() == {}
+
+
+def test_hearing_twice_the_same_is_no_move():
+    clock = Clock().hear(beat()).wait(1.0).hear(beat())
+    vital = clock.watch.vitals[A]
+    assert (vital.heard_at, vital.moved_at) == (clock.now, pytest.approx(clock.now - 1.0))
+    assert clock.hear(beat(moves=2)).watch.vitals[A].moved_at == clock.now
+
+
+course = st.lists(
+    st.fixed_dictionaries(
+        {
+            "gap_s": st.floats(0.01, LIMIT_S * 0.99),
+            "busy_s": st.floats(0.0, LIMIT_S * 0.99),
+            "look": st.floats(0.0, 1.0),
+            "pause_s": st.just(0.0) | st.floats(STALL_S * 1.01, 1000.0),
+        }
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(course, st.booleans())
+def test_who_beats_in_time_and_moves_is_never_overdue(course, cold):
+    """Whenever we look between two beats, and for however long we are stopped ourselves in between."""
+    now, watch = 50.0, pass_time(Watch(limit_s=LIMIT_S), [A], 50.0)
+    for number, each in enumerate(course):
+        for at in (now + each["look"] * each["gap_s"], now + each["gap_s"] + each["pause_s"]):
+            watch = pass_time(watch, [A], at)
+            assert overdue(watch, [A], running=True) == {}
+        now += each["gap_s"] + each["pause_s"]
+        watch = hear(watch, beat(moves=number, busy_s=each["busy_s"], slowest_s=0.0 if cold else 0.05), now)
+        assert overdue(watch, [A], running=True) == {}
+        assert not deadlocked(watch, [A])
+
+
+@given(course, st.floats(0.01, 10.0))
+def test_who_falls_silent_is_always_found(course, extra_s):
+    now, watch = 50.0, pass_time(Watch(limit_s=LIMIT_S), [A], 50.0)
+    for number, each in enumerate(course):
+        now += each["gap_s"]
+        watch = pass_time(hear(watch, beat(moves=number), now), [A], now)
+    end = now + LIMIT_S + extra_s
+    while now < end:
+        now += 0.5
+        watch = pass_time(watch, [A], now)
+    assert overdue(watch, [A], running=True).keys() == {A}
