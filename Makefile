@@ -42,6 +42,7 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/coordinator.py
 	$(BIN)/python benchmarks/undo_cost.py
 	$(BIN)/python benchmarks/undo_accuracy.py
+	$(BIN)/python benchmarks/baselines.py
 
 bench-peers: $(STAMP)  ## the same kill in other systems; installs them into an environment of their own
 	$(BIN)/python benchmarks/peers.py

@@ -331,7 +331,7 @@ class Cluster(RuleBasedStateMachine):
             self.all_joined()
         elif state.phase is Phase.RUNNING:
             for worker in state.entering - state.synced:
-                self.give(Synced(worker=worker, generation=state.generation, step=self.front))
+                self.give(Synced(worker=worker, generation=state.generation, step=self.front, entered=0, bytes=1))
 
     @rule()
     @precondition(lambda self: self.state.generation)

@@ -165,7 +165,7 @@ def test_anything_at_any_time(start):
 
 @pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
 def test_anything_at_any_time_while_the_coordinator_dies_and_connections_break(start):
-    """What is on its way is lost. A coming that was due in the last steps may not be heard of in time: none is asked."""
+    """What is on its way is lost. That a late join is heard of before the job ends is not asked."""
     died = 0
     for seed in range(start, start + CHUNK):
         source = random.Random(seed)

@@ -129,14 +129,18 @@ class Train(_Plain, frozen=True, kw_only=True):
 
 
 class Resilience(_Plain, frozen=True, kw_only=True):
-    """``tolerate``: how many failures any of which the grid must survive; refused if it cannot.
+    """``strategy``: what answers a loss; ``auto`` is ``adaptive``; ``checkpoint-restart`` and ``checkfreq`` start a new
+    process and go back to the last checkpoint, for comparison.
+
+    ``tolerate``: how many failures any of which the grid must survive; refused if it cannot.
 
     ``commit``: how an unfinished step is taken back, ``shadow`` (from a second copy, bitwise) or ``undo`` (by inverting
     the optimizer's step, without a copy, within a tolerance). ``wait_for_replacement``: seconds to wait for a worker to
-    come when some layer has no owner left, before whoever is left goes on from the last checkpoint as a smaller grid.
+    come when some layer has no owner left (``checkpoint-restart``, ``checkfreq``: when anybody is lost), before whoever
+    is left goes on from the last checkpoint as a smaller grid.
     """
 
-    strategy: Literal["auto", "adaptive"] = "auto"
+    strategy: Literal["auto", "adaptive", "checkpoint-restart", "checkfreq"] = "auto"
     commit: Literal["shadow", "undo"] = "shadow"
     tolerate: Count = 0
     wait_for_replacement: NonNegative = 0.0
@@ -144,12 +148,14 @@ class Resilience(_Plain, frozen=True, kw_only=True):
 
 class Checkpoint(_Plain, frozen=True, kw_only=True):
     """``every``: a checkpoint after so many steps (0: never); ``keep``: the newest so many; ``url``: a folder or
-    ``s3://BUCKET/PREFIX``, default ``checkpoints`` in the run directory.
+    ``s3://BUCKET/PREFIX``, default ``checkpoints`` in the run directory; ``synchronous``: training stands still until
+    it is written, for comparison.
     """
 
     every: Count = 0
     keep: Positive = 3
     url: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    synchronous: bool = False
 
 
 class Tls(_Plain, frozen=True, kw_only=True):

@@ -187,11 +187,30 @@ def _check(job: Job, source: str) -> None:
             f"{source}: control.coordinators: {job.control.coordinators} need control.store: etcd://HOST:PORT and "
             "control.port: 0"
         )
+    if complaint := _wrong_baseline(job):
+        raise ConfigError(f"{source}: {complaint}")
     if job.resilience.tolerate > job.grid.pipelines - 1:
         raise ConfigError(
             f"{source}: resilience.tolerate: {job.grid.pipelines} pipelines survive any "
             f"{job.grid.pipelines - 1} failures, not any {job.resilience.tolerate}; use more pipelines or tolerate less"
         )
+
+
+def _wrong_baseline(job: Job) -> str:
+    """What a strategy that goes back to checkpoints lacks; empty if nothing."""
+    strategy = job.resilience.strategy
+    if strategy not in ("checkpoint-restart", "checkfreq"):
+        return ""
+    if not job.checkpoint.every:
+        return f"checkpoint.every: strategy {strategy} goes back to checkpoints; expected more than 0, got 0"
+    if not job.resilience.wait_for_replacement:
+        return (
+            f"resilience.wait_for_replacement: strategy {strategy} waits for new workers; expected the most seconds to "
+            "wait, more than 0, got 0"
+        )
+    if strategy == "checkfreq" and job.checkpoint.synchronous:
+        return "checkpoint.synchronous: strategy checkfreq writes while training goes on; expected false, got true"
+    return ""
 
 
 def _wrong_optimizer(optimizer: Optimizer) -> str:

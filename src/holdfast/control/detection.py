@@ -44,11 +44,13 @@ class Watch:
         limit_s: how long a worker may be silent or stuck.
         vitals: the last sign of each worker.
         now: when time was last seen to pass; None before the first time.
+        anyone_at: when anybody was heard last; None if nobody was.
     """
 
     limit_s: float = 2.0
     vitals: Mapping[WorkerId, Vital] = field(default_factory=dict)
     now: float | None = None
+    anyone_at: float | None = None
 
 
 def hear(watch: Watch, beat: Heartbeat, now: float) -> Watch:
@@ -56,7 +58,8 @@ def hear(watch: Watch, beat: Heartbeat, now: float) -> Watch:
     before = watch.vitals.get(beat.worker)
     moved = before is None or before.beat is None or _place(before.beat) != _place(beat)
     moved_at = now if moved or before is None else before.moved_at
-    return replace(watch, vitals={**watch.vitals, beat.worker: Vital(heard_at=now, moved_at=moved_at, beat=beat)})
+    vital = Vital(heard_at=now, moved_at=moved_at, beat=beat)
+    return replace(watch, vitals={**watch.vitals, beat.worker: vital}, anyone_at=now)
 
 
 def forget(watch: Watch, workers: Iterable[WorkerId]) -> Watch:
@@ -69,10 +72,12 @@ def pass_time(watch: Watch, members: Iterable[WorkerId], now: float) -> Watch:
     """Returns the watch at ``now``: members never heard of are listened for from now on.
 
     If far more time has passed than between two looks, we ourselves were stopped (or the whole machine was), and what
-    was sent meanwhile has not been read yet: that time counts for nobody.
+    was sent meanwhile has not been read yet: that time counts for nobody. Nor does time in which nobody at all is
+    heard, as on a machine that is too busy for everyone, until that has gone on for as long as in a first step.
     """
     gap = 0.0 if watch.now is None else now - watch.now
-    shift = gap if gap > STALL_S else 0.0
+    quiet_s = 0.0 if watch.anyone_at is None else now - watch.anyone_at
+    shift = gap if gap > STALL_S or STALL_S < quiet_s <= _COLD * watch.limit_s else 0.0
     vitals = {
         worker: replace(vital, heard_at=min(now, vital.heard_at + shift), moved_at=min(now, vital.moved_at + shift))
         for worker, vital in watch.vitals.items()
@@ -103,7 +108,7 @@ def overdue(watch: Watch, members: Iterable[WorkerId], *, running: bool) -> dict
 
 
 def deadlocked(watch: Watch, members: Iterable[WorkerId]) -> bool:
-    """Whether every member says that it waits and none has moved for twice the limit; one that is silent says nothing."""
+    """Whether every member says that it waits, and none has moved for twice the limit; a silent one says nothing."""
     now, vitals = watch.now, [watch.vitals[worker] for worker in members]
     if now is None or any(vital.beat is None or vital.beat.busy_s > 0 for vital in vitals):
         return False

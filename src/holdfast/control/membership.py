@@ -26,7 +26,8 @@ that it knows (they agree on that among themselves, in the step's own messages).
 peers. Any failure sends them back to ``arriving``; they enter again at the next occasion.
 
 When a layer has no owner left and there is a state to load, the job waits for workers (WAITING), or everyone who is
-left loads that state as a member of a smaller grid. Otherwise what lives is saved, and the job ends.
+left loads that state as a member of a smaller grid. Otherwise what lives is saved, and the job ends. Strategies that go
+back to a checkpoint after any loss wait, too, until the whole grid is there.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError
 from holdfast.recovery.actions import ClusterView, RecoveryPlan
-from holdfast.recovery.strategies import at_boundary, strategy_named
+from holdfast.recovery.strategies import adaptive, at_boundary, strategy_named
 from holdfast.telemetry.events import Agreed, Detected, Event, Installed, Notice, Parted, Reattached, Rebuilt, Suspected
 from holdfast.telemetry.events import Synced as SyncedEvent
 
@@ -211,7 +212,8 @@ class Membership:
         lost_layers: layers without an owner; empty while training can go on.
         restorable: states that everyone could load, the newest first.
         wait_s: how long to wait for workers when a layer has no owner.
-        wait_until: when that ends; None unless waiting.
+        wait_until: when that ends, however often those who come die again; None once a step was done since.
+        wait_for_all: whether what is waited for is the whole grid; False unless waiting.
         loading: what everyone was told to load, until all have; whoever has not heard of it must be told again.
         resume_step: the step from which this generation runs.
         last_step: the newest step that was reported done; -1 before the first.
@@ -255,6 +257,7 @@ class Membership:
     wait_s: float = 0.0
     wait_until: float | None = None
     loading: StateAt | None = None
+    wait_for_all: bool = False
     resume_step: int = 0
     last_step: int = -1
     suspected_at: float | None = None
@@ -413,7 +416,9 @@ def _on_exited_early(state: Membership, worker: WorkerId) -> Decision:
     if worker not in state.expected:
         return state, ()
     text = "was started to come into the running job and ended before it had attached"
-    return replace(state, expected=state.expected - {worker}), (Record(event=Notice(worker=str(worker), text=text)),)
+    state = replace(state, expected=state.expected - {worker})
+    state, outputs = _recover(state) if state.wait_for_all else (state, ())
+    return state, (Record(event=Notice(worker=str(worker), text=text)), *outputs)
 
 
 def _on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
@@ -447,9 +452,10 @@ def _on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
 
 
 def _in_generation(state: Membership) -> frozenset[WorkerId]:
-    """Whose loss concerns this generation, or the one that is prepared."""
+    """Whose loss concerns this generation, or the one that is prepared or waited for."""
     prepared = state.upcoming.plan.workers if state.upcoming is not None else ()
-    return frozenset((*state.alive, *prepared))
+    awaited = state.arriving if state.wait_for_all else ()
+    return frozenset((*state.alive, *prepared, *awaited))
 
 
 def _expel(state: Membership, worker: WorkerId, how: str) -> tuple[Output, ...]:
@@ -495,7 +501,9 @@ def _carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
         state, outputs = _form(state, None, recovery.strategy)
         if state.phase is Phase.ENDED:
             return state, outputs
-        return replace(state, phase=Phase.WAITING, wait_until=until), outputs
+        state = replace(state, phase=Phase.WAITING, wait_until=until, wait_for_all=recovery.awaits_everyone)
+        state, spawned = _spawn(state, recovery.spawns)
+        return state, (*outputs, *spawned)
     if recovery.loads is None or recovery.plan is None:
         return _form(state, recovery.plan, recovery.strategy)
     return _shrink(state, recovery.plan, recovery.strategy)
@@ -504,6 +512,13 @@ def _carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
 def _after_now(state: Membership, seconds: float) -> float | None:
     """None if we have just been started and know no time yet: the next tick will."""
     return None if state.watch.now is None else state.watch.now + seconds
+
+
+def _spawn(state: Membership, places: tuple[WorkerId, ...]) -> Decision:
+    """Has the agent start a worker for each of these places, unless one is on its way already."""
+    missing = tuple(place for place in places if place not in state.expected)
+    state = replace(state, expected=state.expected | frozenset(missing))
+    return state, tuple(Tell(to=None, command=Spawn(worker=place)) for place in missing)
 
 
 def _shrink(state: Membership, plan: Plan, strategy: str) -> Decision:
@@ -520,6 +535,7 @@ def _shrink(state: Membership, plan: Plan, strategy: str) -> Decision:
         arriving=frozenset(),
         leaving=state.leaving & frozenset(plan.workers),
         wait_until=None,
+        wait_for_all=False,
         watch=forget(state.watch, idle),
     )
     state, outputs = _form(state, plan, strategy, load=state.restorable[0])
@@ -527,12 +543,14 @@ def _shrink(state: Membership, plan: Plan, strategy: str) -> Decision:
 
 
 def _restore_if_whole(state: Membership) -> Decision:
-    """While waiting for workers: once every layer has somebody again, all load the last checkpoint and go on."""
-    if state.healthy.placement.without(state.lost).unowned_layers():
+    """Once every layer has somebody again, or every place if all are waited for, all load the last checkpoint."""
+    missing = state.lost if state.wait_for_all else state.healthy.placement.without(state.lost).unowned_layers()
+    if missing:
         return state, ()
-    recovery = plan_recovery(state, state.lost)
-    state = replace(state, arriving=frozenset(), wait_until=None)
-    return _form(state, recovery.plan, "fallback", load=state.restorable[0])
+    recovery = adaptive(ClusterView(healthy=state.healthy, lost=state.lost))
+    strategy = state.strategy if state.wait_for_all else "fallback"
+    state = replace(state, arriving=frozenset(), wait_for_all=False)
+    return _form(state, recovery.plan, strategy, load=state.restorable[0])
 
 
 def _on_unreadable(state: Membership, message: Unreadable) -> Decision:
@@ -563,7 +581,7 @@ def _change_members(state: Membership) -> Decision:
     full = frozenset(state.full) - state.leaving
     entering = (state.entering - state.synced) | state.arriving
     view = ClusterView(healthy=state.healthy, lost=frozenset(state.healthy.workers) - full, entering=entering)
-    recovery = at_boundary(view, strategy_named(state.strategy))
+    recovery = at_boundary(view)
     if recovery.plan is None:
         layers = ", ".join(map(str, recovery.lost_layers))
         text = f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does"
@@ -785,7 +803,7 @@ def _on_tick(state: Membership, now: float) -> Decision:
     state = replace(state, watch=pass_time(state.watch, members, now))
     if state.phase is Phase.WAITING and state.wait_until is None:
         state = replace(state, wait_until=now + state.wait_s)
-    if state.wait_until is not None and now >= state.wait_until:
+    if state.phase is Phase.WAITING and state.wait_until is not None and now >= state.wait_until:
         return _carry_out(replace(state, wait_until=None), _last_resort(state, waiting=False))
     running = state.phase in (Phase.FORMING, Phase.RUNNING)
     hung = overdue(state.watch, members, running=running)
@@ -809,7 +827,7 @@ def _reform(state: Membership, reason: str) -> Decision:
 
 
 def _on_step_done(state: Membership, done: StepDone) -> Decision:
-    state = replace(state, last_step=max(state.last_step, done.step), reformations=0)
+    state = replace(state, last_step=max(state.last_step, done.step), reformations=0, wait_until=None)
     progress = Progress(
         step=done.step,
         loss=done.loss,
@@ -1037,8 +1055,10 @@ def _on_agent(state: Membership, hello: Hello) -> Decision:
             outputs += more
     if state.phase is Phase.ENDED:
         return state, outputs
-    state = replace(state, offers=hello.offers, expected=state.expected & frozenset(hello.coming))
-    return _after(outputs, _answer_offers(state))
+    unheard = state.expected - frozenset(hello.coming)
+    state = replace(state, offers=hello.offers, expected=state.expected - unheard)
+    state, spawned = _spawn(state, tuple(sorted(unheard))) if state.wait_for_all else (state, ())
+    return _after((*outputs, *spawned), _answer_offers(state))
 
 
 def _on_closed(state: Membership, worker: WorkerId, now: float) -> Decision:

@@ -19,6 +19,7 @@ __all__ = [
     "Recompute",
     "RecoveryPlan",
     "SaveCommitted",
+    "Spawn",
     "TakeBack",
 ]
 
@@ -60,10 +61,21 @@ class LoadState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spawn:
+    """A new process is started for each of these places."""
+
+    workers: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Await:
-    """Nothing is trained until workers have come for the lost layers, for ``limit_s`` seconds at most."""
+    """Nothing is trained until workers have come for the lost layers, for ``limit_s`` seconds at most.
+
+    ``everyone``: until the grid is whole again, not only every layer held by somebody.
+    """
 
     limit_s: float
+    everyone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +90,7 @@ class SaveCommitted:
     lost: tuple[int, ...]
 
 
-Action = Abort | TakeBack | InstallPlan | CopyState | LoadState | Await | Recompute | SaveCommitted
+Action = Abort | TakeBack | InstallPlan | CopyState | LoadState | Spawn | Await | Recompute | SaveCommitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +114,16 @@ class RecoveryPlan:
     def awaits_s(self) -> float:
         """How long workers are waited for; 0 if they are not."""
         return next((action.limit_s for action in self.actions if isinstance(action, Await)), 0.0)
+
+    @property
+    def awaits_everyone(self) -> bool:
+        """Whether it is waited until the grid is whole."""
+        return any(action.everyone for action in self.actions if isinstance(action, Await))
+
+    @property
+    def spawns(self) -> tuple[WorkerId, ...]:
+        """The places for which new processes are started."""
+        return next((action.workers for action in self.actions if isinstance(action, Spawn)), ())
 
     @property
     def lost_layers(self) -> tuple[int, ...]:

@@ -23,10 +23,20 @@ from holdfast.recovery.actions import (
     Recompute,
     RecoveryPlan,
     SaveCommitted,
+    Spawn,
     TakeBack,
 )
 
-__all__ = ["STRATEGIES", "Strategy", "adaptive", "at_boundary", "fall_back", "strategy_named"]
+__all__ = [
+    "STRATEGIES",
+    "Strategy",
+    "adaptive",
+    "at_boundary",
+    "checkfreq",
+    "checkpoint_restart",
+    "fall_back",
+    "strategy_named",
+]
 
 Strategy = Callable[[ClusterView], RecoveryPlan]
 
@@ -71,16 +81,42 @@ def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
     return RecoveryPlan(strategy="fallback", actions=actions)
 
 
-def at_boundary(view: ClusterView, strategy: Strategy) -> RecoveryPlan:
+def checkpoint_restart(view: ClusterView) -> RecoveryPlan:
+    """Global checkpointing: all stop, new processes take the lost places, and all go on from the last checkpoint.
+
+    A baseline. The processes that live stay, which a restart of the whole job would not grant. When the grid is not
+    whole in time, or nothing can be loaded, see :func:`fall_back`.
+
+    Source: SWIFT, sections 2.1 and 7.1 ("global checkpointing").
+    """
+    return _restart(view, "checkpoint-restart")
+
+
+def checkfreq(view: ClusterView) -> RecoveryPlan:
+    """CheckFreq: recovers as :func:`checkpoint_restart`, from checkpoints that are written while training goes on.
+
+    Source: CheckFreq, FAST '21, as described by SWIFT, section 2.2; how often, see :mod:`holdfast.recovery.checkfreq`.
+    """
+    return _restart(view, "checkfreq")
+
+
+def _restart(view: ClusterView, name: str) -> RecoveryPlan:
+    if view.checkpoint is None or view.wait_s <= 0:
+        return fall_back(view, view.healthy.placement.without(view.lost).unowned_layers())
+    missing = Spawn(workers=tuple(sorted(view.lost - view.entering)))
+    return RecoveryPlan(strategy=name, actions=(Abort(), missing, Await(limit_s=view.wait_s, everyone=True)))
+
+
+def at_boundary(view: ClusterView) -> RecoveryPlan:
     """Returns how workers come and go between two steps, nothing being given up or run again.
 
-    The routes are those that ``strategy`` finds for whoever can compute; workers that enter listen meanwhile.
+    Whatever strategy answers losses, the micro-batches of whoever goes are re-routed; workers that enter listen
+    meanwhile.
 
     Args:
         view: who computes afterwards, and who enters.
-        strategy: re-routes.
     """
-    answer = strategy(ClusterView(healthy=view.healthy, lost=view.lost))  # no checkpoint: nobody goes back for this
+    answer = adaptive(ClusterView(healthy=view.healthy, lost=view.lost))  # no checkpoint: nobody goes back for this
     if answer.plan is None:
         return answer
     ranges = [(worker, view.healthy.placement.layers_of(worker)) for worker in sorted(view.entering)]
@@ -90,7 +126,14 @@ def at_boundary(view: ClusterView, strategy: Strategy) -> RecoveryPlan:
     return RecoveryPlan(strategy=answer.strategy, actions=(InstallPlan(plan=plan, at_boundary=True), *copies))
 
 
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType({"auto": adaptive, "adaptive": adaptive})
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+    {
+        "auto": adaptive,
+        "adaptive": adaptive,
+        "checkpoint-restart": checkpoint_restart,
+        "checkfreq": checkfreq,
+    }
+)
 
 
 def strategy_named(name: str) -> Strategy:

@@ -70,7 +70,7 @@ class Crew:
         with self._lock:
             taken = worker if worker in self._open_offers else None
             left = list(self._open_offers)
-            if taken in left:  # else one offer was heard twice, before and after a connection broke
+            if taken in left:  # else nothing was offered: a strategy asks for a worker by itself
                 left.remove(taken)
             self._open_offers = tuple(left)
             self._coming[worker] = None

@@ -57,6 +57,7 @@ __all__ = [
     "Report",
     "Serve",
     "WorkerLife",
+    "Written",
     "mean_loss",
 ]
 
@@ -191,6 +192,11 @@ class Pin:
     layers: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Wait until all that was pinned is written, or could not be."""
+
+
 LifeEffect = (
     Effect
     | Attach
@@ -206,6 +212,7 @@ LifeEffect = (
     | Fetch
     | Fetched
     | Pin
+    | Written
 )
 Life = Generator[LifeEffect, Any, None]
 Then = Generator[LifeEffect, Any, Command]
@@ -223,6 +230,7 @@ class WorkerLife:
         ties: the layers that share a weight, each a tuple of layer indices.
         pid: our process.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
+        synchronous: whether training stands still until our part of a checkpoint is written.
         generation: the generation that we are in; 0 before the first.
         plan: its plan.
         program: our instructions under this generation's plan.
@@ -239,6 +247,7 @@ class WorkerLife:
     ties: tuple[tuple[int, ...], ...]
     pid: int
     checkpoint_every: int = 0
+    synchronous: bool = False
     generation: int = 0
     plan: Plan | None = None
     program: WorkerProgram | None = None
@@ -479,6 +488,8 @@ class WorkerLife:
         layers = tuple(layer for layer in self.stage.layer_steps() if self.plan.writer_of(layer) == self.worker)
         if layers:
             yield Pin(self.generation, step, layers)
+            if self.synchronous:
+                yield Written()
 
     def _done(self, step: int) -> StepDone:
         loss, omitted = mean_loss(self.stage), self.stage.omitted

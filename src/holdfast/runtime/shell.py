@@ -43,6 +43,7 @@ from holdfast.runtime.life import (
     Report,
     Serve,
     WorkerLife,
+    Written,
     mean_loss,
 )
 from holdfast.runtime.transport import Handle, MessageKey, Transport
@@ -52,6 +53,7 @@ __all__ = ["Pace", "Shell"]
 
 LOOKAHEAD = 4
 STUCK_S = 0.05
+WRITING_S = 0.02
 _INTERRUPTED = object()
 FOREVER = 2**62
 
@@ -83,7 +85,7 @@ class Pace:
         return 0.0 if waiting else max(time.monotonic() - since, 1e-6)
 
 
-_WAITS = (Listen, Build, Take, FinishReduce, Drain)
+_WAITS = (Listen, Build, Take, FinishReduce, Drain, Written)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -308,6 +310,8 @@ class Shell:
                 return self.copier.fetched(self.life.generation)
             case Pin(generation=generation, step=step, layers=layers):
                 return self._pin(generation, step, layers)
+            case Written():
+                return self._await_writer()
             case Committed():
                 return self._committed(effect)
         raise InternalError(f"unknown effect {effect!r}")
@@ -382,6 +386,20 @@ class Shell:
         self.writer.pin(generation, step, layers, self.stage.snapshot)
         end = time.monotonic()
         self.log.write(end, Pinned(worker=str(self.life.worker), step=step, seconds=end - start))
+
+    def _await_writer(self) -> None:
+        """Waits for the writer; that it is still at work counts as moving along.
+
+        Raises:
+            StaleGeneration: superseded; what was pinned is written all the same.
+        """
+        assert self.writer is not None, "nothing is pinned in a job that makes no checkpoints"
+        written = threading.Event()
+        self.writer.then(written.set)
+        while not written.wait(WRITING_S):
+            if self._newest > self.life.generation:
+                raise StaleGeneration(self.life.generation)
+            self.pace.move(waiting=True)
 
     def _committed(self, committed: Committed) -> None:
         """Logs the step; what was run must be what the plan ordered."""

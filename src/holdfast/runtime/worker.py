@@ -142,6 +142,7 @@ class _Worker:
             ties=parts.ties,
             pid=os.getpid(),
             checkpoint_every=spec.job.checkpoint.every,
+            synchronous=spec.job.checkpoint.synchronous,
         )
         shell = Shell(
             life=life,

@@ -67,7 +67,8 @@ def random_faults(
         settle_steps=settle_steps,
         working_from=dict.fromkeys(workers, 0),
     )
-    step, faults = 1, []
+    step = 1
+    faults: list[Fault] = []
     while len(faults) < count:
         step += source.randint(1, 2 * every_steps - 1)
         if (fault := drawing.draw(step)) is not None:
@@ -106,7 +107,9 @@ class _Drawing:
 
     def _possible_losses(self, step: int) -> dict[FaultKind, list[tuple[WorkerId, ...]]]:
         working = {worker for worker, since in self.working_from.items() if since is not None and since <= step}
-        single = [(worker,) for worker in sorted(working) if self._leaves_owners(working, (worker,))]
+        single: list[tuple[WorkerId, ...]] = [
+            (worker,) for worker in sorted(working) if self._leaves_owners(working, (worker,))
+        ]
         whole = [node for node in self.nodes if working.issuperset(node) and self._leaves_owners(working, node)]
         found = {kind: whole if kind is FaultKind.KILL_NODE else single for kind in LOSSES}
         return {kind: targets for kind, targets in found.items() if targets}

@@ -81,6 +81,7 @@ from holdfast.runtime.life import (
     Report,
     Serve,
     WorkerLife,
+    Written,
 )
 from holdfast.runtime.transport import MessageKey
 from holdfast.storage.checkpoints import Shard
@@ -189,6 +190,8 @@ class VirtualCluster:
         workers_per_node: consecutive workers that fail together.
         kill_comer_at_effect: a worker whose second process dies when it yields its n-th effect.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
+        synchronous: whether training stands still until a checkpoint is written.
+        strategy: what answers a loss.
         wait_for_replacement: virtual seconds to wait for a worker when a layer has no owner left.
         coordinator_deaths: (when it dies, how long it is away), in virtual seconds; messages on their way are lost.
         broken_streams: (when, whose) connections to the coordinator break; messages on their way are lost.
@@ -209,6 +212,8 @@ class VirtualCluster:
         workers_per_node: int = 1,
         kill_comer_at_effect: tuple[WorkerId, int] | None = None,
         checkpoint_every: int = 0,
+        synchronous: bool = False,
+        strategy: str = "auto",
         wait_for_replacement: float = 0.0,
         coordinator_deaths: Iterable[tuple[float, float]] = (),
         broken_streams: Iterable[tuple[float, WorkerId]] = (),
@@ -239,6 +244,7 @@ class VirtualCluster:
         self._fired: list[str] = []
         self._ended: Ended | None = None
         self._checkpoint_every = checkpoint_every
+        self._synchronous = synchronous
         self._pinned: list[Pinned] = []
         self._stored: dict[tuple[int, int], bytes] = {}
         self._checkpoints: dict[int, tuple[str, ...]] = {}
@@ -247,7 +253,7 @@ class VirtualCluster:
         self._blank = self._membership = Membership(
             healthy=plan,
             steps=steps,
-            strategy="auto",
+            strategy=strategy,
             directory="",
             watch=watch,
             restorable=start,
@@ -279,6 +285,7 @@ class VirtualCluster:
             ties=ties,
             pid=next(self._pids),
             checkpoint_every=self._checkpoint_every,
+            synchronous=self._synchronous,
         )
         self._processes[life.pid] = made = _Worker(life=life, generator=life.run())
         return made
@@ -505,7 +512,9 @@ class VirtualCluster:
             case Fence(pid=pid) if pid in self._processes:
                 self._kill(self._processes[pid])
             case Spawn(worker=worker):
-                self._offers.remove(worker if worker in self._offers else None)
+                taken = worker if worker in self._offers else None
+                if taken in self._offers:
+                    self._offers.remove(taken)
                 self._coming.add(worker)
                 self._workers[worker] = self._worker(worker)
                 self._deaths = dict(filter(None, [self._death_of_comer]))
@@ -566,7 +575,9 @@ class VirtualCluster:
         worker.commands.append(command)
         if isinstance(worker.waiting, Listen):
             self._resume(worker, self._next_command)
-        elif worker.newest > worker.life.generation and isinstance(worker.waiting, Take | FinishReduce | Build):
+        elif worker.newest > worker.life.generation and isinstance(
+            worker.waiting, Take | FinishReduce | Build | Written
+        ):
             self._throw(worker, StaleGeneration(worker.life.generation))
 
     # The workers.
@@ -669,6 +680,10 @@ class VirtualCluster:
             case Pin(generation=generation, step=step, layers=layers):
                 self._pin(worker, generation, step, layers)
                 return True, None
+            case Written():
+                worker.waiting = effect
+                self._later_written(worker, lambda: self._resume(worker) if worker.waiting is effect else None)
+                return False, None
             case Reach(point=point, step=step):
                 return self._reach(worker, point, step)
             case Committed(step=step, ops=ops):

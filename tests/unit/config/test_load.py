@@ -71,7 +71,21 @@ def complaint(tree, *overrides):
             "resilience.tolerate: 3 pipelines survive any 2 failures, not any 3; use more pipelines or tolerate less",
         ),
         ("resilience.tolerate", -1, "resilience.tolerate: expected `int` >= 0, got -1"),
-        ("resilience.strategy", "hope", "resilience.strategy: expected one of auto, adaptive, got 'hope'"),
+        (
+            "resilience.strategy",
+            "hope",
+            "resilience.strategy: expected one of auto, adaptive, checkpoint-restart, checkfreq, got 'hope'",
+        ),
+        (
+            "resilience.strategy",
+            "checkpoint-restart",
+            "checkpoint.every: strategy checkpoint-restart goes back to checkpoints; expected more than 0, got 0",
+        ),
+        (
+            "resilience.strategy",
+            "checkfreq",
+            "checkpoint.every: strategy checkfreq goes back to checkpoints; expected more than 0, got 0",
+        ),
         ("resilience.commit", "redo", "resilience.commit: expected one of shadow, undo, got 'redo'"),
         ("optimizer.nesterov", True, "optimizer.nesterov: needs kind sgd, momentum above 0 and dampening 0"),
         (
@@ -242,3 +256,22 @@ def test_no_file_and_a_folder(tmp_path):
 def test_sizes_of_a_step():
     job = parse_job(JOB, ["grid.microbatch_size=5"])
     assert (job.global_microbatches, job.samples_per_step, num_layers(job)) == (9, 45, 4)
+
+
+RESTART = ("resilience.strategy=checkfreq", "checkpoint.every=2")
+
+
+def test_who_waits_for_new_workers_needs_a_limit():
+    text = (
+        "resilience.wait_for_replacement: strategy checkfreq waits for new workers; expected the most seconds to wait, "
+        "more than 0, got 0"
+    )
+    assert complaint(copy.deepcopy(JOB), *RESTART) == text
+
+
+def test_checkfreq_does_not_stand_still():
+    text = "checkpoint.synchronous: strategy checkfreq writes while training goes on; expected false, got true"
+    wait = "resilience.wait_for_replacement=9"
+    assert complaint(copy.deepcopy(JOB), *RESTART, wait, "checkpoint.synchronous=true") == text
+    job = parse_job(copy.deepcopy(JOB), (*RESTART, wait))
+    assert (job.resilience.strategy, job.checkpoint.synchronous) == ("checkfreq", False)

@@ -11,6 +11,7 @@ from holdfast.control.messages import Heartbeat
 from holdfast.core.ids import WorkerId
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
+ANYONE = WorkerId(9, 9)
 LIMIT_S = 2.0
 BEAT_S = 0.25
 COLD = 15.0
@@ -34,12 +35,12 @@ class Clock:
             self.watch = hear(self.watch, each, self.now)
         return self
 
-    def wait(self, seconds, beats=lambda passed: ()):
-        """Lets time pass; ``beats`` says what is heard after so many seconds of it."""
+    def wait(self, seconds, beats=lambda passed: (), *, others=True):
+        """Lets time pass; ``beats`` says what is heard after so many seconds of it, beside what ``others`` say."""
         start = self.now
         while self.now < start + seconds - 1e-9:
             self.now += 0.2
-            self.hear(*beats(self.now - start))
+            self.hear(*beats(self.now - start), *([beat(ANYONE)] if others else []))
             self.watch = pass_time(self.watch, self.members, self.now)
         return self
 
@@ -146,10 +147,28 @@ def test_our_own_pause_is_held_against_nobody(pause_s):
     assert clock.overdue().keys() == {B}, "what was silent before and after the pause counts"
 
 
+def test_when_everyone_is_silent_at_once_it_is_the_machine():
+    """All of them starve for three seconds; then one after another is heard again."""
+    clock = Clock(A, B).hear(beat(A), beat(B)).wait(3.2, others=False)
+    assert clock.overdue() == {}
+    clock.hear(beat(A)).wait(0.6)
+    assert clock.overdue() == {}, "B has a moment yet"
+    clock.wait(0.6)
+    assert clock.overdue().keys() == {B}
+
+
+def test_when_everyone_is_silent_for_ever_they_are_lost():
+    clock = Clock(A, B).hear(beat(A), beat(B)).wait(COLD * LIMIT_S - 0.4, others=False)
+    assert clock.overdue() == {}
+    clock.wait(LIMIT_S + 0.4, others=False)
+    assert clock.overdue().keys() == {A, B}
+
+
 def test_a_look_that_is_a_little_late_is_no_pause():
     clock = Clock().hear(beat())
     for _ in range(3):
         clock.now += STALL_S
+        clock.hear(beat(ANYONE))
         clock.watch = pass_time(clock.watch, clock.members, clock.now)
     assert clock.overdue().keys() == {A}
 
@@ -205,5 +224,6 @@ def test_who_falls_silent_is_always_found(course, extra_s):
     end = now + LIMIT_S + extra_s
     while now < end:
         now += 0.5
+        watch = hear(watch, beat(ANYONE), now)
         watch = pass_time(watch, [A], now)
     assert overdue(watch, [A], running=True).keys() == {A}

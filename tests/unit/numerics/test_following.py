@@ -86,7 +86,7 @@ def test_who_caught_up_can_compute_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_who_caught_up_can_take_a_step_back(name: str) -> None:
-    job, owner, follower, states = follow(name, missed=2)
+    _, owner, follower, states = follow(name, missed=2)
     follower.catch_up(states)
     for stage in (owner, follower):
         stage.take_back(3)

@@ -3,15 +3,33 @@ import pytest
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError
-from holdfast.recovery.actions import Abort, ClusterView, InstallPlan, Recompute, SaveCommitted, TakeBack
-from holdfast.recovery.strategies import STRATEGIES, adaptive, strategy_named
+from holdfast.recovery.actions import (
+    Abort,
+    Await,
+    ClusterView,
+    CopyState,
+    InstallPlan,
+    LoadState,
+    Recompute,
+    SaveCommitted,
+    Spawn,
+    TakeBack,
+)
+from holdfast.recovery.strategies import (
+    STRATEGIES,
+    adaptive,
+    at_boundary,
+    checkfreq,
+    checkpoint_restart,
+    strategy_named,
+)
 
 PLAN = regular_plan(3, split_evenly(4, 2), 2)
 W00, W01, W10, W11, W20, W21 = PLAN.workers
 
 
-def view(*lost):
-    return ClusterView(healthy=PLAN, lost=frozenset(lost))
+def view(*lost, **options):
+    return ClusterView(healthy=PLAN, lost=frozenset(lost), **options)
 
 
 def test_adaptive_routes_around_the_lost():
@@ -35,3 +53,44 @@ def test_strategies_are_found_by_name():
     assert all(strategy_named(name) is strategy for name, strategy in STRATEGIES.items())
     with pytest.raises(ConfigError, match=r"resilience\.strategy: unknown 'hope'; known: auto, adaptive"):
         strategy_named("hope")
+
+
+RESTARTS = [(checkpoint_restart, "checkpoint-restart"), (checkfreq, "checkfreq")]
+
+
+@pytest.mark.parametrize(("strategy", "name"), RESTARTS)
+def test_restarting_replaces_all_lost_and_waits_for_everyone(strategy, name):
+    recovery = strategy(view(W10, W21, checkpoint=4, wait_s=9.0))
+    assert recovery.actions == (Abort(), Spawn(workers=(W10, W21)), Await(limit_s=9.0, everyone=True))
+    assert (recovery.strategy, recovery.plan, recovery.spawns) == (name, None, (W10, W21))
+    assert (recovery.awaits_s, recovery.awaits_everyone) == (9.0, True)
+
+
+@pytest.mark.parametrize(("strategy", "name"), RESTARTS)
+def test_who_has_come_already_is_not_started_again(strategy, name):
+    recovery = strategy(view(W10, W21, entering=frozenset({W21}), checkpoint=4, wait_s=9.0))
+    assert recovery.spawns == (W10,)
+
+
+@pytest.mark.parametrize(("strategy", "name"), RESTARTS)
+def test_after_the_limit_the_smaller_grid_goes_on(strategy, name):
+    recovery = strategy(view(W10, W21, checkpoint=4))
+    assert (recovery.strategy, recovery.loads, recovery.spawns) == ("fallback", 4, ())
+    assert set(recovery.plan.workers) <= {W00, W01, W11, W20}
+
+
+@pytest.mark.parametrize(("strategy", "name"), RESTARTS)
+def test_with_nothing_to_load_what_lives_is_saved(strategy, name):
+    assert strategy(view(W01, W11, W21, wait_s=9.0)).lost_layers == (2, 3)
+
+
+def test_waiting_for_the_layers_only_is_not_waiting_for_everyone():
+    recovery = adaptive(view(W01, W11, W21, checkpoint=4, wait_s=9.0))
+    assert (recovery.awaits_s, recovery.awaits_everyone, recovery.spawns) == (9.0, False, ())
+
+
+def test_between_steps_nobody_goes_back_whatever_answers_losses():
+    recovery = at_boundary(view(W10, W21, entering=frozenset({W21}), checkpoint=4, wait_s=9.0))
+    kinds = [type(action) for action in recovery.actions]
+    assert (kinds, recovery.loads) == ([InstallPlan, CopyState], None)
+    assert LoadState not in kinds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 from collections import Counter
 
 import pytest
@@ -59,7 +60,7 @@ def test_one_seed_is_one_course_in_the_order_of_steps_and_in_text(given_):
     assert random_faults(**given_) == faults
     steps = [fault.step for fault in faults]
     assert steps[0] >= 2
-    assert all(earlier < later for earlier, later in zip(steps, steps[1:], strict=False))
+    assert all(earlier < later for earlier, later in itertools.pairwise(steps))
     assert tuple(Fault.parse(str(fault)) for fault in faults) == faults
 
 

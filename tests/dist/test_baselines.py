@@ -1,0 +1,38 @@
+"""The baselines on real processes: a new process in the place of the lost one, back to the checkpoint, the same bits."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.telemetry.events import Agreed, Installed, JobStarted, Pinned, StepOps, WorkerReady, read_events
+
+pytestmark = pytest.mark.dist
+
+COMMON = ("checkpoint.every=3", "train.steps=7", "resilience.wait_for_replacement=120")
+BASELINES = {
+    "checkpoint-restart": (*COMMON, "resilience.strategy=checkpoint-restart", "checkpoint.synchronous=true"),
+    "checkfreq": (*COMMON, "resilience.strategy=checkfreq"),
+}
+GRID = ("grid.pipelines=2", "grid.stages=2")
+
+
+def events_of(summary, kind):
+    return [event for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize(("name", "strategy"), [("gpt", "checkpoint-restart"), ("convnet", "checkfreq")])
+def test_all_go_back_to_the_checkpoint_and_end_with_the_same_bits(runs, name, strategy):
+    fault = "kill:1.1@5:backward"
+    summary = runs.train(name, fault, overrides=(*GRID, *BASELINES[strategy]))
+    healthy = runs.healthy(name, (*GRID, "train.steps=7"))
+    assert summary.unfired == ()
+    assert (summary.weights_sha256, summary.state_sha256) == (healthy.weights_sha256, healthy.state_sha256)
+    assert (summary.final_loss, summary.steps) == (healthy.final_loss, healthy.steps)
+    last = events_of(summary, Installed)[-1]
+    assert (last.strategy, len(last.workers)) == (strategy, 4)
+    agreed = events_of(summary, Agreed)[-1].step
+    assert agreed == 3 or (strategy == "checkfreq" and agreed == 0), "3 unless it was still being written"
+    ran = [event.step for event in events_of(summary, StepOps) if event.worker == "0.0"]
+    assert ran == [0, 1, 2, 3, 4, *range(agreed, 7)], "the lost steps were run again"
+    assert len(events_of(summary, WorkerReady)) == events_of(summary, JobStarted)[0].workers + 1
+    assert {event.step for event in events_of(summary, Pinned)} == {3, 6}

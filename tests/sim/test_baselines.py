@@ -1,0 +1,149 @@
+"""Strategies that go back to a checkpoint after any loss: all places are filled anew, and the bits are the same."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import pytest
+
+from holdfast.core.builders import regular_plan
+from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+from holdfast.telemetry.events import Agreed, Checkpointed, Detected, Installed, Notice, StepOps
+from holdfast.testing.virtual import VirtualCluster
+
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "150")) // 10
+STEPS = 9
+EVERY = 3
+GRID = (2, 3, 2)
+BASELINES = {
+    "checkpoint-restart": {"strategy": "checkpoint-restart", "synchronous": True},
+    "checkfreq": {"strategy": "checkfreq"},
+}
+POINTS = ["start", "forward", "backward", "reduce", "verdict", "update", "commit"]
+
+
+def run(*faults, **options):
+    pipelines, stages, microbatches = GRID
+    plan = regular_plan(pipelines, split_evenly(2 * stages, stages), microbatches)
+    options = {"checkpoint_every": EVERY, "steps": STEPS, "wait_for_replacement": 60.0, **options}
+    parsed = [Fault.parse(text) for text in faults]
+    return VirtualCluster(plan, microbatches=microbatches, faults=parsed, **options).run()
+
+
+@cache
+def healthy():
+    return run(checkpoint_every=0, wait_for_replacement=0.0).digest
+
+
+def of(result, kind):
+    return [event for _, event in result.events if isinstance(event, kind)]
+
+
+def check(result, *faults):
+    assert result.outcome == "done", result.detail
+    assert set(result.fired) == {str(Fault.parse(text)) for text in faults}
+    assert result.digest == healthy()
+
+
+def check_whole(result, name, *faults):
+    """It ended as the healthy run, on the whole grid, after going back to a checkpoint."""
+    check(result, *faults)
+    last = of(result, Installed)[-1]
+    assert (last.strategy, len(last.workers)) == (name, GRID[0] * GRID[1])
+    assert all(event.step % EVERY == 0 for event in of(result, Agreed))
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_kill_at_each_point_of_a_step(name, point):
+    fault = f"kill:1.1@5:{point}"
+    result = run(fault, **BASELINES[name])
+    check_whole(result, name, fault)
+    assert of(result, Agreed)[-1].step == 3, "steps 3 and 4 are run again, though every layer had an owner"
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_kill_at_any_effect(name, seed):
+    victim, count = WorkerId(seed % 2, seed % 3), 20 + 37 * seed
+    result = run(kill_at_effect=[(victim, count)], seed=seed, **BASELINES[name])
+    assert result.outcome == "done", result.detail
+    assert result.digest == healthy()
+    assert len(result.fired) == len(of(result, Detected))
+    if result.fired:
+        assert of(result, Installed)[-1].strategy == name
+
+
+@pytest.mark.parametrize("hang", ["hang:0.2@4:forward", "stall:0.2@4:forward"])
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_hang(name, hang):
+    check_whole(run(hang, **BASELINES[name]), name, hang)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_all_owners_of_a_layer_at_once(name):
+    faults = ["kill:0.1@4:forward", "kill:1.1@4:forward"]
+    check_whole(run(*faults, **BASELINES[name]), name, *faults)
+
+
+@pytest.mark.parametrize("point", ["detect", "install", "replay"])
+@pytest.mark.parametrize("name", BASELINES)
+def test_another_dies_during_the_recovery(name, point):
+    faults = ["kill:1.1@5:backward", f"kill:0.0@{3 if point == 'replay' else 5}:{point}"]
+    for seed in range(4):
+        check_whole(run(*faults, seed=seed, **BASELINES[name]), name, *faults)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_writer_dies_between_two_shards(name):
+    fault = "kill:0.0@3:checkpoint"
+    result = run(fault, **BASELINES[name])
+    check_whole(result, name, fault)
+    assert of(result, Agreed)[-1].step in (0, 3)
+
+
+@pytest.mark.parametrize("effect", [1, 2, 3])
+@pytest.mark.parametrize("name", BASELINES)
+def test_replacements_that_keep_dying_are_given_up_in_time(name, effect):
+    """At their first words, or while the others are waited for: started anew until the limit, then a smaller grid."""
+    fault = "kill:1.1@5:backward"
+    comer = (WorkerId(1, 1), effect)
+    result = run(fault, wait_for_replacement=8.0, kill_comer_at_effect=comer, **BASELINES[name])
+    assert result.outcome == "done", result.detail
+    assert result.digest == healthy()
+    assert result.fired.count(f"kill:1.1#{effect}") > 1, "it was started more than once"
+    assert of(result, Installed)[-1].strategy == "fallback"
+
+
+def test_who_leaves_in_order_makes_nobody_go_back():
+    fault = "leave:1.1@4:forward"
+    result = run(fault, **BASELINES["checkfreq"])
+    check(result, fault)
+    assert {event.step for event in of(result, Agreed)} == {0}
+    assert of(result, Installed)[-1].strategy == "boundary"
+
+
+def test_a_loss_after_a_leave_fills_both_places():
+    faults = ["leave:1.1@3:forward", "kill:0.2@7:backward"]
+    check_whole(run(*faults, **BASELINES["checkfreq"]), "checkfreq", *faults)
+
+
+def test_training_stands_still_until_a_synchronous_checkpoint_is_written():
+    """Until every shard is; then the manifest needs one message and one write."""
+    delay = {"synchronous": True, "strategy": "checkpoint-restart"}
+    result = run(**delay)
+    assert result.digest == healthy()
+    for at, event in result.events:
+        if isinstance(event, Checkpointed) and event.step < STEPS:
+            early = [e for t, e in result.events if isinstance(e, StepOps) and e.step > event.step and t < at]
+            assert early == [], "no later step was done before the checkpoint was there"
+
+
+def test_before_the_first_checkpoint_they_begin_anew():
+    fault = "kill:1.1@1:backward"
+    result = run(fault, **BASELINES["checkpoint-restart"])
+    check_whole(result, "checkpoint-restart", fault)
+    assert not [event for event in of(result, Notice) if "cannot" in event.text]

@@ -1,0 +1,121 @@
+"""Decisions of the strategies that fill every place again and go back to a checkpoint."""
+
+from dataclasses import replace
+
+from holdfast.control.membership import Membership, Phase, Tell, Tick, decide
+from holdfast.control.messages import Exited, Hello, Install, Spawn, StateAt, Status, StepDone
+from holdfast.core.builders import regular_plan
+from holdfast.core.placement import split_evenly
+
+PLAN = regular_plan(2, split_evenly(4, 2), 2)
+W00, W01, W10, W11 = PLAN.workers
+NEWEST = StateAt(url="store", step=4)
+LIMIT_S = 30.0
+
+
+class Job:
+    """A membership that runs, and what it tells."""
+
+    def __init__(self):
+        self.state = Membership(
+            healthy=PLAN,
+            steps=9,
+            strategy="checkpoint-restart",
+            directory="out",
+            restorable=(NEWEST, StateAt(url=None, step=0)),
+            wait_s=LIMIT_S,
+        )
+        self.told = []
+        self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
+        self.settle(0)
+
+    def give(self, *events, now=0.0):
+        self.told = []
+        for event in events:
+            self.state, outputs = decide(self.state, event, now=now)
+            self.told += [(output.to, output.command) for output in outputs if isinstance(output, Tell)]
+        return self
+
+    def settle(self, step):
+        """All say that they are at ``step``: it is run."""
+        generation = self.state.generation
+        return self.give(
+            *(
+                Status(
+                    worker=worker,
+                    generation=generation,
+                    layer_steps=tuple((layer, step) for layer in PLAN.placement.layers_of(worker).indices),
+                    executed=(),
+                )
+                for worker in self.state.alive
+            )
+        )
+
+    def spawned(self):
+        return [command.worker for to, command in self.told if to is None and isinstance(command, Spawn)]
+
+    def installs(self):
+        return {to: command for to, command in self.told if isinstance(command, Install)}
+
+
+def died(worker, pid=1):
+    return Exited(worker=worker, pid=pid, status=-9)
+
+
+def test_all_stop_and_every_lost_place_is_filled():
+    job = Job().give(died(W11))
+    assert (job.state.phase, job.state.wait_for_all) == (Phase.WAITING, True)
+    assert job.spawned() == [W11]
+    assert {to: install.plan for to, install in job.installs().items()} == {W00: None, W01: None, W10: None}
+
+
+def test_another_loss_starts_only_what_is_not_on_its_way():
+    job = Job().give(died(W11)).give(died(W00))
+    assert job.spawned() == [W00]
+    assert job.state.expected == {W00, W11}
+
+
+def test_all_load_the_newest_state_once_the_grid_is_whole_and_not_before():
+    job = Job().give(died(W11), died(W00)).give(Hello(worker=W11, pid=2))
+    assert (job.state.phase, job.installs()) == (Phase.WAITING, {}), "every layer has an owner, but one place is empty"
+    job.give(Hello(worker=W00, pid=2))
+    assert {to: (i.load, i.plan) for to, i in job.installs().items()} == dict.fromkeys(PLAN.workers, (NEWEST, PLAN))
+    assert (job.state.phase, job.state.wait_for_all) == (Phase.FORMING, False)
+    assert job.settle(4).state.phase is Phase.RUNNING
+
+
+def test_who_dies_while_waited_for_is_started_again():
+    job = Job().give(died(W11), died(W00)).give(Hello(worker=W11, pid=2)).give(died(W11, pid=2))
+    assert job.spawned() == [W11]
+
+
+def test_who_dies_before_it_has_attached_is_started_again():
+    job = Job().give(died(W11)).give(died(W11, pid=2))
+    assert job.spawned() == [W11]
+
+
+def test_the_limit_counts_from_the_loss_and_a_step_ends_it():
+    job = Job().give(Tick(now=100.0)).give(died(W11))
+    until = job.state.wait_until
+    assert until == 100.0 + LIMIT_S
+    job.give(Tick(now=110.0)).give(Hello(worker=W11, pid=2)).give(died(W11, pid=2))
+    assert job.state.wait_until == until, "those who come and die again do not move it"
+    job.give(Hello(worker=W11, pid=3)).settle(4)
+    done = StepDone(worker=W01, generation=job.state.generation, step=4, loss=1.0, omitted=False)
+    assert job.give(done).state.wait_until is None
+
+
+def test_after_the_limit_whoever_is_there_goes_on():
+    job = Job().give(Tick(now=100.0)).give(died(W11))
+    job.state = replace(job.state, watch=replace(job.state.watch, limit_s=1e9))  # nobody is heard of here
+    job.give(Tick(now=100.0 + LIMIT_S))
+    assert job.state.phase is Phase.FORMING
+    assert W11 not in job.state.healthy.workers
+    assert {install.load for install in job.installs().values()} == {NEWEST}
+
+
+def test_the_limit_does_not_strike_while_steps_are_run():
+    job = Job().give(Tick(now=100.0)).give(died(W11)).give(Hello(worker=W11, pid=2)).settle(4)
+    job.state = replace(job.state, watch=replace(job.state.watch, limit_s=1e9))
+    job.give(Tick(now=101.0 + LIMIT_S))
+    assert (job.state.phase, job.state.healthy) == (Phase.RUNNING, PLAN)
