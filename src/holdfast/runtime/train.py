@@ -31,7 +31,7 @@ class Summary:
         weights_sha256: of all parameters after the last step.
         state_sha256: of parameters, buffers and optimizer state.
         generations: plans installed, the first included.
-        processes_restarted: how often the coordinator was; workers never are.
+        processes_restarted: how often the coordinator was; workers never are while they live.
         steps_per_s: committed steps per second.
         report: failures and timeline.
         unfired: scheduled faults that never fired.
