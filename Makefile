@@ -39,6 +39,7 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/joining.py
 	$(BIN)/python benchmarks/checkpoint_stall.py
+	$(BIN)/python benchmarks/coordinator.py
 	$(BIN)/python benchmarks/undo_cost.py
 	$(BIN)/python benchmarks/undo_accuracy.py
 	$(BIN)/python benchmarks/baselines.py

@@ -12,6 +12,7 @@ import pytest
 
 from holdfast import Fault, Job, Summary, parse_job, train
 from holdfast.control.store import StoredDecision
+from holdfast.core.faults import FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
 from holdfast.telemetry.events import StepOps, read_events
@@ -78,16 +79,26 @@ class Runs:
         return self._healthy[key]
 
     def survives(
-        self, name: str, *faults: str, overrides: tuple[str, ...] = (), healthy: Summary | None = None, **options
+        self,
+        name: str,
+        *faults: str,
+        overrides: tuple[str, ...] = (),
+        healthy: Summary | tuple[str, ...] | None = None,
+        **options,
     ) -> Summary:
-        """One run with faults: each fired, those and only those that are to lose workers did, and the bits are right."""
-        healthy = healthy or self.healthy(name, overrides)
+        """One run with faults: each fired, those and only those that are to lose workers did, and the bits are right.
+
+        ``healthy``: the run to compare with, or its overrides where they need not be the same.
+        """
+        if not isinstance(healthy, Summary):
+            healthy = self.healthy(name, overrides if healthy is None else healthy)
         summary = self.train(name, *faults, overrides=overrides, **options)
         planned = [Fault.parse(text) for text in faults]
         assert summary.unfired == ()
         assert sorted(summary.report.fired) == sorted(map(str, planned))
         assert sorted(f.worker for f in summary.report.failures) == victims(self.job(name, overrides), planned)
-        assert summary.processes_restarted == 0
+        restarts = sum(fault.kind is FaultKind.KILL_COORDINATOR for fault in planned)
+        assert summary.processes_restarted == restarts, "the coordinator's, and no worker's"
         assert summary.weights_sha256 == healthy.weights_sha256
         assert summary.state_sha256 == healthy.state_sha256
         assert summary.final_loss == healthy.final_loss
@@ -121,7 +132,8 @@ def stored_plans(run_dir: Path) -> dict:
     with closing(sqlite3.connect(run_dir / "control.db")) as db:
         rows = db.execute("SELECT body FROM decisions").fetchall()
     decisions = [msgspec.json.decode(body, type=StoredDecision) for (body,) in rows]
-    return {decision.generation: decision.plan for decision in decisions}
+    prepared = {each.upcoming.generation: each.upcoming.plan for each in decisions if each.upcoming is not None}
+    return prepared | {decision.generation: decision.plan for decision in decisions}
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.telemetry.events import StepOps, WorkerReady, read_events
+from holdfast.telemetry.events import CoordinatorReady, StepOps, WorkerReady, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -45,6 +45,9 @@ class Job:
 
     def worker_pids(self) -> list[int]:
         return [event.pid for event in self.events() if isinstance(event, WorkerReady)]
+
+    def coordinator_pids(self) -> list[int]:
+        return [event.pid for event in self.events() if isinstance(event, CoordinatorReady)]
 
     def family(self) -> list[psutil.Process]:
         return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
@@ -100,30 +103,17 @@ def test_nothing_is_left_when_the_agent_itself_is_killed(job):
     poll(lambda: all(gone(p) for p in family), 5.0, "the end of every process")
 
 
-def test_nothing_is_left_when_the_coordinator_is_killed(job):
+def test_a_coordinator_killed_from_outside_is_started_again_and_one_that_cannot_live_ends_the_job(job):
     job.wait_for_step(1)
     family = job.family()
-    (coordinator,) = [p for p in family if _listens(p)]
-    coordinator.kill()
+    for number in range(1, 7):
+        poll(lambda number=number: len(job.coordinator_pids()) == number, 30.0, "a coordinator")
+        os.kill(job.coordinator_pids()[-1], signal.SIGKILL)
     poll(lambda: all(gone(p) for p in family), 10.0, "the end of every process")
     returncode, errors = job.end()
     assert returncode == 1
-    assert "coordinator is gone" in errors
+    assert "the coordinator died 6 times within 10 s, it is not started again; the last time: signal 9" in errors
     assert "Traceback" not in errors
-
-
-def _listens(process: psutil.Process) -> bool:
-    """The coordinator is the one that listens where workers are connected to."""
-    listening = {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-    connected = {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED}
-    return len(process.net_connections("tcp")) > 4 and bool(listening & connected) and _is_server(process, listening)
-
-
-def _is_server(process: psutil.Process, ports: set[int]) -> bool:
-    sibling = [p for p in psutil.Process(process.ppid()).children() if p.pid != process.pid]
-    reached = {c.raddr.port for p in sibling for c in p.net_connections("tcp") if c.raddr}
-    to_us = sum(any(c.raddr and c.raddr.port in ports for c in p.net_connections("tcp")) for p in sibling)
-    return bool(ports & reached) and to_us >= 4
 
 
 def test_a_real_kill_from_outside_is_survived(tmp_path):

@@ -52,7 +52,7 @@ def poll(condition, limit_s):
 def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, executed_as_ordered, healed):
     """Nobody is killed and no connection is closed: packets are lost, and that is all that anyone gets to see."""
     run_dir = runs.folder()
-    job = runs.job("gpt", ("control.fence_grace_s=60",))
+    job = runs.job("gpt", ("control.fence_grace_s=60", "control.reattach_s=1"))
     done = []
 
     def told():

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.control.membership import Closed, Membership, Phase, Record, Tell, Tick, decide
+from holdfast.control.membership import Closed, Membership, Phase, Record, Tell, Tick, decide, restore, to_store
 from holdfast.control.messages import (
     Ended,
     Exited,
@@ -28,6 +28,7 @@ from holdfast.control.messages import (
     Resume,
     Save,
     Saved,
+    Shutdown,
     Spawn,
     Status,
     StepDone,
@@ -40,6 +41,8 @@ from holdfast.core.validate import validate
 from holdfast.telemetry.events import Detected, Installed, Parted
 
 STEPS = 9
+DURABLE = ("generation", "generations", "plan", "upcoming", "lost", "arriving", "entering", "synced", "leaving")
+DURABLE += ("expected", "pids", "healthy", "restorable", "loading", "ended")
 FOR_THE_AGENT = (Progress, Fence, Spawn, Ended)
 
 
@@ -56,7 +59,8 @@ class Cluster(RuleBasedStateMachine):
     def start(self, pipelines, stages, more, microbatches, begun):
         plan = regular_plan(pipelines, split_evenly(stages + more, stages), microbatches)
         self.workers = plan.workers
-        self.state = Membership(healthy=plan, steps=STEPS, strategy="auto", directory="final")
+        self.blank = self.state = Membership(healthy=plan, steps=STEPS, strategy="auto", directory="final")
+        self.stored = None
         self.now = 0.0
         self.front = 0
         """Every layer is at this step or one ahead; the same for all statuses of one generation."""
@@ -84,23 +88,27 @@ class Cluster(RuleBasedStateMachine):
         assert before == copy
         self.note(before, event)
         self.state = after
+        self.stored = to_store(before, after) or self.stored
         if after.generation != before.generation:
             self.heard, self.finished = {}, set()
         tells = [output for output in outputs if isinstance(output, Tell)]
         self.check_change(before, after)
         self.check_places(after)
         self.check_records(before, after, outputs)
-        self.check_recipients(before, after, tells)
+        self.check_recipients(event, before, after, tells)
         self.check_generation(before, after, tells)
         self.check_boundary(before, after, tells)
         self.check_resume(before, after, tells)
         self.check_save(before, after, tells)
-        self.ended += [tell for tell in tells if isinstance(tell.command, Ended)]
+        if before.phase is not Phase.ENDED:
+            self.ended += [tell for tell in tells if isinstance(tell.command, Ended)]
 
     def note(self, before, event):
         """What a worker that is a member said about this generation."""
         if getattr(event, "generation", None) != before.generation or event.worker not in before.alive:
             return
+        if isinstance(event, Hello) and event.activity == "finished":
+            self.finished.add(event.worker)
         if isinstance(event, Status):
             self.heard[event.worker] = event
         if isinstance(event, Finished):
@@ -112,6 +120,18 @@ class Cluster(RuleBasedStateMachine):
         assert after.healthy is before.healthy
         if before.phase is Phase.ENDED:
             assert after == before
+        self.check_stored(before, after)
+
+    def check_stored(self, before, after):
+        """What a restart must know is stored whenever it changes, and comes back as it was."""
+        stored = to_store(before, after)
+        unchanged = all(getattr(before, name) == getattr(after, name) for name in DURABLE)
+        unborn = after.generation == 0 and after.ended is None
+        assert (stored is None) == (unchanged or unborn)
+        if stored is not None:
+            assert stored.revision == before.revision + 1
+            restored = restore(self.blank, stored, reattach_until=0.0)
+            assert [getattr(restored, name) for name in DURABLE] == [getattr(after, name) for name in DURABLE]
 
     def check_places(self, after):
         """Everyone is at exactly one place, and nobody without state counts as an owner."""
@@ -128,9 +148,11 @@ class Cluster(RuleBasedStateMachine):
         if after.plan is not None and after.phase in (Phase.RUNNING, Phase.FORMING):
             assert after.healthy.placement.without(frozenset(self.workers) - set(after.full)).unowned_layers() == ()
 
-    def check_recipients(self, before, after, tells):
+    def check_recipients(self, event, before, after, tells):
         if before.phase is Phase.ENDED:
-            assert tells == []
+            answers = [Shutdown, Ended] if isinstance(event, Hello) else []
+            assert all(type(tell.command) in answers and tell.to == event.worker for tell in tells)
+            return
         for tell in tells:
             assert (tell.to is None) == isinstance(tell.command, FOR_THE_AGENT)
             if tell.to in after.lost:
@@ -141,8 +163,11 @@ class Cluster(RuleBasedStateMachine):
                 self.expelled.add((tell.to, tell.pid))
         members = {(worker, after.pids[worker]) for worker in after.pids if worker not in after.lost}
         assert not members & self.expelled, "nobody who was sent away is a member"
-        fences = [tell.command for tell in tells if isinstance(tell.command, Fence)]
-        self.fenced += [(fence.worker, fence.pid) for fence in fences]
+        told = [(tell.command.worker, tell.command.pid) for tell in tells if isinstance(tell.command, Fence)]
+        if isinstance(event, Hello) and event.worker is None:
+            assert {worker for worker, _ in told} == set(after.lost), "an agent that comes back hears of all"
+            told = [each for each in told if each not in self.fenced]
+        self.fenced += told
         assert len(set(self.fenced)) == len(self.fenced), "each process is fenced once"
         gone = {(worker, after.pids.get(worker, 0)) for worker in after.lost}
         assert gone <= set(self.fenced) | self.parted, "whoever is lost is fenced or has gone by itself"
@@ -253,8 +278,34 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def hello(self, data):
-        worker = self.anyone(data)
-        self.give(Hello(worker=worker, pid=self.processes[worker]))
+        activity = data.draw(st.sampled_from(["waiting", "running", "finished"]))
+        self.give(self.standing(self.anyone(data), self.some_generation(data), activity))
+
+    def standing(self, worker, generation, activity):
+        step = STEPS if activity == "finished" else self.front
+        return Hello(worker=worker, pid=self.processes[worker], generation=generation, activity=activity, step=step)
+
+    @rule()
+    def the_coordinator_is_started_again(self):
+        """What it had not stored is forgotten; a loss that it had not decided on is found out again."""
+        self.heard, self.finished = {}, set()
+        self.state = self.blank
+        if self.stored is not None:
+            self.state = restore(self.blank, self.stored, reattach_until=self.now + 1.0)
+            assert self.state.generation == self.stored.generation
+
+    @precondition(lambda self: self.state.phase is Phase.REATTACHING)
+    @rule(activity=st.sampled_from(["waiting", "running", "finished"]))
+    def all_come_back(self, activity):
+        before = self.state
+        for worker in self.workers:
+            self.give(self.standing(worker, before.generation, activity))
+        if (
+            activity != "waiting"
+            and not before.returned
+            and set(before.plan.workers if before.plan else ()) == set(before.alive)
+        ):
+            assert self.state.generation == before.generation, "they all run it: nothing is interrupted"
 
     @precondition(lambda self: self.state.lost)
     @rule(data=st.data(), further=st.booleans())

@@ -13,7 +13,7 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
-from holdfast.telemetry.events import Agreed, Parted, StepOps, Synced
+from holdfast.telemetry.events import Agreed, CoordinatorLost, Parted, Reattached, StepOps, Synced
 from holdfast.telemetry.report import report
 from holdfast.testing.virtual import VirtualCluster
 
@@ -161,6 +161,53 @@ def test_anything_at_any_time(start):
         except BaseException as error:
             error.add_note(f"repeat: seed {seed}, grid {grid}, faults {faults}")
             raise
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
+def test_anything_at_any_time_while_the_coordinator_dies_and_connections_break(start):
+    """What is on its way is lost. That a late join is heard of before the job ends is not asked."""
+    died = 0
+    for seed in range(start, start + CHUNK):
+        source = random.Random(seed)
+        grid = (source.randint(2, 3), source.randint(1, 3), source.randint(1, 3))
+        steps = 24
+        faults = _any_faults(source, grid, steps)
+        workers = regular_plan(grid[0], split_evenly(LAYERS_PER_STAGE * grid[1], grid[1]), grid[2]).workers
+        deaths = [(source.uniform(0.0, 4.0), source.uniform(0.0, 0.6)) for _ in range(source.randint(1, 4))]
+        breaks = [(source.uniform(0.0, 4.0), source.choice(workers)) for _ in range(source.randint(0, 4))]
+        options = {"coordinator_deaths": deaths, "broken_streams": breaks}
+        try:
+            result = run(grid, *faults, seed=seed, steps=steps, **options)
+            assert (result.outcome, result.digest) == ("done", healthy(grid, steps)), result.detail
+            struck = {text for text in map(str, map(Fault.parse, faults)) if not text.startswith("join")}
+            assert set(result.fired) >= struck
+        except BaseException as error:
+            error.add_note(f"repeat: seed {seed}, grid {grid}, faults {faults}, {options}")
+            raise
+        died += len(of(result, CoordinatorLost))
+    assert died >= CHUNK // 2
+
+
+@pytest.mark.parametrize("at", [0.5, 0.8, 1.1, 1.4, 1.7, 2.0, 2.3, 2.6])
+def test_the_coordinator_dies_around_a_coming(at):
+    deaths = [(at, 0.05)]
+    result = survives((3, 2, 2), "kill:1.1@2:backward", "join:1.1@4", steps=60, coordinator_deaths=deaths)
+    assert result.lost == (), "whoever was to come has come"
+    assert of(result, Reattached)
+
+
+@pytest.mark.parametrize("at", [0.4, 0.6, 0.8, 1.0, 1.2])
+def test_the_coordinator_dies_around_a_leave(at):
+    deaths = [(at, 0.3)]
+    result = survives((3, 2, 2), "leave:1.1@4:forward", steps=40, coordinator_deaths=deaths)
+    assert [event.worker for event in of(result, Parted)] == ["1.1"], "it went in order, whoever was there to hear"
+    assert report(result.events).failures == ()
+
+
+def test_a_node_dies_while_there_is_no_coordinator():
+    deaths = [(0.3, 1.0)]
+    result = survives((3, 4, 3), "kill-node:2@3:backward", workers_per_node=2, coordinator_deaths=deaths)
+    assert result.lost == (WorkerId(1, 0), WorkerId(1, 1))
 
 
 def test_one_seed_is_one_history():

@@ -17,7 +17,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.runtime.agent import healthy_plan
 from holdfast.runtime.build import build_stage, probe
-from holdfast.telemetry.events import Installed
+from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Installed, Reattached, StepOps
 from holdfast.telemetry.report import report
 from holdfast.testing.virtual import VirtualCluster, VirtualResult
 
@@ -168,3 +168,37 @@ def test_a_real_gpt_with_tied_weights_under_the_virtual_clock(gpt):
         assert result.digest == expected, f"seed {seed}: {result.fired}"
         struck += len(result.fired)
     assert struck >= 8
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
+def test_the_coordinator_dies_at_any_time_alone_and_with_workers(start):
+    """Messages on their way are lost with it; up to half of the workers die too, also while it is away."""
+    died = 0
+    for seed in range(start, start + CHUNK):
+        source = random.Random(seed)
+        grid = (source.randint(2, 3), source.randint(1, 3), source.randint(1, 3))
+        workers = plan_of(*grid).workers
+        victims = source.sample(workers, source.randint(0, max(1, len(workers) // 2)))
+        kills = [(worker, source.randint(FIRST_EFFECT_AFTER_INSTALL, 150)) for worker in victims]
+        deaths = [(source.uniform(0.0, 1.0), source.uniform(0.0, 0.4)) for _ in range(source.randint(1, 4))]
+        try:
+            result = cluster(grid, seed=seed, kill_at_effect=kills, coordinator_deaths=deaths)
+            check(result, grid)
+        except BaseException as error:
+            told = f"seed {seed}, grid {grid}, kills {[(str(w), n) for w, n in kills]}, coordinator {deaths}"
+            error.add_note(f"repeat: {told}")
+            raise
+        died += sum(isinstance(event, CoordinatorLost) for _, event in result.events)
+    assert died >= CHUNK // 2
+
+
+def test_steps_go_on_while_there_is_no_coordinator():
+    grid = (2, 2, 2)
+    result = cluster(grid, seed=3, coordinator_deaths=[(0.1, 5.0)])
+    check(result, grid)
+    (lost,) = [time for time, event in result.events if isinstance(event, CoordinatorLost)]
+    back = [time for time, event in result.events if isinstance(event, CoordinatorReady)][-1]
+    meanwhile = {event.step for time, event in result.events if isinstance(event, StepOps) and lost < time < back}
+    assert meanwhile == set(range(STEPS))
+    assert [event.adopted for _, event in result.events if isinstance(event, Reattached)] == [True]
+    assert result.generations == 1

@@ -13,6 +13,8 @@ from holdfast.telemetry.events import (
     Checkpointed,
     CheckpointFailed,
     CheckpointRejected,
+    CoordinatorLost,
+    CoordinatorReady,
     Detected,
     Event,
     FaultInjected,
@@ -22,6 +24,7 @@ from holdfast.telemetry.events import (
     Notice,
     Parted,
     Pinned,
+    Reattached,
     Rebuilt,
     Resumed,
     StepOps,
@@ -113,12 +116,17 @@ def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1000 * seconds:.0f} ms"
 
 
+def _memory(generation: int) -> str:
+    return f", it remembers generation {generation}" if generation else ""
+
+
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes} bytes"
 
 
 def _tell(event: Event) -> str | None:
-    return _tell_job(event) or _tell_loss(event) or _tell_members(event) or tell_checkpoint(event)
+    told = _tell_job(event) or _tell_coordinator(event) or _tell_loss(event)
+    return told or _tell_members(event) or tell_checkpoint(event)
 
 
 def _tell_job(event: Event) -> str | None:
@@ -132,6 +140,20 @@ def _tell_job(event: Event) -> str | None:
             return f"step {event.step} done by {event.worker}, loss {loss:.4f}{omitted}"
         case JobEnded():
             return f"ended: {event.outcome} at step {event.step}"
+    return None
+
+
+def _tell_coordinator(event: Event) -> str | None:
+    match event:
+        case FaultInjected(worker="coordinator"):
+            return f"FAULT {event.kind} strikes the coordinator in step {event.step} at {event.point}"
+        case CoordinatorLost():
+            return f"the coordinator is gone: {event.how}"
+        case CoordinatorReady():
+            return f"coordinator ready (process {event.pid})" + _memory(event.generation)
+        case Reattached():
+            after = "all go on" if event.adopted else "a new one follows"
+            return f"all are back at the coordinator in generation {event.generation}: {after}"
     return None
 
 

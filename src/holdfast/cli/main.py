@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from holdfast.cli.certs import add_certs_parser
 from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.plan import add_plan_parser
 from holdfast.cli.train import add_train_parser
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_train_parser(commands)
     add_plan_parser(commands)
     add_inspect_parser(commands)
+    add_certs_parser(commands)
     args = parser.parse_args(argv)
     try:
         code: int = args.run(args)

@@ -22,6 +22,7 @@ __all__ = [
     "PythonModel",
     "Resilience",
     "TextData",
+    "Tls",
     "Train",
 ]
 
@@ -157,12 +158,30 @@ class Checkpoint(_Plain, frozen=True, kw_only=True):
     synchronous: bool = False
 
 
-class Control(_Plain, frozen=True, kw_only=True):
-    """Where the coordinator listens, and when a worker counts as hung.
+class Tls(_Plain, frozen=True, kw_only=True):
+    """Paths of PEM files: the authority of both ends, our certificate and its key; ``holdfast certs`` makes them."""
 
-    ``port``: 0 for any free one. ``heartbeat_s``: how often workers tell of their progress. ``hang_s``: how long a
-    worker may be silent, or stuck in one operation, before it is held for lost; an operation may always take eight
-    times as long as the slowest so far. ``fence_grace_s``: how long a process that was held for lost may take to end.
+    ca: str
+    cert: str
+    key: str
+
+
+class Control(_Plain, frozen=True, kw_only=True):
+    """Where the coordinator listens, when a worker is given up, and what happens without a coordinator.
+
+    ``port``: 0 for any free one. ``heartbeat_s``: how often workers tell of their progress. ``fence_grace_s``: how long
+    a process that was held for lost may take to end.
+
+    A worker is given up at once when its process is seen to end; after 2 s without a connection, if the coordinator
+    lives; after ``hang_s`` without a heartbeat, or stuck in one operation, if its connection stands (an operation may
+    always take eight times as long as the slowest so far). ``reattach_s`` is about the coordinator: so long workers go
+    on without one before they end themselves, and so long one that was started again waits for those it knows of;
+    until all are back, or given up, it holds nobody for hung.
+
+    ``restart_delay_s``: how long its supervisor waits before it starts a dead coordinator again. ``tls``: certificates
+    that both ends of a connection must show; without them connections are in the clear. ``store``: where decisions are
+    kept, ``sqlite`` (in the run directory) or ``etcd://HOST:PORT[/PREFIX]``. ``coordinators``: how many, of which one
+    leads and the others stand by; more than one needs etcd.
     """
 
     host: str = "127.0.0.1"
@@ -170,6 +189,11 @@ class Control(_Plain, frozen=True, kw_only=True):
     heartbeat_s: PositiveFloat = 0.25
     hang_s: PositiveFloat = 2.0
     fence_grace_s: NonNegative = 1.0
+    reattach_s: PositiveFloat = 60.0
+    restart_delay_s: NonNegative = 0.0
+    tls: Tls | None = None
+    store: str = "sqlite"
+    coordinators: Positive = 1
 
 
 class Job(_Plain, frozen=True, kw_only=True):

@@ -128,10 +128,13 @@ def _choices(path: str) -> list[str]:
     return [str(choice) for choice in typing.get_args(hints[key])]
 
 
-def _kinds(section: str) -> tuple[Any, ...]:
-    """The structs that a section can be; one, unless it has a kind."""
-    found = next((field.type for field in msgspec.structs.fields(Job) if field.name == section), None)
-    return typing.get_args(found) or (found,)
+def _kinds(path: str) -> tuple[Any, ...]:
+    """The structs that a section can be, by its path; one, unless it has a kind."""
+    kinds: tuple[Any, ...] = (Job,)
+    for name in path.split("."):
+        found = next(field.type for kind in kinds for field in msgspec.structs.fields(kind) if field.name == name)
+        kinds = tuple(kind for kind in typing.get_args(found) or (found,) if kind is not type(None))
+    return kinds
 
 
 def _unknown(path: str, key: str, tree: dict[str, Any]) -> str:
@@ -179,6 +182,11 @@ def _check(job: Job, source: str) -> None:
         raise ConfigError(f"{source}: model.heads: must divide model.width ({job.model.width})")  # type: ignore[union-attr]
     if complaint := _wrong_optimizer(job.optimizer):
         raise ConfigError(f"{source}: optimizer.{complaint}")
+    if job.control.coordinators > 1 and (job.control.store == "sqlite" or job.control.port):
+        raise ConfigError(
+            f"{source}: control.coordinators: {job.control.coordinators} need control.store: etcd://HOST:PORT and "
+            "control.port: 0"
+        )
     if complaint := _wrong_baseline(job):
         raise ConfigError(f"{source}: {complaint}")
     if job.resilience.tolerate > job.grid.pipelines - 1:

@@ -1,17 +1,34 @@
-"""A worker's or an agent's connection to the coordinator."""
+"""A worker's or an agent's connection to the coordinator: made anew whenever it breaks."""
 
 from __future__ import annotations
 
-import contextlib
-import queue
+import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import grpc
 import msgspec
 
+from holdfast.config.job import Tls
 from holdfast.control.coordinator import METHOD, SERVICE
-from holdfast.control.messages import Command, Message, decode_command, encode, pack, unpack
+from holdfast.control.messages import (
+    Command,
+    Exited,
+    Failure,
+    Heartbeat,
+    Hello,
+    Leaving,
+    Message,
+    Offer,
+    Strike,
+    decode_command,
+    encode,
+    pack,
+    unpack,
+)
+from holdfast.control.tls import channel_credentials
 from holdfast.control.token import TOKEN_KEY
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 
@@ -21,81 +38,217 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # else a new channel would wait out the back-off of the one before
+    ("grpc.min_reconnect_backoff_ms", 1000),  # how long one attempt to connect may take
     # A link that is cut closes no connection: without an answer to a ping for this long, there is no coordinator.
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.http2.ping_timeout_ms", 5000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
+_IMPATIENT = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 1000, "grpc.http2.ping_timeout_ms": 1000}
+RETRY_S = 0.05
+_CONNECT_S = 1.0
+
+_IN_HELLO = (Heartbeat, Exited, Offer, Strike, Leaving)
+"""What a new stream needs not carry: the hello at its beginning says as much, or more."""
+
+Problem = ConfigError | CoordinatorUnavailable | None
 
 
 class ControlClient:
-    """One stream to the coordinator; a thread reads it.
+    """One stream to the coordinator, and the next one when it breaks; a thread reads it.
+
+    Every stream begins with a fresh hello, so a coordinator that knows nothing learns where we stand. What was queued
+    while there was none is sent after that, except for what the hello says too. What was on its way when a stream broke
+    may be lost.
 
     Args:
-        address: ``host:port``.
+        address: ``host:port``; several, joined by commas, are tried in turn until one of them leads.
         token: the job's token.
+        hello: makes what a stream begins with; called in the reading thread.
         on_command: called in the reading thread with every command.
-        on_closed: called in the reading thread when the stream ends: with None at a normal end, else with
-            ConfigError (the token was refused) or CoordinatorUnavailable.
+        on_closed: called in the reading thread once, at the end: with None at a normal end, else with ConfigError (the
+            token was refused) or CoordinatorUnavailable (there was no coordinator for ``reattach_s``).
+        reattach_s: seconds without a coordinator after which it is given up.
+        tls: certificates; None connects in the clear.
     """
 
     def __init__(
         self,
         address: str,
         token: str,
+        *,
+        hello: Callable[[], Hello],
         on_command: Callable[[Command], None],
-        on_closed: Callable[[ConfigError | CoordinatorUnavailable | None], None],
+        on_closed: Callable[[Problem], None],
+        reattach_s: float = 60.0,
+        tls: Tls | None = None,
     ) -> None:
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        private = address.startswith("unix:")  # a socket in a folder that keeps others out
+        self._credentials = channel_credentials(tls) if tls and not private else None
+        self._addresses = deque(address.split(","))
+        # A leader that is stopped closes no connection either; where another one may lead, we look for it soon.
+        self._options = [*{**dict(_OPTIONS), **(_IMPATIENT if len(self._addresses) > 1 else {})}.items()]
+        self._token = token
+        self._hello = hello
         self._on_command = on_command
         self._on_closed = on_closed
-        self._address = address
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
-        attach = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
-        self._stream = attach(self._outgoing(), metadata=((TOKEN_KEY, token),))
-        self._reader = threading.Thread(target=self._read, name="control", daemon=True)
+        self._reattach_s = reattach_s
+        self._outbox = _Outbox()
+        self._closing = threading.Event()
+        self._last_words: Failure | None = None
+        self._away_since = 0.0
+        self._reader = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self) -> None:
-        """Begins to read."""
+        """Begins to connect and to read."""
+        self._away_since = time.monotonic()
         self._reader.start()
 
     def send(self, message: Message) -> None:
         """Queues a message; never blocks."""
         self._outbox.put(message)
 
-    def close(self, drain_s: float = 1.0) -> None:
-        """Ends the stream after what is queued was sent, or after ``drain_s``."""
-        self._outbox.put(None)
-        self._reader.join(timeout=drain_s)
-        self._channel.close()
+    def close(self, drain_s: float = 1.0, last_words: Failure | None = None) -> None:
+        """Ends the stream after what is queued was sent.
 
-    def _outgoing(self) -> Iterator[bytes]:
-        """Parcels of what waits to be sent: under load few calls carry many messages."""
-        open_ = True
-        while open_:
-            waiting = [self._outbox.get()]
-            with contextlib.suppress(queue.Empty):
-                while waiting[-1] is not None:
-                    waiting.append(self._outbox.get_nowait())
-            open_ = waiting[-1] is not None
-            if messages := [encode(message) for message in waiting if message is not None]:
-                yield pack(messages)
+        Args:
+            drain_s: seconds after which it is ended anyway.
+            last_words: must be heard if at all possible, also if the coordinator has yet to come (back).
+        """
+        if last_words is not None:
+            self._last_words = last_words
+            self._outbox.put(last_words)
+            if not self._reader.ident:
+                self.start()
+        self._closing.set()
+        self._outbox.close()
+        if self._reader.ident:
+            self._reader.join(timeout=drain_s)
 
-    def _read(self) -> None:
-        try:
-            for data in self._stream:
-                for each in unpack(data):
-                    self._on_command(decode_command(each))
-        except grpc.RpcError as error:
-            self._on_closed(self._explain(error))
-        except (msgspec.ValidationError, msgspec.DecodeError, OSError) as error:
-            self._on_closed(CoordinatorUnavailable(f"coordinator at {self._address}: {type(error).__name__}: {error}"))
-        else:
-            self._on_closed(None)
+    def _run(self) -> None:
+        problem = self._attend()
+        while isinstance(problem, CoordinatorUnavailable) and self._await_listener():
+            problem = self._attend()
+        self._on_closed(problem)
+
+    def _attend(self) -> Problem:
+        """Keeps one stream to its end; returns why it ended, None if the coordinator ended it in good order."""
+        with self._channel() as channel:
+            attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+            outgoing = self._outbox.open(lambda: self._last_words or self._hello())
+            heard = False
+            try:
+                for data in attach(outgoing, metadata=((TOKEN_KEY, self._token),)):
+                    heard = True
+                    for each in unpack(data):
+                        self._on_command(decode_command(each))
+            except grpc.RpcError as error:
+                return self._explain(error)
+            except (msgspec.ValidationError, msgspec.DecodeError, OSError) as error:
+                return CoordinatorUnavailable(f"coordinator at {self._address}: {type(error).__name__}: {error}")
+            finally:
+                self._outbox.end()
+                if heard:
+                    self._away_since = time.monotonic()
+        return None
+
+    @property
+    def _address(self) -> str:
+        return self._addresses[0]
+
+    def _channel(self) -> grpc.Channel:
+        if self._credentials is None:
+            return grpc.insecure_channel(self._address, options=self._options)
+        return grpc.secure_channel(self._address, self._credentials, options=self._options)
+
+    def _await_listener(self) -> bool:
+        """Waits until somebody listens: asked cheaply, as each attempt of gRPC costs milliseconds of processor time."""
+        until = self._away_since + self._reattach_s
+        while time.monotonic() < until and (self._last_words or not self._closing.is_set()):
+            time.sleep(RETRY_S)
+            self._addresses.rotate()
+            if _listens(self._address):
+                return True
+        return False
 
     def _explain(self, error: grpc.RpcError) -> ConfigError | CoordinatorUnavailable:
         code, details = error.code(), error.details()
         if code is grpc.StatusCode.UNAUTHENTICATED:
             return ConfigError(f"coordinator at {self._address}: {details}")
         return CoordinatorUnavailable(f"coordinator at {self._address}: {code.name.lower()}: {details}")
+
+
+class _Outbox:
+    """What waits to be sent, over whichever stream is the current one."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._changed = threading.Condition()
+        self._stream = 0
+        self._closed = False
+
+    def put(self, message: Message) -> None:
+        """Queues a message."""
+        with self._changed:
+            self._messages.append(message)
+            self._changed.notify_all()
+
+    def open(self, make_first: Callable[[], Message]) -> Iterator[bytes]:
+        """Begins a stream; returns its parcels: under load few of them carry many messages.
+
+        Drops what waits since before the first message was made, and is in it.
+        """
+        with self._changed:
+            waiting = len(self._messages)
+        first = make_first()
+        with self._changed:
+            self._stream += 1
+            older = [self._messages.popleft() for _ in range(waiting)]
+            self._messages.extendleft(reversed([each for each in older if not isinstance(each, _IN_HELLO)]))
+            return self._parcels(self._stream, first)
+
+    def end(self) -> None:
+        """The current stream is over: nothing more is taken for it."""
+        with self._changed:
+            self._stream += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the current stream after what is queued."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _parcels(self, stream: int, first: Message) -> Iterator[bytes]:
+        yield pack([encode(first)])
+        while waiting := self._take(stream):
+            yield pack([encode(message) for message in waiting])
+
+    def _take(self, stream: int) -> list[Message]:
+        """All that waits; nothing once the stream is to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._messages or self._closed or self._stream != stream)
+            if self._stream != stream:
+                return []
+            waiting = list(self._messages)
+            self._messages.clear()
+            return waiting
+
+
+def _listens(address: str) -> bool:
+    """Whether a connection is accepted there; not one that the kernel made between the two ends of one socket."""
+    if address.startswith("unix:"):
+        return _listens_at_path(address.removeprefix("unix:"))
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), _CONNECT_S) as probe:
+            return bool(probe.getsockname() != probe.getpeername())
+    except OSError:
+        return False
+
+
+def _listens_at_path(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0

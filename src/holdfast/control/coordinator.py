@@ -17,9 +17,11 @@ import grpc.aio
 import msgspec
 
 from holdfast.control.checkpoint_ledger import Commit, Settled
+from holdfast.control.etcd import EtcdStore
 from holdfast.control.membership import (
     Closed,
     Membership,
+    Output,
     Phase,
     Planned,
     Record,
@@ -28,22 +30,26 @@ from holdfast.control.membership import (
     decide,
     end,
     plan_recovery,
+    to_store,
     unplanned,
 )
 from holdfast.control.messages import (
     Ended,
     Failure,
     Hello,
+    Install,
     Message,
     decode_message,
     encode,
     pack,
     unpack,
 )
-from holdfast.control.store import DecisionStore, StoredDecision
+from holdfast.control.sabotage import Sabotage
+from holdfast.control.store import DecisionStore
 from holdfast.control.token import REFUSAL, carries
+from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
 from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.events import EventLog, Notice
 
@@ -58,12 +64,14 @@ _OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 1000),  # clients ping, see client.py: that is no attack
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),  # clients ping, see client.py: that is no attack
+    ("grpc.http2.max_ping_strikes", 0),
 ]
 
 
 _Peer = tuple[WorkerId | None, int]
-"""A worker and its process; the agent is (None, 0)."""
+"""A worker and its process."""
+_AGENT: _Peer = (None, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,29 +109,65 @@ class Coordinator:
         log: where events go.
         clock: seconds, monotonic.
         committer: writes the manifests of checkpoints.
+        sabotage: strikes this process at named points; None: nothing is to happen to it.
     """
 
     membership: Membership
-    store: DecisionStore
+    store: DecisionStore | EtcdStore
     log: EventLog
     clock: Callable[[], float]
     committer: Committer | None = None
+    sabotage: Sabotage | None = None
 
-    _queues: dict[_Peer, asyncio.Queue[bytes | None]] = field(default_factory=lambda: {(None, 0): asyncio.Queue()})
-    _agent_came: asyncio.Event = field(default_factory=asyncio.Event)
+    _queues: dict[_Peer, asyncio.Queue[bytes | None]] = field(default_factory=lambda: {_AGENT: asyncio.Queue()})
+    _agent_here: asyncio.Event = field(default_factory=asyncio.Event)
+    _dying: asyncio.Task[None] | None = None
     _goodbye: asyncio.Event = field(default_factory=asyncio.Event)
+    _resigned: bool = False
     _unplannable: set[frozenset[WorkerId]] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _committing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def handle(self, event: Message | Closed | Tick | Planned | Settled) -> None:
-        """Takes one event: decides, stores, sends, records."""
+        """Takes one event: decides, stores, records, sends."""
         before = self.membership
         after, outputs = decide(before, event, now=self.clock())
-        if after.generation != before.generation:
-            lost = tuple(str(worker) for worker in sorted(after.lost))
-            self.store.put(StoredDecision(generation=after.generation, plan=after.plan, lost=lost))
+        if after.lost - before.lost:
+            self._reach(Point.DETECT)
+        if decision := to_store(before, after):
+            self._reach(Point.PERSIST)
+            self.store.put(decision)
+        for output in outputs:
+            if isinstance(output, Record):
+                self.log.write(self.clock(), output.event)
+        if decision:
+            self._reach(Point.BROADCAST)
         self.membership = after
+        self._send(self._halved(before, outputs))
+        if after.phase is Phase.ENDED:
+            self._goodbye.set()
+        self._reach(Point.START)
+
+    def _reach(self, point: Point) -> None:
+        if self.sabotage is not None:
+            self.sabotage.reach(point, self.membership)
+
+    def _halved(self, before: Membership, outputs: Sequence[Output]) -> Sequence[Output]:
+        """Outputs as they are; if our death is due in the middle of sending a plan: what goes out before it."""
+        told = [output for output in outputs if isinstance(output, Tell) and isinstance(output.command, Install)]
+        if self.sabotage is None or not told or not self.sabotage.due(Point.INSTALL, before):
+            return outputs
+        half = told[: len(told) // 2]
+        queues = [self._queues[peer] for peer in map(self._peer_of, half) if peer in self._queues]
+        self._dying = asyncio.get_running_loop().create_task(self._die_when_sent(queues))
+        return half
+
+    async def _die_when_sent(self, queues: Sequence[asyncio.Queue[bytes | None]]) -> None:
+        with contextlib.suppress(TimeoutError):  # a worker may have died meanwhile
+            await asyncio.wait_for(asyncio.gather(*(queue.join() for queue in queues)), DRAIN_S)
+        self._reach(Point.INSTALL)
+
+    def _send(self, outputs: Sequence[Output]) -> None:
         encoded: dict[int, bytes] = {}  # the same command often goes to many
         for output in outputs:
             if isinstance(output, Tell):
@@ -131,17 +175,12 @@ class Coordinator:
                 if key not in encoded:
                     encoded[key] = encode(output.command)
                 self._tell(self._peer_of(output), encoded[key], last=isinstance(output.command, Ended))
-        for output in outputs:
-            if isinstance(output, Record):
-                self.log.write(self.clock(), output.event)
             elif isinstance(output, Commit):
                 self._start_commit(output)
-        if after.phase is Phase.ENDED:
-            self._goodbye.set()
 
     def _peer_of(self, tell: Tell) -> _Peer:
         if tell.to is None:
-            return (None, 0)
+            return _AGENT
         return (tell.to, self.membership.pids.get(tell.to, 0) if tell.pid is None else tell.pid)
 
     def _start_commit(self, commit: Commit) -> None:
@@ -163,11 +202,16 @@ class Coordinator:
                 queue.put_nowait(None)
 
     def _queue_of(self, peer: _Peer) -> asyncio.Queue[bytes | None]:
-        """A new queue for a worker; the agent has one from the start, so that nothing said before it came is lost."""
-        if peer[0] is None:
-            self._agent_came.set()
-        else:
-            self._queues[peer] = asyncio.Queue()
+        """The queue of a new stream; the stream before it, if it still stands, ends.
+
+        While the agent is away, what it is to be told waits for it.
+        """
+        if peer == _AGENT and not self._agent_here.is_set():
+            self._agent_here.set()
+            return self._queues[peer]
+        if before := self._queues.get(peer):
+            before.put_nowait(None)
+        self._queues[peer] = asyncio.Queue()
         return self._queues[peer]
 
     async def attach(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
@@ -190,11 +234,13 @@ class Coordinator:
                 open_ = None not in waiting
                 if commands := [command for command in waiting if command is not None]:
                     yield pack(commands)
+                for _ in waiting:
+                    queue.task_done()
         finally:
             reader.cancel()
 
     async def _read(self, request: AsyncIterator[bytes], peer: _Peer, queue: asyncio.Queue[bytes | None]) -> None:
-        """Takes what one peer sends; when it closes, or says what cannot be read, that peer is gone."""
+        """Takes what one peer sends, until it closes or says what cannot be read."""
         try:
             async for data in request:
                 self._take([decode_message(each) for each in unpack(data)])
@@ -202,15 +248,27 @@ class Coordinator:
             pass
         finally:  # also when gRPC ends the call from its side
             queue.put_nowait(None)
-            worker, pid = peer
-            if worker is not None:
-                self._take([Closed(worker=worker, pid=pid)])
+            if self._queues.get(peer) is queue:  # no newer stream
+                self._on_gone(peer)
+
+    def _on_gone(self, peer: _Peer) -> None:
+        worker, pid = peer
+        if worker is None:
+            self._queues[peer] = asyncio.Queue()
+            self._agent_here.clear()
+        else:
+            del self._queues[peer]
+            self._take([Closed(worker=worker, pid=pid)])
 
     def _take(self, events: Sequence[Message | Closed | Tick | Planned | Settled]) -> None:
         """Takes events; if a decision or its storing fails, the job ends and everyone is told, instead of waiting."""
         try:
             for event in events:
                 self.handle(event)
+        except CoordinatorUnavailable as error:  # another one leads; nothing was stored, so nothing is told
+            self._note(str(error))
+            self._resigned = True
+            self._goodbye.set()
         except Exception as error:  # noqa: BLE001 - the last resort of a service: nobody else would notice
             self._give_up(f"coordinator: {type(error).__name__}: {error}")
 
@@ -218,22 +276,24 @@ class Coordinator:
         self.log.write(self.clock(), Notice(worker="coordinator", text=text))
 
     def _give_up(self, detail: str) -> None:
-        state, outputs = end(self.membership, detail)
-        self.membership = state
-        for output in outputs:
-            if isinstance(output, Tell):
-                self._tell(self._peer_of(output), encode(output.command), last=isinstance(output.command, Ended))
+        self.membership, outputs = end(self.membership, detail)
+        self._send(outputs)
         self._goodbye.set()
 
-    async def run(self) -> None:
-        """Lets time pass until the job has ended and everyone was told."""
+    async def run(self) -> bool:
+        """Lets time pass until the job has ended and everyone was told; returns False if another one leads now."""
+        if self.membership.phase is Phase.ENDED:  # we were started again, after the end
+            self._goodbye.set()
         while not self._goodbye.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._goodbye.wait(), TICK_S)
             self._take([Tick(now=self.clock())])
             await self._plan_ahead()
+            if self._resigned:
+                return False
         with contextlib.suppress(TimeoutError):  # it may still be on its way, and waits to hear how the job ended
-            await asyncio.wait_for(self._agent_came.wait(), AGENT_S)
+            await asyncio.wait_for(self._agent_here.wait(), AGENT_S)
+        return True
 
     async def _plan_ahead(self) -> None:
         """Prepares the answers to the losses that could come next, while nothing else is to be done."""
@@ -290,33 +350,37 @@ def _try_address(host: str, port: int) -> None:
 
 
 async def serve(
-    coordinator: Coordinator,
+    coordinator: Coordinator | Callable[[], Coordinator],
     *,
     host: str,
     port: int,
     token: str,
     ready: Callable[[int], None],
+    credentials: grpc.ServerCredentials | None = None,
     also: str | None = None,
-) -> None:
-    """Serves until the job has ended.
+) -> bool:
+    """Serves until the job has ended; returns False if another one leads now.
 
     Args:
-        coordinator: what to serve.
+        coordinator: what to serve; or what waits until we lead, in a thread of its own: callers are sent away before.
         host: the address to listen on.
         port: the port; 0 picks a free one.
         token: what callers must present.
         ready: called with the actual port once connections are accepted.
+        credentials: for TLS; None listens in the clear.
         also: one more address to listen on, such as ``unix:PATH``; the folder must keep others out.
 
     Raises:
         ConfigError: an address cannot be listened on.
     """
+    door = _Door(coordinator if isinstance(coordinator, Coordinator) else None)
     server = grpc.aio.server(interceptors=[_TokenCheck(token)], options=_OPTIONS)
-    handler = grpc.stream_stream_rpc_method_handler(coordinator.attach)
+    handler = grpc.stream_stream_rpc_method_handler(door.attach)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
     try:
         _try_address(host, port)
-        actual = server.add_insecure_port(f"{host}:{port}")
+        address = f"{host}:{port}"
+        actual = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
         if also is not None:
             server.add_insecure_port(also)
     except (RuntimeError, OSError) as error:
@@ -325,5 +389,23 @@ async def serve(
         ) from error
     await server.start()
     ready(actual)
-    await coordinator.run()
-    await server.stop(DRAIN_S)
+    if not isinstance(coordinator, Coordinator):
+        coordinator = door.coordinator = await asyncio.to_thread(coordinator)
+    leads = await coordinator.run()
+    await server.stop(DRAIN_S if leads else 0.0)
+    return leads
+
+
+class _Door:
+    """Sends callers away until there is a coordinator behind it."""
+
+    def __init__(self, coordinator: Coordinator | None) -> None:
+        self.coordinator = coordinator
+
+    async def attach(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """See Coordinator.attach."""
+        if self.coordinator is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not the leader")
+            return
+        async for parcel in self.coordinator.attach(request, context):
+            yield parcel

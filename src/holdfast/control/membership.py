@@ -8,7 +8,13 @@ simulated cluster and the tests call the same function.
                                   | +---- a worker is lost ------+------------------------+
                                   +------ a new generation: Install to all who are left --+
 
-A newer generation supersedes an unfinished one, so a failure during a recovery needs no rule of its own.
+    REATTACHING --all back, all run the stored generation--> RUNNING
+         |  ^
+         |  +-- a coordinator was started again
+         +------all back, in any other state--> FORMING
+
+A newer generation supersedes an unfinished one, so a failure during a recovery needs no rule of its own; nor does the
+coordinator's own death, which loses only what a new generation asks for again.
 
 Workers come and go between two steps without any of this. While steps are run, the next generation is prepared
 (``upcoming``): everyone is told of it, and all go over after the first step in which every owner of every layer said
@@ -29,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TypeVar
 
 import msgspec
 
@@ -69,13 +76,14 @@ from holdfast.control.messages import (
     Synced,
     Unreadable,
 )
+from holdfast.control.store import StoredDecision, StoredUpcoming
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError
 from holdfast.recovery.actions import ClusterView, RecoveryPlan
 from holdfast.recovery.strategies import adaptive, at_boundary, strategy_named
-from holdfast.telemetry.events import Agreed, Detected, Event, Installed, Notice, Parted, Rebuilt, Suspected
+from holdfast.telemetry.events import Agreed, Detected, Event, Installed, Notice, Parted, Reattached, Rebuilt, Suspected
 from holdfast.telemetry.events import Synced as SyncedEvent
 
 __all__ = [
@@ -91,9 +99,12 @@ __all__ = [
     "decide",
     "end",
     "plan_recovery",
+    "restore",
+    "to_store",
     "unplanned",
 ]
 
+DETACHED_GRACE_S = 2.0
 SUSPICION_GRACE_S = 1.0
 MAX_RESTORABLE = 8
 MAX_REFORMATIONS = 3
@@ -107,12 +118,13 @@ class Phase(StrEnum):
     RUNNING = "running"
     WAITING = "waiting"
     SAVING = "saving"
+    REATTACHING = "reattaching"
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """Event: the control connection of a worker's process was closed at its end."""
+    """Event: the control connection of a worker's process is gone. The process may live, and then connects again."""
 
     worker: WorkerId
     pid: int
@@ -202,11 +214,17 @@ class Membership:
         wait_s: how long to wait for workers when a layer has no owner.
         wait_until: when that ends, however often those who come die again; None once a step was done since.
         wait_for_all: whether what is waited for is the whole grid; False unless waiting.
+        loading: what everyone was told to load, until all have; whoever has not heard of it must be told again.
         resume_step: the step from which this generation runs.
         last_step: the newest step that was reported done; -1 before the first.
         suspected_at: when the first unexplained suspicion of this generation came; None if none.
         reformations: generations begun in a row because of suspicions alone.
         checkpoints: what is written of checkpoints.
+        revision: how many changes there were that a coordinator which is started again must know of.
+        detached: workers whose process has no connection, and since when.
+        returned: workers that are back at a coordinator that was started again, and what they said.
+        reattach_until: when those that are not back are given up.
+        ended: how the job ended; None before.
     """
 
     healthy: Plan
@@ -238,6 +256,7 @@ class Membership:
     restorable: tuple[StateAt, ...] = ()
     wait_s: float = 0.0
     wait_until: float | None = None
+    loading: StateAt | None = None
     wait_for_all: bool = False
     resume_step: int = 0
     last_step: int = -1
@@ -245,6 +264,16 @@ class Membership:
     suspicion: str = ""
     reformations: int = 0
     checkpoints: CheckpointLedger = field(default_factory=CheckpointLedger)
+    revision: int = 0
+    detached: Mapping[WorkerId, float] = field(default_factory=dict)
+    returned: Mapping[WorkerId, Hello] = field(default_factory=dict)
+    reattach_until: float = 0.0
+    ended: Ended | None = None
+
+    @property
+    def present(self) -> frozenset[WorkerId]:
+        """Everyone who is not lost, in this generation or on the way to one."""
+        return frozenset(self.healthy.workers) - self.lost
 
     @property
     def full(self) -> tuple[WorkerId, ...]:
@@ -269,15 +298,22 @@ def decide(state: Membership, event: Message | Closed | Tick | Planned | Settled
 
     After failure: pure, so it can be called again with the same values.
     """
+    after, outputs = _decide(state, event, now)
+    return _counted(state, after), outputs
+
+
+def _decide(state: Membership, event: Message | Closed | Tick | Planned | Settled, now: float) -> Decision:
     if state.phase is Phase.ENDED:
-        return state, ()
+        return state, _tell_the_end(state, event)
     match event:
-        case Hello(worker=WorkerId() as worker, pid=pid):
-            return _on_hello(state, worker, pid)
+        case Hello(worker=None):
+            return _on_agent(state, event)
+        case Hello(worker=WorkerId() as worker):
+            return _on_hello(state, worker, event)
         case Exited(worker=worker, pid=pid, status=status):
             return _on_exited(state, worker, pid, status)
         case Closed(worker=worker, pid=pid) if state.pids.get(worker, pid) == pid:
-            return _on_lost(state, {worker: "connection closed"})
+            return _on_closed(state, worker, now)
         case NodeLost(node=node, workers=workers):
             return _on_lost(state, dict.fromkeys(workers, f"node {node} is gone"))
         case Failure(worker=worker) if worker not in state.lost:
@@ -332,28 +368,45 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
     return state, ()
 
 
-def _on_hello(state: Membership, worker: WorkerId, pid: int) -> Decision:
-    known = state.pids.get(worker)
-    returning = worker in state.lost and pid != known
-    if worker not in state.healthy.workers or (worker in state.lost and not returning):
-        return state, (Tell(to=worker, pid=pid, command=Expel(reason=f"worker {worker} is no member any more")),)
-    state = replace(state, pids={**state.pids, worker: pid}, expected=state.expected - {worker})
-    greeting = Tell(to=worker, command=Attached())
-    if returning:
-        state = replace(state, lost=state.lost - {worker}, arriving=state.arriving | {worker}, planned={})
-        state, outputs = _restore_if_whole(state) if state.phase is Phase.WAITING else _change_members(state)
-        return state, (greeting, *outputs)
-    if state.phase is Phase.GATHERING and set(state.pids) >= set(state.healthy.workers):
-        state, outputs = _form(state, state.healthy)
-        return state, (greeting, *outputs)
-    return state, (greeting,)
+def _on_hello(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
+    if _is_over(state, worker, hello.pid):
+        reason = f"worker {worker} is no member any more"
+        return state, (Tell(to=worker, pid=hello.pid, command=Expel(reason=reason)),)
+    again = tuple(Tell(to=None, command=Strike(worker=worker, spec=spec)) for spec in hello.strikes)
+    return _after((Tell(to=worker, pid=hello.pid, command=Attached()), *again), _admit(state, worker, hello))
+
+
+def _is_over(state: Membership, worker: WorkerId, pid: int) -> bool:
+    """Whether this process is none that may take part: it was held for lost, or another one has taken its place."""
+    if worker not in state.healthy.workers:
+        return True
+    return (state.pids.get(worker, pid) == pid) if worker in state.lost else (state.pids.get(worker, pid) != pid)
+
+
+def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
+    new = worker in state.lost
+    state = replace(
+        state,
+        pids={**state.pids, worker: hello.pid},
+        lost=state.lost - {worker},
+        arriving=state.arriving | ({worker} if new else frozenset()),
+        expected=state.expected - {worker},
+        detached=_without(state.detached, worker),
+        watch=forget(state.watch, (worker,)),
+        planned={} if new else state.planned,
+    )
+    if state.generation:
+        return _on_return(state, worker, hello)
+    if set(state.pids) >= set(state.healthy.workers):
+        return _form(state, state.healthy)
+    return state, ()
 
 
 def _on_exited(state: Membership, worker: WorkerId, pid: int, status: int) -> Decision:
     if state.pids.get(worker, pid) != pid:
         return _on_exited_early(state, worker)
-    if worker in state.leaving and status == 0:
-        return state, ()  # it went in order, and has told or will tell so
+    if worker in state.leaving and status == 0:  # it went in order, and has told or will tell so, if anybody is there
+        return _on_parted(state, worker) if state.phase is Phase.REATTACHING else (state, ())
     how = f"signal {-status}" if status < 0 else f"exit code {status}"
     return _on_lost(state, {worker: "process ended: " + how})
 
@@ -370,8 +423,7 @@ def _on_exited_early(state: Membership, worker: WorkerId) -> Decision:
 
 def _on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
     """Workers are gone, in one event: the survivors form a new generation, or what lives is saved."""
-    present = frozenset(state.healthy.workers) - state.lost
-    news = {worker: text for worker, text in how.items() if worker in present}
+    news = {worker: text for worker, text in how.items() if worker in state.present}
     if not news:
         return state, ()
     noted = tuple(output for worker, text in news.items() for output in _expel(state, worker, text))
@@ -384,8 +436,12 @@ def _on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
         arriving=state.arriving - gone,
         leaving=state.leaving - gone,
         lost_work=lost_work,
+        detached=_without(state.detached, *gone),
+        returned=_without(state.returned, *gone),
         watch=forget(state.watch, gone),
     )
+    if state.phase is Phase.REATTACHING:
+        return _after(noted, _conclude_return(state))
     if state.phase is Phase.GATHERING:
         worker, text = next(iter(news.items()))
         ended, outputs = _end(state, "error", f"worker {worker} died while starting ({text})", state.directory)
@@ -412,10 +468,9 @@ def _expel(state: Membership, worker: WorkerId, how: str) -> tuple[Output, ...]:
 
 def _recover(state: Membership) -> Decision:
     """Answers the loss of members: whoever was entering has to enter again."""
-    newest = state.upcoming.generation if state.upcoming is not None else state.generation
     state = replace(
         state,
-        generation=newest,
+        generation=_newest(state),
         arriving=state.arriving | (state.entering - state.synced - state.lost),
         entering=frozenset(),
         synced=frozenset(),
@@ -442,7 +497,7 @@ def _last_resort(state: Membership, *, waiting: bool) -> RecoveryPlan:
 
 def _carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
     if recovery.awaits_s > 0:
-        until = (state.watch.now or 0.0) + recovery.awaits_s if state.wait_until is None else state.wait_until
+        until = _after_now(state, recovery.awaits_s) if state.wait_until is None else state.wait_until
         state, outputs = _form(state, None, recovery.strategy)
         if state.phase is Phase.ENDED:
             return state, outputs
@@ -452,6 +507,11 @@ def _carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
     if recovery.loads is None or recovery.plan is None:
         return _form(state, recovery.plan, recovery.strategy)
     return _shrink(state, recovery.plan, recovery.strategy)
+
+
+def _after_now(state: Membership, seconds: float) -> float | None:
+    """None if we have just been started and know no time yet: the next tick will."""
+    return None if state.watch.now is None else state.watch.now + seconds
 
 
 def _spawn(state: Membership, places: tuple[WorkerId, ...]) -> Decision:
@@ -506,6 +566,12 @@ def _on_unreadable(state: Membership, message: Unreadable) -> Decision:
     return state, (notice, *outputs)
 
 
+def _newest(state: Membership) -> int:
+    """The highest number that any generation has been given."""
+    told = (number for hello in state.returned.values() for number in (hello.generation, hello.prepared))
+    return max(state.generation, state.upcoming.generation if state.upcoming is not None else 0, *told, 0)
+
+
 def _change_members(state: Membership) -> Decision:
     """Prepares the next generation if somebody is to come or go and nothing else is under way."""
     if state.phase is not Phase.RUNNING or state.upcoming is not None or len(state.joined) < len(state.alive):
@@ -532,6 +598,8 @@ def _change_members(state: Membership) -> Decision:
 
 def _on_upcoming(state: Membership, upcoming: Upcoming, event: object, now: float) -> Decision:
     """Handles what comes from workers that have gone over, or wait in, the generation that was prepared."""
+    if state.phase is Phase.REATTACHING:  # a new generation will follow, as not all run the stored one
+        return _on_parted(state, event.worker) if isinstance(event, Left) else (state, ())
     match event:
         case Blob(to=to):
             return state, tuple(Tell(to=peer, command=event) for peer in to if peer not in state.lost)
@@ -584,6 +652,9 @@ def _on_synced(state: Membership, synced: Synced) -> Decision:
     return state, (Record(event=event), *outputs)
 
 
+_NO_PLACES = (Phase.GATHERING, Phase.REATTACHING, Phase.ENDED)
+
+
 def _on_offer(state: Membership, worker: WorkerId | None) -> Decision:
     return _answer_offers(replace(state, offers=(*state.offers, worker)))
 
@@ -593,7 +664,7 @@ def _answer_offers(state: Membership) -> Decision:
     vacant = set(state.lost - state.expected)
     kept: list[WorkerId | None] = []
     spawned: list[WorkerId] = []
-    for offer in state.offers if state.phase not in (Phase.GATHERING, Phase.ENDED) else ():
+    for offer in state.offers if state.phase not in _NO_PLACES else ():
         place = offer if offer is not None else _neediest(state, vacant)
         if place is None or place not in vacant:
             kept.append(offer)
@@ -631,6 +702,7 @@ def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
 
 def _form(state: Membership, plan: Plan | None, strategy: str = "", load: StateAt | None = None) -> Decision:
     """Starts the next generation of the workers that are left; ``strategy`` says what answered a failure."""
+    load = load or state.loading
     state = replace(
         state,
         phase=Phase.FORMING,
@@ -642,7 +714,9 @@ def _form(state: Membership, plan: Plan | None, strategy: str = "", load: StateA
         joined_early=frozenset(),
         finished=frozenset(),
         saved={},
+        loading=load,
         suspected_at=None,
+        returned={},
     )
     if not state.alive:
         return _end(state, "lost", "every worker is lost; nothing could be saved", "")
@@ -663,7 +737,7 @@ def _on_status(state: Membership, status: Status) -> Decision:
     if state.plan is None:
         state, outputs = _save(replace(state, resume_step=step), step)
         return state, (agreed, *outputs)
-    state = replace(state, phase=Phase.RUNNING, resume_step=step, lost_work=())
+    state = replace(state, phase=Phase.RUNNING, resume_step=step, lost_work=(), loading=None)
     resume = Resume(generation=state.generation, step=step)
     return state, (agreed, *(Tell(to=worker, command=resume) for worker in state.alive))
 
@@ -720,11 +794,15 @@ def _on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
 
 
 def _on_tick(state: Membership, now: float) -> Decision:
-    """Whoever is hung is lost; suspicions, or waiting for each other, that no loss explains: all connect anew."""
-    if state.phase is Phase.GATHERING:
+    """Whoever is away for too long, or hung, is lost; any suspicion that no loss explains: all connect anew."""
+    if given_up := _given_up(state, now):
+        return _on_lost(state, given_up)
+    if state.phase in (Phase.GATHERING, Phase.REATTACHING):
         return state, ()
-    members = state.alive
+    members = tuple(worker for worker in state.alive if worker not in state.detached)
     state = replace(state, watch=pass_time(state.watch, members, now))
+    if state.phase is Phase.WAITING and state.wait_until is None:
+        state = replace(state, wait_until=now + state.wait_s)
     if state.phase is Phase.WAITING and state.wait_until is not None and now >= state.wait_until:
         return _carry_out(replace(state, wait_until=None), _last_resort(state, waiting=False))
     running = state.phase in (Phase.FORMING, Phase.RUNNING)
@@ -732,7 +810,7 @@ def _on_tick(state: Membership, now: float) -> Decision:
     if hung:
         return _on_lost(state, hung)
     suspected = state.suspected_at is not None and now - state.suspected_at >= SUSPICION_GRACE_S
-    stuck = running and deadlocked(state.watch, members)
+    stuck = running and not state.detached and deadlocked(state.watch, members)
     if not (suspected or stuck):
         return state, ()
     reason = state.suspicion if suspected else "all workers wait for one another"
@@ -838,11 +916,11 @@ def _on_failure(state: Membership, failure: Failure) -> Decision:
 
 def end(state: Membership, detail: str) -> Decision:
     """Ends the job because of a bug of ours; for the shell, when ``decide`` itself or its storing failed."""
-    return _end(state, "error", detail, state.directory)
+    after, outputs = _end(state, "error", detail, state.directory)
+    return _counted(state, after), outputs
 
 
 def _end(state: Membership, outcome: str, detail: str, directory: str) -> Decision:
-    state = replace(state, phase=Phase.ENDED)
     ended = Ended(
         outcome=outcome,
         detail=detail,
@@ -851,6 +929,235 @@ def _end(state: Membership, outcome: str, detail: str, directory: str) -> Decisi
         generations=state.generations,
         lost_layers=state.lost_layers,
     )
+    state = replace(state, phase=Phase.ENDED, ended=ended)
     shutdown = Shutdown(reason=outcome)
-    present = [worker for worker in state.healthy.workers if worker not in state.lost]
-    return state, (*(Tell(to=worker, command=shutdown) for worker in present), Tell(to=None, command=ended))
+    told = (Tell(to=worker, command=shutdown) for worker in sorted(state.present))
+    return state, (*told, Tell(to=None, command=ended))
+
+
+def _tell_the_end(state: Membership, event: object) -> tuple[Output, ...]:
+    """Whoever comes after the end hears of it."""
+    match event:
+        case Hello(worker=None) if state.ended is not None:
+            return (Tell(to=None, command=state.ended),)
+        case Hello(worker=worker, pid=pid):
+            return (Tell(to=worker, pid=pid, command=Shutdown(reason="the job has ended")),)
+    return ()
+
+
+def _after(outputs: tuple[Output, ...], decision: Decision) -> Decision:
+    return decision[0], (*outputs, *decision[1])
+
+
+# What a coordinator that is started again must know.
+
+
+def _durable(state: Membership) -> tuple[object, ...]:
+    """Whatever of these changes must be stored before anybody hears of it."""
+    members = (state.lost, state.arriving, state.entering, state.synced, state.leaving, state.expected, state.pids)
+    layers = (state.healthy, state.restorable, state.loading)
+    return (state.generation, state.generations, state.plan, state.upcoming, *members, *layers, state.ended)
+
+
+def _counted(before: Membership, after: Membership) -> Membership:
+    """Before the first generation there is nothing to remember: everyone attaches anew."""
+    unborn = after.generation == 0 and after.ended is None
+    if unborn or _durable(before) == _durable(after):
+        return after
+    return replace(after, revision=before.revision + 1)
+
+
+def to_store(before: Membership, after: Membership) -> StoredDecision | None:
+    """Returns what must be durable before anybody hears of it; None if ``after`` decided nothing of that kind."""
+    if after.revision == before.revision:
+        return None
+    return StoredDecision(
+        revision=after.revision,
+        generation=after.generation,
+        healthy=after.healthy,
+        plan=after.plan,
+        restorable=after.restorable,
+        loading=after.loading,
+        lost=tuple(sorted(after.lost)),
+        generations=after.generations,
+        lost_layers=after.lost_layers,
+        lost_work=after.lost_work,
+        upcoming=_stored_upcoming(after.upcoming),
+        arriving=tuple(sorted(after.arriving)),
+        entering=tuple(sorted(after.entering)),
+        synced=tuple(sorted(after.synced)),
+        leaving=tuple(sorted(after.leaving)),
+        expected=tuple(sorted(after.expected)),
+        pids=tuple(sorted(after.pids.items())),
+        ended=after.ended,
+    )
+
+
+def restore(state: Membership, stored: StoredDecision, *, reattach_until: float) -> Membership:
+    """Returns the membership of a coordinator that was started again.
+
+    Args:
+        state: of a job that has not begun.
+        stored: the newest decision.
+        reattach_until: when workers that are not back are given up, in seconds of the coordinator's clock.
+    """
+    return replace(
+        state,
+        phase=Phase.REATTACHING if stored.ended is None else Phase.ENDED,
+        revision=stored.revision,
+        generation=stored.generation,
+        generations=stored.generations,
+        healthy=stored.healthy,
+        plan=stored.plan,
+        restorable=stored.restorable,
+        loading=stored.loading,
+        lost=frozenset(stored.lost),
+        lost_layers=stored.lost_layers,
+        lost_work=stored.lost_work,
+        upcoming=_restored_upcoming(stored.upcoming),
+        arriving=frozenset(stored.arriving),
+        entering=frozenset(stored.entering),
+        synced=frozenset(stored.synced),
+        leaving=frozenset(stored.leaving),
+        expected=frozenset(stored.expected),
+        pids=dict(stored.pids),
+        reattach_until=reattach_until,
+        ended=stored.ended,
+    )
+
+
+def _stored_upcoming(upcoming: Upcoming | None) -> StoredUpcoming | None:
+    if upcoming is None:
+        return None
+    entering = tuple(sorted(upcoming.entering))
+    return StoredUpcoming(generation=upcoming.generation, plan=upcoming.plan, entering=entering)
+
+
+def _restored_upcoming(stored: StoredUpcoming | None) -> Upcoming | None:
+    if stored is None:
+        return None
+    return Upcoming(generation=stored.generation, plan=stored.plan, entering=frozenset(stored.entering))
+
+
+# A connection, or the coordinator itself, was lost and is back.
+
+
+def _on_agent(state: Membership, hello: Hello) -> Decision:
+    """The agent is back: what it saw meanwhile counts now, and what it may have missed is told again."""
+    dead = {(exit_.worker, exit_.pid) for exit_ in hello.exits}
+    fenced = [(worker, state.pids.get(worker, 0)) for worker in sorted(state.lost)]
+    outputs: tuple[Output, ...] = tuple(
+        Tell(to=None, command=Fence(worker=worker, pid=pid)) for worker, pid in fenced if (worker, pid) not in dead
+    )
+    for exit_ in hello.exits:
+        if state.pids.get(exit_.worker, exit_.pid) == exit_.pid:
+            state, more = _on_exited(state, exit_.worker, exit_.pid, exit_.status)
+            outputs += more
+    if state.phase is Phase.ENDED:
+        return state, outputs
+    unheard = state.expected - frozenset(hello.coming)
+    state = replace(state, offers=hello.offers, expected=state.expected - unheard)
+    state, spawned = _spawn(state, tuple(sorted(unheard))) if state.wait_for_all else (state, ())
+    return _after((*outputs, *spawned), _answer_offers(state))
+
+
+def _on_closed(state: Membership, worker: WorkerId, now: float) -> Decision:
+    """A connection is gone: of a dead worker, as the agent will say at once, or of one that will be back."""
+    if worker not in state.present:
+        return state, ()
+    return replace(state, detached={**state.detached, worker: now}, returned=_without(state.returned, worker)), ()
+
+
+def _given_up(state: Membership, now: float) -> dict[WorkerId, str]:
+    """Who has been away for too long, and how that shows."""
+    if state.phase is Phase.REATTACHING:
+        late = state.present - set(state.returned)
+        return dict.fromkeys(sorted(late), "did not come back") if now >= state.reattach_until else {}
+    how = f"connection closed for {DETACHED_GRACE_S:g} s"
+    return {worker: how for worker, since in state.detached.items() if now - since >= DETACHED_GRACE_S}
+
+
+def _on_return(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
+    """A worker is back. What was on its way to it or from it may be lost, so if that can matter, all begin anew."""
+    if hello.leaving and worker in state.full:
+        state = replace(state, leaving=state.leaving | {worker})
+    if _caught_up(state, worker, hello):
+        state = replace(state, synced=state.synced | {worker})
+    if state.phase is Phase.REATTACHING:
+        return _conclude_return(replace(state, returned={**state.returned, worker: hello}))
+    if not _undisturbed(state, worker, hello):
+        return _recover(state)
+    if worker in state.arriving:
+        return _restore_if_whole(state) if state.phase is Phase.WAITING else _change_members(state)
+    state, outputs = _change_members(replace(state, joined=state.joined | {worker}))
+    return _after(outputs, _on_finished(state, worker) if hello.activity == "finished" else (state, ()))
+
+
+def _caught_up(state: Membership, worker: WorkerId, hello: Hello) -> bool:
+    """Whether a worker that entered holds its state by now, though we may not have heard so."""
+    return worker in state.entering and hello.has_state and _runs(state, hello)
+
+
+def _runs(state: Membership, hello: Hello) -> bool:
+    return hello.generation == state.generation and hello.activity != "waiting"
+
+
+def _undisturbed(state: Membership, worker: WorkerId, hello: Hello) -> bool:
+    """Whether everything can go on as if this worker had never been away."""
+    if worker in state.arriving:  # nothing is asked of it before a generation with it is prepared
+        return state.upcoming is None or worker not in state.upcoming.entering
+    return state.phase is Phase.RUNNING and _settled(state) and _runs(state, hello) and not hello.prepared
+
+
+def _settled(state: Membership) -> bool:
+    """Whether nobody is between two generations."""
+    return state.upcoming is None and not state.entering
+
+
+def _conclude_return(state: Membership) -> Decision:
+    """Once all who live are back: if all run the stored generation they go on, undisturbed; else all begin anew."""
+    if not set(state.returned) >= state.present:
+        return state, ()
+    hellos = {worker: state.returned[worker] for worker in state.alive}
+    members = set(state.plan.workers) if state.plan is not None else set()
+    runs = all(_runs(state, hello) and not hello.prepared for hello in hellos.values())
+    adopted = bool(hellos) and members == set(hellos) and _settled(state) and runs
+    record = Record(event=Reattached(generation=state.generation, adopted=adopted))
+    state, outputs = _adopt(state, hellos) if adopted else _recover(state)
+    return _after((record, *outputs), _answer_offers(state))
+
+
+def _adopt(state: Membership, hellos: Mapping[WorkerId, Hello]) -> Decision:
+    """Goes on with what all members run."""
+    done = frozenset(worker for worker, hello in hellos.items() if hello.activity == "finished")
+    state = replace(
+        state,
+        phase=Phase.RUNNING,
+        joined=frozenset(hellos),
+        finished=state.finished | done,
+        resume_step=min(hello.step for hello in hellos.values()),
+        last_step=max(state.last_step, *(hello.step - 1 for hello in hellos.values())),
+        lost_work=(),
+        returned={},
+    )
+    return _save(state, state.steps) if state.finished >= set(state.full) else _change_members(state)
+
+
+def _on_parted(state: Membership, worker: WorkerId) -> Decision:
+    """A worker has left in order while there was no coordinator."""
+    step = max((hello.step for hello in state.returned.values()), default=0)
+    state = replace(
+        state,
+        lost=state.lost | {worker},
+        leaving=state.leaving - {worker},
+        returned=_without(state.returned, worker),
+        detached=_without(state.detached, worker),
+    )
+    return _after((Record(event=Parted(worker=str(worker), step=step)),), _conclude_return(state))
+
+
+_V = TypeVar("_V")
+
+
+def _without(values: Mapping[WorkerId, _V], *workers: WorkerId) -> Mapping[WorkerId, _V]:
+    return {worker: value for worker, value in values.items() if worker not in workers}

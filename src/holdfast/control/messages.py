@@ -5,6 +5,8 @@ Every message is a tagged struct that refuses unknown fields, so nothing but the
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from holdfast.core.ids import WorkerId
@@ -13,6 +15,7 @@ from holdfast.errors import ConfigError
 from holdfast.storage.checkpoints import Shard
 
 __all__ = [
+    "Activity",
     "Attached",
     "Blob",
     "Command",
@@ -61,11 +64,40 @@ class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 # From workers and agents to the coordinator.
 
 
+class Exited(_Wire, frozen=True, tag=True, kw_only=True):
+    """The agent saw a worker's process end. ``status``: exit code, or minus the signal's number."""
+
+    worker: WorkerId
+    pid: int
+    status: int
+
+
+Activity = Literal["waiting", "running", "finished"]
+
+
 class Hello(_Wire, frozen=True, tag=True, kw_only=True):
-    """A worker (or, with ``worker`` empty, the node's agent) attaches. ``layers`` is how many the model has."""
+    """A worker (or, with ``worker`` empty, the node's agent) attaches, for the first time or again.
+
+    It repeats whatever may have been lost with an earlier connection. Of a worker: ``generation``, ``activity`` and
+    ``step`` say where it stands (it waits until it was told to run steps, and again from when it gives them up);
+    ``prepared`` is the generation that it is to go over to, 0 if there is none; ``has_state``: it is not following its
+    peers without any state; ``leaving``: it was told to go; ``strikes``: faults that the agent is to carry out for it.
+    Of the agent: ``exits`` are all that it has seen; ``offers`` those not yet taken up; ``coming`` the workers whose
+    newest process was started on demand, and lives.
+    """
 
     worker: WorkerId | None
     pid: int
+    generation: int = 0
+    activity: Activity = "waiting"
+    step: int = 0
+    prepared: int = 0
+    has_state: bool = True
+    leaving: bool = False
+    strikes: tuple[str, ...] = ()
+    exits: tuple[Exited, ...] = ()
+    offers: tuple[WorkerId | None, ...] = ()
+    coming: tuple[WorkerId, ...] = ()
 
 
 class Status(_Wire, frozen=True, tag=True, kw_only=True):
@@ -227,14 +259,6 @@ class Failure(_Wire, frozen=True, tag=True, kw_only=True):
     error: str
     user_fault: bool
     traceback: str = ""
-
-
-class Exited(_Wire, frozen=True, tag=True, kw_only=True):
-    """The agent saw a worker's process end. ``status``: exit code, or minus the signal's number."""
-
-    worker: WorkerId
-    pid: int
-    status: int
 
 
 class NodeLost(_Wire, frozen=True, tag=True, kw_only=True):

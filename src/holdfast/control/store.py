@@ -1,4 +1,4 @@
-"""The coordinator's memory: decisions, kept in SQLite, written before they are broadcast."""
+"""Decisions on disk: what the coordinator decided is durable before anybody hears of it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,45 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.control.messages import Ended, StateAt
+from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 
-__all__ = ["DecisionStore", "StoredDecision"]
+__all__ = ["DecisionStore", "StoredDecision", "StoredUpcoming"]
+
+
+class StoredUpcoming(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A generation that was prepared; see :class:`holdfast.control.membership.Upcoming`."""
+
+    generation: int
+    plan: Plan
+    entering: tuple[WorkerId, ...]
 
 
 class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One generation as it was decided."""
+    """All that a coordinator which is started again must know, as it was after one decision.
 
+    ``revision`` counts decisions; everything else is as in :class:`holdfast.control.membership.Membership`.
+    """
+
+    revision: int
     generation: int
+    healthy: Plan
     plan: Plan | None
-    lost: tuple[str, ...]
+    restorable: tuple[StateAt, ...] = ()
+    loading: StateAt | None = None
+    lost: tuple[WorkerId, ...] = ()
+    generations: int = 0
+    lost_layers: tuple[int, ...] = ()
+    lost_work: tuple[tuple[int, int], ...] = ()
+    upcoming: StoredUpcoming | None = None
+    arriving: tuple[WorkerId, ...] = ()
+    entering: tuple[WorkerId, ...] = ()
+    synced: tuple[WorkerId, ...] = ()
+    leaving: tuple[WorkerId, ...] = ()
+    expected: tuple[WorkerId, ...] = ()
+    pids: tuple[tuple[WorkerId, int], ...] = ()
+    ended: Ended | None = None
 
 
 class DecisionStore:
@@ -31,16 +59,16 @@ class DecisionStore:
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
-        self._db.execute("CREATE TABLE IF NOT EXISTS decisions (generation INTEGER PRIMARY KEY, body BLOB NOT NULL)")
+        self._db.execute("CREATE TABLE IF NOT EXISTS decisions (revision INTEGER PRIMARY KEY, body BLOB NOT NULL)")
 
     def put(self, decision: StoredDecision) -> None:
-        """Stores a decision; a generation is decided once, a second one under its number is refused by SQLite."""
+        """Stores a decision; each revision is decided once, a second one under its number is refused by SQLite."""
         body = msgspec.json.encode(decision)
-        self._db.execute("INSERT INTO decisions VALUES (?, ?)", (decision.generation, body))
+        self._db.execute("INSERT INTO decisions VALUES (?, ?)", (decision.revision, body))
 
     def latest(self) -> StoredDecision | None:
         """Returns the newest decision; None if there is none."""
-        row = self._db.execute("SELECT body FROM decisions ORDER BY generation DESC LIMIT 1").fetchone()
+        row = self._db.execute("SELECT body FROM decisions ORDER BY revision DESC LIMIT 1").fetchone()
         return None if row is None else msgspec.json.decode(row[0], type=StoredDecision)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,13 +24,15 @@ import msgspec
 from holdfast.config.job import Job
 from holdfast.config.load import dump_job
 from holdfast.control.client import ControlClient
+from holdfast.control.etcd import Etcd, parse_store_url
 from holdfast.control.messages import Command, Ended, Fence, Hello, Progress, Spawn, Strike
+from holdfast.control.tls import check_tls
 from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.placement import group_into_nodes, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.validate import validate
-from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError
+from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, StorageError
 from holdfast.runtime.crew import Crew
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.processes import (
@@ -45,7 +48,16 @@ from holdfast.runtime.processes import (
     probe_main,
 )
 from holdfast.runtime.resume import checkpoints_url
-from holdfast.telemetry.events import CheckpointRejected, Event, EventLog, JobEnded, JobStarted, Resumed
+from holdfast.runtime.supervision import RestartLimit, describe_exit
+from holdfast.telemetry.events import (
+    CheckpointRejected,
+    CoordinatorLost,
+    Event,
+    EventLog,
+    JobEnded,
+    JobStarted,
+    Resumed,
+)
 
 __all__ = ["Agent", "Interrupted", "Outcome"]
 
@@ -63,6 +75,14 @@ class Interrupted(Exception):
     def __init__(self, signal_number: int) -> None:
         self.signal_number = signal_number
         super().__init__(signal.Signals(signal_number).name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CoordinatorEnded:
+    """A coordinator's process is gone; ``spec`` is what to start it again with."""
+
+    process: BaseProcess
+    spec: CoordinatorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +140,12 @@ class Agent:
     resume: ResumeFrom | None = None
     on_event: Callable[[Event], None] = lambda event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
-    _inbox: queue.SimpleQueue[Command | Exception] = field(default_factory=queue.SimpleQueue)
+    _inbox: queue.SimpleQueue[Command | Exception | _CoordinatorEnded] = field(default_factory=queue.SimpleQueue)
+    _interrupted: Interrupted | None = None
     _networks: Networks | None = None
     _crew: Crew | None = None
     _others: list[BaseProcess] = field(default_factory=list)
+    _restarts: RestartLimit = field(default_factory=RestartLimit)
 
     def run(self) -> Outcome:
         """Trains to the end, whatever dies; no process of the job is left when this returns or raises.
@@ -134,13 +156,14 @@ class Agent:
             InternalError: the job cannot go on for a reason of ours.
         """
         self._check_faults()
+        self._check_tls()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOAD)
         # Gloo reports every lost peer on stderr as an error of its own; here it is an event, told once, by us.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals())
-            if self.isolate or any(fault.kind is FaultKind.PARTITION for fault in self.faults):
+            if self._isolated:
                 self._networks = stack.enter_context(Networks(self._num_nodes()))
             stack.enter_context(self._processes())
             probed = msgspec.json.decode(self._ask(context, probe_main, self.job), type=Probed)
@@ -150,8 +173,10 @@ class Agent:
             log = stack.enter_context(contextlib.closing(EventLog(self.run_dir / "events.jsonl")))
             log.write(time.monotonic(), self._started())
             self._tell_resumed(log, found)
-            client = stack.enter_context(contextlib.closing(self._start(context, plan, probed)))
-            outcome = self._watch(client)
+            spec = self._coordinator_spec(plan, probed)
+            ports = [self._start_coordinator(context, spec) for _ in range(self.job.control.coordinators)]
+            stack.enter_context(contextlib.closing(self._start(context, spec, ports, probed)))
+            outcome = self._watch(lambda ended: self._restart_coordinator(context, ended, log))
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
             return self._with_hashes(context, outcome)
 
@@ -196,6 +221,20 @@ class Agent:
             self._check_target(fault)
             if fault.step >= self.job.train.steps:
                 raise ConfigError(f"--fault {fault}: the last step is {self.job.train.steps - 1}")
+
+    @property
+    def _isolated(self) -> bool:
+        return self.isolate or any(fault.kind is FaultKind.PARTITION for fault in self.faults)
+
+    def _check_tls(self) -> None:
+        tls = self.job.control.tls
+        if tls is None:
+            return
+        if self._isolated:
+            raise ConfigError(
+                "control.tls: cannot be used with partition faults, whose networks have addresses of their own"
+            )
+        check_tls(tls, self.job.control.host)
 
     def _check_target(self, fault: Fault) -> None:
         grid = self.job.grid
@@ -243,7 +282,8 @@ class Agent:
             return
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            self._inbox.put(Interrupted(number))
+            self._interrupted = Interrupted(number)
+            self._inbox.put(self._interrupted)
 
         before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -273,17 +313,37 @@ class Agent:
         for process in processes:
             process.join()
 
-    def _start(self, context: ForkServerContext, plan: Plan, probed: Probed) -> ControlClient:
-        token = secrets.token_hex(32)
-        address = self._start_coordinator(context, plan, probed, token)
-        ours = address if self._networks is None else self._networks.socket
-        client = ControlClient(ours, token, self._inbox.put, self._on_closed)
+    def _start(
+        self, context: ForkServerContext, coordinator: CoordinatorSpec, ports: list[int], probed: Probed
+    ) -> ControlClient:
+        address = ",".join(f"{coordinator.host}:{port}" for port in ports)
+        client = ControlClient(
+            address if self._networks is None else self._networks.socket,
+            coordinator.token,
+            hello=self._hello,
+            on_command=self._on_command,
+            on_closed=self._on_closed,
+            reattach_s=self.job.control.reattach_s,
+            tls=self.job.control.tls,
+        )
+        crew = self._crew = self._make_crew(context, coordinator, address, probed, client)
         client.start()
-        client.send(Hello(worker=None, pid=0))
+        for worker in coordinator.plan.workers:
+            crew.start(worker)
+        return client
+
+    def _make_crew(
+        self,
+        context: ForkServerContext,
+        coordinator: CoordinatorSpec,
+        address: str,
+        probed: Probed,
+        client: ControlClient,
+    ) -> Crew:
+        plan, networks = coordinator.plan, self._networks
         nodes = group_into_nodes(plan.workers, self.job.grid.workers_per_node)
         number = {worker: index for index, node in enumerate(nodes) for worker in node}
-        networks = self._networks
-        self._crew = Crew(
+        return Crew(
             context=context,
             nodes=nodes,
             faults=self.faults,
@@ -292,7 +352,7 @@ class Agent:
                 job=self.job,
                 plan=plan,
                 address=address,
-                token=token,
+                token=coordinator.token,
                 events=str(self.run_dir / "events.jsonl"),
                 boundaries=probed.boundaries,
                 faults=faults,
@@ -306,26 +366,77 @@ class Agent:
             log=EventLog(self.run_dir / "events.jsonl"),
             grace_s=self.job.control.fence_grace_s,
         )
-        for worker in plan.workers:
-            self._crew.start(worker)
-        return client
 
-    def _start_coordinator(self, context: ForkServerContext, plan: Plan, probed: Probed, token: str) -> str:
-        """Returns the address at which workers find it."""
-        spec = CoordinatorSpec(
+    def _coordinator_spec(self, plan: Plan, probed: Probed) -> CoordinatorSpec:
+        return CoordinatorSpec(
             job=self.job,
             plan=plan,
-            token=token,
-            store=str(self.run_dir / "control.db"),
+            token=secrets.token_hex(32),
+            store=self._store(),
             events=str(self.run_dir / "events.jsonl"),
             directory=str(self.run_dir / "final"),
+            port=self.job.control.port,
+            faults=tuple(fault for fault in self.faults if fault.kind is FaultKind.KILL_COORDINATOR),
             namespace=None if self._networks is None else self._networks.hub,
             socket=None if self._networks is None else self._networks.socket,
             checkpoints=self._checkpoints,
             facts=probed.facts,
             resume=self.resume,
         )
-        return f"{spec.host}:{self._ask(context, coordinator_main, spec)}"
+
+    def _store(self) -> str:
+        """The database in the run directory, or a prefix of this run's own in etcd.
+
+        Raises:
+            ConfigError: there is no etcd.
+        """
+        url = self.job.control.store
+        if url == "sqlite":
+            return str(self.run_dir / "control.db")
+        host, port, prefix = parse_store_url(url)
+        try:
+            Etcd(host=host, port=port).call("maintenance/status", {})
+        except StorageError as error:
+            raise ConfigError(f"control.store: {error}") from None
+        return f"etcd://{host}:{port}/{prefix}/{self.job.name}-{secrets.token_hex(8)}"
+
+    def _start_coordinator(self, context: ForkServerContext, spec: CoordinatorSpec) -> int:
+        port = int(self._ask(context, coordinator_main, spec))
+        ended = _CoordinatorEnded(process=self._others[-1], spec=replace(spec, port=port))
+
+        def tell() -> None:
+            wait([ended.process.sentinel])
+            self._inbox.put(ended)
+
+        threading.Thread(target=tell, name="supervisor", daemon=True).start()
+        return port
+
+    def _restart_coordinator(self, context: ForkServerContext, ended: _CoordinatorEnded, log: EventLog) -> None:
+        """Starts the coordinator again, on the same port and with the same store, unless it ended in good order.
+
+        Raises:
+            InternalError: it died too often.
+        """
+        ended.process.join()
+        if ended.process.exitcode == 0:
+            return
+        how = describe_exit(ended.process.exitcode)
+        while True:
+            log.write(time.monotonic(), CoordinatorLost(how=how))
+            self._restarts.note(time.monotonic(), how)
+            self._pause(self.job.control.restart_delay_s)
+            try:
+                self._start_coordinator(context, ended.spec)
+            except (ConfigError, InternalError) as error:  # its port may be in use, or it died at once
+                how = f"could not be started again: {error}"
+            else:
+                return
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._raise_if_interrupted()
+            time.sleep(min(left, 0.05))
 
     def _num_nodes(self) -> int:
         grid = self.job.grid
@@ -361,15 +472,24 @@ class Agent:
         return text
 
     def _raise_if_interrupted(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            item = self._inbox.get_nowait()
-            if isinstance(item, Interrupted):
-                raise item
+        if self._interrupted is not None:
+            raise self._interrupted
+
+    def _hello(self) -> Hello:
+        assert self._crew is not None
+        return self._crew.hello()
+
+    def _on_command(self, command: Command) -> None:
+        """Takes a command, in the control thread; what a later hello must know of is noted at once."""
+        if isinstance(command, Spawn):
+            assert self._crew is not None
+            self._crew.expect(command.worker)
+        self._inbox.put(command)
 
     def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
         self._inbox.put(error or CoordinatorUnavailable("the coordinator closed the connection"))
 
-    def _watch(self, client: ControlClient) -> Outcome:
+    def _watch(self, restart_coordinator: Callable[[_CoordinatorEnded], None]) -> Outcome:
         """Follows the job until it ends."""
         assert self._crew is not None
         while True:
@@ -378,6 +498,8 @@ class Agent:
                 case Progress():
                     self._crew.reach(item.step + 1)
                     self.on_progress(item)
+                case _CoordinatorEnded():
+                    restart_coordinator(item)
                 case Fence(worker=worker, pid=pid):
                     self._crew.fence(worker, pid)
                 case Spawn(worker=worker):

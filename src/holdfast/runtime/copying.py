@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import grpc
 import msgspec
 
 from holdfast.core.ids import WorkerId
@@ -34,12 +35,14 @@ class StateCopier:
         exchange: tells offers to whoever enters.
         server: serves what was pinned; starts to listen at the first pin.
         token: of the job.
+        credentials: of whoever fetches, for TLS; None connects in the clear.
     """
 
     worker: WorkerId
     exchange: RelayExchange
     server: StateServer
     token: str
+    credentials: grpc.ChannelCredentials | None = None
     _served: dict[WorkerId, str] = field(default_factory=dict)
     _fetching: _Fetching | None = None
 
@@ -86,7 +89,7 @@ class StateCopier:
         try:
             sources = {worker for workers in holders.values() for worker in workers}
             offers = {source: self._offer_of(generation, source) for source in sorted(sources)}
-            fetching.states = fetch(offers, holders, token=self.token, stop=fetching.stop)
+            fetching.states = fetch(offers, holders, token=self.token, stop=fetching.stop, credentials=self.credentials)
         except StaleGeneration:
             return
         except BaseException as error:  # noqa: BLE001 - raised in the thread that trains

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
-from holdfast.control.messages import Exited, Message, NodeLost, Offer
+from holdfast.control.messages import Exited, Hello, Message, NodeLost, Offer
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.processes import WorkerSpec, worker_main
@@ -47,6 +48,32 @@ class Crew:
     _offered: set[Fault] = field(default_factory=set)
     _reached: int = 0
     """The newest step known to have begun; some worker, and so its faults, may be one further."""
+    _struck: set[Fault] = field(default_factory=set)
+    _exits: tuple[Exited, ...] = ()
+    _open_offers: tuple[WorkerId | None, ...] = ()
+    _coming: dict[WorkerId, BaseProcess | None] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def hello(self) -> Hello:
+        """All that a coordinator must know which may know nothing of it."""
+        with self._lock:
+            return Hello(
+                worker=None,
+                pid=os.getpid(),
+                exits=self._exits,
+                offers=self._open_offers,
+                coming=tuple(sorted(self._coming)),
+            )
+
+    def expect(self, worker: WorkerId) -> None:
+        """Notes that a process of this worker was asked for, before it is started: an offer was taken up."""
+        with self._lock:
+            taken = worker if worker in self._open_offers else None
+            left = list(self._open_offers)
+            if taken in left:  # else nothing was offered: a strategy asks for a worker by itself
+                left.remove(taken)
+            self._open_offers = tuple(left)
+            self._coming[worker] = None
 
     def start(self, worker: WorkerId) -> None:
         """Starts a worker's process; a later one of the same worker is struck by what is still to come only."""
@@ -60,6 +87,9 @@ class Crew:
         process.start()
         self.processes.append(process)
         self._current[worker] = process
+        with self._lock:
+            if worker in self._coming:
+                self._coming[worker] = process
         threading.Thread(target=self._reap, args=(worker, process), name=f"reaper-{worker}", daemon=True).start()
 
     def _faults_of(self, worker: WorkerId) -> tuple[Fault, ...]:
@@ -76,7 +106,12 @@ class Crew:
         """Tells the coordinator when a process ends, within milliseconds."""
         wait([process.sentinel])
         process.join()
-        self.send(Exited(worker=worker, pid=process.pid or 0, status=process.exitcode or 0))
+        exited = Exited(worker=worker, pid=process.pid or 0, status=process.exitcode or 0)
+        with self._lock:  # before it is sent: what is lost on the way is told again in a hello
+            self._exits += (exited,)
+            if self._coming.get(worker) is process:
+                del self._coming[worker]
+        self.send(exited)
 
     def fence(self, worker: WorkerId, pid: int) -> None:
         """Ends a process that is no member any more, after the time in which it may do so itself."""
@@ -94,10 +129,15 @@ class Crew:
             if fault.kind is FaultKind.JOIN and fault.step <= step and fault not in self._offered:
                 self._offered.add(fault)
                 self._note(fault, str(fault.worker or "new"))
+                with self._lock:
+                    self._open_offers += (fault.worker,)
                 self.send(Offer(worker=fault.worker))
 
     def strike(self, fault: Fault) -> None:
-        """Carries out a fault whose point a worker has reached."""
+        """Carries out a fault whose point a worker has reached, once, however often it is asked for."""
+        if fault in self._struck:
+            return
+        self._struck.add(fault)
         if fault.kind is FaultKind.KILL_NODE and fault.node is not None:
             self._kill_node(fault, fault.node)
         elif fault.kind is FaultKind.PARTITION and fault.worker is not None:

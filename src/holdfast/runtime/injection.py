@@ -45,6 +45,11 @@ class Injector:
     send: Callable[[Message], None]
     _struck: set[Fault] = field(default_factory=set)
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What the agent was asked to carry out, in text form; asked again whenever that may have been lost."""
+        return tuple(sorted(str(fault) for fault in tuple(self._struck) if fault.kind in _OF_THE_AGENT))
+
     def reach(self, point: Point, step: int) -> None:
         """Strikes with whatever is due here."""
         for fault in self.faults:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.control.messages import (
+    Activity,
     Attached,
     Command,
     Finished,
@@ -41,6 +42,7 @@ from holdfast.runtime.executor import Effect, Execution, Reach, StagePort
 
 __all__ = [
     "Abort",
+    "Attach",
     "Boundary",
     "Build",
     "Drain",
@@ -100,6 +102,11 @@ class LifeStage(StagePort, Protocol):
 
     def catch_up(self, states: Mapping[int, bytes]) -> None:
         """Takes the state of the step when ``follow`` was called, and makes the updates since then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Say hello to the coordinator, now and whenever the connection to it had to be made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +199,7 @@ class Written:
 
 LifeEffect = (
     Effect
+    | Attach
     | Report
     | Listen
     | Abort
@@ -229,6 +237,7 @@ class WorkerLife:
         execution: the step that runs, or ran last.
         executed: (layer, micro-batch) pairs begun, of the step that ran last and the one before.
         entered: the step before which we came into the running job; meaningless for a worker that never did.
+        standing: the generation that we are in and what we do in it, in one value: other threads read it.
     """
 
     worker: WorkerId
@@ -245,6 +254,7 @@ class WorkerLife:
     execution: Execution | None = None
     executed: dict[int, int] = field(default_factory=dict)
     entered: int = 0
+    standing: tuple[int, Activity] = (0, "waiting")
     _number: Callable[[MicroBatch], int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -257,14 +267,16 @@ class WorkerLife:
         Raises:
             HoldfastError: anything but a ClusterError ends the worker; the shell reports it.
         """
-        yield Report(Hello(worker=self.worker, pid=self.pid))
+        yield Attach()
         command = yield Listen()
         while not isinstance(command, Shutdown):
             try:
                 command = yield from self._obey(command)
             except StaleGeneration:
+                self._stand("waiting")
                 command = yield Listen()
             except ClusterError as error:
+                self._stand("waiting")
                 yield Report(self._suspicion(error))
                 command = yield Listen()
             except StorageError as error:
@@ -277,6 +289,21 @@ class WorkerLife:
             raise error
         step = command.load.step
         return Unreadable(worker=self.worker, generation=self.generation, step=step, detail=str(error))
+
+    def hello(self) -> Hello:
+        """Who we are and where we stand, for a coordinator that may know nothing of it."""
+        generation, activity = self.standing
+        return Hello(
+            worker=self.worker,
+            pid=self.pid,
+            generation=generation,
+            activity=activity,
+            step=self.steps if activity == "finished" else self._step(),
+            has_state=not self.stage.following,
+        )
+
+    def _stand(self, activity: Activity) -> None:
+        self.standing = (self.generation, activity)
 
     def _suspicion(self, error: ClusterError) -> Suspect:
         peer = WorkerId.parse(error.worker) if isinstance(error, PeerLost) and error.worker else None
@@ -299,6 +326,7 @@ class WorkerLife:
     def _join(self, install: Install) -> Life:
         """Leaves the old generation, says where our layers are, connects to the new one."""
         first, self.generation, self.plan = self.generation == 0, install.generation, install.plan
+        self._stand("waiting")
         if not first:
             yield Reach(Point.DETECT, self._step())
         yield Abort()
@@ -376,6 +404,7 @@ class WorkerLife:
         yield Reach(Point.COPY, step)
 
     def _run_steps(self, start: int) -> Then:
+        self._stand("running")
         for step in range(start, self.steps):
             yield from self._catch_up(step)
             yield from self._checkpoint(step)
@@ -389,7 +418,9 @@ class WorkerLife:
                 install: Install = yield Boundary()
                 if not (yield from self._go_over(install, step + 1)):
                     return Shutdown(reason="left")
+                self._stand("running")
         yield from self._checkpoint(self.steps)
+        self._stand("finished")
         yield Report(Finished(worker=self.worker, generation=self.generation))
         following: Command = yield Listen()
         return following
@@ -420,6 +451,7 @@ class WorkerLife:
         assert self.plan is not None
         known = self.plan.workers
         self.generation, self.plan = install.generation, install.plan
+        self._stand("waiting")
         yield Release(install.entering)
         if self.worker not in install.plan.workers:
             yield Drain()

@@ -116,12 +116,14 @@ class CoordinatorSpec:
         job: the job.
         plan: the plan of the healthy grid.
         token: of the job.
-        store: path of the decisions.
+        store: path of the decisions, or where in etcd they are; those that are there already are taken up.
         events: path of the job's log.
         directory: where the trained layers are saved.
         checkpoints: url of where the job's checkpoints go.
         facts: what they say of the job.
         resume: the checkpoint that the job goes on from; None if it begins anew.
+        port: to listen on; 0 for any.
+        faults: what is to happen to the coordinator.
         namespace: the network to move to before anything else; None to stay in the host's.
         socket: where to listen, too; None nowhere else.
     """
@@ -134,6 +136,8 @@ class CoordinatorSpec:
     directory: str
     checkpoints: str
     facts: Facts
+    port: int
+    faults: tuple[Fault, ...]
     resume: ResumeFrom | None = None
     namespace: Namespace | None = None
     socket: str | None = None

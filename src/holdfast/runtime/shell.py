@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 
-from holdfast.control.messages import Blob, Command, Expel, Heartbeat, Install, Message, Shutdown, StateAt
+from holdfast.control.messages import Blob, Command, Expel, Heartbeat, Hello, Install, Message, Shutdown, StateAt
 from holdfast.core.lower import Payload, Receive, Reduction, message_number
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
@@ -26,6 +27,7 @@ from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Rea
 from holdfast.runtime.injection import Injector
 from holdfast.runtime.life import (
     Abort,
+    Attach,
     Boundary,
     Build,
     Drain,
@@ -95,6 +97,7 @@ class Shell:
         stage: the compute engine.
         transport: carries tensors.
         exchange: carries addresses.
+        attach: connects to the coordinator, with :meth:`hello` at the beginning of each connection.
         send: queues a message to the coordinator.
         log: the job's events.
         spec_of: what a message of this kind that comes in holds.
@@ -104,12 +107,14 @@ class Shell:
         expelled: called, in the control thread, when we are no member any more; ends the process.
         pace: how we move along.
         writer: writes checkpoints; None if the job makes none.
+        leaving: whether the worker was told to go.
     """
 
     life: WorkerLife
     stage: LifeStage
     transport: Transport
     exchange: RelayExchange
+    attach: Callable[[], None]
     send: Callable[[Message], None]
     log: EventLog
     spec_of: Callable[[Payload], TensorSpec]
@@ -118,8 +123,9 @@ class Shell:
     rebuild: Callable[[Plan, StateAt], StageParts]
     expelled: Callable[[str], None]
     pace: Pace = field(default_factory=Pace)
-    _prepared: Install | None = None
     writer: CheckpointWriter | None = None
+    leaving: bool = False
+    _prepared: Install | None = None
     _commands: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
     _signals: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     _turn: threading.Condition = field(default_factory=threading.Condition)
@@ -131,6 +137,17 @@ class Shell:
     _reducing: dict[Reduction, Handle] = field(default_factory=dict)
     _spans: list[tuple[str, int, int, float, float]] = field(default_factory=list)
     _order: tuple[Op, ...] = ()
+
+    def hello(self) -> Hello:
+        """Where the worker stands; it waits, if a newer generation has come that its life has yet to hear of."""
+        prepared, hello = self._prepared, self.life.hello()
+        return msgspec.structs.replace(
+            hello,
+            activity=hello.activity if self._newest <= hello.generation else "waiting",
+            prepared=prepared.generation if prepared is not None else 0,
+            leaving=self.leaving,
+            strikes=self.injector.asked,
+        )
 
     def on_command(self, command: Command) -> None:
         """Takes a command, in the control thread; a newer generation interrupts the older one at once."""
@@ -245,6 +262,8 @@ class Shell:
 
     def _perform(self, effect: LifeEffect) -> Any:
         match effect:
+            case Attach():
+                return self.attach()
             case Report(message=message, when_written=True) if self.writer is not None:
                 return self.writer.then(lambda: self.send(message))
             case Report(message=message):

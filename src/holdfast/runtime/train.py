@@ -31,7 +31,7 @@ class Summary:
         weights_sha256: of all parameters after the last step.
         state_sha256: of parameters, buffers and optimizer state.
         generations: plans installed, the first included.
-        processes_restarted: always 0 here: a process that lives is never restarted.
+        processes_restarted: how often the coordinator was; workers never are while they live.
         steps_per_s: committed steps per second.
         report: failures and timeline.
         unfired: scheduled faults that never fired.
@@ -127,7 +127,7 @@ def _summarise(directory: Path, outcome: Outcome, faults: tuple[Fault, ...]) -> 
         weights_sha256=outcome.weights_sha256,
         state_sha256=outcome.state_sha256,
         generations=outcome.generations,
-        processes_restarted=0,
+        processes_restarted=told.coordinator_restarts,
         steps_per_s=told.steps_per_s,
         report=told,
         unfired=tuple(str(fault) for fault in faults if str(fault) not in told.fired),

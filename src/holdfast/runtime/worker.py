@@ -22,9 +22,13 @@ from holdfast.config.job import Job
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import Committer, Coordinator, serve
 from holdfast.control.detection import Watch
-from holdfast.control.membership import Membership
-from holdfast.control.messages import Failure, Leaving, Shutdown, StateAt
-from holdfast.control.store import DecisionStore
+from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
+from holdfast.control.membership import Membership, restore
+from holdfast.control.messages import Failure, Hello, Leaving, Shutdown, StateAt
+from holdfast.control.sabotage import Sabotage
+from holdfast.control.store import DecisionStore, StoredDecision
+from holdfast.control.tls import channel_credentials, server_credentials
+from holdfast.core.faults import Fault
 from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StorageError
 from holdfast.optim.digest import digest_run
@@ -42,12 +46,13 @@ from holdfast.runtime.shell import Shell
 from holdfast.runtime.transfer import StateServer
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints, Facts
-from holdfast.telemetry.events import EventLog, Notice, WorkerReady
+from holdfast.telemetry.events import CoordinatorReady, EventLog, FaultInjected, Notice, WorkerReady, read_events
 
 __all__ = ["run_coordinator", "run_digest", "run_find", "run_probe", "run_worker"]
 
 _PR_SET_PDEATHSIG = 1
 _TELL_S = 10.0
+_SUPERSEDED = 3
 
 
 def die_with_parent() -> None:
@@ -84,10 +89,17 @@ class _Worker:
         self._spec = spec
         self._log = EventLog(spec.events)
         self._shell: Shell | None = None
-        self._client = ControlClient(spec.address, spec.token, self._on_command, self._on_closed)
+        self._client = ControlClient(
+            spec.address,
+            spec.token,
+            hello=self._hello,
+            on_command=self._on_command,
+            on_closed=self._on_closed,
+            reattach_s=spec.job.control.reattach_s,
+            tls=spec.job.control.tls,
+        )
 
     def run(self) -> None:
-        self._client.start()
         try:
             self._live()
         except ConfigError as error:
@@ -101,8 +113,8 @@ class _Worker:
 
     def _fail(self, error: str, *, user_fault: bool, trace: str = "") -> None:
         worker, pid = self._spec.worker, os.getpid()
-        self._client.send(Failure(worker=worker, pid=pid, error=error, user_fault=user_fault, traceback=trace))
-        self._client.close(drain_s=_TELL_S)  # unheard, our error would pass for a death, and strike the next worker
+        failure = Failure(worker=worker, pid=pid, error=error, user_fault=user_fault, traceback=trace)
+        self._client.close(drain_s=_TELL_S, last_words=failure)  # unheard, it would pass for a death, and strike again
         os._exit(1)
 
     def _live(self) -> None:
@@ -115,12 +127,12 @@ class _Worker:
         gc.freeze()  # a collection in the middle of a recovery would cost more than the recovery
         self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid()))
         threading.Thread(target=self._beat, args=(shell,), name="heartbeat", daemon=True).start()
-        signal.signal(signal.SIGTERM, lambda *_: self._leave(shell.life))
+        signal.signal(signal.SIGTERM, lambda *_: self._leave(shell))
         shell.run()
         self._client.close()
 
     def _make_shell(self, parts: StageParts) -> Shell:
-        spec = self._spec
+        spec, tls = self._spec, self._spec.job.control.tls
         exchange = RelayExchange(spec.worker, self._client.send)
         life = WorkerLife(
             worker=spec.worker,
@@ -137,6 +149,7 @@ class _Worker:
             stage=parts.stage,
             transport=GlooTransport(spec.worker, exchange, host=spec.host),
             exchange=exchange,
+            attach=self._client.start,
             send=self._client.send,
             log=self._log,
             spec_of=parts.spec_of,
@@ -144,8 +157,9 @@ class _Worker:
             copier=StateCopier(
                 worker=spec.worker,
                 exchange=exchange,
-                server=StateServer(spec.host, spec.token),
+                server=StateServer(spec.host, spec.token, server_credentials(tls) if tls else None),
                 token=spec.token,
+                credentials=channel_credentials(tls) if tls else None,
             ),
             rebuild=self._rebuild,
             expelled=self._expelled,
@@ -167,11 +181,12 @@ class _Worker:
             _load(parts.stage, state.url, state.step)
         return parts
 
-    def _leave(self, life: WorkerLife) -> None:
+    def _leave(self, shell: Shell) -> None:
         """SIGTERM: a notice to go. Before the first generation nobody would miss us."""
-        if life.generation == 0:
+        if shell.life.generation == 0:
             os._exit(0)
-        self._client.send(Leaving(worker=life.worker))
+        shell.leaving = True
+        self._client.send(Leaving(worker=shell.life.worker))
 
     def _expelled(self, reason: str) -> None:
         """We were held for lost: whatever we do can only disturb. Says where every thread was, and ends."""
@@ -182,12 +197,19 @@ class _Worker:
             faulthandler.dump_traceback(file)
         os._exit(1)
 
+    def _hello(self) -> Hello:
+        assert self._shell is not None
+        return self._shell.hello()
+
     def _on_command(self, command: object) -> None:
         assert self._shell is not None
         self._shell.on_command(command)  # type: ignore[arg-type]
 
     def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
-        """Without the coordinator nothing can be recovered: end, and leave a word in the log, which needs nobody."""
+        """The job is over, or there was no coordinator for so long that nothing can be recovered: end.
+
+        Leaves a word in the log, which needs nobody.
+        """
         reason = str(error or "the coordinator closed the connection")
         if error is not None:
             self._log.write(time.monotonic(), Notice(worker=str(self._spec.worker), text=f"ends itself: {reason}"))
@@ -221,10 +243,68 @@ def _load(stage: LifeStage, url: str, step: int) -> None:
 
 
 def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
-    """Runs the coordinator to the end of the job; sends its port, or what went wrong, into ``answer`` first."""
+    """Runs the coordinator to the end of the job; sends its port, or what went wrong, into ``answer`` first.
+
+    After failure: started again with the same store and port, it goes on where the decisions in the store end. With
+    several coordinators it stands by until it leads, and exits with 3 when another one leads instead.
+    """
     _start_process()
     _move(spec.namespace)
-    membership = Membership(
+    control, log = spec.job.control, EventLog(spec.events)
+    coordinator = (lambda: _win(spec, log)) if spec.store.startswith("etcd:") else _coordinator(spec, log, None)
+    gc.freeze()
+    try:
+        credentials = server_credentials(control.tls) if control.tls else None
+        service = serve(
+            coordinator,
+            host=spec.host,
+            port=spec.port,
+            token=spec.token,
+            ready=lambda port: answer.send_bytes(b"ok %d" % port),
+            credentials=credentials,
+            also=spec.socket,
+        )
+        os._exit(0 if asyncio.run(service) else _SUPERSEDED)
+    except ConfigError as error:
+        answer.send_bytes(b"error " + str(error).encode())
+        os._exit(2)
+
+
+def _win(spec: CoordinatorSpec, log: EventLog) -> Coordinator:
+    """Waits until we lead."""
+    host, port, prefix = parse_store_url(spec.store)
+    etcd = Etcd(host=host, port=port)
+    leadership = Leadership(etcd, prefix, on_lost=lambda: os._exit(_SUPERSEDED))
+    leadership.win()
+    return _coordinator(spec, log, EtcdStore(etcd, prefix, leadership))
+
+
+def _coordinator(spec: CoordinatorSpec, log: EventLog, etcd: EtcdStore | None) -> Coordinator:
+    """One that begins the job, or goes on with what its store remembers."""
+    store = etcd or DecisionStore(Path(spec.store))
+    membership = _membership(spec, store.latest())
+    log.write(time.monotonic(), CoordinatorReady(pid=os.getpid(), generation=membership.generation))
+    checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
+    return Coordinator(
+        membership=membership,
+        store=store,
+        log=log,
+        clock=time.monotonic,
+        committer=Committer(checkpoints=checkpoints, facts=spec.facts),
+        sabotage=Sabotage(_still_due(spec), log, time.monotonic),
+    )
+
+
+def _still_due(spec: CoordinatorSpec) -> tuple[Fault, ...]:
+    """The faults that have not struck a coordinator before this one. The log may be long: it is read only for them."""
+    if not spec.faults:
+        return ()
+    fired = {event.spec for _, event in read_events(spec.events) if isinstance(event, FaultInjected)}
+    return tuple(fault for fault in spec.faults if str(fault) not in fired)
+
+
+def _membership(spec: CoordinatorSpec, stored: StoredDecision | None) -> Membership:
+    begins = Membership(
         healthy=spec.plan,
         steps=spec.job.train.steps,
         strategy=spec.job.resilience.strategy,
@@ -233,27 +313,9 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
         restorable=_restorable(spec),
         wait_s=spec.job.resilience.wait_for_replacement,
     )
-    store = DecisionStore(Path(spec.store))
-    checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
-    coordinator = Coordinator(
-        membership=membership,
-        store=store,
-        log=EventLog(spec.events),
-        clock=time.monotonic,
-        committer=Committer(checkpoints=checkpoints, facts=spec.facts),
-    )
-
-    def ready(port: int) -> None:
-        answer.send_bytes(b"ok %d" % port)
-
-    gc.freeze()
-    try:
-        port, also = spec.job.control.port, spec.socket
-        asyncio.run(serve(coordinator, host=spec.host, port=port, token=spec.token, ready=ready, also=also))
-    except ConfigError as error:
-        answer.send_bytes(b"error " + str(error).encode())
-        os._exit(2)
-    os._exit(0)
+    if stored is None:
+        return begins
+    return restore(begins, stored, reattach_until=time.monotonic() + spec.job.control.reattach_s)
 
 
 def _restorable(spec: CoordinatorSpec) -> tuple[StateAt, ...]:

@@ -18,6 +18,8 @@ __all__ = [
     "CheckpointFailed",
     "CheckpointRejected",
     "Checkpointed",
+    "CoordinatorLost",
+    "CoordinatorReady",
     "Detected",
     "Event",
     "EventLog",
@@ -28,6 +30,7 @@ __all__ = [
     "Notice",
     "Parted",
     "Pinned",
+    "Reattached",
     "Rebuilt",
     "Resumed",
     "StepOps",
@@ -191,6 +194,29 @@ class Resumed(_Event, frozen=True, tag="resumed", kw_only=True):
     url: str
 
 
+class CoordinatorLost(_Event, frozen=True, tag="coordinator_lost", kw_only=True):
+    """The coordinator's process ended before the job did; its supervisor starts it again."""
+
+    how: str
+
+
+class CoordinatorReady(_Event, frozen=True, tag="coordinator_ready", kw_only=True):
+    """A coordinator accepts connections; ``generation`` is what its store told, 0 if nothing."""
+
+    pid: int
+    generation: int
+
+
+class Reattached(_Event, frozen=True, tag="reattached", kw_only=True):
+    """Every living worker is back at a coordinator that was started again.
+
+    ``adopted``: all of them run the stored ``generation``, so they go on undisturbed; otherwise a new one follows.
+    """
+
+    generation: int
+    adopted: bool
+
+
 class JobEnded(_Event, frozen=True, tag="job_ended", kw_only=True):
     """The job is over."""
 
@@ -216,6 +242,9 @@ Event = (
     | CheckpointFailed
     | CheckpointRejected
     | Resumed
+    | CoordinatorLost
+    | CoordinatorReady
+    | Reattached
     | JobEnded
 )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from holdfast.telemetry.events import (
     Agreed,
     Checkpointed,
+    CoordinatorLost,
     Detected,
     Event,
     FaultInjected,
@@ -68,6 +69,7 @@ class RunReport:
         fired: specs of the scheduled faults that fired.
         resumed_from: the step of the checkpoint that the run went on from; None if it began anew.
         checkpoints: the steps of the checkpoints that it made, ascending.
+        coordinator_restarts: how often the coordinator was started again.
     """
 
     commits: tuple[tuple[int, float], ...]
@@ -77,6 +79,7 @@ class RunReport:
     fired: tuple[str, ...]
     resumed_from: int | None
     checkpoints: tuple[int, ...]
+    coordinator_restarts: int = 0
 
     def failures_json(self) -> list[dict[str, object]]:
         """The failures in the form of ``summary.json``."""
@@ -96,6 +99,7 @@ def report(events: Iterable[Timed]) -> RunReport:
         fired=tuple(dict.fromkeys(event.spec for _, event in timed if isinstance(event, FaultInjected))),
         resumed_from=next((event.step for _, event in timed if isinstance(event, Resumed)), None),
         checkpoints=tuple(sorted({event.step for _, event in timed if isinstance(event, Checkpointed)})),
+        coordinator_restarts=sum(isinstance(event, CoordinatorLost) for _, event in timed),
     )
 
 

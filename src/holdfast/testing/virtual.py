@@ -15,18 +15,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace as replace_struct
+
 from holdfast.control.checkpoint_ledger import Commit, Settled
 from holdfast.control.detection import Watch
 from holdfast.control.membership import (
     Closed,
     Membership,
-    Phase,
     Planned,
     Record,
     Tell,
     Tick,
     decide,
     plan_recovery,
+    restore,
+    to_store,
     unplanned,
 )
 from holdfast.control.messages import (
@@ -37,6 +40,7 @@ from holdfast.control.messages import (
     Expel,
     Fence,
     Heartbeat,
+    Hello,
     Install,
     Leaving,
     Message,
@@ -49,6 +53,7 @@ from holdfast.control.messages import (
     StateAt,
     Strike,
 )
+from holdfast.control.store import StoredDecision
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import message_number
@@ -61,6 +66,7 @@ from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Rea
 from holdfast.runtime.injection import strikes
 from holdfast.runtime.life import (
     Abort,
+    Attach,
     Boundary,
     Build,
     Drain,
@@ -79,13 +85,15 @@ from holdfast.runtime.life import (
 )
 from holdfast.runtime.transport import MessageKey
 from holdfast.storage.checkpoints import Shard
-from holdfast.telemetry.events import Event, FaultInjected, StepOps
+from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Event, FaultInjected, StepOps
 from holdfast.testing.memory import Mail
 
 __all__ = ["Delays", "VirtualCluster", "VirtualResult"]
 
 HANG_S = 2.0
 BEAT_S = 0.25
+REATTACH_S = 60.0
+AGENT = 0
 StageFactory = Callable[[WorkerId], LifeStage]
 
 
@@ -101,6 +109,7 @@ class Delays:
     copy: tuple[float, float] = (0.001, 0.3)
     start: tuple[float, float] = (0.01, 0.5)
     store: tuple[float, float] = (0.001, 0.1)
+    reattach: tuple[float, float] = (0.001, 0.06)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +161,9 @@ class _Worker:
     fetched: dict[int, bytes] | None = None
     warm: bool = False
     stopped: bool = False
+    attaches: bool = False
+    leaving: bool = False
+    strikes: list[str] = field(default_factory=list)
     stalled_at: float | None = None
     commands: deque[Command] = field(default_factory=deque)
     newest: int = 0
@@ -181,6 +193,8 @@ class VirtualCluster:
         synchronous: whether training stands still until a checkpoint is written.
         strategy: what answers a loss.
         wait_for_replacement: virtual seconds to wait for a worker when a layer has no owner left.
+        coordinator_deaths: (when it dies, how long it is away), in virtual seconds; messages on their way are lost.
+        broken_streams: (when, whose) connections to the coordinator break; messages on their way are lost.
     """
 
     def __init__(
@@ -201,7 +215,21 @@ class VirtualCluster:
         synchronous: bool = False,
         strategy: str = "auto",
         wait_for_replacement: float = 0.0,
+        coordinator_deaths: Iterable[tuple[float, float]] = (),
+        broken_streams: Iterable[tuple[float, WorkerId]] = (),
     ) -> None:
+        self._coordinator_deaths = tuple(coordinator_deaths)
+        self._incarnation = 0
+        self._broken_streams = tuple(broken_streams)
+        self._leads = True
+        self._attached: set[int] = set()
+        self._streams: dict[int, int] = defaultdict(int)
+        self._outboxes: dict[int, list[Message]] = defaultdict(list)
+        self._for_agent: list[Command] = []
+        self._exits: tuple[Exited, ...] = ()
+        self._offers: list[WorkerId | None] = []
+        self._coming: set[WorkerId] = set()
+        self._decision: StoredDecision | None = None
         self._random = random.Random(seed)
         self._delays = delays or Delays()
         self._faults = tuple(faults)
@@ -222,7 +250,7 @@ class VirtualCluster:
         self._checkpoints: dict[int, tuple[str, ...]] = {}
         watch = Watch(limit_s=HANG_S)
         start = (StateAt(url=None, step=0),) if checkpoint_every else ()
-        self._membership = Membership(
+        self._blank = self._membership = Membership(
             healthy=plan,
             steps=steps,
             strategy=strategy,
@@ -273,7 +301,12 @@ class VirtualCluster:
         """
         for worker in self._workers.values():
             self._begin(worker, self._draw(self._delays.control))
+        self._hello(AGENT)
         self._tick()
+        for at, who in self._broken_streams:
+            self._after(at, lambda who=who: self._break_stream(who))  # type: ignore[misc]
+        for at, away_s in self._coordinator_deaths:
+            self._after(at, lambda away_s=away_s: self._kill_coordinator(away_s))  # type: ignore[misc]
         while self._ended is None:
             if not self._queue or self._now > limit_s:
                 raise InternalError(f"stuck at {self._now:.3f} s: {self._stuck()}")
@@ -315,12 +348,15 @@ class VirtualCluster:
         heapq.heappush(self._queue, (at, next(self._counter), act))
 
     def _tick(self) -> None:
+        self._after(0.2, self._tick)
+        if self._leads:
+            self._pass_time()
+
+    def _pass_time(self) -> None:
         self._decide(Tick(now=self._now))
         if ahead := unplanned(self._membership):
             lost = self._random.choice(ahead)
             self._decide(Planned(lost=lost, recovery=plan_recovery(self._membership, lost)))
-        if self._membership.phase is not Phase.ENDED:
-            self._after(0.2, self._tick)
 
     def _begin(self, worker: _Worker, delay: float) -> None:
         self._after(delay, lambda: self._resume(worker))
@@ -345,38 +381,129 @@ class VirtualCluster:
             self._up(worker, beat)
         self._after(BEAT_S, lambda: self._beat(worker))
 
-    def _up(self, worker: _Worker, message: Message) -> None:
-        """Sends a message to the coordinator, in order behind those before it."""
-        channel = ("up", worker.life.pid)
-        self._after(self._draw(self._delays.control), lambda: self._decide(message), channel=channel)
-
     # The coordinator.
 
     def _decide(self, event: Message | Closed | Tick | Planned | Settled) -> None:
-        self._membership, outputs = decide(self._membership, event, now=self._now)
+        before = self._membership
+        self._membership, outputs = decide(before, event, now=self._now)
+        self._decision = to_store(before, self._membership) or self._decision
         for output in outputs:
             match output:
                 case Record(event=recorded):
                     self._log(recorded)
                 case Commit():
-                    self._after(self._draw(self._delays.store), lambda c=output: self._write_manifest(c), "store")  # type: ignore[misc]
+                    write = self._while_it_lives(lambda c=output: self._write_manifest(c))  # type: ignore[misc]
+                    self._after(self._draw(self._delays.store), write, "store")
                 case Tell(to=None, command=Ended() as ended):
                     self._ended = ended
                 case Tell(to=None, command=command):
-                    self._obey(command)
+                    self._tell_agent(command)
                 case Tell(to=WorkerId() as to, command=command):
-                    process = self._processes[output.pid or self._membership.pids[to]]
-                    self._after(
-                        self._draw(self._delays.control),
-                        lambda process=process, c=command: self._deliver(process, c),  # type: ignore[misc]
-                        channel=("down", process.life.pid),
-                    )
+                    self._tell(self._processes[output.pid or self._membership.pids[to]], command)
 
     def _write_manifest(self, commit: Commit) -> None:
         self._checkpoints[commit.step] = tuple(shard.sha256 for shard in commit.shards)
         self._decide(Settled(step=commit.step, url="virtual"))
 
+    def _kill_coordinator(self, away_s: float) -> None:
+        if not self._leads:  # it is dead already
+            return
+        self._leads = False
+        self._incarnation += 1
+        self._attached.clear()
+        self._for_agent.clear()
+        self._log(CoordinatorLost(how="signal 9"))
+        self._after(away_s, self._restart_coordinator)
+
+    def _restart_coordinator(self) -> None:
+        self._leads, self._membership = True, self._blank
+        if self._decision is not None:
+            self._membership = restore(self._blank, self._decision, reattach_until=self._now + REATTACH_S)
+        self._log(CoordinatorReady(pid=0, generation=self._membership.generation))
+        self._come_back(AGENT)
+        for process in self._processes.values():
+            if process.attaches:
+                self._come_back(process.life.pid)
+
+    # Between the coordinator and others.
+
+    def _come_back(self, pid: int) -> None:
+        self._after(self._draw(self._delays.reattach), self._while_it_lives(lambda: self._hello(pid)))
+
+    def _while_it_lives(self, act: Callable[[], None]) -> Callable[[], None]:
+        """What is lost with this coordinator."""
+        incarnation = self._incarnation
+        return lambda: act() if incarnation == self._incarnation else None
+
+    def _over_control(self, pid: int, direction: str, act: Callable[[], None]) -> None:
+        """What travels between the coordinator and a process arrives if the connection lasts that long."""
+        stream = self._streams[pid]
+        arrive = self._while_it_lives(lambda: act() if stream == self._streams[pid] else None)
+        self._after(self._draw(self._delays.control), arrive, channel=(direction, pid))
+
+    def _tell(self, process: _Worker, command: Command) -> None:
+        if process.life.pid in self._attached:
+            self._over_control(process.life.pid, "down", lambda: self._deliver(process, command))
+
+    def _tell_agent(self, command: Command) -> None:
+        """What the agent is to be told while it is away waits for it."""
+        if AGENT in self._attached:
+            self._over_control(AGENT, "down", lambda: self._obey(command))
+        else:
+            self._for_agent.append(command)
+
+    def _up(self, worker: _Worker, message: Message) -> None:
+        """A worker sends; while it has no connection, its messages wait, but for what its hello says too."""
+        pid = worker.life.pid
+        if pid in self._attached:
+            self._over_control(pid, "up", lambda: self._decide(message))
+        elif not isinstance(message, Heartbeat | Strike | Leaving):
+            self._outboxes[pid].append(message)
+
+    def _agent_up(self, message: Message) -> None:
+        if AGENT in self._attached:
+            self._over_control(AGENT, "up", lambda: self._decide(message))
+
+    def _hello(self, pid: int) -> None:
+        """A process attaches and says where it stands, and what it could not say before."""
+        process = self._processes.get(pid)
+        if not self._leads or (process is not None and (not process.alive or process.stopped)):
+            return
+        self._attached.add(pid)
+        hello = self._agent_hello() if process is None else self._standing(process)
+        self._over_control(pid, "up", lambda: self._decide(hello))
+        for message in self._outboxes.pop(pid, []):
+            self._over_control(pid, "up", lambda m=message: self._decide(m))  # type: ignore[misc]
+        if process is None:
+            waiting, self._for_agent = self._for_agent, []
+            for command in waiting:
+                self._tell_agent(command)
+
+    def _standing(self, process: _Worker) -> Hello:
+        hello, prepared = process.life.hello(), process.prepared
+        return replace_struct(
+            hello,
+            activity=hello.activity if process.newest <= hello.generation else "waiting",
+            prepared=prepared.generation if prepared is not None else 0,
+            leaving=process.leaving,
+            strikes=tuple(process.strikes),
+        )
+
+    def _break_stream(self, worker: WorkerId) -> None:
+        """A connection breaks; the process connects again."""
+        pid = self._workers[worker].life.pid
+        if pid not in self._attached:
+            return
+        self._attached.discard(pid)
+        self._streams[pid] += 1
+        self._decide(Closed(worker=worker, pid=pid))
+        self._come_back(pid)
+
     # The agent.
+
+    def _agent_hello(self) -> Hello:
+        coming = tuple(sorted(worker for worker in self._coming if self._workers[worker].alive))
+        return Hello(worker=None, pid=AGENT, exits=self._exits, offers=tuple(self._offers), coming=coming)
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -385,6 +512,10 @@ class VirtualCluster:
             case Fence(pid=pid) if pid in self._processes:
                 self._kill(self._processes[pid])
             case Spawn(worker=worker):
+                taken = worker if worker in self._offers else None
+                if taken in self._offers:
+                    self._offers.remove(taken)
+                self._coming.add(worker)
                 self._workers[worker] = self._worker(worker)
                 self._deaths = dict(filter(None, [self._death_of_comer]))
                 self._begin(self._workers[worker], self._draw(self._delays.start))
@@ -395,16 +526,28 @@ class VirtualCluster:
         for fault in self._faults:
             if fault.kind is FaultKind.JOIN and fault.step <= step and fault not in self._struck:
                 self._note(fault, str(fault.worker or "new"), "", fault.step)
-                self._decide(Offer(worker=fault.worker))
+                self._offers.append(fault.worker)
+                self._agent_up(Offer(worker=fault.worker))
 
     def _kill_node(self, fault: Fault) -> None:
+        if fault in self._struck:
+            return
         assert fault.node is not None
         members = self._nodes[fault.node]
         for worker in members:
             self._note(fault, str(worker), str(fault.point), fault.step)
             self._kill(self._workers[worker])
-        lost = NodeLost(node=fault.node, workers=members)
-        self._after(self._delays.detect[0], lambda: self._decide(lost))  # the agent knows at once
+        self._agent_up(NodeLost(node=fault.node, workers=members))
+
+    def _reap(self, worker: _Worker, status: int) -> None:
+        """Tells the coordinator of a process that ended; what is lost on the way is told again in a hello."""
+        exited = Exited(worker=worker.life.worker, pid=worker.life.pid, status=status)
+
+        def tell() -> None:
+            self._exits += (exited,)
+            self._agent_up(exited)
+
+        self._after(self._draw(self._delays.detect), tell)
 
     def _note(self, fault: Fault, worker: str, point: str, step: int) -> None:
         if fault not in self._struck:
@@ -444,8 +587,7 @@ class VirtualCluster:
             return
         worker.alive, worker.ready, worker.waiting = False, None, None
         who = worker.life.worker
-        exited = Exited(worker=who, pid=worker.life.pid, status=-9)
-        self._after(self._draw(self._delays.detect), lambda: self._decide(exited))
+        self._reap(worker, -9)
         generation = worker.life.generation
         self._after(self._draw(self._delays.detect), lambda: self._notice(who, generation))
 
@@ -496,13 +638,16 @@ class VirtualCluster:
     def _end(self, worker: _Worker) -> None:
         """A life is over in order: its process ends."""
         worker.alive = False
-        exited = Exited(worker=worker.life.worker, pid=worker.life.pid, status=0)
-        self._after(self._draw(self._delays.detect), lambda: self._decide(exited))
+        self._reap(worker, 0)
 
     def _perform(self, worker: _Worker, effect: Any) -> tuple[bool, Any]:
         """Does what can be done at once; otherwise notes what the worker waits for."""
         life = worker.life
         match effect:
+            case Attach():
+                worker.attaches = True
+                self._hello(life.pid)
+                return True, None
             case Report(message=message, when_written=when_written):
                 if when_written:
                     self._later_written(worker, lambda: self._up(worker, message))
@@ -714,6 +859,7 @@ class VirtualCluster:
             who = worker.life.worker
             if fault.kind is FaultKind.KILL_NODE and fault.node is not None and who == self._nodes[fault.node][0]:
                 worker.waiting = fault
+                worker.strikes.append(str(fault))
                 self._up(worker, Strike(worker=who, spec=str(fault)))
                 return False, None
             if fault.worker == who:
@@ -730,6 +876,7 @@ class VirtualCluster:
             case FaultKind.STALL:
                 worker.stalled_at = self._now
             case FaultKind.LEAVE:
+                worker.leaving = True
                 self._up(worker, Leaving(worker=worker.life.worker))
                 return True
             case _:

@@ -92,13 +92,20 @@ class Service:
 class Client:
     """A worker, or the agent, spoken by the test."""
 
-    def __init__(self, address, worker, token=TOKEN):
+    def __init__(self, address, worker, token=TOKEN, reattach_s=LIMIT_S):
         self.worker = worker
         self._commands = queue.SimpleQueue()
         self._closed = queue.SimpleQueue()
-        self._client = ControlClient(address, token, self._commands.put, self._closed.put)
+        self.standing = Hello(worker=worker, pid=1)
+        self._client = ControlClient(
+            address,
+            token,
+            hello=lambda: self.standing,
+            on_command=self._commands.put,
+            on_closed=self._closed.put,
+            reattach_s=reattach_s,
+        )
         self._client.start()
-        self._client.send(Hello(worker=worker, pid=1))
 
     def send(self, message):
         self._client.send(message)
@@ -163,7 +170,7 @@ def test_no_token_is_refused(service):
 def test_nobody_there_is_told():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        client = Client(f"127.0.0.1:{free.getsockname()[1]}", A)
+        client = Client(f"127.0.0.1:{free.getsockname()[1]}", A, reattach_s=0.3)
         assert isinstance(client.closed(), CoordinatorUnavailable)
         client.close()
 
@@ -217,7 +224,7 @@ def test_a_closed_stream_is_a_lost_worker_and_the_decision_is_stored_first(servi
     install = b.expect(Install)
     assert (install.generation, install.plan.workers) == (2, (B,))
     store = DecisionStore(service.store)
-    assert (store.latest().generation, store.latest().lost) == (2, ("0.0",))
+    assert (store.latest().generation, store.latest().lost) == (2, (A,))
     assert store.latest().plan == install.plan
     store.close()
     agent.send(Exited(worker=A, pid=1, status=-9))
@@ -225,7 +232,7 @@ def test_a_closed_stream_is_a_lost_worker_and_the_decision_is_stored_first(servi
     b.expect(Resume)
     assert agent.got_nothing()
     detected = [event for _, event in read_events(service.events) if isinstance(event, Detected)]
-    assert detected == [Detected(worker="0.0", how="connection closed", generation=1)]
+    assert detected == [Detected(worker="0.0", how="connection closed for 2 s", generation=1)]
 
 
 KILLED = """
@@ -233,9 +240,14 @@ import sys, threading
 from holdfast.control.client import ControlClient
 from holdfast.control.messages import Hello
 from holdfast.core.ids import WorkerId
-client = ControlClient(sys.argv[1], sys.argv[2], lambda c: print(type(c).__name__, flush=True), lambda e: None)
+client = ControlClient(
+    sys.argv[1],
+    sys.argv[2],
+    hello=lambda: Hello(worker=WorkerId(0, 0), pid=1),
+    on_command=lambda command: print(type(command).__name__, flush=True),
+    on_closed=lambda error: None,
+)
 client.start()
-client.send(Hello(worker=WorkerId(0, 0), pid=1))
 threading.Event().wait()
 """
 

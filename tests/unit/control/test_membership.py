@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.control.membership import (
+    DETACHED_GRACE_S,
     MAX_REFORMATIONS,
     SUSPICION_GRACE_S,
     Closed,
@@ -201,9 +202,13 @@ def test_rebuilt_is_noted_when_all_have_joined(running):
 
 
 @pytest.mark.parametrize("phase", ["forming", "running", "saving"])
-@pytest.mark.parametrize("event", [died(W10), Closed(worker=W10, pid=1)], ids=["exited", "closed"])
-def test_a_loss_forms_a_new_generation_of_the_others(request, phase, event):
-    job = request.getfixturevalue(phase).give(event)
+@pytest.mark.parametrize(
+    "events",
+    [[died(W10)], [Closed(worker=W10, pid=1), Tick(now=DETACHED_GRACE_S)]],
+    ids=["exited", "closed"],
+)
+def test_a_loss_forms_a_new_generation_of_the_others(request, phase, events):
+    job = request.getfixturevalue(phase).give(*events)
     plan = adaptive_plan(PLAN, [W10])
     assert job.state.phase is Phase.FORMING
     assert job.commands(Install) == dict.fromkeys([W00, W01, W11], Install(generation=2, plan=plan))
@@ -216,7 +221,8 @@ def test_a_loss_forms_a_new_generation_of_the_others(request, phase, event):
 
 def test_how_it_was_detected_is_told(running):
     assert running.give(died(W10)).recorded[0].how == "process ended: signal 9"
-    assert running.give(Closed(worker=W11, pid=1)).recorded[0].how == "connection closed"
+    running.give(Closed(worker=W11, pid=1), now=5.0)
+    assert running.give(Tick(now=5.0 + DETACHED_GRACE_S)).recorded[0].how == "connection closed for 2 s"
 
 
 @pytest.mark.parametrize("again", [died(W10), Closed(worker=W10, pid=1)])
@@ -334,7 +340,7 @@ def test_done_when_all_have_saved(saving):
         outcome="done", detail="", step=STEPS, directory="out", generations=1, lost_layers=()
     )
     assert saving.commands(Shutdown) == dict.fromkeys(PLAN.workers, Shutdown(reason="done"))
-    assert saving.give(died(W00), Tick(now=99.0), *hellos()).told == []
+    assert saving.give(died(W00), Tick(now=99.0)).told == []
 
 
 def test_a_loss_while_saving_lets_another_owner_save(saving):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from holdfast.control.store import DecisionStore, StoredDecision
+from holdfast.control.store import DecisionStore, StoredDecision, StoredUpcoming
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -16,15 +16,26 @@ PLAN = adaptive_plan(regular_plan(2, split_evenly(4, 2), 2), [WorkerId(0, 1)])
 WRITER = """
 import sys
 from holdfast.control.store import DecisionStore, StoredDecision
-store = DecisionStore(sys.argv[1])
-for generation in range(1, 10**6):
-    store.put(StoredDecision(generation=generation, plan=None, lost=("x" * 2000,)))
-    print(generation, flush=True)
+from holdfast.core.builders import regular_plan
+from holdfast.core.placement import split_evenly
+store, plan = DecisionStore(sys.argv[1]), regular_plan(1, split_evenly(2, 1), 1)
+for revision in range(1, 10**6):
+    store.put(StoredDecision(revision=revision, generation=1, healthy=plan, plan=None, lost_layers=tuple(range(500))))
+    print(revision, flush=True)
 """
 
 
-def decision(generation, plan=PLAN):
-    return StoredDecision(generation=generation, plan=plan, lost=("0.1",))
+def decision(revision, plan=PLAN):
+    upcoming = StoredUpcoming(generation=8, plan=PLAN, entering=(WorkerId(1, 1),))
+    return StoredDecision(
+        revision=revision,
+        generation=7,
+        healthy=PLAN,
+        plan=plan,
+        lost=(WorkerId(0, 1),),
+        upcoming=upcoming,
+        pids=((WorkerId(0, 0), 123),),
+    )
 
 
 @pytest.fixture
@@ -40,8 +51,8 @@ def test_a_new_store_is_empty(path):
 
 def test_decisions_are_there_after_reopening(path):
     store = DecisionStore(path)
-    for generation in (1, 2):
-        store.put(decision(generation))
+    for revision in (1, 2):
+        store.put(decision(revision))
     store.close()
     again = DecisionStore(path)
     assert again.latest() == decision(2)
@@ -50,7 +61,7 @@ def test_decisions_are_there_after_reopening(path):
     again.close()
 
 
-def test_a_generation_is_decided_once(path):
+def test_a_revision_is_decided_once(path):
     store = DecisionStore(path)
     store.put(decision(1))
     with pytest.raises(sqlite3.IntegrityError):
@@ -77,13 +88,13 @@ def test_what_put_returned_from_survives_a_kill(path):
     stored = [row[0] for row in sqlite_rows(path)]
     assert stored[: len(acknowledged)] == acknowledged
     assert len(stored) <= len(acknowledged) + 1
-    assert store.latest().generation == stored[-1]
+    assert store.latest().revision == stored[-1]
     store.close()
 
 
 def sqlite_rows(path):
     db = sqlite3.connect(path)
     try:
-        return db.execute("SELECT generation FROM decisions ORDER BY generation").fetchall()
+        return db.execute("SELECT revision FROM decisions ORDER BY revision").fetchall()
     finally:
         db.close()

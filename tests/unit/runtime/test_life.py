@@ -46,6 +46,7 @@ from holdfast.runtime.executor import (
 )
 from holdfast.runtime.life import (
     Abort,
+    Attach,
     Boundary,
     Build,
     Fetch,
@@ -64,7 +65,7 @@ MICROBATCHES = 2
 PLAN = regular_plan(1, split_evenly(5, 2), MICROBATCHES)
 FIRST, LAST = PLAN.workers
 JOINING = ["listen", "[detect]", "abort", "release", "Status", "[install]", "build", "Joined", "listen"]
-UNINTERRUPTED = Report | Listen | Abort | Release
+UNINTERRUPTED = Attach | Report | Listen | Abort | Release
 """Effects that the shell carries out in any generation; all others it can answer with StaleGeneration."""
 
 
@@ -95,7 +96,11 @@ class Shell:
 
     @property
     def reports(self):
-        return [effect.message for effect in self.effects if isinstance(effect, Report)]
+        return [
+            self.life.hello() if isinstance(effect, Attach) else effect.message
+            for effect in self.effects
+            if isinstance(effect, Attach | Report)
+        ]
 
     def run(self):
         life = self.life.run()
@@ -154,6 +159,8 @@ class Shell:
 
 def label(effect):
     match effect:
+        case Attach():
+            return "Hello"
         case Report(message=message):
             return type(message).__name__
         case Reach(point=point):

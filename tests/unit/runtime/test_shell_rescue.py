@@ -62,6 +62,7 @@ def shell(tmp_path):
         stage=stage,
         transport=DeafTransport(),
         exchange=exchange,
+        attach=lambda: None,
         send=sent.put,
         log=log,
         spec_of=lambda payload: spec,

@@ -1,0 +1,32 @@
+"""``holdfast certs``: makes the certificates of a job's control connections."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from holdfast.control.certificates import make_certificates
+
+__all__ = ["add_certs_parser"]
+
+
+def add_certs_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the ``certs`` command; its ``run`` default is :func:`run`."""
+    parser = commands.add_parser("certs", help="make certificates for control connections", description=__doc__)
+    parser.add_argument("--out", required=True, metavar="DIR", help="a new folder; readable for its owner only")
+    parser.add_argument(
+        "--host",
+        dest="hosts",
+        action="append",
+        metavar="NAME",
+        help="a name or IP address that the coordinator is reached by; may be repeated; default 127.0.0.1",
+    )
+    parser.add_argument("--days", type=float, default=365.0, help="how long they are valid (default 365)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the files, prints the section of the job file that uses them and returns 0."""
+    ca, cert, key = make_certificates(Path(args.out), tuple(args.hosts or ["127.0.0.1"]), days=args.days)
+    print(f"control:\n  tls: {{ca: {ca}, cert: {cert}, key: {key}}}")
+    return 0

@@ -1,0 +1,124 @@
+"""Makes what mutual TLS needs: an authority of a job's own, and one certificate that all its processes show."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+__all__ = ["make_certificates"]
+
+_SKEW = datetime.timedelta(minutes=5)
+
+
+def make_certificates(folder: Path, hosts: tuple[str, ...], *, days: float = 365.0) -> tuple[Path, Path, Path]:
+    """Writes ``ca.pem``, ``cert.pem`` and ``key.pem``; the authority's own key is not kept, so it signs nothing else.
+
+    Args:
+        folder: a new or empty folder; it becomes readable for its owner only, as the files are.
+        hosts: names or IP addresses that the coordinator is reached by.
+        days: how long they are valid.
+
+    Returns:
+        The paths of ``ca.pem``, ``cert.pem`` and ``key.pem``.
+
+    Raises:
+        ConfigError: the folder is not empty or cannot be written, or the package ``cryptography`` is not installed.
+    """
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError:
+        raise ConfigError("holdfast certs: needs the package cryptography; install holdfast[tls]") from None
+    authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    root = _certificate("holdfast authority", authority, "holdfast authority", authority, until, None)
+    cert = _certificate("holdfast", key, "holdfast authority", authority, until, hosts)
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    parts = (("ca.pem", root.public_bytes(pem)), ("cert.pem", cert.public_bytes(pem)), ("key.pem", private))
+    ca_path, cert_path, key_path = _write(folder, parts)
+    return ca_path, cert_path, key_path
+
+
+def _certificate(
+    name: str,
+    key: EllipticCurvePrivateKey,
+    issuer: str,
+    issuer_key: EllipticCurvePrivateKey,
+    until: datetime.datetime,
+    hosts: tuple[str, ...] | None,
+) -> x509.Certificate:
+    """One certificate: of the authority itself if ``hosts`` is None, else of who is reached by them."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    def named(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    start = min(datetime.datetime.now(datetime.UTC), until) - _SKEW
+    builder = x509.CertificateBuilder(
+        named(issuer), named(name), key.public_key(), x509.random_serial_number(), start, until
+    )
+    constraints = x509.BasicConstraints(ca=hosts is None, path_length=0 if hosts is None else None)
+    builder = builder.add_extension(constraints, critical=True)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = builder.add_extension(identifier, critical=False)
+    above = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    builder = builder.add_extension(above, critical=False)
+    builder = builder.add_extension(_usage(is_authority=hosts is None), critical=True)
+    if hosts is not None:
+        both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        builder = builder.add_extension(both, critical=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName(list(map(_name, hosts))), critical=False)
+    return builder.sign(issuer_key, hashes.SHA256())
+
+
+def _usage(*, is_authority: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(host: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write(folder: Path, parts: tuple[tuple[str, bytes], ...]) -> list[Path]:
+    """Writes files that only we may read, into a folder that only we may enter; overwrites nothing."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        for name, data in parts:
+            file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(file, "wb") as stream:
+                stream.write(data)
+    except FileExistsError as error:
+        raise ConfigError(f"--out {folder}: {error.filename} is there already; nothing was overwritten") from None
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot be written: {error.strerror}") from None
+    return [folder / name for name, _ in parts]

@@ -1,0 +1,84 @@
+"""Mutual TLS for control connections: both ends show a certificate of the job's own authority."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import grpc
+
+from holdfast.config.job import Tls
+from holdfast.errors import ConfigError
+
+__all__ = ["channel_credentials", "check_tls", "server_credentials"]
+
+
+def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """What a server presents; callers without a certificate of the same authority are refused."""
+    ca, cert, key = (_read(name, path) for name, path in _files(tls))
+    return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
+
+
+def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """What a caller presents, and by whom the server must be certified."""
+    ca, cert, key = (_read(name, path) for name, path in _files(tls))
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+def check_tls(tls: Tls, host: str) -> None:
+    """Shakes hands with itself, in memory, so that what is wrong is told before any process is started.
+
+    Raises:
+        ConfigError: a file cannot be read or used, or the certificate is not one that the other end will accept.
+    """
+    for name, path in _files(tls):
+        _read(name, path)
+    server, client = _context(tls, ssl.PROTOCOL_TLS_SERVER), _context(tls, ssl.PROTOCOL_TLS_CLIENT)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        server.wrap_bio(to_server, to_client, server_side=True),
+        client.wrap_bio(to_client, to_server, server_hostname=host),
+    )
+    try:
+        for _ in range(4):  # more turns than a handshake has
+            for end in ends:
+                _advance(end)
+    except ssl.SSLError as error:
+        reason = getattr(error, "verify_message", "") or error.reason or error
+        raise ConfigError(
+            f"control.tls.cert: {tls.cert} is not accepted for {host}: {reason}; holdfast certs makes one that is"
+        ) from None
+
+
+def _advance(end: ssl.SSLObject) -> None:
+    try:
+        end.do_handshake()
+    except ssl.SSLWantReadError:
+        return
+
+
+def _context(tls: Tls, side: ssl._SSLMethod) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(tls.ca)
+    except (ssl.SSLError, OSError):
+        raise ConfigError(f"control.tls.ca: {tls.ca} holds no certificate in PEM form") from None
+    try:
+        context.load_cert_chain(tls.cert, tls.key, password="")
+    except (ssl.SSLError, OSError) as error:
+        mismatch = isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH"
+        why = "is not the key of" if mismatch else "cannot be used with"
+        raise ConfigError(f"control.tls.key: {tls.key} {why} the certificate {tls.cert}; both must be PEM") from None
+    return context
+
+
+def _files(tls: Tls) -> list[tuple[str, str]]:
+    return [("ca", tls.ca), ("cert", tls.cert), ("key", tls.key)]
+
+
+def _read(name: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"control.tls.{name}: {path}: {error.strerror or error}") from None

@@ -1,0 +1,137 @@
+"""Two coordinators and an etcd: any of them dies, and nothing of it can be seen in the weights."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from holdfast import Fault, parse_job, train
+from holdfast.errors import ConfigError
+from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Detected, FaultInjected, StepOps, read_events
+
+pytestmark = pytest.mark.dist
+
+LIMIT_S = 60.0
+
+JOB = {
+    "name": "gpt",
+    "model": {"kind": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 16, "dropout": 0.1},
+    "data": {"kind": "text", "path": "stdlib"},
+    "grid": {"pipelines": 2, "stages": 2, "microbatches": 2, "microbatch_size": 2},
+    "train": {"steps": 80, "seed": 7},
+}
+
+
+class Run:
+    """One run, and what the test does to its processes meanwhile."""
+
+    def __init__(self, folder, server, *faults, coordinators=2):
+        self.folder, self.server = folder / "run", server
+        store = (f"control.store={server.url}", f"control.coordinators={coordinators}")
+        self._job = parse_job(copy.deepcopy(JOB), store)
+        self._faults = [Fault.parse(text) for text in faults]
+        self._problem: list[BaseException] = []
+
+    def events(self, kind):
+        path = self.folder / "events.jsonl"
+        return [(t, e) for t, e in read_events(path) if isinstance(e, kind)] if path.exists() else []
+
+    def wait_for(self, condition):
+        until = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+    def train(self, meanwhile=lambda: None):
+        def guarded():
+            try:
+                meanwhile()
+            except BaseException as error:
+                self._problem.append(error)
+
+        helper = threading.Thread(target=guarded, daemon=True)
+        helper.start()
+        summary = train(self._job, run_dir=self.folder, faults=self._faults)
+        helper.join(LIMIT_S)
+        assert not self._problem
+        assert summary.unfired == ()
+        return summary
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    return train(parse_job(copy.deepcopy(JOB)), run_dir=tmp_path_factory.mktemp("healthy") / "run")
+
+
+def same(summary, healthy):
+    assert summary.weights_sha256 == healthy.weights_sha256
+    assert summary.state_sha256 == healthy.state_sha256
+
+
+def test_the_leader_is_killed_and_the_other_takes_over(tmp_path, etcd_server, healthy):
+    run = Run(tmp_path, etcd_server, "kill-coordinator@3", "kill:1.1@40:backward")
+    summary = run.train()
+    same(summary, healthy)
+    ((killed, _),) = [(t, e) for t, e in run.events(FaultInjected) if e.worker == "coordinator"]
+    (_, first), (taken, second) = run.events(CoordinatorReady)[:2]
+    assert second.pid != first.pid
+    assert second.generation == 1
+    assert taken - killed < 3.0
+    assert [event.worker for _, event in run.events(Detected)] == ["1.1"]
+
+
+def test_a_leader_that_dies_in_a_decision(tmp_path, etcd_server, healthy):
+    run = Run(tmp_path, etcd_server, "kill:1.1@5:backward", "kill-coordinator@5:broadcast")
+    same(run.train(), healthy)
+
+
+def test_etcd_is_killed_and_a_worker_too_before_it_is_back(tmp_path, etcd_server, healthy):
+    """Training goes on without etcd; the answer to the death waits for it."""
+    run = Run(tmp_path, etcd_server, "kill:1.1@40:backward", coordinators=1)
+    times = {}
+
+    def meanwhile():
+        run.wait_for(lambda: run.events(StepOps))
+        etcd_server.kill()
+        times["away"] = time.monotonic()
+        run.wait_for(lambda: run.events(FaultInjected))
+        times["back"] = time.monotonic()
+        etcd_server.start()
+
+    same(run.train(meanwhile), healthy)
+    steps = {event.step for at, event in run.events(StepOps) if times["away"] < at < times["back"]}
+    assert len(steps) > 5, "training went on"
+    ((detected, _),) = run.events(Detected)
+    assert detected > times["back"]
+
+
+def test_a_leader_that_was_stopped_finds_another_one_and_decides_nothing(tmp_path, etcd_server, healthy):
+    run = Run(tmp_path, etcd_server, "kill:1.1@70:backward")
+    leader = []
+
+    def meanwhile():
+        run.wait_for(lambda: run.events(StepOps))
+        leader.append(run.events(CoordinatorReady)[0][1].pid)
+        os.kill(leader[0], signal.SIGSTOP)
+        run.wait_for(lambda: len(run.events(CoordinatorReady)) == 2)
+        os.kill(leader[0], signal.SIGCONT)
+        run.wait_for(lambda: run.events(CoordinatorLost))
+
+    summary = run.train(meanwhile)
+    same(summary, healthy)
+    assert [event.how for _, event in run.events(CoordinatorLost)] == ["exit code 3"], "it left by itself"
+    (_, ready) = run.events(CoordinatorReady)[1]
+    assert ready.pid != leader[0]
+    assert [event.worker for _, event in run.events(Detected)] == ["1.1"]
+
+
+def test_no_etcd_is_told_before_anything_is_started(tmp_path, etcd_server):
+    etcd_server.kill()
+    run = Run(tmp_path, etcd_server)
+    with pytest.raises(ConfigError, match=rf"^control\.store: etcd at 127\.0\.0\.1:{etcd_server.port}: "):
+        run.train()

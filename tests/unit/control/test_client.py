@@ -1,0 +1,203 @@
+"""The client over real gRPC, to a coordinator in a process of its own that is really killed and started again."""
+
+import queue
+import subprocess
+import sys
+import time
+
+import pytest
+
+from holdfast.control.client import ControlClient
+from holdfast.control.messages import (
+    Attached,
+    Ended,
+    Exited,
+    Failure,
+    Fence,
+    Finished,
+    Heartbeat,
+    Hello,
+    Install,
+    Progress,
+    Resume,
+    Save,
+    Status,
+    StepDone,
+)
+from holdfast.core.builders import regular_plan
+from holdfast.core.placement import split_evenly
+from holdfast.errors import CoordinatorUnavailable
+
+PLAN = regular_plan(2, split_evenly(2, 1), 1)
+A, B = PLAN.workers
+LIMIT_S = 20.0
+
+SERVER = """
+import asyncio, sys, time
+from holdfast.control.coordinator import Coordinator, serve
+from holdfast.control.membership import Membership, restore
+from holdfast.control.store import DecisionStore
+from holdfast.core.builders import regular_plan
+from holdfast.core.placement import split_evenly
+from holdfast.telemetry.events import EventLog
+
+folder, port = sys.argv[1], int(sys.argv[2])
+store = DecisionStore(folder + "/control.db")
+state = Membership(healthy=regular_plan(2, split_evenly(2, 1), 1), steps=3, strategy="auto", directory="out")
+if stored := store.latest():
+    state = restore(state, stored, reattach_until=time.monotonic() + 60)
+coordinator = Coordinator(membership=state, store=store, log=EventLog(folder + "/events"), clock=time.monotonic)
+tell = lambda port: print(port, flush=True)
+asyncio.run(serve(coordinator, host="127.0.0.1", port=port, token="t", ready=tell))
+"""
+
+
+class Server:
+    """A coordinator that can be killed and started again, on the same port and with the same store."""
+
+    def __init__(self, folder):
+        self.folder, self.port = folder, 0
+        self.start()
+
+    def start(self):
+        command = [sys.executable, "-c", SERVER, str(self.folder), str(self.port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.port = int(self.process.stdout.readline())
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+class Peer:
+    """A worker, or the agent, that says what the test lets it say."""
+
+    def __init__(self, port, worker, reattach_s=LIMIT_S, hello=None):
+        self.hello = hello or Hello(worker=worker, pid=1)
+        self.commands, self.closed = queue.SimpleQueue(), queue.SimpleQueue()
+        self.client = ControlClient(
+            f"127.0.0.1:{port}",
+            "t",
+            hello=lambda: self.hello,
+            on_command=self.commands.put,
+            on_closed=self.closed.put,
+            reattach_s=reattach_s,
+        )
+        self.client.start()
+
+    def expect(self, kind):
+        command = self.commands.get(timeout=LIMIT_S)
+        assert isinstance(command, kind), command
+        return command
+
+
+@pytest.fixture
+def server(tmp_path):
+    made = Server(tmp_path)
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def peers(server):
+    made = []
+
+    def make(worker, **options):
+        made.append(Peer(server.port, worker, **options))
+        return made[-1]
+
+    yield make
+    for peer in made:
+        peer.client.close(drain_s=0.1)
+
+
+@pytest.fixture
+def running(peers):
+    agent, a, b = peers(None), peers(A), peers(B)
+    for peer in (a, b):
+        peer.expect(Attached)
+        peer.expect(Install)
+        layers = ((0, 0), (1, 0))
+        peer.client.send(Status(worker=peer.hello.worker, generation=1, layer_steps=layers, executed=()))
+    for peer in (a, b):
+        peer.expect(Resume)
+        peer.hello = Hello(worker=peer.hello.worker, pid=1, generation=1, activity="running", step=1)
+    return agent, a, b
+
+
+def test_they_come_back_by_themselves_and_nobody_is_interrupted(server, running):
+    agent, a, b = running
+    server.kill()
+    server.start()
+    start = time.monotonic()
+    for peer in (a, b):
+        assert peer.expect(Attached)
+    assert time.monotonic() - start < 5.0, "0.1 s as a rule; a loaded machine may take longer"
+    a.client.send(StepDone(worker=A, generation=1, step=1, loss=0.5, omitted=False))
+    assert agent.expect(Progress).step == 1
+    assert a.commands.empty()
+    assert b.commands.empty()
+
+
+def test_what_was_said_while_it_was_away_is_heard_after_the_hello(server, running, peers):
+    _, a, b = running
+    server.kill()
+    a.client.close()
+    again = peers(A, hello=a.hello)
+    again.client.send(Heartbeat(worker=A, generation=1, step=1, op=0))
+    again.client.send(Finished(worker=A, generation=1))
+    b.hello = Hello(worker=B, pid=1, generation=1, activity="finished", step=3)
+    server.start()
+    b.expect(Attached)
+    assert b.expect(Save).step == 3
+
+
+def test_a_death_that_the_agent_saw_meanwhile_is_handled(server, running):
+    agent, a, b = running
+    server.kill()
+    agent.hello = Hello(worker=None, pid=1, exits=(Exited(worker=A, pid=1, status=-9),))
+    a.client.close(drain_s=0.1)
+    server.start()
+    assert agent.expect(Fence) == Fence(worker=A, pid=1)
+    b.expect(Attached)
+    install = b.expect(Install)
+    assert (install.generation, install.plan.workers) == (2, (B,))
+
+
+def test_last_words_are_heard_by_the_next_coordinator(server, running):
+    agent, a, _ = running
+    server.kill()
+    a.client.close(drain_s=0.0, last_words=Failure(worker=A, pid=1, error="no such data", user_fault=True))
+    server.start()
+    assert agent.expect(Ended).detail == "no such data"
+
+
+def test_last_words_of_one_that_never_attached(server, peers):
+    agent = peers(None)
+    unborn = ControlClient(
+        f"127.0.0.1:{server.port}",
+        "t",
+        hello=lambda: pytest.fail("it has nothing to say but its last words"),
+        on_command=lambda command: None,
+        on_closed=lambda error: None,
+    )
+    unborn.close(drain_s=LIMIT_S, last_words=Failure(worker=A, pid=1, error="bad shape", user_fault=False))
+    assert agent.expect(Ended).detail == "worker 0.0: bad shape"
+
+
+def test_without_a_coordinator_it_gives_up_in_the_end(server, peers):
+    peer = peers(A, reattach_s=0.5)
+    peer.expect(Attached)
+    server.kill()
+    assert isinstance(peer.closed.get(timeout=LIMIT_S), CoordinatorUnavailable)
+    server.start()
+
+
+def test_closing_does_not_wait_for_one_that_is_away(server, peers):
+    peer = peers(A)
+    peer.expect(Attached)
+    server.kill()
+    peer.client.close(drain_s=LIMIT_S)
+    assert isinstance(peer.closed.get(timeout=1.0), CoordinatorUnavailable)
+    server.start()

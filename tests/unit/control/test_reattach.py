@@ -1,0 +1,241 @@
+"""A connection, or the whole coordinator, is lost and comes back: what is adopted, and what begins anew."""
+
+import pytest
+
+from holdfast.control.membership import (
+    DETACHED_GRACE_S,
+    Closed,
+    Membership,
+    Phase,
+    Record,
+    Tell,
+    Tick,
+    decide,
+    restore,
+    to_store,
+)
+from holdfast.control.messages import (
+    Attached,
+    Ended,
+    Exited,
+    Expel,
+    Fence,
+    Finished,
+    Hello,
+    Install,
+    Resume,
+    Save,
+    Saved,
+    Shutdown,
+    Status,
+)
+from holdfast.core.builders import adaptive_plan, regular_plan
+from holdfast.core.placement import split_evenly
+from holdfast.telemetry.events import Reattached
+
+PLAN = regular_plan(2, split_evenly(3, 2), 2)
+W00, W01, W10, W11 = PLAN.workers
+STEPS = 9
+
+
+class Job:
+    """A membership whose coordinator can die: what it stored is all that is left then."""
+
+    def __init__(self):
+        self.blank = self.state = Membership(healthy=PLAN, steps=STEPS, strategy="auto", directory="out")
+        self.stored = None
+        self.told, self.recorded = [], []
+
+    def give(self, *events, now=0.0):
+        self.told, self.recorded = [], []
+        for event in events:
+            before = self.state
+            self.state, outputs = decide(before, event, now=now)
+            self.stored = to_store(before, self.state) or self.stored
+            self.told += [(o.to, o.command) for o in outputs if isinstance(o, Tell)]
+            self.recorded += [o.event for o in outputs if isinstance(o, Record)]
+        return self
+
+    def restart(self, until=60.0):
+        self.state = restore(self.blank, self.stored, reattach_until=until) if self.stored else self.blank
+        return self
+
+    def statuses(self, step=0):
+        layers = PLAN.placement.layers_of
+        return self.give(
+            *(
+                Status(
+                    worker=worker,
+                    generation=self.state.generation,
+                    layer_steps=tuple((layer, step) for layer in layers(worker).indices),
+                    executed=(),
+                )
+                for worker in self.state.alive
+            )
+        )
+
+    def back(self, *workers, activity="running", step=3, generation=None):
+        generation = self.state.generation if generation is None else generation
+        return self.give(
+            *(Hello(worker=w, pid=1, generation=generation, activity=activity, step=step) for w in workers)
+        )
+
+    def commands(self, kind):
+        return {to: command for to, command in self.told if isinstance(command, kind)}
+
+
+def died(worker):
+    return Exited(worker=worker, pid=1, status=-9)
+
+
+@pytest.fixture
+def running():
+    return Job().give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers)).statuses()
+
+
+@pytest.fixture
+def restarted(running):
+    return running.restart()
+
+
+def test_before_the_first_generation_there_is_nothing_to_remember():
+    job = Job().give(Hello(worker=W00, pid=1))
+    assert job.stored is None
+    job.restart().give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
+    assert job.commands(Install) == dict.fromkeys(PLAN.workers, Install(generation=1, plan=PLAN))
+
+
+def test_all_run_the_stored_generation_so_it_is_adopted(restarted):
+    restarted.back(W00, W01, W10)
+    assert restarted.state.phase is Phase.REATTACHING
+    assert all(isinstance(command, Attached) for _, command in restarted.told)
+    restarted.back(W11, step=4)
+    assert restarted.told == [(W11, Attached())], "nobody is interrupted"
+    assert restarted.recorded == [Reattached(generation=1, adopted=True)]
+    assert (restarted.state.phase, restarted.state.generation) == (Phase.RUNNING, 1)
+    assert (restarted.state.generations, restarted.state.last_step) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("activity", "generation"), [("waiting", 1), ("running", 0), ("waiting", 0)], ids=["waits", "older", "at start"]
+)
+def test_one_that_does_not_run_it_makes_all_begin_anew(restarted, activity, generation):
+    restarted.back(W00, W01, W10).back(W11, activity=activity, generation=generation)
+    assert restarted.recorded[0] == Reattached(generation=1, adopted=False)
+    assert restarted.commands(Install) == dict.fromkeys(PLAN.workers, Install(generation=2, plan=PLAN))
+    assert restarted.state.generations == 2
+
+
+def test_all_finished_while_it_was_away_so_they_save(restarted):
+    restarted.back(*PLAN.workers, activity="finished", step=STEPS)
+    assert set(restarted.commands(Save)) == set(PLAN.workers)
+    assert restarted.commands(Save)[W00] == Save(generation=1, step=STEPS, layers=(0, 1), directory="out")
+
+
+def test_some_finished_while_it_was_away_and_the_rest_says_so_later(restarted):
+    restarted.back(W00, W10, activity="finished", step=STEPS).back(W01, W11)
+    assert restarted.commands(Save) == {}
+    restarted.give(*(Finished(worker=worker, generation=1) for worker in (W01, W11)))
+    assert set(restarted.commands(Save)) == set(PLAN.workers)
+
+
+def test_one_that_finishes_before_the_rest_is_back_is_not_forgotten(restarted):
+    restarted.back(W00).give(Finished(worker=W00, generation=1))
+    restarted.back(W01, W10, W11, activity="finished", step=STEPS)
+    assert set(restarted.commands(Save)) == set(PLAN.workers)
+
+
+def test_a_worker_that_died_meanwhile_is_handled_as_soon_as_the_others_are_back(restarted):
+    restarted.give(Hello(worker=None, pid=1, exits=(died(W10),)))
+    assert restarted.commands(Fence) == {None: Fence(worker=W10, pid=1)}
+    assert restarted.commands(Install) == {}, "a plan would be lost on those who are not here yet"
+    restarted.back(W00, W01, W11)
+    plan = adaptive_plan(PLAN, [W10])
+    assert restarted.commands(Install) == dict.fromkeys([W00, W01, W11], Install(generation=2, plan=plan))
+
+
+def test_the_last_one_awaited_has_died(restarted):
+    restarted.back(W00, W01, W11).give(died(W10))
+    assert restarted.commands(Install).keys() == {W00, W01, W11}
+
+
+def test_who_does_not_come_back_in_time_is_lost(restarted):
+    restarted.back(W00, W01, W11)
+    assert restarted.give(Tick(now=59.9)).told == []
+    restarted.give(Tick(now=60.0))
+    assert restarted.recorded[0].how == "did not come back"
+    assert restarted.commands(Install).keys() == {W00, W01, W11}
+    assert restarted.back(W10).commands(Expel).keys() == {W10}
+
+
+def test_a_loss_that_was_stored_is_remembered_and_told_again(running):
+    job = running.give(died(W10)).restart()
+    assert job.state.lost == {W10}
+    job.give(Hello(worker=None, pid=1))
+    assert job.told == [(None, Fence(worker=W10, pid=1))], "the first time may have been lost on the way"
+    assert job.give(Hello(worker=None, pid=1, exits=(died(W10),))).told == []
+    job.back(W00, W01, W11, activity="waiting", generation=1)
+    plan = adaptive_plan(PLAN, [W10])
+    assert job.commands(Install) == dict.fromkeys([W00, W01, W11], Install(generation=3, plan=plan))
+
+
+def test_lost_layers_stay_lost(running):
+    job = running.give(died(W00), died(W10)).restart()
+    assert job.state.lost_layers == (0, 1)
+    job.back(W01, W11, activity="waiting")
+    assert job.commands(Install) == dict.fromkeys([W01, W11], Install(generation=4, plan=None))
+
+
+def test_one_that_went_away_again_is_awaited_again(restarted):
+    restarted.back(W00, W01, W10).give(Closed(worker=W10, pid=1)).back(W11)
+    assert restarted.state.phase is Phase.REATTACHING
+    assert restarted.back(W10).state.phase is Phase.RUNNING
+
+
+def test_the_end_is_remembered_and_told_to_whoever_comes(running):
+    running.give(*(Finished(worker=worker, generation=1) for worker in PLAN.workers))
+    layers = PLAN.placement.layers_of
+    saved = [Saved(worker=w, generation=1, digests=tuple((i, "same") for i in layers(w).indices)) for w in PLAN.workers]
+    ended = running.give(*saved).commands(Ended)[None]
+    job = running.restart()
+    assert job.state.phase is Phase.ENDED
+    assert job.give(Hello(worker=None, pid=1)).told == [(None, ended)]
+    assert job.back(W00).commands(Shutdown).keys() == {W00}
+    assert job.give(*map(died, PLAN.workers)).told == [], "they ended because they were told to"
+
+
+# The coordinator lives, a connection breaks.
+
+
+def test_a_worker_that_runs_is_not_interrupted_by_a_broken_connection(running):
+    running.give(Closed(worker=W10, pid=1), now=1.0).back(W10)
+    assert running.told == [(W10, Attached())]
+    assert running.give(Tick(now=99.0)).told == []
+
+
+def test_what_was_on_its_way_to_a_worker_that_waits_may_be_lost_so_all_begin_anew(running):
+    running.give(died(W10)).give(Closed(worker=W11, pid=1), now=1.0).back(W11, activity="running", generation=1)
+    assert running.commands(Install).keys() == {W00, W01, W11}
+    assert running.state.generation == 3
+
+
+def test_finishing_is_not_lost_with_a_connection(running):
+    running.give(*(Finished(worker=worker, generation=1) for worker in (W00, W01, W10)))
+    running.give(Closed(worker=W11, pid=1)).back(W11, activity="finished", step=STEPS)
+    assert set(running.commands(Save)) == set(PLAN.workers)
+
+
+def test_a_worker_without_a_connection_is_lost_after_a_while(running):
+    running.give(Closed(worker=W10, pid=1), now=5.0)
+    assert running.give(Tick(now=4.9 + DETACHED_GRACE_S)).told == []
+    running.give(Tick(now=5.0 + DETACHED_GRACE_S))
+    assert running.commands(Fence) == {None: Fence(worker=W10, pid=1)}
+    assert running.commands(Install).keys() == {W00, W01, W11}
+
+
+def test_the_agent_tells_of_a_death_at_once_though_the_connection_was_seen_to_close_first(running):
+    running.give(Closed(worker=W10, pid=1), now=5.0).give(died(W10), now=5.001)
+    assert running.commands(Install).keys() == {W00, W01, W11}
+    running.statuses(3)
+    assert running.commands(Resume).keys() == {W00, W01, W11}
+    assert running.give(Tick(now=99.0)).told == []

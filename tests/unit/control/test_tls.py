@@ -1,0 +1,232 @@
+"""Mutual TLS over real gRPC: who is answered, and who is not."""
+
+import asyncio
+import queue
+import stat
+import threading
+import time
+
+import grpc
+import pytest
+
+from holdfast.cli.main import main
+from holdfast.config.job import Tls
+from holdfast.config.load import parse_job
+from holdfast.control.certificates import make_certificates
+from holdfast.control.client import ControlClient
+from holdfast.control.coordinator import METHOD, SERVICE, Coordinator, serve
+from holdfast.control.membership import Membership
+from holdfast.control.messages import Attached, Hello, encode, pack
+from holdfast.control.store import DecisionStore
+from holdfast.control.tls import channel_credentials, check_tls, server_credentials
+from holdfast.core.builders import regular_plan
+from holdfast.core.placement import split_evenly
+from holdfast.errors import ConfigError, CoordinatorUnavailable
+from holdfast.telemetry.events import EventLog
+
+PLAN = regular_plan(2, split_evenly(2, 1), 1)
+A = PLAN.workers[0]
+HOST = "127.0.0.1"
+LIMIT_S = 20.0
+
+
+def certificates(folder, **options):
+    ca, cert, key = make_certificates(folder, (HOST,), **options)
+    return Tls(ca=str(ca), cert=str(cert), key=str(key))
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    return certificates(tmp_path_factory.mktemp("ours") / "certs")
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    return certificates(tmp_path_factory.mktemp("theirs") / "certs")
+
+
+@pytest.fixture(scope="module")
+def expired(tmp_path_factory):
+    return certificates(tmp_path_factory.mktemp("expired") / "certs", days=-1)
+
+
+def coordinator_in(folder):
+    return Coordinator(
+        membership=Membership(healthy=PLAN, steps=3, strategy="auto", directory=""),
+        store=DecisionStore(folder / "control.db"),
+        log=EventLog(folder / "events.jsonl"),
+        clock=time.monotonic,
+    )
+
+
+class Service:
+    """A coordinator with a certificate, in a thread of its own."""
+
+    def __init__(self, folder, tls):
+        self._folder, self._tls = folder, tls
+        self._ports = queue.SimpleQueue()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self._thread.start()
+        self.address = f"{HOST}:{self._ports.get(timeout=LIMIT_S)}"
+
+    async def _run(self):
+        self._loop = asyncio.get_running_loop()
+        self.coordinator = coordinator_in(self._folder)
+        credentials = server_credentials(self._tls)
+        await serve(self.coordinator, host=HOST, port=0, token="t", ready=self._ports.put, credentials=credentials)
+        self.coordinator.store.close()
+        self.coordinator.log.close()
+
+    def end(self):
+        self._loop.call_soon_threadsafe(self.coordinator._goodbye.set)
+        self._thread.join(LIMIT_S)
+
+
+@pytest.fixture
+def service(tmp_path, ours):
+    made = Service(tmp_path, ours)
+    made.coordinator._agent_here.set()
+    yield made
+    made.end()
+
+
+def outcome(service, tls, token="t"):
+    """The first that a client gets: a command, or why it gave up."""
+    heard = queue.SimpleQueue()
+    client = ControlClient(
+        service.address,
+        token,
+        hello=lambda: Hello(worker=A, pid=1),
+        on_command=heard.put,
+        on_closed=heard.put,
+        reattach_s=0.5,
+        tls=tls,
+    )
+    client.start()
+    try:
+        return heard.get(timeout=LIMIT_S)
+    finally:
+        client.close()
+
+
+def test_who_has_certificate_and_token_is_answered(service, ours):
+    assert outcome(service, ours) == Attached()
+
+
+def test_a_certificate_without_the_token_is_refused(service, ours):
+    assert isinstance(outcome(service, ours, token="wrong"), ConfigError)
+    with grpc.secure_channel(service.address, channel_credentials(ours)) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([pack([encode(Hello(worker=A, pid=1))])]))
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert service.coordinator.membership.pids == {}
+
+
+def test_a_certificate_of_another_authority_is_refused(service, ours, theirs):
+    assert isinstance(outcome(service, theirs), CoordinatorUnavailable), "it does not trust the server"
+    mixed = Tls(ca=ours.ca, cert=theirs.cert, key=theirs.key)
+    assert isinstance(outcome(service, mixed), CoordinatorUnavailable), "the server does not trust it"
+    assert service.coordinator.membership.pids == {}
+
+
+def test_no_certificate_is_refused(service, ours):
+    with open(ours.ca, "rb") as file:
+        credentials = grpc.ssl_channel_credentials(root_certificates=file.read())
+    assert refused(service, grpc.secure_channel(service.address, credentials))
+
+
+def test_plain_text_is_refused(service):
+    assert isinstance(outcome(service, None), CoordinatorUnavailable)
+    assert refused(service, grpc.insecure_channel(service.address))
+
+
+def refused(service, channel):
+    with channel:
+        attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        call = attach(iter([pack([encode(Hello(worker=A, pid=1))])]), metadata=(("holdfast-token", "t"),), timeout=5.0)
+        with pytest.raises(grpc.RpcError):
+            next(call)
+    return service.coordinator.membership.pids == {}
+
+
+def test_an_expired_certificate_is_refused(tmp_path, expired):
+    service = Service(tmp_path, expired)
+    service.coordinator._agent_here.set()
+    assert isinstance(outcome(service, expired), CoordinatorUnavailable)
+    service.end()
+
+
+# What is wrong is told before anything is started.
+
+
+def test_good_ones_pass(ours):
+    check_tls(ours, HOST)
+
+
+def changed(tls, **fields):
+    return Tls(**{"ca": tls.ca, "cert": tls.cert, "key": tls.key, **fields})
+
+
+@pytest.mark.parametrize("name", ["ca", "cert", "key"])
+def test_a_missing_file_is_named_with_its_key(ours, name):
+    with pytest.raises(ConfigError, match=rf"^control\.tls\.{name}: /nowhere: No such file or directory$"):
+        check_tls(changed(ours, **{name: "/nowhere"}), HOST)
+
+
+def test_files_that_do_not_fit_are_named(ours, theirs, expired, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("hello")
+    wrong = [
+        (changed(ours, key=theirs.key), rf"^control\.tls\.key: {theirs.key} is not the key of the certificate"),
+        (changed(ours, key=str(text)), r"^control\.tls\.key: .* cannot be used with the certificate"),
+        (changed(ours, ca=str(text)), r"^control\.tls\.ca: .* holds no certificate in PEM form$"),
+        (changed(ours, ca=theirs.ca), r"^control\.tls\.cert: .* is not accepted for 127\.0\.0\.1: .*"),
+        (expired, r"^control\.tls\.cert: .* is not accepted for 127\.0\.0\.1: certificate has expired; "),
+    ]
+    for tls, line in wrong:
+        with pytest.raises(ConfigError, match=line) as caught:
+            check_tls(tls, HOST)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_certificate_of_another_host_is_named(ours):
+    with pytest.raises(ConfigError, match=r"not accepted for 10\.0\.0\.1: IP address mismatch"):
+        check_tls(ours, "10.0.0.1")
+
+
+# holdfast certs
+
+
+def test_the_command_makes_files_that_only_their_owner_can_read(tmp_path, capsys):
+    folder = tmp_path / "certs"
+    assert main(["certs", "--out", str(folder), "--host", "10.1.2.3", "--host", "trainer.example"]) == 0
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {
+        "ca.pem": 0o600,
+        "cert.pem": 0o600,
+        "key.pem": 0o600,
+    }
+    tls = Tls(ca=str(folder / "ca.pem"), cert=str(folder / "cert.pem"), key=str(folder / "key.pem"))
+    for host in ("10.1.2.3", "trainer.example"):
+        check_tls(tls, host)
+    assert f"cert: {folder}/cert.pem" in capsys.readouterr().out
+    before = (folder / "key.pem").read_bytes()
+    assert main(["certs", "--out", str(folder)]) == 2
+    assert (folder / "key.pem").read_bytes() == before
+    assert "nothing was overwritten" in capsys.readouterr().err
+
+
+def test_the_keys_of_the_section_are_checked():
+    tree = {
+        "model": {"kind": "gpt"},
+        "data": {"kind": "text", "path": "stdlib"},
+        "grid": {"pipelines": 1, "stages": 1, "microbatches": 1},
+        "train": {"steps": 1},
+        "control": {"tls": {"ca": "a", "cert": "b", "kye": "c"}},
+    }
+    with pytest.raises(ConfigError, match=r"control\.tls\.kye: unknown key; did you mean key\?"):
+        parse_job(tree)
+    del tree["control"]["tls"]["kye"]
+    with pytest.raises(ConfigError, match=r"control\.tls\.key: is missing and has no default"):
+        parse_job(tree)
