@@ -12,6 +12,7 @@ import pytest
 
 import holdfast.errors
 from holdfast.core.ids import WorkerId
+from holdfast.runtime.forks import FORKS, ForkedProcess
 from holdfast.testing.memory import MemoryHub
 
 WORKER = Path(__file__).with_name("transport_worker.py")
@@ -112,17 +113,15 @@ class GlooCluster:
     """Workers in processes of their own."""
 
     def __init__(self):
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "torch.distributed", "holdfast.runtime.gloo"])
         self._processes = {}
         self.peers = {}
         self.held = {}
         """(from, to) whose addresses are not passed on, and an event for when one was held back."""
 
     def start(self, worker):
-        ours, theirs = self._context.Pipe()
+        ours, theirs = FORKS.Pipe()
         given = {"init_globals": {"connection": theirs, "worker": worker}, "run_name": "transport_worker"}
-        process = self._context.Process(target=runpy.run_path, args=(str(WORKER),), kwargs=given, daemon=True)
+        process = ForkedProcess(target=runpy.run_path, args=(str(WORKER),), kwargs=given, daemon=True)
         process.start()
         theirs.close()
         self._processes[worker] = process

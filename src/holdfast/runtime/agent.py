@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import multiprocessing
 import os
 import queue
 import secrets
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -34,6 +32,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, StorageError
 from holdfast.runtime.crew import Crew
+from holdfast.runtime.forks import FORKS, ForkedProcess
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.processes import (
     CoordinatorSpec,
@@ -61,7 +60,6 @@ from holdfast.telemetry.events import (
 
 __all__ = ["Agent", "Interrupted", "Outcome"]
 
-_PRELOAD = ["holdfast.cli.main", "holdfast.runtime.preload"]
 _GRACE_S = 1.5
 
 
@@ -157,8 +155,6 @@ class Agent:
         """
         self._check_faults()
         self._check_tls()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOAD)
         # Gloo reports every lost peer on stderr as an error of its own; here it is an event, told once, by us.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         with contextlib.ExitStack() as stack:
@@ -166,29 +162,29 @@ class Agent:
             if self._isolated:
                 self._networks = stack.enter_context(Networks(self._num_nodes()))
             stack.enter_context(self._processes())
-            probed = msgspec.json.decode(self._ask(context, probe_main, self.job), type=Probed)
+            probed = msgspec.json.decode(self._ask(probe_main, self.job), type=Probed)
             plan = healthy_plan(self.job, len(probed.boundaries))
-            found = self._find(context, probed)
+            found = self._find(probed)
             self._claim_directory()
             log = stack.enter_context(contextlib.closing(EventLog(self.run_dir / "events.jsonl")))
             log.write(time.monotonic(), self._started())
             self._tell_resumed(log, found)
             spec = self._coordinator_spec(plan, probed)
-            ports = [self._start_coordinator(context, spec) for _ in range(self.job.control.coordinators)]
-            stack.enter_context(contextlib.closing(self._start(context, spec, ports, probed)))
-            outcome = self._watch(lambda ended: self._restart_coordinator(context, ended, log))
+            ports = [self._start_coordinator(spec) for _ in range(self.job.control.coordinators)]
+            stack.enter_context(contextlib.closing(self._start(spec, ports, probed)))
+            outcome = self._watch(lambda ended: self._restart_coordinator(ended, log))
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
-            return self._with_hashes(context, outcome)
+            return self._with_hashes(outcome)
 
     @property
     def _checkpoints(self) -> str:
         return checkpoints_url(self.job, self.run_dir)
 
-    def _find(self, context: ForkServerContext, probed: Probed) -> Found | None:
+    def _find(self, probed: Probed) -> Found | None:
         """Finds the checkpoint to go on from, in a process of its own: that may take long, and Ctrl-C must work."""
         if self.resume is None and not self.job.checkpoint.every:
             return None
-        answer = self._ask(context, find_main, self.job, self.resume, self._checkpoints, probed.facts)
+        answer = self._ask(find_main, self.job, self.resume, self._checkpoints, probed.facts)
         found = msgspec.json.decode(answer, type=Found | None)
         if found is not None and self.resume is not None:
             self.resume = replace(self.resume, step=found.step)
@@ -208,12 +204,12 @@ class Agent:
             log.write(time.monotonic(), event)
             self.on_event(event)
 
-    def _with_hashes(self, context: ForkServerContext, outcome: Outcome) -> Outcome:
+    def _with_hashes(self, outcome: Outcome) -> Outcome:
         if outcome.outcome != "done":
             return outcome
         if self.emulate is not None:
             return replace(outcome, weights_sha256=_emulated_digest(Path(outcome.directory)))
-        weights, state = self._ask(context, digest_main, outcome.directory).split()
+        weights, state = self._ask(digest_main, outcome.directory).split()
         return replace(outcome, weights_sha256=weights, state_sha256=state)
 
     def _check_faults(self) -> None:
@@ -313,9 +309,7 @@ class Agent:
         for process in processes:
             process.join()
 
-    def _start(
-        self, context: ForkServerContext, coordinator: CoordinatorSpec, ports: list[int], probed: Probed
-    ) -> ControlClient:
+    def _start(self, coordinator: CoordinatorSpec, ports: list[int], probed: Probed) -> ControlClient:
         address = ",".join(f"{coordinator.host}:{port}" for port in ports)
         client = ControlClient(
             address if self._networks is None else self._networks.socket,
@@ -326,7 +320,7 @@ class Agent:
             reattach_s=self.job.control.reattach_s,
             tls=self.job.control.tls,
         )
-        crew = self._crew = self._make_crew(context, coordinator, address, probed, client)
+        crew = self._crew = self._make_crew(coordinator, address, probed, client)
         client.start()
         for worker in coordinator.plan.workers:
             crew.start(worker)
@@ -334,7 +328,6 @@ class Agent:
 
     def _make_crew(
         self,
-        context: ForkServerContext,
         coordinator: CoordinatorSpec,
         address: str,
         probed: Probed,
@@ -344,7 +337,6 @@ class Agent:
         nodes = group_into_nodes(plan.workers, self.job.grid.workers_per_node)
         number = {worker: index for index, node in enumerate(nodes) for worker in node}
         return Crew(
-            context=context,
             nodes=nodes,
             faults=self.faults,
             spec_of=lambda worker, faults: WorkerSpec(
@@ -400,8 +392,8 @@ class Agent:
             raise ConfigError(f"control.store: {error}") from None
         return f"etcd://{host}:{port}/{prefix}/{self.job.name}-{secrets.token_hex(8)}"
 
-    def _start_coordinator(self, context: ForkServerContext, spec: CoordinatorSpec) -> int:
-        port = int(self._ask(context, coordinator_main, spec))
+    def _start_coordinator(self, spec: CoordinatorSpec) -> int:
+        port = int(self._ask(coordinator_main, spec))
         ended = _CoordinatorEnded(process=self._others[-1], spec=replace(spec, port=port))
 
         def tell() -> None:
@@ -411,7 +403,7 @@ class Agent:
         threading.Thread(target=tell, name="supervisor", daemon=True).start()
         return port
 
-    def _restart_coordinator(self, context: ForkServerContext, ended: _CoordinatorEnded, log: EventLog) -> None:
+    def _restart_coordinator(self, ended: _CoordinatorEnded, log: EventLog) -> None:
         """Starts the coordinator again, on the same port and with the same store, unless it ended in good order.
 
         Raises:
@@ -426,7 +418,7 @@ class Agent:
             self._restarts.note(time.monotonic(), how)
             self._pause(self.job.control.restart_delay_s)
             try:
-                self._start_coordinator(context, ended.spec)
+                self._start_coordinator(ended.spec)
             except (ConfigError, InternalError) as error:  # its port may be in use, or it died at once
                 how = f"could not be started again: {error}"
             else:
@@ -452,10 +444,10 @@ class Agent:
         assert self._networks is not None
         self._networks.heal(node)
 
-    def _ask(self, context: ForkServerContext, main: Callable[..., None], *args: object) -> str:
+    def _ask(self, main: Callable[..., None], *args: object) -> str:
         """Starts a process and waits for its answer, as long as it lives and no signal comes."""
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=main, args=(*args, theirs), name=main.__name__, daemon=True)
+        ours, theirs = FORKS.Pipe(duplex=False)
+        process = ForkedProcess(target=main, args=(*args, theirs), name=main.__name__, daemon=True)
         process.start()
         self._others.append(process)
         theirs.close()

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
 from holdfast.control.messages import Exited, Hello, Message, NodeLost, Offer
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
+from holdfast.runtime.forks import ForkedProcess
 from holdfast.runtime.processes import WorkerSpec, worker_main
 from holdfast.telemetry.events import EventLog, FaultInjected
 
@@ -25,7 +25,6 @@ class Crew:
     """All worker processes that the agent ever started.
 
     Attributes:
-        context: starts processes.
         nodes: which workers fail together.
         faults: all that is scheduled.
         spec_of: what a worker is told, given its own faults.
@@ -35,7 +34,6 @@ class Crew:
         grace_s: how long a process that was held for lost may take to end by itself.
     """
 
-    context: ForkServerContext
     nodes: tuple[tuple[WorkerId, ...], ...]
     faults: tuple[Fault, ...]
     spec_of: Callable[[WorkerId, tuple[Fault, ...]], WorkerSpec]
@@ -83,7 +81,7 @@ class Crew:
             spec = replace(self.spec_of(worker, ahead), resume=None)
         else:
             spec = self.spec_of(worker, faults)
-        process = self.context.Process(target=worker_main, args=(spec,), name=f"holdfast-{worker}", daemon=True)
+        process = ForkedProcess(target=worker_main, args=(spec,), name=f"holdfast-{worker}", daemon=True)
         process.start()
         self.processes.append(process)
         self._current[worker] = process
