@@ -1,6 +1,6 @@
-import builtins
+import importlib.util
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -83,16 +83,24 @@ def test_digits() -> None:
     assert 0.0 <= float(x.min()) < float(x.max()) <= 1.0
 
 
+def test_digits_are_those_of_the_package() -> None:
+    from sklearn.datasets import load_digits
+
+    theirs = load_digits()
+    pairs = [Digits()[index] for index in range(1797)]
+    assert torch.equal(torch.stack([x for x, _ in pairs]).squeeze(1), torch.from_numpy(theirs.images).float() / 16.0)
+    assert torch.equal(torch.stack([y for _, y in pairs]), torch.from_numpy(theirs.target))
+
+
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs scikit-learn"):
+        Digits()
 
-    def absent(name: str, *rest: Any) -> Any:
-        if name.startswith("sklearn"):
-            raise ImportError(name)
-        return real(name, *rest)
 
-    monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(ConfigError, match="scikit-learn"):
+def test_digits_that_are_not_where_they_were(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: ModuleSpec(name, None, is_package=True))
+    with pytest.raises(ConfigError, match="has no"):
         Digits()
 
 
