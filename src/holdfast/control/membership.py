@@ -702,7 +702,7 @@ def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
 
 def _form(state: Membership, plan: Plan | None, strategy: str = "", load: StateAt | None = None) -> Decision:
     """Starts the next generation of the workers that are left; ``strategy`` says what answered a failure."""
-    load = load or state.loading
+    load = load or (state.loading if plan is not None else None)  # else whatever comes next says what to load
     state = replace(
         state,
         phase=Phase.FORMING,

@@ -119,3 +119,13 @@ def test_the_limit_does_not_strike_while_steps_are_run():
     job.state = replace(job.state, watch=replace(job.state.watch, limit_s=1e9))
     job.give(Tick(now=101.0 + LIMIT_S))
     assert (job.state.phase, job.state.healthy) == (Phase.RUNNING, PLAN)
+
+
+def test_who_has_not_loaded_yet_is_told_again_when_another_is_lost_meanwhile():
+    job = Job()
+    job.state = replace(job.state, strategy="adaptive")
+    job.give(died(W01), died(W11)).give(Hello(worker=W11, pid=2))
+    assert {to: install.load for to, install in job.installs().items()} == dict.fromkeys((W00, W10, W11), NEWEST)
+    job.give(died(W10))
+    assert {to: install.load for to, install in job.installs().items()} == dict.fromkeys((W00, W11), NEWEST)
+    assert job.settle(4).state.loading is None, "by now all have"
