@@ -1,4 +1,4 @@
-"""The baselines on real processes: a new process in the place of the lost one, back to the checkpoint, the same bits."""
+"""The baselines on real processes: a new one in the place of the lost, back to the checkpoint, the same bits."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -24,7 +25,6 @@ from holdfast.telemetry.events import (
     Checkpointed,
     CheckpointFailed,
     CheckpointRejected,
-    FaultInjected,
     Resumed,
     read_events,
 )
@@ -190,7 +190,11 @@ class Command:
         job.write_text(yaml.safe_dump(tree))
         command = [sys.executable, "-m", "holdfast", "train", str(job), "--run-dir", str(self.run_dir), *arguments]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
         )
 
     def end(self) -> tuple[int, str]:

@@ -18,6 +18,8 @@ POINTS = ["forward", "backward", "reduce", "verdict", "commit"]
 MODELS = ["gpt", "convnet"]
 KINDS = ["hang", "stall"]
 STAGES = ["first", "middle", "last"]
+PACE = "slow:2.0@3:6x"
+"""From step 3 on most of each step is waiting, so that a new process is ready long before the last step."""
 WORKERS = {"first": "2.0", "middle": "0.1", "last": "1.3"}
 
 
@@ -93,19 +95,19 @@ def check_nothing_ran_twice(summary):
 
 @pytest.mark.parametrize("comer", ["1.1", "new"])
 def test_a_lost_worker_is_replaced_and_works_again(runs, comer):
-    summary = runs.survives("small", "kill:1.1@2:backward", f"join:{comer}@4")
+    summary = runs.survives("small", PACE, "kill:1.1@2:backward", f"join:{comer}@4")
     assert works_at_the_end(summary, "1.1")
     assert len([e for e in events_of(summary.run_dir, WorkerReady) if e.worker == "1.1"]) == 2
 
 
 def test_who_came_can_be_struck_again(runs):
-    faults = ["kill:1.1@2:backward", "join:1.1@4", "kill:1.1@40:forward", "join:1.1@42"]
+    faults = [PACE, "kill:1.1@2:backward", "join:1.1@4", "kill:1.1@40:forward", "join:1.1@42"]
     summary = runs.survives("small", *faults, overrides=("train.steps=80",))
     assert works_at_the_end(summary, "1.1")
 
 
 def test_one_comes_and_one_leaves_in_one_instant(runs):
-    summary = runs.survives("small", "kill:1.1@1", "join:1.1@4", "leave:0.1@4:start")
+    summary = runs.survives("small", PACE, "kill:1.1@1", "join:1.1@4", "leave:0.1@4:start")
     assert [event.worker for event in events_of(summary.run_dir, Parted)] == ["0.1"]
     assert works_at_the_end(summary, "1.1")
     assert not works_at_the_end(summary, "0.1")
@@ -114,7 +116,7 @@ def test_one_comes_and_one_leaves_in_one_instant(runs):
 @pytest.mark.parametrize("other", ["kill:0.0@4:start", "kill:0.1@4:copy", "hang:2.1@4:copy", "kill:0.0@30:forward"])
 def test_another_is_lost_before_during_and_after_a_join(runs, other):
     """Both 0.1 and 2.1 hold what 1.1 needs; at ``copy`` they have been asked for it."""
-    summary = runs.survives("small", "kill:1.1@2:forward", "join:1.1@4", other)
+    summary = runs.survives("small", PACE, "kill:1.1@2:forward", "join:1.1@4", other)
     assert works_at_the_end(summary, "1.1")
 
 

@@ -51,7 +51,7 @@ class Run:
         def guarded():
             try:
                 meanwhile()
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - told in the test's own thread
                 self._problem.append(error)
 
         helper = threading.Thread(target=guarded, daemon=True)

@@ -1,7 +1,8 @@
 """Real processes, really killed, whose steps are taken back by inverting them: the end is within a stated tolerance.
 
-While nothing fails the bits are those of ``shadow``. A step that was inverted and made again leaves all weights together
-within a relative L2 distance of TOLERANCE of the run in which nothing failed, and the loss within ten times that.
+While nothing fails the bits are those of ``shadow``. A step that was inverted and made again leaves all weights
+together within a relative L2 distance of TOLERANCE of the run in which nothing failed, and the loss within ten times
+that.
 """
 
 from __future__ import annotations
