@@ -10,19 +10,18 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import tempfile
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
-from holdfast.errors import HoldfastError
-from holdfast.runtime.agent import Interrupted
-from holdfast.runtime.train import Summary, train
+from holdfast.runtime.train import Summary
 from holdfast.storage.blobs import LocalStore
 from holdfast.telemetry.events import Pinned, read_events
-from measure import Interval, Recorder, interval, print_table, progress, ratio_interval, time_limit
+from measure import Interval, Recorder, interval, print_table, progress, ratio_interval
+from measured_run import measured_run
 
 SIDES = ("without", "with")
 TARGET = 0.02
@@ -81,13 +80,7 @@ def _job(side: str, options: argparse.Namespace) -> Job:
 
 def measure(side: str, options: argparse.Namespace) -> dict[str, Any]:
     """Runs one side once; returns the row, with ``error`` set and no numbers if the run failed."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-stall-") as directory:
-        try:
-            with time_limit(options.limit_s):
-                summary = train(_job(side, options), run_dir=Path(directory) / "run")
-        except (HoldfastError, Interrupted, TimeoutError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
-        return _row(side, options, summary)
+    return measured_run(_job(side, options), partial(_row, side, options), limit_s=options.limit_s)
 
 
 def _row(side: str, options: argparse.Namespace, summary: Summary) -> dict[str, Any]:

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.core.faults import Fault
-from holdfast.errors import HoldfastError
-from holdfast.runtime.agent import Interrupted
 from holdfast.runtime.processes import EmulatedTimes
-from holdfast.runtime.train import Summary, train
-from holdfast.telemetry.events import Event, FaultInjected, Installed, StepOps, WorkerReady, read_events
-from measure import Recorder, interval, print_table, progress, time_limit
+from holdfast.runtime.train import Summary
+from holdfast.telemetry.events import FaultInjected, Installed, StepOps, WorkerReady, read_events
+from measure import Recorder, interval, print_table, progress
+from measured_run import measured_run
 
 TARGET_STEPS = 3
 METRICS = ("start_s", "steps_to_useful", "ready_to_useful_s", "survivors_delay_steps")
@@ -72,15 +69,8 @@ def measure(real: bool, options: argparse.Namespace) -> dict[str, Any]:
     seconds = options.op_ms / 1000
     times = EmulatedTimes(forward_s=seconds, backward_input_s=seconds, backward_weight_s=seconds)
     faults = [Fault.parse(f"kill:1.1@{_KILL_STEP}:backward"), Fault.parse(f"join:1.1@{_JOIN_STEP}")]
-    with tempfile.TemporaryDirectory(prefix="holdfast-joining-") as directory:
-        try:
-            with time_limit(options.limit_s):
-                run_dir = Path(directory) / "run"
-                emulate = None if real else times
-                summary = train(_job(real, options), run_dir=run_dir, faults=faults, emulate=emulate)
-                return _row(summary, read_events(run_dir / "events.jsonl"))
-        except (HoldfastError, Interrupted, TimeoutError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
+    emulate = None if real else times
+    return measured_run(_job(real, options), _row, limit_s=options.limit_s, faults=faults, emulate=emulate)
 
 
 def _job(real: bool, options: argparse.Namespace) -> Job:
@@ -99,7 +89,8 @@ def _job(real: bool, options: argparse.Namespace) -> Job:
     )
 
 
-def _row(summary: Summary, timed: list[tuple[float, Event]]) -> dict[str, Any]:
+def _row(summary: Summary) -> dict[str, Any]:
+    timed = read_events(summary.run_dir / "events.jsonl")
     if summary.unfired:
         return {"error": f"not fired: {summary.unfired}"}
     asked = next(time for time, event in timed if isinstance(event, FaultInjected) and event.kind == "join")

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from holdfast.config.job import Job
@@ -22,12 +21,12 @@ from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
-from holdfast.errors import HoldfastError
-from holdfast.runtime.agent import Interrupted, healthy_plan
+from holdfast.runtime.agent import healthy_plan
 from holdfast.runtime.processes import EmulatedTimes
-from holdfast.runtime.train import Summary, train
+from holdfast.runtime.train import Summary
 from holdfast.telemetry.report import FailureReport
-from measure import Interval, Recorder, interval, print_table, progress, time_limit
+from measure import Interval, Recorder, interval, print_table, progress
+from measured_run import measured_run
 
 TARGET_S = 0.100
 PHASES = ("detect_s", "agree_s", "rebuild_s", "redo_s")
@@ -95,13 +94,8 @@ def measure(grid: Grid, options: argparse.Namespace) -> dict[str, Any]:
     fault = Fault(kind=FaultKind.KILL, worker=grid.victim, step=options.kill_step, point=Point(options.point))
     seconds = options.op_ms / 1000
     times = EmulatedTimes(forward_s=seconds, backward_input_s=seconds, backward_weight_s=seconds)
-    with tempfile.TemporaryDirectory(prefix="holdfast-recovery-") as directory:
-        try:
-            with time_limit(options.limit_s):
-                summary = train(job, run_dir=Path(directory) / "run", faults=[fault], emulate=times)
-        except (HoldfastError, Interrupted, TimeoutError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
-    return _row(job, fault, seconds, summary)
+    row = partial(_row, job, fault, seconds)
+    return measured_run(job, row, limit_s=options.limit_s, faults=[fault], emulate=times)
 
 
 def _job(grid: Grid, options: argparse.Namespace) -> Job:

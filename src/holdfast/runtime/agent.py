@@ -23,7 +23,7 @@ from holdfast.config.job import Job
 from holdfast.config.load import dump_job
 from holdfast.control.client import ControlClient
 from holdfast.control.etcd import Etcd, parse_store_url
-from holdfast.control.messages import Command, Ended, Fence, Hello, Progress, Spawn, Strike
+from holdfast.control.messages import Command, Ended, Fence, Hello, Message, Progress, Spawn, Strike
 from holdfast.control.tls import check_tls
 from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault, FaultKind
@@ -171,7 +171,7 @@ class Agent:
             self._tell_resumed(log, found)
             spec = self._coordinator_spec(plan, probed)
             ports = [self._start_coordinator(spec) for _ in range(self.job.control.coordinators)]
-            stack.enter_context(contextlib.closing(self._start(spec, ports, probed)))
+            stack.enter_context(contextlib.closing(self._start(spec, ports, probed, log)))
             outcome = self._watch(lambda ended: self._restart_coordinator(ended, log))
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
             return self._with_hashes(outcome)
@@ -309,7 +309,7 @@ class Agent:
         for process in processes:
             process.join()
 
-    def _start(self, coordinator: CoordinatorSpec, ports: list[int], probed: Probed) -> ControlClient:
+    def _start(self, coordinator: CoordinatorSpec, ports: list[int], probed: Probed, log: EventLog) -> ControlClient:
         address = ",".join(f"{coordinator.host}:{port}" for port in ports)
         client = ControlClient(
             address if self._networks is None else self._networks.socket,
@@ -320,7 +320,7 @@ class Agent:
             reattach_s=self.job.control.reattach_s,
             tls=self.job.control.tls,
         )
-        crew = self._crew = self._make_crew(coordinator, address, probed, client)
+        crew = self._crew = self._make_crew(coordinator, address, probed, client.send, log)
         client.start()
         for worker in coordinator.plan.workers:
             crew.start(worker)
@@ -331,7 +331,8 @@ class Agent:
         coordinator: CoordinatorSpec,
         address: str,
         probed: Probed,
-        client: ControlClient,
+        send: Callable[[Message], None],
+        log: EventLog,
     ) -> Crew:
         plan, networks = coordinator.plan, self._networks
         nodes = group_into_nodes(plan.workers, self.job.grid.workers_per_node)
@@ -353,9 +354,9 @@ class Agent:
                 checkpoints=self._checkpoints,
                 resume=self.resume,
             ),
-            send=client.send,
+            send=send,
             cut=self._cut,
-            log=EventLog(self.run_dir / "events.jsonl"),
+            log=log,
             grace_s=self.job.control.fence_grace_s,
         )
 

@@ -174,9 +174,7 @@ class EmulatedStage:
         """See LifeStage.catch_up."""
         assert self._missed is not None
         for layer, data in states.items():
-            step, *words = (int(word) for word in data.split())
-            self._weights[layer] = [torch.tensor(words, dtype=torch.int64) for _ in range(2)]
-            self._steps[layer] = step
+            self.restore(layer, data)
         missed, self._missed = self._missed, None
         for self._reduced in missed:
             for layer in self._layers.indices:

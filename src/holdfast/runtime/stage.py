@@ -449,7 +449,7 @@ class Stage:
         if self._missed is None:
             raise InternalError("there is nothing to catch up with: the stage does not follow")
         for layer, data in states.items():
-            self.install(layer, decode_layer(data, name=f"state of layer {layer}"))
+            self.restore(layer, data)
         missed, self._missed = self._missed, None
         for each in missed:
             self._reduced, self._verdict = dict(each.reduced), each.verdict

@@ -3,12 +3,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from holdfast.errors import ConfigError, InternalError
 from holdfast.optim.digest import decode_layer, encode_layer, layer_sha256
 from holdfast.optim.factory import OptimizerFactory, learning_rate_scale, make_optimizer
 from holdfast.optim.shadow import ShadowedLayer
+
+from .small_layer import gradients, make_layer
 
 FACTORIES: dict[str, OptimizerFactory] = {
     "sgd": make_optimizer("sgd", lr=0.1),
@@ -20,23 +22,6 @@ FACTORIES: dict[str, OptimizerFactory] = {
     "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.1, foreach=False),
     "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=0.1, foreach=False),
 }
-
-
-def make_layer() -> nn.Module:
-    torch.manual_seed(0)
-    layer = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4))
-    layer[2].weight.requires_grad_(False)
-    return layer
-
-
-def gradients(step: int, layer: nn.Module) -> dict[str, Tensor | None]:
-    generator = torch.Generator().manual_seed(step)
-    found: dict[str, Tensor | None] = {
-        name: torch.randn(p.shape, generator=generator) for name, p in layer.named_parameters() if p.requires_grad
-    }
-    if step < 2:
-        found["0.bias"] = None
-    return found
 
 
 def advance(shadowed: ShadowedLayer, step: int) -> None:

@@ -15,6 +15,8 @@ from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undo import WEIGHT, Inverse, MadeStep, Undone, register_inverse
 from holdfast.optim.undoable import UndoableLayer
 
+from .small_layer import gradients, make_layer
+
 FACTORIES: dict[str, OptimizerFactory] = {
     "sgd": make_optimizer("sgd", lr=0.1, weight_decay=0.01),
     "momentum": make_optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=0.01, dampening=0.2),
@@ -23,23 +25,6 @@ FACTORIES: dict[str, OptimizerFactory] = {
     "adamw": make_optimizer("adamw", lr=0.01, weight_decay=0.1, betas=(0.8, 0.95)),
     "lamb": make_optimizer("lamb", lr=0.01, weight_decay=0.1),
 }
-
-
-def make_layer() -> nn.Module:
-    torch.manual_seed(0)
-    layer = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4))
-    layer[2].weight.requires_grad_(False)
-    return layer
-
-
-def gradients(step: int, layer: nn.Module) -> dict[str, Tensor | None]:
-    generator = torch.Generator().manual_seed(step)
-    found: dict[str, Tensor | None] = {
-        name: torch.randn(p.shape, generator=generator) for name, p in layer.named_parameters() if p.requires_grad
-    }
-    if step < 2:
-        found["0.bias"] = None
-    return found
 
 
 def fold(step: int) -> Callable[[Any], None]:

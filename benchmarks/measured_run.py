@@ -1,0 +1,38 @@
+"""One training run as a row of a benchmark."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast import Job, Summary, train
+from holdfast.errors import HoldfastError
+from holdfast.runtime.agent import Interrupted
+from measure import time_limit
+
+__all__ = ["measured_run"]
+
+
+def measured_run(
+    job: Job, row: Callable[[Summary], dict[str, Any]], *, limit_s: float, **options: Any
+) -> dict[str, Any]:
+    """Trains in a folder that is removed afterwards.
+
+    Args:
+        job: what to train.
+        row: what to make of the result, while the folder is there.
+        limit_s: ends a run that takes longer, in seconds.
+        options: of :func:`holdfast.train`.
+
+    Returns:
+        The row; or, if the run failed, only ``error``, with the reason.
+    """
+    with tempfile.TemporaryDirectory(prefix="holdfast-benchmark-") as folder:
+        try:
+            with time_limit(limit_s):
+                summary = train(job, run_dir=Path(folder) / "run", **options)
+        except (HoldfastError, Interrupted, TimeoutError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+        return row(summary)
