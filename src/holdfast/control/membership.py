@@ -168,7 +168,7 @@ class Upcoming:
     Attributes:
         generation: its number.
         plan: its plan.
-        entering: workers that enter, or go on to listen, in it.
+        entering: workers that enter in it; those that entered before have caught up by then, or it waits for them.
     """
 
     generation: int
@@ -340,6 +340,8 @@ def _decide(state: Membership, event: Message | Closed | Tick | Planned | Settle
 
 def _on_generation_message(state: Membership, event: object, now: float) -> Decision:
     """Handles what belongs to one generation; anything of an older one, or of a lost worker, is dropped."""
+    if isinstance(event, Synced) and event.worker in state.alive:
+        return _on_synced(state, event)
     generation, worker = getattr(event, "generation", None), getattr(event, "worker", None)
     upcoming = state.upcoming
     if upcoming is not None and generation == upcoming.generation and worker in state.pids:
@@ -353,8 +355,6 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
             return state, tuple(Tell(to=peer, command=event) for peer in to if peer not in state.lost)
         case Joined(worker=worker):
             return _on_joined(state, worker)
-        case Synced(worker=worker) if worker in state.entering:
-            return _on_synced(state, event)
         case Suspect():
             return _on_suspect(state, event, now)
         case StepDone():
@@ -576,17 +576,17 @@ def _change_members(state: Membership) -> Decision:
     """Prepares the next generation if somebody is to come or go and nothing else is under way."""
     if state.phase is not Phase.RUNNING or state.upcoming is not None or len(state.joined) < len(state.alive):
         return state, ()
-    if not (state.arriving or state.synced or state.leaving):
+    if not (state.arriving or state.entering or state.leaving):
         return state, ()
-    full = frozenset(state.full) - state.leaving
-    entering = (state.entering - state.synced) | state.arriving
+    entering = state.arriving
+    full = frozenset(state.alive) - state.leaving  # nobody goes over before whoever is entering now has caught up
     view = ClusterView(healthy=state.healthy, lost=frozenset(state.healthy.workers) - full, entering=entering)
     recovery = at_boundary(view)
     if recovery.plan is None:
         layers = ", ".join(map(str, recovery.lost_layers))
         text = f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does"
         notices = tuple(Record(event=Notice(worker=str(worker), text=text)) for worker in sorted(state.leaving))
-        return replace(state, leaving=frozenset()), notices
+        return _after(notices, _change_members(replace(state, leaving=frozenset())))
     generation = state.generation + 1
     upcoming = Upcoming(generation=generation, plan=recovery.plan, entering=entering)
     order = Install(generation=generation, plan=recovery.plan, at_boundary=True, entering=tuple(sorted(entering)))
@@ -645,11 +645,12 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
 
 
 def _on_synced(state: Membership, synced: Synced) -> Decision:
-    """Whoever has caught up can compute from the next boundary on."""
+    """Whoever has caught up holds its state, and makes nobody wait at the next boundary; others may tell of that first."""
     worker = synced.worker
     event = SyncedEvent(worker=str(worker), entered=synced.entered, step=synced.step, bytes=synced.bytes)
-    state, outputs = _change_members(replace(state, synced=state.synced | {worker}))
-    return state, (Record(event=event), *outputs)
+    if synced.generation == state.generation and worker in state.entering:
+        state = replace(state, synced=state.synced | {worker})
+    return state, (Record(event=event),)
 
 
 _NO_PLACES = (Phase.GATHERING, Phase.REATTACHING, Phase.ENDED)

@@ -64,6 +64,10 @@ class StagePort(Protocol):
     def unanimous(self) -> bool:
         """Whether, in the step concluded last, every owner of every layer was ready for the prepared generation."""
 
+    @property
+    def following(self) -> bool:
+        """Whether we have no state yet: updates are kept until there is one."""
+
     def update(self, layer: int) -> None:
         """Runs the optimizer for a layer on the copy."""
 
@@ -238,7 +242,8 @@ class Execution:
         self.stage.conclude(next(iter(self._tallies.values()), own))
 
     def _reduce(self, reductions: list[Reduction]) -> Steps:
-        dissent = 0 if (yield Ready(self.step)) else 1
+        ready = (yield Ready(self.step)) and not self.stage.following
+        dissent = 0 if ready else 1
         for index, reduction in enumerate(reductions):
             yield StartReduce(reduction, self.step, self.stage.message(reduction.layers, dissent))
             if index == 0:

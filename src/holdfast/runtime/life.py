@@ -96,10 +96,6 @@ class LifeStage(StagePort, Protocol):
     def follow(self) -> None:
         """Takes part in steps without any state: updates are kept until ``catch_up``."""
 
-    @property
-    def following(self) -> bool:
-        """Whether updates are being kept."""
-
     def catch_up(self, states: Mapping[int, bytes]) -> None:
         """Takes the state of the step when ``follow`` was called, and makes the updates since then."""
 

@@ -53,6 +53,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, InternalError
 from holdfast.telemetry.events import Agreed, Detected, Installed, Notice, Parted, Rebuilt, Suspected
+from holdfast.telemetry.events import Synced as SyncedEvent
 
 PLAN = regular_plan(2, split_evenly(3, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
@@ -540,7 +541,8 @@ def test_the_first_that_goes_over_takes_the_job_with_it(coming):
     assert coming.state.joined == {W10, W01}
     coming.give(Joined(worker=W00, generation=3, step=5), Joined(worker=W11, generation=3, step=5))
     assert coming.recorded == [Rebuilt(generation=3)]
-    assert coming.state.upcoming is None, "it does not hold its layers yet, so nothing is to be changed"
+    order = Install(generation=4, plan=PLAN, at_boundary=True)
+    assert coming.commands(Install) == dict.fromkeys(PLAN.workers, order), "it says itself when it can go over"
 
 
 def test_without_state_it_is_a_member_and_not_an_owner(entered):
@@ -550,11 +552,18 @@ def test_without_state_it_is_a_member_and_not_an_owner(entered):
 
 def test_who_has_caught_up_gets_work_at_the_next_boundary(entered):
     entered.give(Synced(worker=W10, generation=3, step=7, entered=5, bytes=9))
-    order = Install(generation=4, plan=PLAN, at_boundary=True)
-    assert entered.commands(Install) == dict.fromkeys(PLAN.workers, order)
     assert entered.state.full == PLAN.workers
     entered.joined(step=9)
     assert (entered.state.plan, entered.state.entering, entered.state.upcoming) == (PLAN, frozenset(), None)
+
+
+def test_others_may_tell_that_it_has_caught_up_before_it_does(entered):
+    """All go over only if it has, and each tells on a connection of its own."""
+    entered.joined(step=9)
+    assert entered.state.full == PLAN.workers
+    entered.give(Synced(worker=W10, generation=3, step=8, entered=5, bytes=9))
+    assert entered.recorded == [SyncedEvent(worker="1.0", entered=5, step=8, bytes=9)]
+    assert entered.state.synced == frozenset()
 
 
 def test_who_has_caught_up_can_save_a_layer_whose_other_owner_dies(entered):
@@ -569,11 +578,11 @@ def test_a_worker_without_state_is_no_owner_when_the_last_one_dies(entered):
     assert entered.state.lost_layers == (0, 1)
 
 
-@pytest.mark.parametrize("stage", ["coming", "entered"])
-def test_a_loss_sends_whoever_has_no_state_back_to_the_door(request, stage):
+@pytest.mark.parametrize(("stage", "prepared"), [("coming", 3), ("entered", 4)])
+def test_a_loss_sends_whoever_has_no_state_back_to_the_door(request, stage, prepared):
     job = request.getfixturevalue(stage).give(died(W11))
     assert job.commands(Install).keys() == {W00, W01}
-    assert job.state.generation == 4, "a prepared number is never used again"
+    assert job.state.generation == prepared + 1, "a prepared number is never used again"
     assert (job.state.arriving, job.state.entering, job.state.upcoming) == ({W10}, frozenset(), None)
     job.status(6).joined()
     assert job.state.upcoming.entering == {W10}
