@@ -47,11 +47,18 @@ def test_all_go_back_to_the_checkpoint_and_end_with_the_same_bits(runs, name, st
     assert {event.step for event in events_of(summary, Pinned)} == {3, 6}
 
 
-@pytest.mark.parametrize(("name", "point"), [("gpt", "backward"), ("convnet", "verdict")])
-def test_survivors_go_back_to_their_snapshots_and_a_newcomer_joins(runs, name, point):
-    fault = f"kill:1.1@5:{point}"
+@pytest.mark.parametrize(
+    ("name", "faults"),
+    [
+        ("gpt", ["kill:1.1@5:backward"]),
+        ("convnet", ["kill:1.1@5:verdict"]),
+        ("gpt", ["kill:1.1@5:backward", "kill-coordinator@5:persist"]),
+    ],
+    ids=["backward", "verdict", "coordinator"],
+)
+def test_survivors_go_back_to_their_snapshots_and_a_newcomer_joins(runs, name, faults):
     overrides = (*GRID, "train.steps=40", "resilience.strategy=snapshots", "resilience.snapshot_every=3")
-    summary = runs.train(name, fault, overrides=overrides)
+    summary = runs.train(name, *faults, overrides=overrides)
     healthy = runs.healthy(name, (*GRID, "train.steps=40"))
     assert summary.unfired == ()
     assert (summary.weights_sha256, summary.state_sha256) == (healthy.weights_sha256, healthy.state_sha256)
