@@ -1,16 +1,19 @@
-"""Recovery time of Holdfast's adaptive strategy against checkpoint-restart and CheckFreq in the same runtime.
+"""Recovery time of Holdfast's adaptive strategy against three baselines in the same runtime.
 
 SWIFT, section 7.1: "Recovery time is the duration from when the replacements of workers join the training job to the
 time they recover to the pre-failure iteration." For the baselines this is from the moment when the last new process is
 ready to the commit of the step before the interrupted one. ``adaptive`` waits for no replacement, so its time is
 counted from the detection of the loss to the moment when all survivors are at the pre-failure iteration and connected;
-that begins earlier than the definition says. Apart from it, the whole way from SIGKILL to the commit of the interrupted
-step is measured, which for the baselines has the start of a process in it.
+that begins earlier than the definition says. ``snapshots`` (Elastic Horovod's) waits for none either: its time begins
+in the same moment and ends with the commit of the step before the interrupted one. Apart from it, the whole way from
+SIGKILL to the commit of the interrupted step is measured, which for the baselines that go back to checkpoints has the
+start of a process in it.
 
 Intervals are those of section 7.1 by five: a checkpoint every 20 steps (there 100) and every 6 (there 30, found by
-CheckFreq's rule); the kill is in step 29, so that 9 and 5 whole steps are lost (there 50 and 30). A fourth side uses
-the interval that CheckFreq's rule gives for this very job, from a run in which stall, writing and step are measured; it
-is killed in the middle of an interval. Compute is emulated by sleeps; all else is real.
+CheckFreq's rule, for its checkpoints and for Elastic Horovod's snapshots alike); the kill is in step 29, so that 9 and
+5 whole steps are lost (there 50 and 30). A fifth side uses the interval that CheckFreq's rule gives for this very job,
+from a run in which stall, writing and step are measured; it is killed in the middle of an interval. Compute is emulated
+by sleeps; all else is real.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ from holdfast.telemetry.events import Agreed, Checkpointed, Event, Pinned, Rebui
 from measure import Interval, Recorder, interval, print_table, progress, ratio_interval, time_limit
 
 ADAPTIVE, RESTART, CHECKFREQ, BY_RULE = "adaptive", "checkpoint-restart", "checkfreq", "checkfreq by its rule"
-TARGETS = {RESTART: 98.9, CHECKFREQ: 98.1, BY_RULE: None}
+SNAPSHOTS = "snapshots"
+IN_PLACE = (ADAPTIVE, SNAPSHOTS)
+TARGETS = {RESTART: 98.9, CHECKFREQ: 98.1, SNAPSHOTS: 98.1, BY_RULE: None}
 METRICS = ("recovery_s", "to_commit_s")
 Timed = list[tuple[float, Event]]
 
@@ -66,6 +71,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--op-ms", type=float, default=20.0, help="of each F, I and W")
     parser.add_argument("--every", type=int, default=20, help="steps between synchronous checkpoints")
     parser.add_argument("--checkfreq-every", type=int, default=6, help="steps between asynchronous checkpoints")
+    parser.add_argument("--snapshot-every", type=int, default=6, help="steps between snapshots in memory")
     parser.add_argument("--kill-step", type=int, default=29, help="in which a worker is killed")
     parser.add_argument("--repetitions", type=int, default=5, help="runs of each side")
     parser.add_argument("--quick", action="store_true", help="1 repetition")
@@ -77,12 +83,13 @@ def _options() -> argparse.Namespace:
 
 
 def _sides(options: argparse.Namespace, by_rule: int) -> dict[str, tuple[int, int]]:
-    """Per side the steps between checkpoints, and the step in which a worker is killed."""
+    """Per side the steps between checkpoints or snapshots, and the step in which a worker is killed."""
     kill = options.kill_step
     return {
         ADAPTIVE: (options.every, kill),
         RESTART: (options.every, kill),
         CHECKFREQ: (options.checkfreq_every, kill),
+        SNAPSHOTS: (options.snapshot_every, kill),
         BY_RULE: (by_rule, kill - kill % by_rule + by_rule // 2),
     }
 
@@ -96,10 +103,11 @@ def _job(side: str, every: int, steps: int, options: argparse.Namespace) -> Job:
             "data": {"kind": "text", "path": __file__},
             "grid": {"pipelines": pipelines, "stages": stages, "microbatches": options.microbatches},
             "train": {"steps": steps},
-            "checkpoint": {"every": every, "synchronous": side == RESTART},
+            "checkpoint": {"every": 0 if side == SNAPSHOTS else every, "synchronous": side == RESTART},
             "resilience": {
                 "strategy": CHECKFREQ if side == BY_RULE else side,
-                "wait_for_replacement": 0 if side == ADAPTIVE else options.limit_s,
+                "wait_for_replacement": 0 if side in IN_PLACE else options.limit_s,
+                "snapshot_every": every if side == SNAPSHOTS else 0,
             },
         }
     )
@@ -153,13 +161,11 @@ def _row(side: str, fault: Fault, summary: Summary) -> dict[str, Any]:
     if detected_s is None or agreed_s is None:
         return {"error": "the times of the failure are not known"}
     killed_at = agreed_at - agreed_s
-    rebuilt_at = [at for at, event in events if isinstance(event, Rebuilt)][-1]
+    rebuilt_at = next(at for at, event in events if event == Rebuilt(generation=agreed.generation))
     ready_at = [at for at, event in events if isinstance(event, WorkerReady)][-1]
     lost = fault.step - agreed.step
-    if side == ADAPTIVE:
-        begin, end = killed_at + detected_s, max(rebuilt_at, agreed_at)
-    else:
-        begin, end = ready_at, commits[fault.step - 1] if lost else max(rebuilt_at, agreed_at)
+    begin = killed_at + detected_s if side in IN_PLACE else ready_at
+    end = commits[fault.step - 1] if lost else max(rebuilt_at, agreed_at)
     return {
         "error": None,
         "lost_steps": lost,

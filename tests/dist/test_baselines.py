@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.telemetry.events import Agreed, Installed, JobStarted, Pinned, StepOps, WorkerReady, read_events
+from holdfast.telemetry.events import (
+    Agreed,
+    Installed,
+    JobStarted,
+    Pinned,
+    StepOps,
+    Synced,
+    WorkerReady,
+    read_events,
+)
 
 pytestmark = pytest.mark.dist
 
@@ -36,3 +45,28 @@ def test_all_go_back_to_the_checkpoint_and_end_with_the_same_bits(runs, name, st
     assert ran == [0, 1, 2, 3, 4, *range(agreed, 7)], "the lost steps were run again"
     assert len(events_of(summary, WorkerReady)) == events_of(summary, JobStarted)[0].workers + 1
     assert {event.step for event in events_of(summary, Pinned)} == {3, 6}
+
+
+@pytest.mark.parametrize(
+    ("name", "faults"),
+    [
+        ("gpt", ["kill:1.1@5:backward"]),
+        ("convnet", ["kill:1.1@5:verdict"]),
+        ("gpt", ["kill:1.1@5:backward", "kill-coordinator@5:persist"]),
+    ],
+    ids=["backward", "verdict", "coordinator"],
+)
+def test_survivors_go_back_to_their_snapshots_and_a_newcomer_joins(runs, name, faults):
+    overrides = (*GRID, "train.steps=40", "resilience.strategy=snapshots", "resilience.snapshot_every=3")
+    summary = runs.train(name, *faults, overrides=overrides)
+    healthy = runs.healthy(name, (*GRID, "train.steps=40"))
+    assert summary.unfired == ()
+    assert (summary.weights_sha256, summary.state_sha256) == (healthy.weights_sha256, healthy.state_sha256)
+    assert (summary.final_loss, summary.steps) == (healthy.final_loss, healthy.steps)
+    assert [event.step for event in events_of(summary, Agreed)] == [0, 3]
+    assert events_of(summary, Installed)[1].strategy == "snapshots"
+    ran = [event.step for event in events_of(summary, StepOps) if event.worker == "0.0"]
+    assert ran in ([0, 1, 2, 3, 4, *range(3, 40)], [0, 1, 2, 3, 4, 5, *range(3, 40)]), "the lost steps were run again"
+    assert len(events_of(summary, WorkerReady)) == events_of(summary, JobStarted)[0].workers + 1
+    assert [event.worker for event in events_of(summary, Synced)] == ["1.1"]
+    assert events_of(summary, Pinned) == [], "nothing was written"

@@ -130,20 +130,22 @@ class Train(_Plain, frozen=True, kw_only=True):
 
 class Resilience(_Plain, frozen=True, kw_only=True):
     """``strategy``: what answers a loss; ``auto`` is ``adaptive``; ``checkpoint-restart`` and ``checkfreq`` start a new
-    process and go back to the last checkpoint, for comparison.
+    process and go back to the last checkpoint, ``snapshots`` goes back to copies in memory, all for comparison.
 
     ``tolerate``: how many failures any of which the grid must survive; refused if it cannot.
 
     ``commit``: how an unfinished step is taken back, ``shadow`` (from a second copy, bitwise) or ``undo`` (by inverting
     the optimizer's step, without a copy, within a tolerance). ``wait_for_replacement``: seconds to wait for a worker to
     come when some layer has no owner left (``checkpoint-restart``, ``checkfreq``: when anybody is lost), before whoever
-    is left goes on from the last checkpoint as a smaller grid.
+    is left goes on from the last checkpoint as a smaller grid. ``snapshot_every``: steps between two snapshots of
+    strategy ``snapshots``, more than 0; 0 for all others.
     """
 
-    strategy: Literal["auto", "adaptive", "checkpoint-restart", "checkfreq"] = "auto"
+    strategy: Literal["auto", "adaptive", "checkpoint-restart", "checkfreq", "snapshots"] = "auto"
     commit: Literal["shadow", "undo"] = "shadow"
     tolerate: Count = 0
     wait_for_replacement: NonNegative = 0.0
+    snapshot_every: Count = 0
 
 
 class Checkpoint(_Plain, frozen=True, kw_only=True):

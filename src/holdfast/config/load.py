@@ -197,8 +197,12 @@ def _check(job: Job, source: str) -> None:
 
 
 def _wrong_baseline(job: Job) -> str:
-    """What a strategy that goes back to checkpoints lacks; empty if nothing."""
-    strategy = job.resilience.strategy
+    """What a strategy that goes back to checkpoints or snapshots lacks; empty if nothing."""
+    strategy, snapshot_every = job.resilience.strategy, job.resilience.snapshot_every
+    if strategy == "snapshots" and not snapshot_every:
+        return "resilience.snapshot_every: strategy snapshots goes back to snapshots; expected more than 0, got 0"
+    if strategy != "snapshots" and snapshot_every:
+        return f"resilience.snapshot_every: strategy {strategy} takes no snapshots; expected 0, got {snapshot_every}"
     if strategy not in ("checkpoint-restart", "checkfreq"):
         return ""
     if not job.checkpoint.every:

@@ -200,6 +200,7 @@ class Membership:
         leaving: members that were told to go.
         upcoming: the generation that is prepared; None if none is.
         expected: lost workers for which a new process is being started.
+        abandoned: vacant places whose newcomer died without state; nobody is started there again unasked.
         offers: places (None: any) for which a new worker could be started and that were not vacant so far.
         watch: who was heard of when.
         statuses: what the survivors said about this generation.
@@ -224,6 +225,7 @@ class Membership:
         detached: workers whose process has no connection, and since when.
         returned: workers that are back at a coordinator that was started again, and what they said.
         reattach_until: when those that are not back are given up.
+        agent_away: whether a coordinator that was started again has yet to hear from the agent.
         ended: how the job ended; None before.
     """
 
@@ -243,6 +245,7 @@ class Membership:
     leaving: frozenset[WorkerId] = frozenset()
     upcoming: Upcoming | None = None
     expected: frozenset[WorkerId] = frozenset()
+    abandoned: frozenset[WorkerId] = frozenset()
     offers: tuple[WorkerId | None, ...] = ()
     watch: Watch = field(default_factory=Watch)
     statuses: Mapping[WorkerId, Status] = field(default_factory=dict)
@@ -268,6 +271,7 @@ class Membership:
     detached: Mapping[WorkerId, float] = field(default_factory=dict)
     returned: Mapping[WorkerId, Hello] = field(default_factory=dict)
     reattach_until: float = 0.0
+    agent_away: bool = False
     ended: Ended | None = None
 
     @property
@@ -432,6 +436,7 @@ def _on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
     gone = frozenset(news)
     state = replace(
         state,
+        abandoned=(state.abandoned | gone) - frozenset(state.full),
         lost=state.lost | gone,
         arriving=state.arriving - gone,
         leaving=state.leaving - gone,
@@ -505,7 +510,9 @@ def _carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
         state, spawned = _spawn(state, recovery.spawns)
         return state, (*outputs, *spawned)
     if recovery.loads is None or recovery.plan is None:
-        return _form(state, recovery.plan, recovery.strategy)
+        state, outputs = _form(state, recovery.plan, recovery.strategy)
+        state, spawned = _spawn(state, tuple(place for place in recovery.spawns if place not in state.abandoned))
+        return state, (*outputs, *spawned)
     return _shrink(state, recovery.plan, recovery.strategy)
 
 
@@ -515,10 +522,14 @@ def _after_now(state: Membership, seconds: float) -> float | None:
 
 
 def _spawn(state: Membership, places: tuple[WorkerId, ...]) -> Decision:
-    """Has the agent start a worker for each of these places, unless one is on its way already."""
-    missing = tuple(place for place in places if place not in state.expected)
+    """Has the agent start a worker for each of these places, unless one is there or on its way already.
+
+    An agent that is away is asked when it is back: then it says which are coming, and no place is filled twice.
+    """
+    missing = tuple(place for place in places if place in state.lost and place not in state.expected)
     state = replace(state, expected=state.expected | frozenset(missing))
-    return state, tuple(Tell(to=None, command=Spawn(worker=place)) for place in missing)
+    asked = () if state.agent_away else missing
+    return state, tuple(Tell(to=None, command=Spawn(worker=place)) for place in asked)
 
 
 def _shrink(state: Membership, plan: Plan, strategy: str) -> Decision:
@@ -731,7 +742,7 @@ def _on_status(state: Membership, status: Status) -> Decision:
     state = replace(state, statuses={**state.statuses, status.worker: status})
     if state.phase is not Phase.FORMING or not set(state.statuses) >= set(state.alive):
         return state, ()
-    step = min(s for status in state.statuses.values() for _, s in status.layer_steps)
+    step = _step_to_go_back_to(state)
     _check_distance(state, step)
     recomputed = _recomputed(state, step)
     agreed = Record(event=Agreed(generation=state.generation, step=step, recomputed_microbatches=recomputed))
@@ -743,10 +754,18 @@ def _on_status(state: Membership, status: Status) -> Decision:
     return state, (agreed, *(Tell(to=worker, command=resume) for worker in state.alive))
 
 
+def _step_to_go_back_to(state: Membership) -> int:
+    """The newest snapshot that all hold, if they are to run on; else the lowest step of any layer."""
+    common = frozenset.intersection(*(frozenset(status.snapshots) for status in state.statuses.values()))
+    if common and state.plan is not None:
+        return max(common)
+    return min(at for status in state.statuses.values() for _, at in status.layer_steps)
+
+
 def _check_distance(state: Membership, step: int) -> None:
     for status in state.statuses.values():
         for layer, at in status.layer_steps:
-            if at > step + 1:
+            if at > step + 1 and step not in status.snapshots:
                 raise InternalError(
                     f"worker {status.worker} holds layer {layer} at step {at}, another worker is at {step}: "
                     "more than one step apart cannot be taken back"
@@ -1023,6 +1042,7 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         expected=frozenset(stored.expected),
         pids=dict(stored.pids),
         reattach_until=reattach_until,
+        agent_away=True,
         ended=stored.ended,
     )
 
@@ -1057,9 +1077,17 @@ def _on_agent(state: Membership, hello: Hello) -> Decision:
     if state.phase is Phase.ENDED:
         return state, outputs
     unheard = state.expected - frozenset(hello.coming)
-    state = replace(state, offers=hello.offers, expected=state.expected - unheard)
-    state, spawned = _spawn(state, tuple(sorted(unheard))) if state.wait_for_all else (state, ())
+    state = replace(state, offers=hello.offers, expected=state.expected - unheard, agent_away=False)
+    state, spawned = _spawn(state, tuple(sorted(unheard & _to_fill(state)))) if unheard else (state, ())
     return _after((*outputs, *spawned), _answer_offers(state))
+
+
+def _to_fill(state: Membership) -> frozenset[WorkerId]:
+    """The places for which processes are started without anybody's offer."""
+    if state.wait_for_all:
+        return state.lost
+    absent = frozenset(state.healthy.workers) - frozenset(state.full)
+    return frozenset(plan_recovery(state, absent).spawns) - state.abandoned
 
 
 def _on_closed(state: Membership, worker: WorkerId, now: float) -> Decision:

@@ -103,13 +103,15 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
 class Status(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker has aborted everything older than ``generation`` and says where its layers are.
 
-    ``executed``: (step, number of (layer, micro-batch) pairs that it had begun), of its last steps.
+    ``executed``: (step, number of (layer, micro-batch) pairs that it had begun), of its last steps. ``snapshots``: the
+    steps at which it holds all its layers besides.
     """
 
     worker: WorkerId
     generation: int
     layer_steps: tuple[tuple[int, int], ...]
     executed: tuple[tuple[int, int], ...]
+    snapshots: tuple[int, ...] = ()
 
 
 class Blob(_Wire, frozen=True, tag=True, kw_only=True):

@@ -18,6 +18,7 @@ __all__ = [
     "LoadState",
     "Recompute",
     "RecoveryPlan",
+    "Restore",
     "SaveCommitted",
     "Spawn",
     "TakeBack",
@@ -32,6 +33,14 @@ class Abort:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeBack:
     """Every layer that swapped ahead of the lowest step among the survivors goes back to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """Every survivor goes back to the newest snapshot in its own memory that all of them hold.
+
+    Where no snapshot is held by all, since one of them came after it, this is :class:`TakeBack`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +89,7 @@ class Await:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """The interrupted step is run again from its beginning."""
+    """All steps from the one that was gone back to are run again, the interrupted one from its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +99,7 @@ class SaveCommitted:
     lost: tuple[int, ...]
 
 
-Action = Abort | TakeBack | InstallPlan | CopyState | LoadState | Spawn | Await | Recompute | SaveCommitted
+Action = Abort | TakeBack | Restore | InstallPlan | CopyState | LoadState | Spawn | Await | Recompute | SaveCommitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

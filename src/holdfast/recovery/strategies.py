@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from holdfast.core.builders import adaptive_plan
+from holdfast.core.ids import WorkerId
 from holdfast.core.plan import with_listeners
 from holdfast.core.shrink import shrunken_plan
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, StateUnavailable
 from holdfast.recovery.actions import (
     Abort,
+    Action,
     Await,
     ClusterView,
     CopyState,
@@ -22,6 +24,7 @@ from holdfast.recovery.actions import (
     LoadState,
     Recompute,
     RecoveryPlan,
+    Restore,
     SaveCommitted,
     Spawn,
     TakeBack,
@@ -35,6 +38,7 @@ __all__ = [
     "checkfreq",
     "checkpoint_restart",
     "fall_back",
+    "snapshots",
     "strategy_named",
 ]
 
@@ -49,12 +53,17 @@ def adaptive(view: ClusterView) -> RecoveryPlan:
     Source: SlipStream, section 3.1 and "Rerouting micro-batches" in 4.3. Here the plan is always computed from the
     healthy one and the set of all lost workers, so that it does not depend on the order of the failures.
     """
+    return _reroute(view, "adaptive", TakeBack())
+
+
+def _reroute(view: ClusterView, name: str, go_back: Action, *then: Action) -> RecoveryPlan:
+    """The survivors go back and on without the lost; what comes ``then`` nobody waits for."""
     try:
         plan = adaptive_plan(view.healthy, view.lost)
     except StateUnavailable as error:
         return fall_back(view, error.layers)
     validate(plan)
-    return RecoveryPlan(strategy="adaptive", actions=(Abort(), TakeBack(), InstallPlan(plan=plan), Recompute()))
+    return RecoveryPlan(strategy=name, actions=(Abort(), go_back, InstallPlan(plan=plan), Recompute(), *then))
 
 
 def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
@@ -103,8 +112,24 @@ def checkfreq(view: ClusterView) -> RecoveryPlan:
 def _restart(view: ClusterView, name: str) -> RecoveryPlan:
     if view.checkpoint is None or view.wait_s <= 0:
         return fall_back(view, view.healthy.placement.without(view.lost).unowned_layers())
-    missing = Spawn(workers=tuple(sorted(view.lost - view.entering)))
+    missing = Spawn(workers=_vacant(view))
     return RecoveryPlan(strategy=name, actions=(Abort(), missing, Await(limit_s=view.wait_s, everyone=True)))
+
+
+def snapshots(view: ClusterView) -> RecoveryPlan:
+    """Elastic Horovod: the survivors go back to snapshots in their memory and on; new processes come in later.
+
+    A baseline. When a layer has no owner left, see :func:`fall_back`.
+
+    Source: Elastic Horovod's ``state.commit()`` and ``state.restore()``; SWIFT, sections 1 and 2.2. There the batch
+    shrinks with the workers; here the micro-batches of the lost go to their peers, as with :func:`adaptive`. There one
+    survivor gives its snapshot to all others; here each goes back to its own, and only newcomers are given state.
+    """
+    return _reroute(view, "snapshots", Restore(), Spawn(workers=_vacant(view)))
+
+
+def _vacant(view: ClusterView) -> tuple[WorkerId, ...]:
+    return tuple(sorted(view.lost - view.entering))
 
 
 def at_boundary(view: ClusterView) -> RecoveryPlan:
@@ -132,6 +157,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
         "adaptive": adaptive,
         "checkpoint-restart": checkpoint_restart,
         "checkfreq": checkfreq,
+        "snapshots": snapshots,
     }
 )
 

@@ -338,6 +338,7 @@ class Agent:
         nodes = group_into_nodes(plan.workers, self.job.grid.workers_per_node)
         number = {worker: index for index, node in enumerate(nodes) for worker in node}
         return Crew(
+            process=ForkedProcess,
             nodes=nodes,
             faults=self.faults,
             spec_of=lambda worker, faults: WorkerSpec(

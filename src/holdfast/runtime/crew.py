@@ -13,7 +13,6 @@ from multiprocessing.process import BaseProcess
 from holdfast.control.messages import Exited, Hello, Message, NodeLost, Offer
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
-from holdfast.runtime.forks import ForkedProcess
 from holdfast.runtime.processes import WorkerSpec, worker_main
 from holdfast.telemetry.events import EventLog, FaultInjected
 
@@ -25,6 +24,7 @@ class Crew:
     """All worker processes that the agent ever started.
 
     Attributes:
+        process: makes one, given what :class:`multiprocessing.Process` is given.
         nodes: which workers fail together.
         faults: all that is scheduled.
         spec_of: what a worker is told, given its own faults.
@@ -34,6 +34,7 @@ class Crew:
         grace_s: how long a process that was held for lost may take to end by itself.
     """
 
+    process: Callable[..., BaseProcess]
     nodes: tuple[tuple[WorkerId, ...], ...]
     faults: tuple[Fault, ...]
     spec_of: Callable[[WorkerId, tuple[Fault, ...]], WorkerSpec]
@@ -81,7 +82,7 @@ class Crew:
             spec = replace(self.spec_of(worker, ahead), resume=None)
         else:
             spec = self.spec_of(worker, faults)
-        process = ForkedProcess(target=worker_main, args=(spec,), name=f"holdfast-{worker}", daemon=True)
+        process = self.process(target=worker_main, args=(spec,), name=f"holdfast-{worker}", daemon=True)
         process.start()
         self.processes.append(process)
         self._current[worker] = process

@@ -39,6 +39,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration, StorageError
 from holdfast.runtime.executor import Effect, Execution, Reach, StagePort
+from holdfast.runtime.snapshots import Snapshots
 
 __all__ = [
     "Abort",
@@ -227,6 +228,7 @@ class WorkerLife:
         pid: our process.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
         synchronous: whether training stands still until our part of a checkpoint is written.
+        snapshots: of our layers, in our memory.
         generation: the generation that we are in; 0 before the first.
         plan: its plan.
         program: our instructions under this generation's plan.
@@ -244,6 +246,7 @@ class WorkerLife:
     pid: int
     checkpoint_every: int = 0
     synchronous: bool = False
+    snapshots: Snapshots = field(default_factory=Snapshots)
     generation: int = 0
     plan: Plan | None = None
     program: WorkerProgram | None = None
@@ -331,6 +334,7 @@ class WorkerLife:
         load = install.load if install.load is not None else self._elsewhere(install.plan, first)
         if load is not None and install.plan is not None:
             self.stage = yield Load(install.plan, load)
+            self.snapshots.forget()
         self.stage.discard()
         yield Report(self._status())
         if install.plan is None:
@@ -359,6 +363,7 @@ class WorkerLife:
             generation=self.generation,
             layer_steps=tuple(sorted(self.stage.layer_steps().items())),
             executed=tuple(sorted(self.executed.items())),
+            snapshots=self.snapshots.steps,
         )
 
     def _count_executed(self) -> None:
@@ -385,7 +390,7 @@ class WorkerLife:
         if self.worker in install.entering:
             yield from self._enter(install.plan, install.entering, command.step)
         else:
-            self.stage.take_back(command.step)
+            self.snapshots.go_back(command.step, self.stage)
             if self.generation > 1 and command.step <= self._step():
                 yield Reach(Point.REPLAY, command.step)
         return (yield from self._run_steps(command.step))
@@ -394,6 +399,7 @@ class WorkerLife:
         """Begins to take part without any state, which our peers give us meanwhile."""
         self.entered = step
         self.stage.follow()
+        self.snapshots.forget()
         own = plan.placement.layers_of(self.worker).indices
         holders = {layer: tuple(w for w in plan.placement.owners(layer) if w not in entering) for layer in own}
         yield Fetch(self.generation, holders)
@@ -403,6 +409,7 @@ class WorkerLife:
         self._stand("running")
         for step in range(start, self.steps):
             yield from self._catch_up(step)
+            self._take_snapshot(step, beginning=step == start)
             yield from self._checkpoint(step)
             assert self.program is not None
             self.execution = Execution(program=self.program, stage=self.stage, step=step, number=self._number)
@@ -428,6 +435,11 @@ class WorkerLife:
         if states is not None:
             self.stage.catch_up(states)
             yield Report(self._synced(step, states))
+
+    def _take_snapshot(self, step: int, *, beginning: bool) -> None:
+        """Before a step, all layers are at it, unless we follow."""
+        if not self.stage.following and self.snapshots.due(step, beginning=beginning):
+            self.snapshots.take(step, self.stage)
 
     def _synced(self, step: int, states: Mapping[int, bytes]) -> Synced:
         return Synced(
@@ -492,7 +504,7 @@ class WorkerLife:
         return StepDone(worker=self.worker, generation=self.generation, step=step, loss=loss, omitted=omitted)
 
     def _save(self, save: Save) -> Life:
-        self.stage.take_back(save.step)
+        self.snapshots.go_back(save.step, self.stage)
         for layer in save.layers:
             self.stage.save(layer, Path(save.directory))
         found = ((layer, self.stage.layer_digest(layer)) for layer in sorted(self.stage.layer_steps()))

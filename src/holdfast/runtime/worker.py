@@ -43,6 +43,7 @@ from holdfast.runtime.life import LifeStage, WorkerLife
 from holdfast.runtime.processes import CoordinatorSpec, ResumeFrom, WorkerSpec
 from holdfast.runtime.resume import find
 from holdfast.runtime.shell import Shell
+from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.transfer import StateServer
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints, Facts
@@ -143,6 +144,7 @@ class _Worker:
             pid=os.getpid(),
             checkpoint_every=spec.job.checkpoint.every,
             synchronous=spec.job.checkpoint.synchronous,
+            snapshots=Snapshots(every=spec.job.resilience.snapshot_every),
         )
         shell = Shell(
             life=life,

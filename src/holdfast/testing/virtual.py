@@ -83,6 +83,7 @@ from holdfast.runtime.life import (
     WorkerLife,
     Written,
 )
+from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.transport import MessageKey
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Event, FaultInjected, StepOps
@@ -191,6 +192,7 @@ class VirtualCluster:
         kill_comer_at_effect: a worker whose second process dies when it yields its n-th effect.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
         synchronous: whether training stands still until a checkpoint is written.
+        snapshot_every: a snapshot in every worker's memory after so many steps; 0 for none.
         strategy: what answers a loss.
         wait_for_replacement: virtual seconds to wait for a worker when a layer has no owner left.
         coordinator_deaths: (when it dies, how long it is away), in virtual seconds; messages on their way are lost.
@@ -213,6 +215,7 @@ class VirtualCluster:
         kill_comer_at_effect: tuple[WorkerId, int] | None = None,
         checkpoint_every: int = 0,
         synchronous: bool = False,
+        snapshot_every: int = 0,
         strategy: str = "auto",
         wait_for_replacement: float = 0.0,
         coordinator_deaths: Iterable[tuple[float, float]] = (),
@@ -245,6 +248,7 @@ class VirtualCluster:
         self._ended: Ended | None = None
         self._checkpoint_every = checkpoint_every
         self._synchronous = synchronous
+        self._snapshot_every = snapshot_every
         self._pinned: list[Pinned] = []
         self._stored: dict[tuple[int, int], bytes] = {}
         self._checkpoints: dict[int, tuple[str, ...]] = {}
@@ -286,6 +290,7 @@ class VirtualCluster:
             pid=next(self._pids),
             checkpoint_every=self._checkpoint_every,
             synchronous=self._synchronous,
+            snapshots=Snapshots(every=self._snapshot_every),
         )
         self._processes[life.pid] = made = _Worker(life=life, generator=life.run())
         return made

@@ -74,7 +74,7 @@ def complaint(tree, *overrides):
         (
             "resilience.strategy",
             "hope",
-            "resilience.strategy: expected one of auto, adaptive, checkpoint-restart, checkfreq, got 'hope'",
+            "resilience.strategy: expected one of auto, adaptive, checkpoint-restart, checkfreq, snapshots, got 'hope'",
         ),
         (
             "resilience.strategy",
@@ -86,6 +86,17 @@ def complaint(tree, *overrides):
             "checkfreq",
             "checkpoint.every: strategy checkfreq goes back to checkpoints; expected more than 0, got 0",
         ),
+        (
+            "resilience.strategy",
+            "snapshots",
+            "resilience.snapshot_every: strategy snapshots goes back to snapshots; expected more than 0, got 0",
+        ),
+        (
+            "resilience.snapshot_every",
+            4,
+            "resilience.snapshot_every: strategy auto takes no snapshots; expected 0, got 4",
+        ),
+        ("resilience.snapshot_every", -1, "resilience.snapshot_every: expected `int` >= 0, got -1"),
         ("resilience.commit", "redo", "resilience.commit: expected one of shadow, undo, got 'redo'"),
         ("optimizer.nesterov", True, "optimizer.nesterov: needs kind sgd, momentum above 0 and dampening 0"),
         (
@@ -275,3 +286,14 @@ def test_checkfreq_does_not_stand_still():
     assert complaint(copy.deepcopy(JOB), *RESTART, wait, "checkpoint.synchronous=true") == text
     job = parse_job(copy.deepcopy(JOB), (*RESTART, wait))
     assert (job.resilience.strategy, job.checkpoint.synchronous) == ("checkfreq", False)
+
+
+def test_snapshots_need_no_checkpoint_and_no_waiting():
+    job = parse_job(copy.deepcopy(JOB), ("resilience.strategy=snapshots", "resilience.snapshot_every=5"))
+    assert (job.resilience.snapshot_every, job.checkpoint.every, job.resilience.wait_for_replacement) == (5, 0, 0)
+
+
+def test_who_goes_back_to_checkpoints_takes_no_snapshots():
+    text = "resilience.snapshot_every: strategy checkfreq takes no snapshots; expected 0, got 3"
+    wait = ("resilience.wait_for_replacement=9", "resilience.snapshot_every=3")
+    assert complaint(copy.deepcopy(JOB), *RESTART, *wait) == text

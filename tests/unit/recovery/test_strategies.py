@@ -11,6 +11,7 @@ from holdfast.recovery.actions import (
     InstallPlan,
     LoadState,
     Recompute,
+    Restore,
     SaveCommitted,
     Spawn,
     TakeBack,
@@ -21,6 +22,7 @@ from holdfast.recovery.strategies import (
     at_boundary,
     checkfreq,
     checkpoint_restart,
+    snapshots,
     strategy_named,
 )
 
@@ -87,6 +89,21 @@ def test_with_nothing_to_load_what_lives_is_saved(strategy, name):
 def test_waiting_for_the_layers_only_is_not_waiting_for_everyone():
     recovery = adaptive(view(W01, W11, W21, checkpoint=4, wait_s=9.0))
     assert (recovery.awaits_s, recovery.awaits_everyone, recovery.spawns) == (9.0, False, ())
+
+
+def test_snapshots_reroutes_as_adaptive_goes_back_further_and_fills_the_places():
+    recovery = snapshots(view(W10, W21, entering=frozenset({W21})))
+    plan = adaptive_plan(PLAN, [W10, W21])
+    spawn = Spawn(workers=(W10,))
+    assert recovery.actions == (Abort(), Restore(), InstallPlan(plan=plan), Recompute(), spawn)
+    assert (recovery.strategy, recovery.plan, recovery.spawns) == ("snapshots", plan, (W10,))
+    assert (recovery.loads, recovery.awaits_s, recovery.lost_layers) == (None, 0.0, ()), "nobody waits, nothing is read"
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoint": 4}, {"checkpoint": 4, "wait_s": 9.0}])
+def test_snapshots_without_an_owner_fall_back_as_adaptive(options):
+    lost = view(W01, W11, W21, **options)
+    assert snapshots(lost) == adaptive(lost)
 
 
 def test_between_steps_nobody_goes_back_whatever_answers_losses():

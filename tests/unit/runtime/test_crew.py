@@ -27,13 +27,13 @@ class Spec:
 
 
 @dataclass
-class Context:
+class Starter:
     """Starts no process, but one that could be waited for for ever; keeps what it would have been told."""
 
     pipe: tuple[int, int]
     told: list = field(default_factory=list)
 
-    def Process(self, *, target, args, name, daemon):
+    def __call__(self, *, target, args, name, daemon):
         self.told.append(args[0])
         return SimpleNamespace(start=lambda: None, sentinel=self.pipe[0], pid=1)
 
@@ -46,7 +46,7 @@ def crew(tmp_path):
     def make(*faults):
         parsed = tuple(Fault.parse(text) for text in faults)
         return Crew(
-            context=Context(os.pipe()),
+            process=Starter(os.pipe()),
             nodes=((A, B), (C, D)),
             faults=parsed,
             spec_of=Spec,
@@ -61,7 +61,7 @@ def crew(tmp_path):
 
 
 def given(crew):
-    return [[str(fault) for fault in spec.faults] for spec in crew.context.told]
+    return [[str(fault) for fault in spec.faults] for spec in crew.process.told]
 
 
 def test_each_first_process_has_its_own_faults_and_the_first_of_a_node_those_of_the_node(crew):
@@ -84,7 +84,7 @@ def test_a_later_process_gets_its_state_from_its_peers_not_from_a_checkpoint(cre
     crew = crew[0]()
     crew.start(A)
     crew.start(A)
-    assert [spec.resume for spec in crew.context.told] == ["a checkpoint", None]
+    assert [spec.resume for spec in crew.process.told] == ["a checkpoint", None]
 
 
 def test_workers_that_are_to_come_are_offered_once_when_their_step_begins(crew):
