@@ -656,7 +656,7 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
 
 
 def _on_synced(state: Membership, synced: Synced) -> Decision:
-    """Whoever has caught up holds its state, and makes nobody wait at the next boundary; others may tell of that first."""
+    """Whoever has caught up holds its state, and keeps nobody from the next boundary; others may tell of that first."""
     worker = synced.worker
     event = SyncedEvent(worker=str(worker), entered=synced.entered, step=synced.step, bytes=synced.bytes)
     if synced.generation == state.generation and worker in state.entering:
