@@ -22,6 +22,8 @@ BASELINES = {
     "checkpoint-restart": (*COMMON, "resilience.strategy=checkpoint-restart", "checkpoint.synchronous=true"),
     "checkfreq": (*COMMON, "resilience.strategy=checkfreq"),
 }
+PACE = "slow:0.1@6:6x"
+"""From step 6 on most of each step is waiting, so that a new process is ready long before the last step."""
 GRID = ("grid.pipelines=2", "grid.stages=2")
 
 
@@ -58,7 +60,7 @@ def test_all_go_back_to_the_checkpoint_and_end_with_the_same_bits(runs, name, st
 )
 def test_survivors_go_back_to_their_snapshots_and_a_newcomer_joins(runs, name, faults):
     overrides = (*GRID, "train.steps=40", "resilience.strategy=snapshots", "resilience.snapshot_every=3")
-    summary = runs.train(name, *faults, overrides=overrides)
+    summary = runs.train(name, *faults, PACE, overrides=overrides)
     healthy = runs.healthy(name, (*GRID, "train.steps=40"))
     assert summary.unfired == ()
     assert (summary.weights_sha256, summary.state_sha256) == (healthy.weights_sha256, healthy.state_sha256)
