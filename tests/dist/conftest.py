@@ -83,15 +83,11 @@ class Runs:
         name: str,
         *faults: str,
         overrides: tuple[str, ...] = (),
-        healthy: Summary | tuple[str, ...] | None = None,
+        healthy: Summary | None = None,
         **options,
     ) -> Summary:
-        """One run with faults: each fired, those and only those that are to lose workers did, and the bits are right.
-
-        ``healthy``: the run to compare with, or its overrides where they need not be the same.
-        """
-        if not isinstance(healthy, Summary):
-            healthy = self.healthy(name, overrides if healthy is None else healthy)
+        """One run with faults: each fired, only those that are to lose workers did, and the bits are right."""
+        healthy = healthy or self.healthy(name, overrides)
         summary = self.train(name, *faults, overrides=overrides, **options)
         planned = [Fault.parse(text) for text in faults]
         assert summary.unfired == ()

@@ -15,6 +15,7 @@ from holdfast.telemetry.events import (
     FaultInjected,
     Reattached,
     StepOps,
+    Synced,
     read_events,
 )
 
@@ -30,7 +31,7 @@ def events_of(summary, kind):
 def test_healthy_training_goes_on_without_it(runs):
     """It stays away for a second and a half in a run of 60 short steps: they are committed meanwhile."""
     overrides = ("train.steps=60", "control.restart_delay_s=1.5")
-    summary = runs.survives("gpt", "kill-coordinator@2", overrides=overrides, healthy=("train.steps=60",))
+    summary = runs.survives("gpt", "kill-coordinator@2", overrides=overrides)
     ((lost, _),) = events_of(summary, CoordinatorLost)
     (_, (back, ready)) = events_of(summary, CoordinatorReady)
     meanwhile = {event.step for time, event in events_of(summary, StepOps) if lost < time < back}
@@ -67,7 +68,7 @@ def test_again_and_again(runs):
 
 def test_a_worker_that_dies_while_it_is_away_is_handled_when_it_is_back(runs):
     overrides = ("control.restart_delay_s=1.0",)
-    summary = runs.survives("gpt", "kill-coordinator@1", "kill:1.1@2:backward", overrides=overrides, healthy=())
+    summary = runs.survives("gpt", "kill-coordinator@1", "kill:1.1@2:backward", overrides=overrides)
     ((struck, _),) = [(t, e) for t, e in events_of(summary, FaultInjected) if e.worker == "1.1"]
     ((lost, _),) = events_of(summary, CoordinatorLost)
     (_, (back, _)) = events_of(summary, CoordinatorReady)
@@ -77,7 +78,7 @@ def test_a_worker_that_dies_while_it_is_away_is_handled_when_it_is_back(runs):
 
 
 def test_all_finish_while_it_is_away_and_save_when_it_is_back(runs):
-    summary = runs.survives("gpt", "kill-coordinator@3", overrides=("control.restart_delay_s=1.5",), healthy=())
+    summary = runs.survives("gpt", "kill-coordinator@3", overrides=("control.restart_delay_s=1.5",))
     assert [event.adopted for _, event in events_of(summary, Reattached)] == [True]
 
 
@@ -87,7 +88,18 @@ def test_one_that_cannot_live_ends_the_job_with_a_clear_error(runs):
         runs.train("gpt", *faults, overrides=("train.steps=400",))
 
 
-def test_with_certificates_the_coordinator_comes_back_too(runs):
+@pytest.fixture
+def tls(runs):
+    """The overrides under which every control connection and every state transfer speaks mutual TLS."""
     ca, cert, key = make_certificates(runs.folder() / "certs", ("127.0.0.1",))
-    tls = tuple(f"control.tls.{name}={path}" for name, path in (("ca", ca), ("cert", cert), ("key", key)))
-    runs.survives("gpt", "kill:1.2@2:backward", "kill-coordinator@2:broadcast", overrides=tls, healthy=())
+    return tuple(f"control.tls.{name}={path}" for name, path in (("ca", ca), ("cert", cert), ("key", key)))
+
+
+def test_with_certificates_a_worker_comes_and_is_given_its_state(runs, tls):
+    faults = ("slow:2.0@3:6x", "kill:1.1@2:backward", "join:1.1@4")
+    summary = runs.survives("small", *faults, overrides=tls)
+    assert [event.worker for _, event in events_of(summary, Synced)] == ["1.1"]
+
+
+def test_with_certificates_the_coordinator_comes_back_too(runs, tls):
+    runs.survives("gpt", "kill:1.2@2:backward", "kill-coordinator@2:broadcast", overrides=tls)
