@@ -6,8 +6,12 @@ import argparse
 from pathlib import Path
 
 from holdfast.control.certificates import make_certificates
+from holdfast.errors import ConfigError
 
 __all__ = ["add_certs_parser"]
+
+_MAX_DAYS = 36525.0
+"""A hundred years; what is wanted for longer is a mistake, and dates end with the year 9999."""
 
 
 def add_certs_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,6 +31,8 @@ def add_certs_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 def run(args: argparse.Namespace) -> int:
     """Writes the files, prints the section of the job file that uses them and returns 0."""
+    if not 0.0 < args.days <= _MAX_DAYS:  # also what is no number
+        raise ConfigError(f"--days: expected more than 0 and at most {_MAX_DAYS:g}, got {args.days:g}")
     ca, cert, key = make_certificates(Path(args.out), tuple(args.hosts or ["127.0.0.1"]), days=args.days)
     print(f"control:\n  tls: {{ca: {ca}, cert: {cert}, key: {key}}}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["make_certificates"]
 
 _SKEW = datetime.timedelta(minutes=5)
+_DNS_NAME = re.compile(r"(\*\.)?[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?", re.ASCII | re.IGNORECASE)
 
 
 def make_certificates(folder: Path, hosts: tuple[str, ...], *, days: float = 365.0) -> tuple[Path, Path, Path]:
@@ -31,7 +33,8 @@ def make_certificates(folder: Path, hosts: tuple[str, ...], *, days: float = 365
         The paths of ``ca.pem``, ``cert.pem`` and ``key.pem``.
 
     Raises:
-        ConfigError: the folder is not empty or cannot be written, or the package ``cryptography`` is not installed.
+        ConfigError: the folder is not empty or cannot be written, a host is no name, or the package ``cryptography`` is
+            not installed.
     """
     try:
         from cryptography.hazmat.primitives import serialization
@@ -105,20 +108,29 @@ def _name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if not _DNS_NAME.fullmatch(host):
+            raise ConfigError(
+                f"--host: expected an IP address or a name such as trainer.example (others in their xn-- form), got {host!r}"
+            ) from None
         return x509.DNSName(host)
 
 
+def _claim(folder: Path) -> None:
+    """Makes a folder that only we may enter, or of an empty one such a folder; others stay as they are."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ConfigError(f"--out {folder}: is not empty; choose a new folder, nothing was changed")
+    folder.chmod(0o700)
+
+
 def _write(folder: Path, parts: tuple[tuple[str, bytes], ...]) -> list[Path]:
-    """Writes files that only we may read, into a folder that only we may enter; overwrites nothing."""
+    """Writes files that only we may read, into a folder of their own; overwrites nothing."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        _claim(folder)
         for name, data in parts:
             file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(file, "wb") as stream:
                 stream.write(data)
-    except FileExistsError as error:
-        raise ConfigError(f"--out {folder}: {error.filename} is there already; nothing was overwritten") from None
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be written: {error.strerror}") from None
     return [folder / name for name, _ in parts]

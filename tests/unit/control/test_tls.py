@@ -214,7 +214,39 @@ def test_the_command_makes_files_that_only_their_owner_can_read(tmp_path, capsys
     before = (folder / "key.pem").read_bytes()
     assert main(["certs", "--out", str(folder)]) == 2
     assert (folder / "key.pem").read_bytes() == before
-    assert "nothing was overwritten" in capsys.readouterr().err
+    assert "is not empty; choose a new folder" in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_anything_is_left_as_it_is(tmp_path, capsys):
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "cert.pem").write_text("somebody's")
+    assert main(["certs", "--out", str(folder)]) == 2
+    assert capsys.readouterr().err.startswith(f"holdfast: --out {folder}: is not empty")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o777
+    assert [path.name for path in folder.iterdir()] == ["cert.pem"]
+    assert (folder / "cert.pem").read_text() == "somebody's"
+
+
+def test_an_empty_folder_becomes_private(tmp_path):
+    folder = tmp_path / "certs"
+    folder.mkdir(mode=0o755)
+    assert main(["certs", "--out", str(folder)]) == 0
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--days", each) for each in ("1e9", "1e300", "inf", "nan", "0", "-1")]
+    + [("--host", each) for each in ("\u00fc.example", "", "a b", "a..b", "https://a", "x" * 64)],
+)
+def test_what_cannot_be_in_a_certificate_is_one_line_and_makes_nothing(tmp_path, capsys, flag, value):
+    folder = tmp_path / "certs"
+    assert main(["certs", "--out", str(folder), f"{flag}={value}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"holdfast: {flag}: expected ")
+    assert not folder.exists()
 
 
 def test_the_keys_of_the_section_are_checked():
