@@ -110,7 +110,7 @@ def _name(host: str) -> x509.GeneralName:
     except ValueError:
         if not _DNS_NAME.fullmatch(host):
             raise ConfigError(
-                f"--host: expected an IP address or a name such as trainer.example (others in their xn-- form), got {host!r}"
+                f"--host: expected an IP address, or a name such as node-1.example (xn--... if not ASCII), got {host!r}"
             ) from None
         return x509.DNSName(host)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,14 @@ _OPTIONS = [
 ]
 
 
+class _End(enum.Enum):
+    """Why a stream ends."""
+
+    DONE = enum.auto()
+    REPLACED = enum.auto()
+
+
+_Queue = asyncio.Queue[bytes | _End]
 _Peer = tuple[WorkerId | None, int]
 """A worker and its process."""
 _AGENT: _Peer = (None, 0)
@@ -119,7 +128,7 @@ class Coordinator:
     committer: Committer | None = None
     sabotage: Sabotage | None = None
 
-    _queues: dict[_Peer, asyncio.Queue[bytes | None]] = field(default_factory=lambda: {_AGENT: asyncio.Queue()})
+    _queues: dict[_Peer, _Queue] = field(default_factory=lambda: {_AGENT: asyncio.Queue()})
     _agent_here: asyncio.Event = field(default_factory=asyncio.Event)
     _dying: asyncio.Task[None] | None = None
     _goodbye: asyncio.Event = field(default_factory=asyncio.Event)
@@ -162,7 +171,7 @@ class Coordinator:
         self._dying = asyncio.get_running_loop().create_task(self._die_when_sent(queues))
         return half
 
-    async def _die_when_sent(self, queues: Sequence[asyncio.Queue[bytes | None]]) -> None:
+    async def _die_when_sent(self, queues: Sequence[_Queue]) -> None:
         with contextlib.suppress(TimeoutError):  # a worker may have died meanwhile
             await asyncio.wait_for(asyncio.gather(*(queue.join() for queue in queues)), DRAIN_S)
         self._reach(Point.INSTALL)
@@ -199,9 +208,9 @@ class Coordinator:
         if queue is not None:
             queue.put_nowait(wire)
             if last:
-                queue.put_nowait(None)
+                queue.put_nowait(_End.DONE)
 
-    def _queue_of(self, peer: _Peer) -> asyncio.Queue[bytes | None]:
+    def _queue_of(self, peer: _Peer) -> _Queue:
         """The queue of a new stream; the stream before it, if it still stands, ends.
 
         While the agent is away, what it is to be told waits for it.
@@ -210,7 +219,7 @@ class Coordinator:
             self._agent_here.set()
             return self._queues[peer]
         if before := self._queues.get(peer):
-            before.put_nowait(None)
+            before.put_nowait(_End.REPLACED)
         self._queues[peer] = asyncio.Queue()
         return self._queues[peer]
 
@@ -226,20 +235,22 @@ class Coordinator:
         self._take(first)
         reader = asyncio.create_task(self._read(request, peer, queue))
         try:
-            open_ = True
-            while open_:
+            end: _End | None = None
+            while end is None:
                 waiting = [await queue.get()]
                 while not queue.empty():
                     waiting.append(queue.get_nowait())
-                open_ = None not in waiting
-                if commands := [command for command in waiting if command is not None]:
+                end = next((each for each in waiting if isinstance(each, _End)), None)
+                if commands := [each for each in waiting if isinstance(each, bytes)]:
                     yield pack(commands)
                 for _ in waiting:
                     queue.task_done()
+            if end is _End.REPLACED:  # an end in good order would mean that the job is over
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "replaced by a newer connection")
         finally:
             reader.cancel()
 
-    async def _read(self, request: AsyncIterator[bytes], peer: _Peer, queue: asyncio.Queue[bytes | None]) -> None:
+    async def _read(self, request: AsyncIterator[bytes], peer: _Peer, queue: _Queue) -> None:
         """Takes what one peer sends, until it closes or says what cannot be read."""
         try:
             async for data in request:
@@ -247,7 +258,7 @@ class Coordinator:
         except (grpc.RpcError, grpc.aio.UsageError, msgspec.ValidationError, msgspec.DecodeError):
             pass
         finally:  # also when gRPC ends the call from its side
-            queue.put_nowait(None)
+            queue.put_nowait(_End.DONE)
             if self._queues.get(peer) is queue:  # no newer stream
                 self._on_gone(peer)
 

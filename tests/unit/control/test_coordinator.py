@@ -39,6 +39,7 @@ from holdfast.control.messages import (
     pack,
 )
 from holdfast.control.store import DecisionStore
+from holdfast.control.token import TOKEN_KEY
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable
@@ -78,6 +79,14 @@ class Service:
         store.close()
         log.close()
 
+    def await_stream(self, worker):
+        """Waits until a stream of this worker, or of the agent, is there."""
+        until = time.monotonic() + LIMIT_S
+        here = self.coordinator._agent_here
+        while not ((worker, 1) in self.coordinator._queues if worker else here.is_set()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
     def join(self):
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
@@ -85,6 +94,7 @@ class Service:
     def end(self):
         """Ends whatever is still going."""
         with contextlib.suppress(RuntimeError):  # its loop has ended already
+            self._loop.call_soon_threadsafe(self.coordinator._agent_here.set)  # else it is waited for
             self._loop.call_soon_threadsafe(self.coordinator._goodbye.set)
         self.join()
 
@@ -215,6 +225,27 @@ def attached(connect):
         client.expect(Resume) if client is b else None
     a.expect(Resume)
     return agent, a, b
+
+
+@pytest.mark.parametrize("worker", [A, None])
+def test_a_stream_that_is_replaced_does_not_look_like_the_end_of_the_job(service, connect, worker):
+    """Whoever sees it end in good order does not come again."""
+    with grpc.insecure_channel(service.address) as channel:
+        attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        told = queue.SimpleQueue()
+        told.put(pack([encode(Hello(worker=worker, pid=1))]))
+        call = attach(iter(told.get, None), metadata=((TOKEN_KEY, TOKEN),), timeout=LIMIT_S)
+        service.await_stream(worker)
+        newer = connect(worker)
+        with pytest.raises(grpc.RpcError) as caught:
+            for _ in call:
+                pass
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert caught.value.details() == "replaced by a newer connection"
+        told.put(None)
+    assert service.coordinator.membership.lost == frozenset()
+    newer.close()
+    assert newer.closed() is None, "one that goes by itself still ends in good order"
 
 
 def test_a_closed_stream_is_a_lost_worker_and_the_decision_is_stored_first(service, connect):
