@@ -107,7 +107,10 @@ class ControlClient:
         self._reader.start()
 
     def send(self, message: Message) -> None:
-        """Queues a message; never blocks."""
+        """Queues a message; never blocks.
+
+        An offer is to be queued while no hello can be made: one that has it, with the offer to follow, would be two.
+        """
         self._outbox.put(message)
 
     def close(self, drain_s: float = 1.0, last_words: Failure | None = None) -> None:
@@ -185,6 +188,7 @@ class _Outbox:
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
+        self._queued = 0
         self._changed = threading.Condition()
         self._stream = 0
         self._closed = False
@@ -193,21 +197,24 @@ class _Outbox:
         """Queues a message."""
         with self._changed:
             self._messages.append(message)
+            self._queued += 1
             self._changed.notify_all()
 
     def open(self, make_first: Callable[[], Message]) -> Iterator[bytes]:
         """Begins a stream; returns its parcels: under load few of them carry many messages.
 
-        Drops what waits since before the first message was made, and is in it.
+        Drops what waits and is in the first message. That is made again if something was queued meanwhile, since nobody
+        knows then whether it is in it. (It cannot be made under our lock: making it takes locks of its own.)
         """
-        with self._changed:
-            waiting = len(self._messages)
-        first = make_first()
-        with self._changed:
-            self._stream += 1
-            older = [self._messages.popleft() for _ in range(waiting)]
-            self._messages.extendleft(reversed([each for each in older if not isinstance(each, _IN_HELLO)]))
-            return self._parcels(self._stream, first)
+        while True:
+            with self._changed:
+                queued = self._queued
+            first = make_first()
+            with self._changed:
+                if self._queued == queued:
+                    self._stream += 1
+                    self._messages = deque(each for each in self._messages if not isinstance(each, _IN_HELLO))
+                    return self._parcels(self._stream, first)
 
     def end(self) -> None:
         """The current stream is over: nothing more is taken for it."""

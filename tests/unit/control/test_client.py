@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from holdfast.control.client import ControlClient
+from holdfast.control.client import ControlClient, _Outbox
 from holdfast.control.messages import (
     Attached,
     Ended,
@@ -18,11 +18,16 @@ from holdfast.control.messages import (
     Heartbeat,
     Hello,
     Install,
+    Leaving,
+    Offer,
     Progress,
     Resume,
     Save,
     Status,
     StepDone,
+    Strike,
+    decode_message,
+    unpack,
 )
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
@@ -201,3 +206,63 @@ def test_closing_does_not_wait_for_one_that_is_away(server, peers):
     peer.client.close(drain_s=LIMIT_S)
     assert isinstance(peer.closed.get(timeout=1.0), CoordinatorUnavailable)
     server.start()
+
+
+# What waits for the next stream.
+
+
+def beat(step):
+    return Heartbeat(worker=A, generation=1, step=step, op=0)
+
+
+FINISHED = Finished(worker=A, generation=1)
+IN_HELLO = [
+    beat(1),
+    Exited(worker=A, pid=1, status=-9),
+    Offer(worker=None),
+    Strike(worker=A, spec="kill-node:0@1"),
+    Leaving(worker=A),
+]
+
+
+def parcel(stream):
+    """What a stream carries next."""
+    return [decode_message(each) for each in unpack(next(stream))]
+
+
+@pytest.mark.parametrize("message", IN_HELLO, ids=lambda message: type(message).__name__)
+def test_what_the_hello_says_is_not_sent_after_it(message):
+    outbox, hello = _Outbox(), Hello(worker=None, pid=1)
+    for each in (message, FINISHED, message):
+        outbox.put(each)
+    stream = outbox.open(lambda: hello)
+    assert parcel(stream) == [hello]
+    assert parcel(stream) == [FINISHED]
+
+
+def test_what_is_queued_while_the_hello_is_made_is_in_the_next_hello_or_sent_after_it_not_both():
+    outbox, offers = _Outbox(), []
+
+    def hello():
+        made = Hello(worker=None, pid=1, offers=tuple(offers))
+        if not offers:  # it comes just too late for this hello
+            offers.append(A)
+            outbox.put(Offer(worker=A))
+        return made
+
+    stream = outbox.open(hello)
+    outbox.put(Offer(worker=B))
+    assert parcel(stream) == [Hello(worker=None, pid=1, offers=(A,))]
+    assert parcel(stream) == [Offer(worker=B)]
+
+
+def test_what_comes_after_the_hello_is_sent_and_the_stream_before_gets_nothing():
+    outbox, hello = _Outbox(), Hello(worker=A, pid=1)
+    before = outbox.open(lambda: hello)
+    stream = outbox.open(lambda: hello)
+    outbox.put(beat(2))
+    assert [parcel(before), parcel(stream)] == [[hello], [hello]]
+    assert next(before, None) is None
+    assert parcel(stream) == [beat(2)]
+    outbox.close()
+    assert next(stream, None) is None
