@@ -14,7 +14,7 @@ from holdfast.control.messages import Exited, Hello, Message, NodeLost, Offer
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.processes import WorkerSpec, worker_main
-from holdfast.telemetry.events import EventLog, FaultInjected
+from holdfast.telemetry.events import EventLog, FaultInjected, Notice
 
 __all__ = ["Crew"]
 
@@ -28,7 +28,7 @@ class Crew:
         nodes: which workers fail together.
         faults: all that is scheduled.
         spec_of: what a worker is told, given its own faults.
-        send: to the coordinator.
+        send: to the coordinator; must not wait, nor ask for a hello.
         cut: takes a node's network link down.
         log: the job's events.
         grace_s: how long a process that was held for lost may take to end by itself.
@@ -44,6 +44,8 @@ class Crew:
     grace_s: float
     processes: list[BaseProcess] = field(default_factory=list)
     _current: dict[WorkerId, BaseProcess] = field(default_factory=dict)
+    _running: dict[WorkerId, BaseProcess] = field(default_factory=dict)
+    """Those of the current ones that have not ended and were not fenced."""
     _offered: set[Fault] = field(default_factory=set)
     _reached: int = 0
     """The newest step known to have begun; some worker, and so its faults, may be one further."""
@@ -75,7 +77,14 @@ class Crew:
             self._coming[worker] = None
 
     def start(self, worker: WorkerId) -> None:
-        """Starts a worker's process; a later one of the same worker is struck by what is still to come only."""
+        """Starts a worker's process; a later one of the same worker is struck by what is still to come only.
+
+        One that runs, and was not fenced, is not started twice: the older one would be watched and fenced by nobody.
+        """
+        if self._is_running(worker):
+            text = "was asked for again while its process runs; no second one is started"
+            self.log.write(time.monotonic(), Notice(worker=str(worker), text=text))
+            return
         faults = self._faults_of(worker)
         if worker in self._current:  # its peers give it the state of the running job
             ahead = tuple(fault for fault in faults if fault.step > self._reached + 1)
@@ -87,9 +96,18 @@ class Crew:
         self.processes.append(process)
         self._current[worker] = process
         with self._lock:
+            self._running[worker] = process
             if worker in self._coming:
                 self._coming[worker] = process
         threading.Thread(target=self._reap, args=(worker, process), name=f"reaper-{worker}", daemon=True).start()
+
+    def _is_running(self, worker: WorkerId) -> bool:
+        """Whether it has a process that nobody gave up; if it was asked for again, this is the one that comes."""
+        with self._lock:
+            process = self._running.get(worker)
+            if process is not None and worker in self._coming:
+                self._coming[worker] = process
+        return process is not None
 
     def _faults_of(self, worker: WorkerId) -> tuple[Fault, ...]:
         """Its own faults; a node's strike when its first worker is there."""
@@ -106,16 +124,21 @@ class Crew:
         wait([process.sentinel])
         process.join()
         exited = Exited(worker=worker, pid=process.pid or 0, status=process.exitcode or 0)
-        with self._lock:  # before it is sent: what is lost on the way is told again in a hello
+        with self._lock:  # what is lost on the way is told again in a hello
             self._exits += (exited,)
-            if self._coming.get(worker) is process:
-                del self._coming[worker]
-        self.send(exited)
+            for those in (self._running, self._coming):
+                if those.get(worker) is process:
+                    del those[worker]
+            self.send(exited)
 
     def fence(self, worker: WorkerId, pid: int) -> None:
         """Ends a process that is no member any more, after the time in which it may do so itself."""
         process = self._current.get(worker)
-        if process is None or process.pid != pid or not process.is_alive():
+        if process is None or process.pid != pid:
+            return
+        with self._lock:
+            self._running.pop(worker, None)  # another one may be started in its place now
+        if not process.is_alive():
             return
         timer = threading.Timer(self.grace_s, process.kill)
         timer.daemon = True
@@ -128,9 +151,9 @@ class Crew:
             if fault.kind is FaultKind.JOIN and fault.step <= step and fault not in self._offered:
                 self._offered.add(fault)
                 self._note(fault, str(fault.worker or "new"))
-                with self._lock:
+                with self._lock:  # a hello made in between would tell of it, and the offer would follow
                     self._open_offers += (fault.worker,)
-                self.send(Offer(worker=fault.worker))
+                    self.send(Offer(worker=fault.worker))
 
     def strike(self, fault: Fault) -> None:
         """Carries out a fault whose point a worker has reached, once, however often it is asked for."""

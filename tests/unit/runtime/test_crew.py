@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import pytest
 
-from holdfast.control.messages import Offer
+from holdfast.control.messages import Exited, Offer
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.crew import Crew
-from holdfast.telemetry.events import EventLog, FaultInjected, read_events
+from holdfast.telemetry.events import EventLog, FaultInjected, Notice, read_events
 
 A, B, C, D = (WorkerId(pipeline, stage) for pipeline in range(2) for stage in range(2))
+
+
+LIMIT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -26,27 +29,56 @@ class Spec:
     resume: str | None = "a checkpoint"
 
 
+class Process:
+    """Stands for a process: it runs until the test, or the crew, ends it."""
+
+    def __init__(self, pid):
+        self.pid, self.exitcode = pid, None
+        self.sentinel, self._other_end = os.pipe()
+
+    def start(self):
+        pass
+
+    def join(self):
+        pass
+
+    def is_alive(self):
+        return self.exitcode is None
+
+    def kill(self):
+        if self.is_alive():
+            self.exitcode = -9
+            os.close(self._other_end)
+
+
 @dataclass
 class Starter:
-    """Starts no process, but one that could be waited for for ever; keeps what it would have been told."""
+    """Starts no process; keeps what it would have been told."""
 
-    pipe: tuple[int, int]
     told: list = field(default_factory=list)
+    made: list = field(default_factory=list)
 
     def __call__(self, *, target, args, name, daemon):
         self.told.append(args[0])
-        return SimpleNamespace(start=lambda: None, sentinel=self.pipe[0], pid=1)
+        self.made.append(Process(pid=len(self.told)))
+        return self.made[-1]
+
+    def end(self):
+        """All end; whoever waits for one of them wakes up."""
+        for process in self.made:
+            process.kill()
 
 
 @pytest.fixture
 def crew(tmp_path):
     log = EventLog(tmp_path / "events.jsonl")
     sent = []
+    starter = Starter()
 
     def make(*faults):
         parsed = tuple(Fault.parse(text) for text in faults)
         return Crew(
-            process=Starter(os.pipe()),
+            process=starter,
             nodes=((A, B), (C, D)),
             faults=parsed,
             spec_of=Spec,
@@ -57,6 +89,7 @@ def crew(tmp_path):
         )
 
     yield make, sent, tmp_path / "events.jsonl"
+    starter.end()
     log.close()
 
 
@@ -76,6 +109,7 @@ def test_a_later_process_is_struck_by_what_is_still_to_come_only(crew):
     crew = crew[0]("kill:0.0@3", "kill:0.0@8", "kill:0.0@9:commit", "stall:0.0@20")
     crew.start(A)
     crew.reach(7)
+    crew.fence(A, 1)
     crew.start(A)
     assert given(crew)[1] == ["kill:0.0@9:commit", "stall:0.0@20:start"]
 
@@ -83,6 +117,7 @@ def test_a_later_process_is_struck_by_what_is_still_to_come_only(crew):
 def test_a_later_process_gets_its_state_from_its_peers_not_from_a_checkpoint(crew):
     crew = crew[0]()
     crew.start(A)
+    crew.fence(A, 1)
     crew.start(A)
     assert [spec.resume for spec in crew.process.told] == ["a checkpoint", None]
 
@@ -97,3 +132,73 @@ def test_workers_that_are_to_come_are_offered_once_when_their_step_begins(crew):
     assert sent == [Offer(worker=D), Offer(worker=None)]
     fired = [event.spec for _, event in read_events(events) if isinstance(event, FaultInjected)]
     assert fired == ["join:1.1@4", "join:new@5"]
+
+
+def test_an_offer_is_listed_and_queued_while_no_hello_can_be_made(crew):
+    """A hello in between would have it, and the offer would follow: two places would be filled."""
+    crew = crew[0]("join:new@1")
+    locked = []
+    crew.send = lambda message: locked.append(crew._lock.locked())
+    crew.reach(1)
+    assert locked == [True]
+    assert crew.hello().offers == (None,)
+
+
+def notices(path):
+    return [event.worker for _, event in read_events(path) if isinstance(event, Notice)]
+
+
+def test_a_process_that_runs_is_not_started_twice(crew):
+    make, _, events = crew
+    crew = make()
+    crew.start(A)
+    crew.expect(A)
+    crew.start(A)
+    assert len(crew.process.told) == 1
+    assert notices(events) == ["0.0"]
+    assert crew.hello().coming == (A,), "what was asked for is on its way: the one that runs"
+
+
+def test_one_that_was_asked_for_twice_comes_no_more_when_it_has_ended(crew):
+    make, sent, _ = crew
+    crew = make()
+    crew.start(A)
+    crew.expect(A)
+    crew.start(A)
+    crew.process.made[0].kill()
+    await_exit(sent)
+    assert crew.hello().coming == ()
+    assert crew.hello().exits == (Exited(worker=A, pid=1, status=-9),)
+
+
+def test_one_that_has_ended_is_started_again(crew):
+    make, sent, events = crew
+    crew = make()
+    crew.start(A)
+    crew.process.made[0].kill()
+    await_exit(sent)
+    crew.start(A)
+    assert len(crew.process.told) == 2
+    assert notices(events) == []
+
+
+def test_in_place_of_one_that_was_fenced_another_is_started_and_fenced_in_its_turn(crew):
+    crew = crew[0]()
+    crew.grace_s = LIMIT_S
+    crew.start(A)
+    crew.fence(A, 1)
+    crew.start(A)
+    assert [process.is_alive() for process in crew.process.made] == [True, True]
+    crew.fence(A, 1)  # told again: it is not the current one any more
+    crew.start(A)
+    assert len(crew.process.told) == 2
+    crew.fence(A, 2)
+    crew.start(A)
+    assert len(crew.process.told) == 3
+
+
+def await_exit(sent):
+    until = time.monotonic() + LIMIT_S
+    while not any(isinstance(message, Exited) for message in sent):
+        assert time.monotonic() < until
+        time.sleep(0.01)
