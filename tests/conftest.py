@@ -112,12 +112,13 @@ class EtcdServer:
         self.etcd = Etcd(host="127.0.0.1", port=self.port)
         self.start()
 
-    def start(self):
+    def start(self, *more):
+        """Starts it, with ``more`` flags."""
         client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peer_port}"
         flags = ["--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer]
         flags += ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
         with (self._folder / "etcd.log").open("ab") as log:
-            command = ["etcd", "--data-dir", str(self._folder / "data"), "--log-level", "error", *flags]
+            command = ["etcd", "--data-dir", str(self._folder / "data"), "--log-level", "error", *flags, *more]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         until = time.monotonic() + LIMIT_S
         while not self.answers():

@@ -17,6 +17,7 @@ HoldfastError
 │   └── ReplicaDiverged         owners of one layer disagree bitwise: our bug, or broken hardware
 ├── StorageError
 │   ├── MissingBlob             nothing under this name
+│   ├── StoreAway               the store does not answer now; it may come back
 │   ├── CorruptBlob             the bytes are not those that were written: expected, actual
 │   └── LogGap                  a log lacks an entry
 └── InternalError               our bug: never retried (exit code 1)
@@ -47,6 +48,7 @@ __all__ = [
     "StaleGeneration",
     "StateUnavailable",
     "StorageError",
+    "StoreAway",
 ]
 
 
@@ -153,6 +155,10 @@ class ReplicaDiverged(RecoveryError):
 
 class StorageError(HoldfastError):
     """A blob store or a file failed."""
+
+
+class StoreAway(StorageError):
+    """The store does not answer now, or has no leader; what was asked may have taken effect."""
 
 
 class MissingBlob(StorageError):

@@ -10,14 +10,15 @@ import http.client
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from holdfast.control.store import StoredDecision
-from holdfast.errors import ConfigError, CoordinatorUnavailable, StorageError
+from holdfast.errors import ConfigError, CoordinatorUnavailable, StorageError, StoreAway
 
 __all__ = ["Etcd", "EtcdStore", "Leadership", "parse_store_url"]
 
@@ -25,6 +26,17 @@ LEASE_S = 2
 _RENEW_S = 0.4
 _POLL_S = 0.05
 _CALL_S = 1.0
+
+_AWAY_STATUS = (408, 502, 503, 504)
+_AWAY_CODES = (1, 4, 14)
+"""gRPC's CANCELLED, DEADLINE_EXCEEDED and UNAVAILABLE, which the gateway hands on."""
+_BUSY = "too many requests"
+_NO_LEASE = "requested lease not found"
+_HELPS = (
+    ("request is too large", "; start etcd with a larger --max-request-bytes, or use control.store: sqlite"),
+    ("database space exceeded", "; compact and defragment etcd, then disarm its alarm (etcdctl alarm disarm)"),
+    ("HTTP status 404", "; its JSON gateway is needed (--enable-grpc-gateway)"),
+)
 
 
 def parse_store_url(url: str) -> tuple[str, int, str]:
@@ -41,39 +53,89 @@ def parse_store_url(url: str) -> tuple[str, int, str]:
     return host, int(port), prefix.strip("/") or "holdfast"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Etcd:
-    """Calls to one etcd server; each is a connection of its own, so nothing is to be repaired when it comes back."""
+    """Calls to one etcd server; each is a connection of its own, so nothing is to be repaired when it comes back.
+
+    Attributes:
+        host: name or address.
+        port: of etcd's clients.
+        note: told when etcd is waited for, and when it is back; may be called in any thread.
+    """
 
     host: str
     port: int
+    note: Callable[[str], None] = lambda text: None
+    _away: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Returns etcd's answer.
 
         Raises:
-            StorageError: it does not answer, or refuses. The call may have taken effect.
+            StoreAway: it does not answer now. The call may have taken effect.
+            StorageError: it refuses, and would again.
         """
         connection = http.client.HTTPConnection(self.host, self.port, timeout=_CALL_S)
         try:
             connection.request("POST", f"/v3/{path}", json.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()
-            answer = json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise StorageError(f"etcd at {self.host}:{self.port}: {type(error).__name__}: {error}") from None
+            data = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise StoreAway(f"{self}: {type(error).__name__}: {error}") from None
+        except ValueError as error:  # such as a name that no host can have
+            raise StorageError(f"{self}: {error}") from None
         finally:
             connection.close()
-        if response.status != 200:
-            raise StorageError(f"etcd at {self.host}:{self.port}: {answer.get('error', answer)}")
-        return dict(answer)
+        answer = _parsed(data)
+        if response.status != 200 or answer is None:
+            raise _refusal(str(self), response.status, answer)
+        return answer
+
+    def __str__(self) -> str:
+        return f"etcd at {self.host}:{self.port}"
 
     def patiently(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """As :meth:`call`, however long etcd is away."""
+        """As :meth:`call`, however long etcd is away.
+
+        Raises:
+            StorageError: it refuses, and would again.
+        """
         while True:
             try:
-                return self.call(path, body)
-            except StorageError:
+                answer = self.call(path, body)
+            except StoreAway as error:
+                self._tell(f"{error}; waiting for it", away=True)
                 time.sleep(_POLL_S)
+            else:
+                self._tell(f"{self}: it answers again", away=False)
+                return answer
+
+    def _tell(self, text: str, *, away: bool) -> None:
+        """Once each time that it goes away or comes back, whoever notices."""
+        with self._lock:
+            news, self._away = away != self._away, away
+        if news:
+            self.note(text)
+
+
+def _parsed(data: bytes) -> dict[str, Any] | None:
+    """The answer; None if it is not one of etcd's."""
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _refusal(who: str, status: int, answer: dict[str, Any] | None) -> StorageError:
+    """What an answer other than success means: whether to ask again, or what would help."""
+    code, text = (answer.get("code"), answer.get("error")) if answer else (None, None)
+    words = f"{who}: {text or f'HTTP status {status}, and no answer of etcd'}"
+    if status in _AWAY_STATUS or code in _AWAY_CODES or _BUSY in words:
+        return StoreAway(words)
+    helps = next((helps for part, helps in _HELPS if part in words), "")
+    return StorageError(words + helps)
 
 
 def _text(value: str | bytes) -> str:
@@ -106,7 +168,11 @@ class Leadership:
         self.revision = 0
 
     def win(self) -> None:
-        """Returns when we lead; :attr:`revision` tells our leadership from all others."""
+        """Returns when we lead; :attr:`revision` tells our leadership from all others.
+
+        Raises:
+            StorageError: etcd refuses what is needed for that.
+        """
         while not (lease := self._try()):
             time.sleep(_POLL_S)
         threading.Thread(target=self._renew, args=(lease,), name="lease", daemon=True).start()
@@ -116,7 +182,12 @@ class Leadership:
             return None
         lease = str(self._etcd.patiently("lease/grant", {"TTL": LEASE_S})["ID"])
         put = {"request_put": {"key": _text(self.key), "lease": lease}}
-        won = self._etcd.patiently("kv/txn", {"compare": [_is_new(self.key)], "success": [put]})
+        try:
+            won = self._etcd.patiently("kv/txn", {"compare": [_is_new(self.key)], "success": [put]})
+        except StorageError as error:
+            if _NO_LEASE not in str(error):
+                raise
+            return None  # we were stopped for so long that it ran out
         if won.get("succeeded"):
             self.revision = int(won["header"]["revision"])
             return lease
@@ -125,13 +196,22 @@ class Leadership:
     def _renew(self, lease: str) -> None:
         while True:
             time.sleep(_RENEW_S)
-            answer = self._etcd.patiently("lease/keepalive", {"ID": lease})
-            if int(answer.get("result", {}).get("TTL", 0)) <= 0:
+            if not self._renewed(lease):
                 return self._on_lost()
+
+    def _renewed(self, lease: str) -> bool:
+        try:
+            answer = self._etcd.patiently("lease/keepalive", {"ID": lease})
+        except StorageError as error:
+            self._etcd.note(str(error))
+            return False
+        return int(answer.get("result", {}).get("TTL", 0)) > 0
 
 
 class EtcdStore:
-    """Decisions of the one who leads; see :class:`holdfast.control.store.DecisionStore`.
+    """The newest decision of the one who leads; see :class:`holdfast.control.store.DecisionStore`.
+
+    Compressed, and without those before it: etcd takes requests of 1.5 MiB and holds few GiB, unless told otherwise.
 
     Args:
         etcd: where.
@@ -145,18 +225,19 @@ class EtcdStore:
         self._leadership = leadership
 
     def put(self, decision: StoredDecision) -> None:
-        """Stores a decision; waits while etcd is away.
+        """Stores a decision and deletes those before it; waits while etcd is away.
 
         Raises:
             CoordinatorUnavailable: we do not lead any more; nothing was stored.
-            StorageError: another decision has this number.
+            StorageError: another decision has this number, or etcd refuses it, as too large for example.
         """
-        key, body = f"{self._folder}{decision.revision:012d}", msgspec.json.encode(decision)
+        key, body = f"{self._folder}{decision.revision:012d}", zlib.compress(msgspec.json.encode(decision))
+        older = {"request_delete_range": {"key": _text(self._folder), "range_end": _text(key)}}
         ours = _created(self._leadership.key, self._leadership.revision)
         look = {"request_range": {"key": _text(key)}}
         transaction = {
             "compare": [ours, _is_new(key)],
-            "success": [{"request_put": {"key": _text(key), "value": _text(body)}}],
+            "success": [{"request_put": {"key": _text(key), "value": _text(body)}}, older],
             "failure": [{"request_range": {"key": _text(self._leadership.key)}}, look],
         }
         answer = self._etcd.patiently("kv/txn", transaction)
@@ -182,7 +263,9 @@ class EtcdStore:
             "limit": 1,
         }
         found = self._etcd.patiently("kv/range", query).get("kvs", [])
-        return msgspec.json.decode(base64.b64decode(found[0]["value"]), type=StoredDecision) if found else None
+        if not found:
+            return None
+        return msgspec.json.decode(zlib.decompress(base64.b64decode(found[0]["value"])), type=StoredDecision)
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -1,16 +1,21 @@
 """Leadership and decisions in a real etcd."""
 
+import base64
+import queue
+import re
 import threading
 
+import msgspec
 import pytest
 
 from holdfast.config.load import parse_job
-from holdfast.control.etcd import EtcdStore, Leadership, parse_store_url
-from holdfast.control.store import StoredDecision
+from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
+from holdfast.control.store import StoredDecision, StoredUpcoming
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
-from holdfast.errors import ConfigError, CoordinatorUnavailable, StorageError
+from holdfast.errors import ConfigError, CoordinatorUnavailable, StorageError, StoreAway
+from holdfast.recovery.strategies import ClusterView, adaptive
 
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
 LIMIT_S = 20.0
@@ -23,10 +28,11 @@ def decision(number, lost=()):
 class Coordinator:
     """What of a coordinator speaks to etcd."""
 
-    def __init__(self, server):
+    def __init__(self, server, **options):
+        etcd = Etcd(host="127.0.0.1", port=server.port, **options)
         self.lost = threading.Event()
-        self.leadership = Leadership(server.etcd, "job", self.lost.set)
-        self.store = EtcdStore(server.etcd, "job", self.leadership)
+        self.leadership = Leadership(etcd, "job", self.lost.set)
+        self.store = EtcdStore(etcd, "job", self.leadership)
 
 
 def expire(server):
@@ -102,6 +108,109 @@ def test_decisions_wait_for_an_etcd_that_is_away(etcd_server):
     etcd_server.start()
     assert stored.wait(LIMIT_S)
     assert one.store.latest() == decision(2)
+
+
+def test_that_etcd_is_waited_for_is_said_once_and_that_it_is_back_too(etcd_server):
+    said = queue.SimpleQueue()
+    one = Coordinator(etcd_server, note=said.put)
+    one.leadership.win()  # from now on a thread renews the lease, and waits for etcd, too
+    etcd_server.kill()
+    putting = threading.Thread(target=one.store.put, args=(decision(1),), daemon=True)
+    putting.start()
+    assert re.fullmatch(rf"etcd at 127\.0\.0\.1:{etcd_server.port}: .*; waiting for it", said.get(timeout=LIMIT_S))
+    etcd_server.start()
+    assert said.get(timeout=LIMIT_S).endswith(": it answers again")
+    putting.join(LIMIT_S)
+    assert one.store.latest() == decision(1)
+    assert said.empty()
+
+
+def refused(one):
+    """What is said of a decision that etcd will never take; it would be waited for for ever, were it asked again."""
+    with pytest.raises(StorageError) as caught:
+        one.store.put(decision(1))
+    assert not isinstance(caught.value, StoreAway)
+    return str(caught.value)
+
+
+def test_a_decision_that_is_too_large_is_refused_with_what_would_help(etcd_server):
+    etcd_server.kill()
+    etcd_server.start("--max-request-bytes", "200")
+    one = Coordinator(etcd_server)
+    one.leadership.win()
+    text = refused(one)
+    assert "etcdserver: request is too large; start etcd with a larger --max-request-bytes" in text
+    assert one.store.latest() is None
+
+
+def test_a_full_etcd_is_told_with_what_would_help(etcd_server):
+    one = Coordinator(etcd_server)
+    one.leadership.win()
+    etcd_server.etcd.call(
+        "maintenance/alarm", {"action": "ACTIVATE", "alarm": "NOSPACE", "memberID": member(etcd_server)}
+    )
+    assert "etcdserver: mvcc: database space exceeded; compact and defragment etcd" in refused(one)
+
+
+def member(server):
+    return server.etcd.call("maintenance/status", {})["header"]["member_id"]
+
+
+def test_a_server_that_is_no_etcd_is_told(etcd_server):
+    for wrong in ("nowhere", "../metrics"):
+        with pytest.raises(StorageError, match=r"HTTP status \d+, and no answer of etcd") as caught:
+            etcd_server.etcd.patiently(wrong, {})
+        assert not isinstance(caught.value, StoreAway)
+
+
+class Slow(Etcd):
+    """Between this one's calls the first lease runs out, as if it had been stopped."""
+
+    granted = 0
+
+    def call(self, path, body):
+        answer = super().call(path, body)
+        if path == "lease/grant":
+            Slow.granted += 1
+            if Slow.granted == 1:
+                super().call("lease/revoke", {"ID": answer["ID"]})
+        return answer
+
+
+def test_who_was_stopped_while_it_became_the_leader_tries_again(etcd_server, monkeypatch):
+    monkeypatch.setattr(Slow, "granted", 0)
+    leadership = Leadership(Slow(host="127.0.0.1", port=etcd_server.port), "job", pytest.fail)
+    leadership.win()
+    assert leadership.revision > 0
+    assert Slow.granted == 2
+
+
+def test_only_the_newest_decision_is_kept(etcd_server):
+    one = Coordinator(etcd_server)
+    one.leadership.win()
+    for number in range(1, 12):
+        one.store.put(decision(number))
+    query = {"key": key("job/decisions/"), "range_end": key("job/decisions0"), "keys_only": True}
+    (left,) = etcd_server.etcd.call("kv/range", query)["kvs"]
+    assert left["key"] == key("job/decisions/000000000011")
+    assert etcd_server.etcd.call("kv/range", {"key": key("job/leader")})["count"] == "1"
+
+
+def key(text):
+    return base64.b64encode(text.encode()).decode()
+
+
+def test_the_plans_of_a_large_grid_fit(etcd_server):
+    """Its JSON is larger than any request that etcd takes by default."""
+    plan = regular_plan(16, split_evenly(32, 16), 64)
+    lost = adaptive(ClusterView(healthy=plan, lost=frozenset([WorkerId(1, 1)]))).plan
+    prepared = StoredUpcoming(generation=3, plan=plan, entering=(WorkerId(1, 1),))
+    large = StoredDecision(revision=1, generation=2, healthy=plan, plan=lost, upcoming=prepared)
+    assert len(msgspec.json.encode(large)) > 1.5 * 2**20
+    one = Coordinator(etcd_server)
+    one.leadership.win()
+    one.store.put(large)
+    assert one.store.latest() == large
 
 
 def test_the_form_of_the_address():
