@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import socket
 import sqlite3
+import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from holdfast.control.store import StoredDecision
 from holdfast.core.faults import FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
-from holdfast.telemetry.events import StepOps, read_events
+from holdfast.telemetry.events import CoordinatorReady, StepOps, read_events
 from holdfast.telemetry.report import FATAL_KINDS
 
 JOBS = {
@@ -58,6 +61,10 @@ class Runs:
 
     def folder(self) -> Path:
         return self._factory.mktemp("run")
+
+    def absence(self, over: Callable[[list], bool]) -> Absence:
+        """A run directory and overrides with which a dead coordinator comes back only after ``over`` of the events."""
+        return Absence(self.folder(), over)
 
     def job(self, name: str, overrides: tuple[str, ...] = ()) -> Job:
         return parse_job(copy.deepcopy(JOBS[name]), overrides)
@@ -130,6 +137,53 @@ def stored_plans(run_dir: Path) -> dict:
     decisions = [msgspec.json.decode(body, type=StoredDecision) for (body,) in rows]
     prepared = {each.upcoming.generation: each.upcoming.plan for each in decisions if each.upcoming is not None}
     return prepared | {decision.generation: decision.plan for decision in decisions}
+
+
+class Absence:
+    """Keeps a coordinator that died away until something has happened: its port is taken meanwhile."""
+
+    def __init__(self, folder: Path, over: Callable[[list], bool]) -> None:
+        self.run_dir = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.overrides = (f"control.port={self.port}", "control.restart_delay_s=1.0")
+        self._over = over
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._take, daemon=True)
+
+    def __enter__(self) -> Absence:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _events(self) -> list:
+        path = self.run_dir / "events.jsonl"
+        return [event for _, event in read_events(path)] if path.exists() else []
+
+    def _await(self, condition: Callable[[], bool]) -> None:
+        while not condition() and not self._ended.wait(0.01):
+            pass
+
+    def _take(self) -> None:
+        self._await(lambda: any(isinstance(event, CoordinatorReady) for event in self._events()))
+        with socket.socket() as holder:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # its connections may not be quite over
+            self._await(lambda: _binds(holder, self.port))
+            if not self._ended.is_set():
+                holder.listen(128)
+            self._await(lambda: self._over(self._events()))
+
+
+def _binds(holder: socket.socket, port: int) -> bool:
+    try:
+        holder.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="session")

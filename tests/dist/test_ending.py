@@ -74,11 +74,22 @@ def gone(process: psutil.Process) -> bool:
 
 
 @pytest.fixture
-def job(tmp_path):
-    job = Job(tmp_path)
-    yield job
-    job.process.kill()
-    job.process.communicate()
+def start(tmp_path):
+    jobs = []
+
+    def make(*arguments):
+        jobs.append(Job(tmp_path, *arguments))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.process.kill()
+        job.process.communicate()
+
+
+@pytest.fixture
+def job(start):
+    return start()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -103,7 +114,8 @@ def test_nothing_is_left_when_the_agent_itself_is_killed(job):
     poll(lambda: all(gone(p) for p in family), 5.0, "the end of every process")
 
 
-def test_a_coordinator_killed_from_outside_is_started_again_and_one_that_cannot_live_ends_the_job(job):
+def test_a_coordinator_killed_from_outside_is_started_again_and_one_that_cannot_live_ends_the_job(start):
+    job = start("--set", "control.restart_window_s=900")
     job.wait_for_step(1)
     family = job.family()
     for number in range(1, 7):
@@ -112,7 +124,7 @@ def test_a_coordinator_killed_from_outside_is_started_again_and_one_that_cannot_
     poll(lambda: all(gone(p) for p in family), 10.0, "the end of every process")
     returncode, errors = job.end()
     assert returncode == 1
-    assert "the coordinator died 6 times within 10 s, it is not started again; the last time: signal 9" in errors
+    assert "the coordinator died 6 times within 900 s, it is not started again; the last time: signal 9" in errors
     assert "Traceback" not in errors
 
 

@@ -180,10 +180,11 @@ class Control(_Plain, frozen=True, kw_only=True):
     on without one before they end themselves, and so long one that was started again waits for those it knows of;
     until all are back, or given up, it holds nobody for hung.
 
-    ``restart_delay_s``: how long its supervisor waits before it starts a dead coordinator again. ``tls``: certificates
-    that both ends of a connection must show; without them connections are in the clear. ``store``: where decisions are
-    kept, ``sqlite`` (in the run directory) or ``etcd://HOST:PORT[/PREFIX]``. ``coordinators``: how many, of which one
-    leads and the others stand by; more than one needs etcd.
+    ``restart_delay_s``: how long its supervisor waits before it starts a dead coordinator again; six deaths within
+    ``restart_window_s`` end the job. ``tls``: certificates that both ends of a connection must show; without them
+    connections are in the clear. ``store``: where decisions are kept, ``sqlite`` (in the run directory) or
+    ``etcd://HOST:PORT[/PREFIX]``. ``coordinators``: how many, of which one leads and the others stand by; more than one
+    needs etcd.
     """
 
     host: str = "127.0.0.1"
@@ -193,6 +194,7 @@ class Control(_Plain, frozen=True, kw_only=True):
     fence_grace_s: NonNegative = 1.0
     reattach_s: PositiveFloat = 60.0
     restart_delay_s: NonNegative = 0.0
+    restart_window_s: PositiveFloat = 10.0
     tls: Tls | None = None
     store: str = "sqlite"
     coordinators: Positive = 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
 from holdfast.storage.checkpoints import Checkpoints, Facts
-from holdfast.telemetry.events import EventLog, Notice
+from holdfast.telemetry.events import CoordinatorReady, EventLog, Notice
 
 __all__ = ["METHOD", "SERVICE", "Committer", "Coordinator", "serve"]
 
@@ -133,9 +134,14 @@ class Coordinator:
     _dying: asyncio.Task[None] | None = None
     _goodbye: asyncio.Event = field(default_factory=asyncio.Event)
     _resigned: bool = False
+    _began_at: int = 0
     _unplannable: set[frozenset[WorkerId]] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _committing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        """Keeps the generation that the store told, for the log."""
+        self._began_at = self.membership.generation
 
     def handle(self, event: Message | Closed | Tick | Planned | Settled) -> None:
         """Takes one event: decides, stores, records, sends."""
@@ -292,7 +298,11 @@ class Coordinator:
         self._goodbye.set()
 
     async def run(self) -> bool:
-        """Lets time pass until the job has ended and everyone was told; returns False if another one leads now."""
+        """Lets time pass until the job has ended and everyone was told; returns False if another one leads now.
+
+        To be called once connections are accepted.
+        """
+        self.log.write(self.clock(), CoordinatorReady(pid=os.getpid(), generation=self._began_at))
         if self.membership.phase is Phase.ENDED:  # we were started again, after the end
             self._goodbye.set()
         while not self._goodbye.is_set():

@@ -47,10 +47,9 @@ from holdfast.runtime.processes import (
     probe_main,
 )
 from holdfast.runtime.resume import checkpoints_url
-from holdfast.runtime.supervision import RestartLimit, describe_exit
+from holdfast.runtime.supervision import RestartLimit, StartAgain, Supervisor
 from holdfast.telemetry.events import (
     CheckpointRejected,
-    CoordinatorLost,
     Event,
     EventLog,
     JobEnded,
@@ -81,6 +80,9 @@ class _CoordinatorEnded:
 
     process: BaseProcess
     spec: CoordinatorSpec
+
+
+_Item = Command | Exception | _CoordinatorEnded | StartAgain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +140,13 @@ class Agent:
     resume: ResumeFrom | None = None
     on_event: Callable[[Event], None] = lambda event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
-    _inbox: queue.SimpleQueue[Command | Exception | _CoordinatorEnded] = field(default_factory=queue.SimpleQueue)
+    _inbox: queue.SimpleQueue[Command | Exception | _CoordinatorEnded | StartAgain] = field(
+        default_factory=queue.SimpleQueue
+    )
     _interrupted: Interrupted | None = None
     _networks: Networks | None = None
     _crew: Crew | None = None
     _others: list[BaseProcess] = field(default_factory=list)
-    _restarts: RestartLimit = field(default_factory=RestartLimit)
 
     def run(self) -> Outcome:
         """Trains to the end, whatever dies; no process of the job is left when this returns or raises.
@@ -155,6 +158,7 @@ class Agent:
         """
         self._check_faults()
         self._check_tls()
+        self._check_store()
         # Gloo reports every lost peer on stderr as an error of its own; here it is an event, told once, by us.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         with contextlib.ExitStack() as stack:
@@ -172,7 +176,7 @@ class Agent:
             spec = self._coordinator_spec(plan, probed)
             ports = [self._start_coordinator(spec) for _ in range(self.job.control.coordinators)]
             stack.enter_context(contextlib.closing(self._start(spec, ports, probed, log)))
-            outcome = self._watch(lambda ended: self._restart_coordinator(ended, log))
+            outcome = self._watch(self._supervisor(log))
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
             return self._with_hashes(outcome)
 
@@ -378,20 +382,26 @@ class Agent:
             resume=self.resume,
         )
 
-    def _store(self) -> str:
-        """The database in the run directory, or a prefix of this run's own in etcd.
+    def _check_store(self) -> None:
+        """Asks etcd, if decisions are to be there, before anything is made.
 
         Raises:
             ConfigError: there is no etcd.
         """
-        url = self.job.control.store
-        if url == "sqlite":
-            return str(self.run_dir / "control.db")
-        host, port, prefix = parse_store_url(url)
+        if self.job.control.store == "sqlite":
+            return
+        host, port, _ = parse_store_url(self.job.control.store)
         try:
             Etcd(host=host, port=port).call("maintenance/status", {})
         except StorageError as error:
             raise ConfigError(f"control.store: {error}") from None
+
+    def _store(self) -> str:
+        """The database in the run directory, or a prefix of this run's own in etcd."""
+        url = self.job.control.store
+        if url == "sqlite":
+            return str(self.run_dir / "control.db")
+        host, port, prefix = parse_store_url(url)
         return f"etcd://{host}:{port}/{prefix}/{self.job.name}-{secrets.token_hex(8)}"
 
     def _start_coordinator(self, spec: CoordinatorSpec) -> int:
@@ -405,32 +415,23 @@ class Agent:
         threading.Thread(target=tell, name="supervisor", daemon=True).start()
         return port
 
-    def _restart_coordinator(self, ended: _CoordinatorEnded, log: EventLog) -> None:
-        """Starts the coordinator again, on the same port and with the same store, unless it ended in good order.
+    def _supervisor(self, log: EventLog) -> Supervisor:
+        control = self.job.control
+        return Supervisor(
+            start=self._start_coordinator,
+            later=self._put_later,
+            clock=time.monotonic,
+            log=log,
+            delay_s=control.restart_delay_s,
+            patience_s=control.reattach_s,
+            limit=RestartLimit(within_s=control.restart_window_s),
+        )
 
-        Raises:
-            InternalError: it died too often.
-        """
-        ended.process.join()
-        if ended.process.exitcode == 0:
-            return
-        how = describe_exit(ended.process.exitcode)
-        while True:
-            log.write(time.monotonic(), CoordinatorLost(how=how))
-            self._restarts.note(time.monotonic(), how)
-            self._pause(self.job.control.restart_delay_s)
-            try:
-                self._start_coordinator(ended.spec)
-            except (ConfigError, InternalError) as error:  # its port may be in use, or it died at once
-                how = f"could not be started again: {error}"
-            else:
-                return
-
-    def _pause(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self._raise_if_interrupted()
-            time.sleep(min(left, 0.05))
+    def _put_later(self, delay_s: float, item: StartAgain) -> None:
+        """Puts it into the inbox after a while; meanwhile whatever else comes is handled."""
+        timer = threading.Timer(min(delay_s, threading.TIMEOUT_MAX), self._inbox.put, (item,))
+        timer.daemon = True
+        timer.start()
 
     def _num_nodes(self) -> int:
         grid = self.job.grid
@@ -483,7 +484,7 @@ class Agent:
     def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
         self._inbox.put(error or CoordinatorUnavailable("the coordinator closed the connection"))
 
-    def _watch(self, restart_coordinator: Callable[[_CoordinatorEnded], None]) -> Outcome:
+    def _watch(self, supervisor: Supervisor) -> Outcome:
         """Follows the job until it ends."""
         assert self._crew is not None
         while True:
@@ -492,14 +493,17 @@ class Agent:
                 case Progress():
                     self._crew.reach(item.step + 1)
                     self.on_progress(item)
-                case _CoordinatorEnded():
-                    restart_coordinator(item)
+                case _CoordinatorEnded(process=process, spec=spec):
+                    process.join()
+                    supervisor.on_ended(spec, process.exitcode)
+                case StartAgain():
+                    supervisor.again(item)
                 case Fence(worker=worker, pid=pid):
                     self._crew.fence(worker, pid)
                 case Spawn(worker=worker):
                     self._crew.start(worker)
-                case Strike(spec=spec):
-                    self._crew.strike(Fault.parse(spec))
+                case Strike(spec=text):
+                    self._crew.strike(Fault.parse(text))
                 case Ended():
                     return Outcome(
                         outcome=item.outcome,
@@ -510,6 +514,6 @@ class Agent:
                         lost_layers=item.lost_layers,
                     )
                 case CoordinatorUnavailable():
-                    raise InternalError(f"the coordinator is gone, the job cannot go on: {item}")
+                    raise supervisor.gone(item)
                 case Exception():
                     raise item

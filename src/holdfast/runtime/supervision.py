@@ -1,12 +1,17 @@
-"""How often a process that dies is started again."""
+"""When, and how often, a coordinator that dies is started again."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
-from holdfast.errors import InternalError
+from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError
+from holdfast.runtime.processes import CoordinatorSpec
+from holdfast.telemetry.events import CoordinatorLost, EventLog, Notice
 
-__all__ = ["RestartLimit", "describe_exit"]
+__all__ = ["RestartLimit", "StartAgain", "Supervisor", "describe_exit"]
+
+RETRY_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,3 +48,83 @@ class RestartLimit:
 def describe_exit(status: int | None) -> str:
     """Says how a process ended; ``status`` is its exit code, or minus the signal's number."""
     return f"signal {-status}" if status is not None and status < 0 else f"exit code {status}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAgain:
+    """It is time to start a coordinator again; ``since``: when that first could not be done, None at first."""
+
+    spec: CoordinatorSpec
+    since: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Supervisor:
+    """Starts dead coordinators again.
+
+    Attributes:
+        start: starts one; raises ConfigError if it cannot listen, and InternalError if it dies before it does.
+        later: hands what it is given to :meth:`again` after so many seconds.
+        clock: seconds, monotonic.
+        log: the job's events.
+        delay_s: between a death and the next start.
+        patience_s: how long a start may fail because something is in its way, such as a port that is taken.
+        limit: of deaths.
+    """
+
+    start: Callable[[CoordinatorSpec], object]
+    later: Callable[[float, StartAgain], None]
+    clock: Callable[[], float]
+    log: EventLog
+    delay_s: float
+    patience_s: float
+    limit: RestartLimit
+    _obstacle: str = ""
+
+    def on_ended(self, spec: CoordinatorSpec, status: int | None) -> None:
+        """One has ended; ``status`` is its exit code, or minus the signal's number.
+
+        Raises:
+            InternalError: they die too often.
+        """
+        if status != 0:
+            self._on_death(StartAgain(spec=spec), describe_exit(status))
+
+    def again(self, wanted: StartAgain) -> None:
+        """Starts one again, or tries later.
+
+        Raises:
+            InternalError: they die too often.
+            ConfigError: it cannot be started for longer than ``patience_s``.
+        """
+        try:
+            self.start(wanted.spec)
+        except InternalError as error:
+            self._on_death(wanted, f"could not be started again: {error}")
+        except ConfigError as error:  # that is no death
+            self._on_obstacle(wanted, str(error))
+        else:
+            self._obstacle = ""
+
+    def gone(self, why: CoordinatorUnavailable) -> ConfigError | InternalError:
+        """The error to end the job with when there was none for too long."""
+        if self._obstacle:
+            return ConfigError(f"the coordinator died and cannot be started again: {self._obstacle}")
+        return InternalError(f"the coordinator is gone, the job cannot go on: {why}")
+
+    def _on_death(self, wanted: StartAgain, how: str) -> None:
+        now = self.clock()
+        self.log.write(now, CoordinatorLost(how=how))
+        self.limit.note(now, how)
+        self.later(self.delay_s, wanted)
+
+    def _on_obstacle(self, wanted: StartAgain, why: str) -> None:
+        now, self._obstacle = self.clock(), why
+        if wanted.since is None:
+            wanted = replace(wanted, since=now)
+            text = f"the dead coordinator cannot be started again yet, it is tried every {RETRY_S:g} s: {why}"
+            self.log.write(now, Notice(worker="agent", text=text))
+        assert wanted.since is not None
+        if now - wanted.since >= self.patience_s:
+            raise ConfigError(f"the coordinator died and could not be started again for {self.patience_s:g} s: {why}")
+        self.later(RETRY_S, wanted)

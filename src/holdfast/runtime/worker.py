@@ -47,7 +47,7 @@ from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.transfer import StateServer
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints, Facts
-from holdfast.telemetry.events import CoordinatorReady, EventLog, FaultInjected, Notice, WorkerReady, read_events
+from holdfast.telemetry.events import EventLog, FaultInjected, Notice, WorkerReady, read_events
 
 __all__ = ["run_coordinator", "run_digest", "run_find", "run_probe", "run_worker"]
 
@@ -270,22 +270,28 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     except ConfigError as error:
         answer.send_bytes(b"error " + str(error).encode())
         os._exit(2)
+    except StorageError as error:  # while it stood by: whoever supervises it has its answer already
+        _note(log, f"ends itself: {error}")
+        os._exit(1)
 
 
 def _win(spec: CoordinatorSpec, log: EventLog) -> Coordinator:
     """Waits until we lead."""
     host, port, prefix = parse_store_url(spec.store)
-    etcd = Etcd(host=host, port=port)
+    etcd = Etcd(host=host, port=port, note=lambda text: _note(log, text))
     leadership = Leadership(etcd, prefix, on_lost=lambda: os._exit(_SUPERSEDED))
     leadership.win()
     return _coordinator(spec, log, EtcdStore(etcd, prefix, leadership))
+
+
+def _note(log: EventLog, text: str) -> None:
+    log.write(time.monotonic(), Notice(worker="coordinator", text=text))
 
 
 def _coordinator(spec: CoordinatorSpec, log: EventLog, etcd: EtcdStore | None) -> Coordinator:
     """One that begins the job, or goes on with what its store remembers."""
     store = etcd or DecisionStore(Path(spec.store))
     membership = _membership(spec, store.latest())
-    log.write(time.monotonic(), CoordinatorReady(pid=os.getpid(), generation=membership.generation))
     checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
     return Coordinator(
         membership=membership,

@@ -201,7 +201,7 @@ class CoordinatorLost(_Event, frozen=True, tag="coordinator_lost", kw_only=True)
 
 
 class CoordinatorReady(_Event, frozen=True, tag="coordinator_ready", kw_only=True):
-    """A coordinator accepts connections; ``generation`` is what its store told, 0 if nothing."""
+    """A coordinator leads and accepts connections; ``generation`` is what its store told, 0 if nothing."""
 
     pid: int
     generation: int

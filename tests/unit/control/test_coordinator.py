@@ -43,7 +43,7 @@ from holdfast.control.token import TOKEN_KEY
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable
-from holdfast.telemetry.events import Agreed, Detected, EventLog, Installed, Rebuilt, read_events
+from holdfast.telemetry.events import Agreed, CoordinatorReady, Detected, EventLog, Installed, Rebuilt, read_events
 
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
 A, B = PLAN.workers
@@ -213,7 +213,7 @@ def test_a_whole_job(service, connect):
         client.close()
     service.join()
     kinds = [type(event) for _, event in read_events(service.events)]
-    assert kinds == [Installed, Agreed, Rebuilt]
+    assert kinds == [CoordinatorReady, Installed, Agreed, Rebuilt]
 
 
 def attached(connect):
