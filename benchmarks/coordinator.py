@@ -80,7 +80,7 @@ def _summary(grid: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _show(summary: list[dict[str, Any]]) -> None:
-    header = ["grid", "runs", "death seen to listening again", "listening to all back", "< 500 ms"]
+    header = ["grid", "runs", "death seen to ready again", "ready to all back", "< 500 ms"]
     rows = [
         [
             row["grid"],

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
+from holdfast.control.membership import MAX_RESTORABLE
+from holdfast.control.messages import StateAt
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.processes import Found, ResumeFrom
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints, Facts
 
-__all__ = ["checkpoints_url", "differences", "find", "parse_resume"]
+__all__ = ["checkpoints_url", "differences", "find", "parse_resume", "with_found"]
 
 _AT_STEP = re.compile(r"(?P<place>.+)@(?P<step>[0-9]{1,18})", re.ASCII | re.DOTALL)
 
@@ -82,6 +85,22 @@ def find(job: Job, resume: ResumeFrom | None, url: str, facts: Facts) -> Found |
     if job.checkpoint.every:
         _refuse_later(url, manifest.step, frozenset(each.step for each in sound.rejected))
     return Found(step=manifest.step, rejected=sound.rejected)
+
+
+def with_found(known: Sequence[StateAt], checkpoints: Checkpoints) -> tuple[StateAt, ...]:
+    """Returns the states that can be loaded, the newest first: those known, and the checkpoints that the store holds.
+
+    A coordinator that wrote one may have died before it could remember it, and after it had deleted those that it does
+    remember.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    found = {step: StateAt(url=checkpoints.url, step=step) for step in checkpoints.steps()}
+    if not found:
+        return tuple(known)
+    older = {each.step: each for each in known if each.url is not None}  # the start is for before the first checkpoint
+    return tuple(sorted((older | found).values(), key=lambda each: -each.step)[:MAX_RESTORABLE])
 
 
 def differences(saved: Facts, wanted: Facts) -> tuple[str, ...]:

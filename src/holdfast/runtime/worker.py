@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from holdfast.runtime.injection import Injector
 from holdfast.runtime.isolation import Namespace
 from holdfast.runtime.life import LifeStage, WorkerLife
 from holdfast.runtime.processes import CoordinatorSpec, ResumeFrom, WorkerSpec
-from holdfast.runtime.resume import find
+from holdfast.runtime.resume import find, with_found
 from holdfast.runtime.shell import Shell
 from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.transfer import StateServer
@@ -291,8 +292,8 @@ def _note(log: EventLog, text: str) -> None:
 def _coordinator(spec: CoordinatorSpec, log: EventLog, etcd: EtcdStore | None) -> Coordinator:
     """One that begins the job, or goes on with what its store remembers."""
     store = etcd or DecisionStore(Path(spec.store))
-    membership = _membership(spec, store.latest())
     checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
+    membership = _membership(spec, store.latest(), checkpoints, log)
     return Coordinator(
         membership=membership,
         store=store,
@@ -311,7 +312,9 @@ def _still_due(spec: CoordinatorSpec) -> tuple[Fault, ...]:
     return tuple(fault for fault in spec.faults if str(fault) not in fired)
 
 
-def _membership(spec: CoordinatorSpec, stored: StoredDecision | None) -> Membership:
+def _membership(
+    spec: CoordinatorSpec, stored: StoredDecision | None, checkpoints: Checkpoints, log: EventLog
+) -> Membership:
     begins = Membership(
         healthy=spec.plan,
         steps=spec.job.train.steps,
@@ -323,7 +326,14 @@ def _membership(spec: CoordinatorSpec, stored: StoredDecision | None) -> Members
     )
     if stored is None:
         return begins
-    return restore(begins, stored, reattach_until=time.monotonic() + spec.job.control.reattach_s)
+    state = restore(begins, stored, reattach_until=time.monotonic() + spec.job.control.reattach_s)
+    if not spec.job.checkpoint.every:
+        return state
+    try:
+        return replace(state, restorable=with_found(state.restorable, checkpoints))
+    except StorageError as error:  # it may be back when one is needed
+        _note(log, f"the checkpoints that it had written before it died could not be listed: {error}")
+        return state
 
 
 def _restorable(spec: CoordinatorSpec) -> tuple[StateAt, ...]:

@@ -6,11 +6,18 @@ import msgspec
 import pytest
 
 from holdfast.config.load import dump_job, parse_job
-from holdfast.errors import ConfigError
-from holdfast.runtime.processes import Found, ResumeFrom
+from holdfast.control.membership import MAX_RESTORABLE
+from holdfast.control.messages import StateAt
+from holdfast.control.store import StoredDecision
+from holdfast.core.builders import regular_plan
+from holdfast.core.placement import split_evenly
+from holdfast.errors import ConfigError, StorageError
+from holdfast.runtime.processes import CoordinatorSpec, Found, ResumeFrom
 from holdfast.runtime.resume import checkpoints_url, differences, find, parse_resume
+from holdfast.runtime.worker import _membership
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected
+from holdfast.telemetry.events import EventLog, read_events
 
 JOB = {
     "model": {"kind": "gpt", "layers": 1, "width": 8, "heads": 2},
@@ -159,3 +166,70 @@ def test_a_run_directory_stands_for_its_checkpoints(tmp_path, url):
     expected = url or str(tmp_path / "checkpoints")
     assert checkpoints_url(of, tmp_path) == expected
     assert parse_resume(f"{tmp_path}@5") == ResumeFrom(url=expected, step=5)
+
+
+# What a coordinator that is started again can fall back to.
+
+PLAN = regular_plan(1, split_evenly(2, 1), 2)
+START = StateAt(url=None, step=0)
+
+
+@pytest.fixture
+def restarted(tmp_path):
+    """What a coordinator knows whose decisions remember ``known``, and what it logs."""
+    log = EventLog(tmp_path / "events.jsonl")
+
+    def restart(*known, store=None, **sections):
+        store = store or LocalStore(tmp_path / "a")
+        spec = CoordinatorSpec(
+            job=job(**sections),
+            plan=PLAN,
+            token="t",
+            store="",
+            events="",
+            directory="",
+            checkpoints=store.url,
+            facts=FACTS,
+            port=0,
+            faults=(),
+        )
+        stored = StoredDecision(revision=1, generation=1, healthy=PLAN, plan=PLAN, restorable=known)
+        return _membership(spec, stored, Checkpoints(store), log).restorable
+
+    yield restart, lambda: [event.text for _, event in read_events(tmp_path / "events.jsonl")]
+    log.close()
+
+
+def test_a_checkpoint_written_just_before_the_death_is_known_to_the_next_coordinator(tmp_path, restarted):
+    make(tmp_path / "a", 8)  # the one of step 4 was deleted once this one was there
+    url = LocalStore(tmp_path / "a").url
+    old, new = StateAt(url=url, step=4), StateAt(url=url, step=8)
+    restart, _ = restarted
+    assert restart(old) == (new, old)
+    assert restart(new) == (new,)
+    assert restart(START) == (new,), "the first checkpoint takes the place of the start"
+
+
+def test_where_the_run_went_on_from_stays_known_and_so_does_the_start(tmp_path, restarted):
+    make(tmp_path / "a", 8)
+    elsewhere, restart = StateAt(url="s3://other", step=6), restarted[0]
+    assert restart(elsewhere) == (StateAt(url=LocalStore(tmp_path / "a").url, step=8), elsewhere)
+    assert restart(START, store=LocalStore(tmp_path / "empty")) == (START,)
+    assert restart(checkpoint={"every": 0}) == (), "what is there is not of this run"
+
+
+def test_no_more_are_kept_in_mind_than_otherwise(tmp_path, restarted):
+    make(tmp_path / "a", *range(1, 13))
+    assert [each.step for each in restarted[0]()] == list(range(12, 12 - MAX_RESTORABLE, -1))
+
+
+def test_a_coordinator_begins_without_the_store(tmp_path, restarted):
+    class Away(LocalStore):
+        def list(self):
+            raise StorageError("nobody answers")
+
+    restart, notices = restarted
+    known = StateAt(url="s3://other", step=6)
+    assert restart(known, store=Away(tmp_path / "a")) == (known,)
+    (text,) = notices()
+    assert text == "the checkpoints that it had written before it died could not be listed: nobody answers"
