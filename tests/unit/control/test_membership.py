@@ -5,9 +5,6 @@ from dataclasses import replace
 import pytest
 
 from holdfast.control.membership import (
-    DETACHED_GRACE_S,
-    MAX_REFORMATIONS,
-    SUSPICION_GRACE_S,
     Closed,
     Membership,
     Phase,
@@ -19,6 +16,7 @@ from holdfast.control.membership import (
     plan_recovery,
     unplanned,
 )
+from holdfast.control.membership.watching import DETACHED_GRACE_S, MAX_REFORMATIONS, SUSPICION_GRACE_S
 from holdfast.control.messages import (
     Attached,
     Blob,

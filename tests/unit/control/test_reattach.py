@@ -3,7 +3,6 @@
 import pytest
 
 from holdfast.control.membership import (
-    DETACHED_GRACE_S,
     Closed,
     Membership,
     Phase,
@@ -14,6 +13,7 @@ from holdfast.control.membership import (
     restore,
     to_store,
 )
+from holdfast.control.membership.watching import DETACHED_GRACE_S
 from holdfast.control.messages import (
     Attached,
     Ended,
