@@ -749,3 +749,42 @@ def test_all_waiting_for_one_another_are_connected_anew(steady):
 def test_a_strike_is_passed_on_to_the_agent(steady):
     strike = Strike(worker=W10, spec="kill-node:1@3:start")
     assert steady.give(strike).told == [(None, strike)]
+
+
+def test_the_closed_connection_of_one_that_has_left_keeps_nobody_else_from_being_judged(running):
+    """It is told between the vote and the boundary; later ticks must not stumble over a worker that is gone."""
+    running.joined().give(Leaving(worker=W10)).give(Closed(worker=W10, pid=1), now=1.0)
+    running.joined(step=5).give(Tick(now=1.0))
+    assert (running.state.lost, running.state.detached) == ({W10}, {})
+    running.give(Closed(worker=W11, pid=1), now=9.0).give(Tick(now=30.0))
+    assert running.state.lost == {W10, W11}
+
+
+def test_one_that_enters_and_is_told_to_go_does_so_when_it_has_caught_up(entered):
+    entered.give(Leaving(worker=W10))
+    assert entered.state.upcoming.plan == PLAN, "first all go over to where it computes"
+    entered.joined(step=7)
+    assert W10 not in entered.state.upcoming.plan.workers
+    entered.joined(step=8)
+    assert (entered.state.lost, entered.state.leaving) == ({W10}, frozenset())
+
+
+def test_the_error_of_a_process_whose_place_has_another_ends_nothing(entered):
+    entered.give(Failure(worker=W10, pid=1, error="late", user_fault=False))
+    assert (entered.state.phase, entered.told, entered.recorded) == (Phase.RUNNING, [], [])
+
+
+def test_the_error_of_one_that_was_to_come_is_told(short):
+    short.give(Offer(worker=W10)).give(Failure(worker=W10, pid=2, error="no module named x", user_fault=True))
+    assert short.state.phase is Phase.RUNNING
+    assert short.recorded == [Notice(worker="1.0", text="could not come: no module named x")]
+
+
+def test_what_the_agent_is_asked_while_it_is_away_is_asked_once(short):
+    """A Spawn that waits for it and its offer that comes back would be two processes for one place."""
+    short.give(Closed(worker=None, pid=0)).give(Offer(worker=W10))
+    assert short.commands(Spawn) == {}
+    short.give(Hello(worker=None, pid=0, offers=(W10,)))
+    assert short.commands(Spawn) == {None: Spawn(worker=W10)}
+    short.give(Closed(worker=None, pid=0)).give(Hello(worker=None, pid=0, coming=(W10,)))
+    assert (short.commands(Spawn), short.state.expected) == ({}, {W10})

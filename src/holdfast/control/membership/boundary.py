@@ -8,7 +8,17 @@ import msgspec
 
 from holdfast.control.detection import forget
 from holdfast.control.membership.forming import installed
-from holdfast.control.membership.state import Decision, Membership, Phase, Record, Upcoming, notice, prefixed, tell_each
+from holdfast.control.membership.state import (
+    Decision,
+    Membership,
+    Phase,
+    Record,
+    Upcoming,
+    notice,
+    prefixed,
+    tell_each,
+    without,
+)
 from holdfast.control.messages import Install, Joined, Left, Resume, Synced
 from holdfast.core.ids import WorkerId
 from holdfast.recovery.actions import ClusterView
@@ -31,17 +41,18 @@ def change_members(state: Membership) -> Decision:
     """Prepares the next generation if somebody is to come or go and nothing else is under way."""
     if state.phase is not Phase.RUNNING or state.upcoming is not None or len(state.joined) < len(state.alive):
         return state, ()
-    if not (state.arriving or state.entering or state.leaving):
+    going = state.leaving & frozenset(state.full)
+    if not (state.arriving or state.entering or going):
         return state, ()
     entering = state.arriving
-    full = frozenset(state.alive) - state.leaving  # nobody goes over before whoever is entering now has caught up
+    full = frozenset(state.alive) - going  # nobody goes over before whoever is entering now has caught up
     view = ClusterView(healthy=state.healthy, lost=frozenset(state.healthy.workers) - full, entering=entering)
     recovery = at_boundary(view)
     if recovery.plan is None:
         layers = ", ".join(map(str, recovery.lost_layers))
         text = f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does"
-        notices = (notice(worker, text) for worker in sorted(state.leaving))
-        return prefixed(notices, change_members(replace(state, leaving=frozenset())))
+        notices = (notice(worker, text) for worker in sorted(going))
+        return prefixed(notices, change_members(replace(state, leaving=state.leaving - going)))
     generation = state.generation + 1
     upcoming = Upcoming(generation=generation, plan=recovery.plan, entering=entering)
     order = Install(generation=generation, plan=recovery.plan, at_boundary=True, entering=tuple(sorted(entering)))
@@ -65,7 +76,7 @@ def on_left(state: Membership, upcoming: Upcoming, left: Left) -> Decision:
 
 def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
     """The workers have crossed: what was prepared is what runs."""
-    gone = state.leaving - frozenset(upcoming.plan.workers)
+    gone = (state.leaving & frozenset(state.alive)) - frozenset(upcoming.plan.workers)
     arrived = state.arriving & upcoming.entering
     state = replace(
         state,
@@ -84,6 +95,7 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
         planned={},
         resume_step=step,
         suspected_at=None,
+        detached=without(state.detached, *gone),
         watch=forget(state.watch, gone),
     )
     parted = (Record(event=Parted(worker=str(worker), step=step)) for worker in sorted(gone))

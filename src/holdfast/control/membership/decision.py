@@ -44,7 +44,7 @@ from holdfast.control.membership.losses import on_exited, on_lost
 from holdfast.control.membership.progress import on_finished, on_settled, on_shard, on_step_done
 from holdfast.control.membership.reattaching import on_parted
 from holdfast.control.membership.recovering import on_unreadable
-from holdfast.control.membership.state import Closed, Decision, Membership, Phase, Planned, Tell, Tick, Upcoming
+from holdfast.control.membership.state import Closed, Decision, Membership, Phase, Planned, Tell, Tick, Upcoming, notice
 from holdfast.control.membership.storing import counted
 from holdfast.control.membership.vacancies import on_offer
 from holdfast.control.membership.watching import on_closed, on_suspect, on_tick
@@ -107,19 +107,19 @@ def _decide(state: Membership, event: Message | Closed | Tick | Planned | Settle
             return on_hello(state, worker, event)
         case Exited(worker=worker, pid=pid, status=status):
             return on_exited(state, worker, pid, status)
-        case Closed(worker=worker, pid=pid) if state.pids.get(worker, pid) == pid:
+        case Closed(worker=worker, pid=pid) if worker is None or state.pids.get(worker, pid) == pid:
             return on_closed(state, worker, now)
         case NodeLost(node=node, workers=workers):
             return on_lost(state, dict.fromkeys(workers, f"node {node} is gone"))
-        case Failure(worker=worker) if worker not in state.lost:
-            return on_failure(state, event)
+        case Failure():
+            return _on_failure(state, event)
         case Heartbeat():
             return replace(state, watch=hear(state.watch, event, now)), ()
         case Tick(now=at):
             return on_tick(state, at)
         case Planned(lost=lost, recovery=recovery):
             return replace(state, planned={**state.planned, lost: recovery}), ()
-        case Leaving(worker=worker) if worker in state.full:
+        case Leaving(worker=worker) if worker in state.alive:
             return change_members(replace(state, leaving=state.leaving | {worker}))
         case Offer(worker=worker):
             return on_offer(state, worker)
@@ -131,6 +131,14 @@ def _decide(state: Membership, event: Message | Closed | Tick | Planned | Settle
             return on_settled(state, event)
         case _:
             return _on_generation_message(state, event, now)
+
+
+def _on_failure(state: Membership, failure: Failure) -> Decision:
+    """A member's error ends the job. That of a process which only tried to come is told; others do not matter."""
+    worker = failure.worker
+    if worker not in state.lost and state.pids.get(worker, failure.pid) == failure.pid:
+        return on_failure(state, failure)
+    return state, (notice(worker, f"could not come: {failure.error}"),) if worker in state.expected else ()
 
 
 def _on_generation_message(state: Membership, event: object, now: float) -> Decision:

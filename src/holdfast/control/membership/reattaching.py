@@ -20,12 +20,13 @@ __all__ = ["conclude_return", "on_parted", "on_return"]
 
 def on_return(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     """A worker is back. What was on its way to it or from it may be lost, so if that can matter, all begin anew."""
-    if hello.leaving and worker in state.full:
+    if hello.leaving and worker in state.alive:
         state = replace(state, leaving=state.leaving | {worker})
     if _caught_up(state, worker, hello):
         state = replace(state, synced=state.synced | {worker})
     if state.phase is Phase.REATTACHING:
-        return conclude_return(replace(state, returned={**state.returned, worker: hello}))
+        last_step = max(state.last_step, hello.step - 1)
+        return conclude_return(replace(state, last_step=last_step, returned={**state.returned, worker: hello}))
     if not _undisturbed(state, worker, hello):
         return recover(state)
     if worker in state.arriving:
@@ -35,8 +36,9 @@ def on_return(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
 
 
 def _caught_up(state: Membership, worker: WorkerId, hello: Hello) -> bool:
-    """Whether a worker that entered holds its state by now, though we may not have heard so."""
-    return worker in state.entering and hello.has_state and _runs(state, hello)
+    """Whether a worker that entered holds its state by now, though we may not have heard so; all may have gone over."""
+    over = state.upcoming is not None and hello.generation == state.upcoming.generation
+    return worker in state.entering and hello.has_state and (over or _runs(state, hello))
 
 
 def _runs(state: Membership, hello: Hello) -> bool:
@@ -77,7 +79,6 @@ def _adopt(state: Membership, hellos: Mapping[WorkerId, Hello]) -> Decision:
         joined=frozenset(hellos),
         finished=state.finished | done,
         resume_step=min(hello.step for hello in hellos.values()),
-        last_step=max(state.last_step, *(hello.step - 1 for hello in hellos.values())),
         lost_work=(),
         returned={},
     )

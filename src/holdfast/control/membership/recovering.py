@@ -7,7 +7,7 @@ from dataclasses import replace
 from holdfast.control.detection import forget
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.forming import form
-from holdfast.control.membership.state import Decision, Membership, Phase, notice, prefixed, tell_each
+from holdfast.control.membership.state import Decision, Membership, Phase, notice, prefixed, tell_each, without
 from holdfast.control.membership.vacancies import spawn
 from holdfast.control.messages import Expel, Unreadable
 from holdfast.core.ids import WorkerId
@@ -105,6 +105,7 @@ def _shrink(state: Membership, plan: Plan, strategy: str) -> Decision:
         leaving=state.leaving & frozenset(plan.workers),
         wait_until=None,
         wait_for_all=False,
+        detached=without(state.detached, *idle),
         watch=forget(state.watch, idle),
     )
     state, outputs = form(state, plan, strategy, load=state.restorable[0])

@@ -49,9 +49,12 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """Event: the control connection of a worker's process is gone. The process may live, and then connects again."""
+    """Event: the control connection of a process is gone. It may live, and then connects again.
 
-    worker: WorkerId
+    ``worker``: whose; None for the agent.
+    """
+
+    worker: WorkerId | None
     pid: int
 
 
@@ -122,7 +125,7 @@ class Membership:
         arriving: workers that attached to the running job and are in no generation yet.
         entering: members of this generation without state.
         synced: those of ``entering`` that have caught up.
-        leaving: members that were told to go.
+        leaving: workers that were told to go; one without state goes when it has caught up.
         upcoming: the generation that is prepared; None if none is.
         expected: lost workers for which a new process is being started.
         abandoned: vacant places whose newcomer died without state; nobody is started there again unasked.
@@ -147,10 +150,10 @@ class Membership:
         reformations: generations begun in a row because of suspicions alone.
         checkpoints: what is written of checkpoints.
         revision: how many changes there were that a coordinator which is started again must know of.
-        detached: workers whose process has no connection, and since when.
+        detached: workers that are not lost and whose process has no connection, and since when.
         returned: workers that are back at a coordinator that was started again, and what they said.
         reattach_until: when those that are not back are given up.
-        agent_away: whether a coordinator that was started again has yet to hear from the agent.
+        agent_away: whether the agent has to say first what it has seen and started.
         ended: how the job ended; None before.
     """
 

@@ -16,12 +16,15 @@ from holdfast.telemetry.events import Suspected
 __all__ = ["on_closed", "on_suspect", "on_tick"]
 
 DETACHED_GRACE_S = 2.0
+"""Or the time in which a heartbeat must come, if that is longer: a machine on which it is needs it here, too."""
 SUSPICION_GRACE_S = 1.0
 MAX_REFORMATIONS = 3
 
 
-def on_closed(state: Membership, worker: WorkerId, now: float) -> Decision:
+def on_closed(state: Membership, worker: WorkerId | None, now: float) -> Decision:
     """A connection is gone: of a dead worker, as the agent will say at once, or of one that will be back."""
+    if worker is None:  # the agent's: what it is told from now on waits until it has said what it knows
+        return replace(state, agent_away=True), ()
     if worker not in state.present:
         return state, ()
     return replace(state, detached={**state.detached, worker: now}, returned=without(state.returned, worker)), ()
@@ -32,8 +35,9 @@ def _given_up(state: Membership, now: float) -> dict[WorkerId, str]:
     if state.phase is Phase.REATTACHING:
         late = state.present - set(state.returned)
         return dict.fromkeys(sorted(late), "did not come back") if now >= state.reattach_until else {}
-    how = f"connection closed for {DETACHED_GRACE_S:g} s"
-    return {worker: how for worker, since in state.detached.items() if now - since >= DETACHED_GRACE_S}
+    grace_s = max(DETACHED_GRACE_S, state.watch.limit_s)
+    how = f"connection closed for {grace_s:g} s"
+    return {worker: how for worker, since in state.detached.items() if now - since >= grace_s}
 
 
 def on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
