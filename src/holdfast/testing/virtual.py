@@ -161,6 +161,7 @@ class _Worker:
     prepared: Install | None = None
     fetched: dict[int, bytes] | None = None
     warm: bool = False
+    computed: bool = False
     stopped: bool = False
     attaches: bool = False
     leaving: bool = False
@@ -688,6 +689,8 @@ class VirtualCluster:
             raise StaleGeneration(life.generation)
         match effect:
             case Run():
+                worker.warm = worker.warm and worker.computed
+                worker.computed = True
                 self._compute(worker, effect)
                 return False, None
             case Give(send=send, value=value, step=step):
