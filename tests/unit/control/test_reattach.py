@@ -25,10 +25,12 @@ from holdfast.control.messages import (
     Hello,
     Install,
     Joined,
+    Offer,
     Resume,
     Save,
     Saved,
     Shutdown,
+    Spawn,
     Status,
 )
 from holdfast.core.builders import adaptive_plan, regular_plan
@@ -261,3 +263,10 @@ def test_who_has_caught_up_and_gone_over_meanwhile_is_an_owner(running):
 def test_an_end_right_after_a_restart_knows_the_last_step(restarted):
     restarted.back(W00, step=7).give(Failure(worker=W00, pid=1, error="e", user_fault=True))
     assert restarted.commands(Ended)[None].step == 7
+
+
+def test_an_offer_that_comes_before_all_are_back_is_kept(running):
+    running.give(died(W10)).statuses().restart().give(Hello(worker=None, pid=0), Offer(worker=W10))
+    assert running.commands(Spawn) == {}
+    running.back(W00, W01, W11)
+    assert running.commands(Spawn) == {None: Spawn(worker=W10)}

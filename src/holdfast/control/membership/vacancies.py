@@ -30,11 +30,13 @@ def on_offer(state: Membership, worker: WorkerId | None) -> Decision:
 
 
 def answer_offers(state: Membership) -> Decision:
-    """Asks the agent to start workers for vacant places, as far as it offered."""
+    """Asks the agent to start workers for vacant places, as far as it offered; later, where no place can be filled."""
+    if state.phase in _NO_PLACES:
+        return state, ()
     vacant = set(state.lost - state.expected)
     kept: list[WorkerId | None] = []
     spawned: list[WorkerId] = []
-    for offer in state.offers if state.phase not in _NO_PLACES else ():
+    for offer in state.offers:
         place = offer if offer is not None else _neediest(state, vacant)
         if place is None or place not in vacant:
             kept.append(offer)
