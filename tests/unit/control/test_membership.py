@@ -40,6 +40,7 @@ from holdfast.control.messages import (
     Saved,
     Shutdown,
     Spawn,
+    StateAt,
     Status,
     StepDone,
     Strike,
@@ -638,6 +639,18 @@ def test_who_is_killed_while_it_goes_is_lost(steady):
     steady.give(Leaving(worker=W10), died(W10))
     assert steady.state.lost == {W10}
     assert (steady.state.leaving, steady.state.phase) == (frozenset(), Phase.FORMING)
+
+
+def test_time_passes_though_who_was_sent_away_had_lost_its_connection_before():
+    plan = regular_plan(4, split_evenly(2, 2), 1)
+    job = Job(plan)
+    job.state = replace(job.state, restorable=(StateAt(url="store", step=4),))
+    first, idle = WorkerId(0, 0), WorkerId(3, 0)
+    lasts = tuple(worker for worker in plan.workers if worker.stage == 1)
+    job.give(*hellos(plan), Closed(worker=idle, pid=1), NodeLost(node=0, workers=(first, *lasts)))
+    assert isinstance(job.commands(Expel)[idle], Expel)
+    job.give(Suspect(worker=WorkerId(1, 0), generation=2, peer=None, detail="reset"), Tick(now=DETACHED_GRACE_S))
+    assert (job.state.phase, job.state.generation) == (Phase.FORMING, 3)
 
 
 def test_two_go_at_one_boundary(steady):

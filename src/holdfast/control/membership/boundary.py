@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import msgspec
 
-from holdfast.control.detection import forget
 from holdfast.control.membership.forming import installed
 from holdfast.control.membership.state import (
     Decision,
@@ -14,10 +13,10 @@ from holdfast.control.membership.state import (
     Phase,
     Record,
     Upcoming,
+    departed,
     notice,
     prefixed,
     tell_each,
-    without,
 )
 from holdfast.control.messages import Install, Joined, Left, Resume, Synced
 from holdfast.core.ids import WorkerId
@@ -79,12 +78,10 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
     gone = (state.leaving & frozenset(state.alive)) - frozenset(upcoming.plan.workers)
     arrived = state.arriving & upcoming.entering
     state = replace(
-        state,
+        departed(state, gone),
         generation=upcoming.generation,
         generations=state.generations + 1,
         plan=upcoming.plan,
-        lost=state.lost | gone,
-        leaving=state.leaving - gone,
         arriving=state.arriving - upcoming.entering,
         entering=upcoming.entering,
         synced=state.synced & upcoming.entering,
@@ -95,8 +92,6 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
         planned={},
         resume_step=step,
         suspected_at=None,
-        detached=without(state.detached, *gone),
-        watch=forget(state.watch, gone),
     )
     parted = (Record(event=Parted(worker=str(worker), step=step)) for worker in sorted(gone))
     resume = Resume(generation=state.generation, step=step)

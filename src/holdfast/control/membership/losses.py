@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from holdfast.control.detection import forget
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.reattaching import conclude_return, on_parted
 from holdfast.control.membership.recovering import recover
@@ -16,9 +15,9 @@ from holdfast.control.membership.state import (
     Phase,
     Record,
     Tell,
+    departed,
     notice,
     prefixed,
-    without,
 )
 from holdfast.control.membership.vacancies import answer_offers
 from holdfast.control.messages import Expel, Fence
@@ -55,19 +54,10 @@ def on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
         return state, ()
     noted = tuple(output for worker, text in news.items() for output in _expel(state, worker, text))
     lost_work = state.lost_work + tuple(work for worker in news for work in _pairs_run(state, worker))
-    touched = _in_generation(state) & frozenset(news)
     gone = frozenset(news)
-    state = replace(
-        state,
-        abandoned=(state.abandoned | gone) - frozenset(state.full),
-        lost=state.lost | gone,
-        arriving=state.arriving - gone,
-        leaving=state.leaving - gone,
-        lost_work=lost_work,
-        detached=without(state.detached, *gone),
-        returned=without(state.returned, *gone),
-        watch=forget(state.watch, gone),
-    )
+    touched = _in_generation(state) & gone
+    abandoned = (state.abandoned | gone) - frozenset(state.full)
+    state = replace(departed(state, gone), abandoned=abandoned, lost_work=lost_work)
     if state.phase is Phase.REATTACHING:
         return prefixed(noted, conclude_return(state))
     if state.phase is Phase.GATHERING:

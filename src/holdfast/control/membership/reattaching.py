@@ -9,7 +9,7 @@ from holdfast.control.membership.boundary import change_members
 from holdfast.control.membership.ending import save
 from holdfast.control.membership.progress import all_finished, on_finished
 from holdfast.control.membership.recovering import recover, restore_if_whole
-from holdfast.control.membership.state import Decision, Membership, Phase, Record, prefixed, without
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, departed, prefixed
 from holdfast.control.membership.vacancies import answer_offers
 from holdfast.control.messages import Hello
 from holdfast.core.ids import WorkerId
@@ -88,11 +88,5 @@ def _adopt(state: Membership, hellos: Mapping[WorkerId, Hello]) -> Decision:
 def on_parted(state: Membership, worker: WorkerId) -> Decision:
     """A worker has left in order while there was no coordinator."""
     step = max((hello.step for hello in state.returned.values()), default=0)
-    state = replace(
-        state,
-        lost=state.lost | {worker},
-        leaving=state.leaving - {worker},
-        returned=without(state.returned, worker),
-        detached=without(state.detached, worker),
-    )
-    return prefixed((Record(event=Parted(worker=str(worker), step=step)),), conclude_return(state))
+    parted = Record(event=Parted(worker=str(worker), step=step))
+    return prefixed((parted,), conclude_return(departed(state, frozenset({worker}))))

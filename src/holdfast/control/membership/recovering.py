@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.detection import forget
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.forming import form
-from holdfast.control.membership.state import Decision, Membership, Phase, notice, prefixed, tell_each, without
+from holdfast.control.membership.state import Decision, Membership, Phase, departed, notice, prefixed, tell_each
 from holdfast.control.membership.vacancies import spawn
 from holdfast.control.messages import Expel, Unreadable
 from holdfast.core.ids import WorkerId
@@ -98,15 +97,12 @@ def _shrink(state: Membership, plan: Plan, strategy: str) -> Decision:
     idle = [worker for worker in here if worker not in plan.workers]
     reason = f"the grid shrinks to {len(plan.workers)} workers, which need no further one"
     state = replace(
-        state,
+        departed(state, frozenset(idle)),
         healthy=plan,
         lost=frozenset(),
         arriving=frozenset(),
-        leaving=state.leaving & frozenset(plan.workers),
         wait_until=None,
         wait_for_all=False,
-        detached=without(state.detached, *idle),
-        watch=forget(state.watch, idle),
     )
     state, outputs = form(state, plan, strategy, load=state.restorable[0])
     noted = (notice(worker, reason) for worker in idle)

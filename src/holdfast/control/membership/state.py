@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
 from holdfast.control.checkpoint_ledger import CheckpointLedger, Commit
-from holdfast.control.detection import Watch
+from holdfast.control.detection import Watch, forget
 from holdfast.control.messages import Command, Ended, Hello, StateAt, Status
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
@@ -26,6 +26,7 @@ __all__ = [
     "Tell",
     "Tick",
     "Upcoming",
+    "departed",
     "notice",
     "prefixed",
     "tell_each",
@@ -223,6 +224,19 @@ class Membership:
         """The members of this generation, in order: full ones and those that are entering."""
         absent = self.lost | self.arriving
         return tuple(worker for worker in self.healthy.workers if worker not in absent)
+
+
+def departed(state: Membership, gone: frozenset[WorkerId]) -> Membership:
+    """Returns the membership once ``gone`` are lost: nothing is expected of them any more, nor held against them."""
+    return replace(
+        state,
+        lost=state.lost | gone,
+        arriving=state.arriving - gone,
+        leaving=state.leaving - gone,
+        detached=without(state.detached, *gone),
+        returned=without(state.returned, *gone),
+        watch=forget(state.watch, gone),
+    )
 
 
 def prefixed(outputs: Iterable[Output], decision: Decision) -> Decision:
