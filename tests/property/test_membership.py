@@ -139,7 +139,8 @@ class Cluster(RuleBasedStateMachine):
         places = [after.lost, after.arriving, without_state, frozenset(after.full)]
         assert sorted(worker for place in places for worker in place) == sorted(self.workers)
         assert after.synced <= after.entering
-        assert after.leaving <= frozenset(after.full)
+        assert after.leaving <= after.present
+        assert frozenset(after.detached) <= after.present
         assert after.expected <= after.lost
         for plan in (after.plan, after.upcoming and after.upcoming.plan):
             idle = after.upcoming.entering if after.upcoming and plan is after.upcoming.plan else without_state

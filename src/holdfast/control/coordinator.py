@@ -275,7 +275,7 @@ class Coordinator:
             self._agent_here.clear()
         else:
             del self._queues[peer]
-            self._take([Closed(worker=worker, pid=pid)])
+        self._take([Closed(worker=worker, pid=pid)])
 
     def _take(self, events: Sequence[Message | Closed | Tick | Planned | Settled]) -> None:
         """Takes events; if a decision or its storing fails, the job ends and everyone is told, instead of waiting."""

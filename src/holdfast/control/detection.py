@@ -2,7 +2,8 @@
 
 A worker is silent (stopped, partitioned) when no heartbeat came for too long. It is stuck when its heartbeats come, but
 say that one thing has kept it busy for much longer than anything ever did. A worker that waits for others is neither.
-In its first step, in which libraries load and warm up, a worker may take 15 times as long before it counts as either.
+In its first step, and the first in which it computes, when libraries load and warm up, a worker may take 15 times as
+long before it counts as either.
 When nobody is busy and nobody moves, the workers wait for each other: something was lost between them.
 """
 

@@ -38,6 +38,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     generations: int = 0
     lost_layers: tuple[int, ...] = ()
     lost_work: tuple[tuple[int, int], ...] = ()
+    last_step: int = -1
     upcoming: StoredUpcoming | None = None
     arriving: tuple[WorkerId, ...] = ()
     entering: tuple[WorkerId, ...] = ()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
-from holdfast.control.membership import MAX_RESTORABLE
+from holdfast.control.membership.progress import MAX_RESTORABLE
 from holdfast.control.messages import StateAt
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.processes import Found, ResumeFrom

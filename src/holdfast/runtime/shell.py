@@ -66,6 +66,7 @@ class Pace:
     waiting: bool = True
     since: float = field(default_factory=time.monotonic)
     warm: bool = False
+    computed: bool = False
     slowest_s: float = 0.0
 
     def move(self, *, waiting: bool) -> None:
@@ -74,6 +75,11 @@ class Pace:
         if not self.waiting:
             self.slowest_s = max(self.slowest_s, now - self.since)
         self.moves, self.waiting, self.since = self.moves + 1, waiting, now
+
+    def compute(self) -> None:
+        """An operation begins; the first one of a worker that only took part so far is as slow as any first."""
+        if not self.computed:
+            self.computed, self.warm = True, False
 
     def warm_up(self) -> None:
         """The first step is done: what things took in it says nothing of those that follow."""
@@ -353,6 +359,7 @@ class Shell:
 
     def _run(self, op: Op, step: int, value: Any) -> Any:
         number = op.microbatch.number(self.life.microbatches)
+        self.pace.compute()
         start = time.monotonic()
         if op.kind is OpKind.F:
             result = self.stage.forward(step, number, value)

@@ -161,6 +161,7 @@ class _Worker:
     prepared: Install | None = None
     fetched: dict[int, bytes] | None = None
     warm: bool = False
+    computed: bool = False
     stopped: bool = False
     attaches: bool = False
     leaving: bool = False
@@ -504,6 +505,18 @@ class VirtualCluster:
         self._decide(Closed(worker=worker, pid=pid))
         self._come_back(pid)
 
+    def _hang_up(self, worker: _Worker) -> None:
+        """The connection of a process that is gone closes, after what it had sent, before or after its end is told."""
+        pid = worker.life.pid
+
+        def close() -> None:
+            self._attached.discard(pid)
+            self._streams[pid] += 1
+            self._decide(Closed(worker=worker.life.worker, pid=pid))
+
+        if pid in self._attached:
+            self._over_control(pid, "up", close)
+
     # The agent.
 
     def _agent_hello(self) -> Hello:
@@ -592,6 +605,7 @@ class VirtualCluster:
             return
         worker.alive, worker.ready, worker.waiting = False, None, None
         who = worker.life.worker
+        self._hang_up(worker)
         self._reap(worker, -9)
         generation = worker.life.generation
         self._after(self._draw(self._delays.detect), lambda: self._notice(who, generation))
@@ -643,6 +657,7 @@ class VirtualCluster:
     def _end(self, worker: _Worker) -> None:
         """A life is over in order: its process ends."""
         worker.alive = False
+        self._hang_up(worker)
         self._reap(worker, 0)
 
     def _perform(self, worker: _Worker, effect: Any) -> tuple[bool, Any]:
@@ -674,6 +689,8 @@ class VirtualCluster:
             raise StaleGeneration(life.generation)
         match effect:
             case Run():
+                worker.warm = worker.warm and worker.computed
+                worker.computed = True
                 self._compute(worker, effect)
                 return False, None
             case Give(send=send, value=value, step=step):

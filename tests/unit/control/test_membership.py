@@ -5,9 +5,6 @@ from dataclasses import replace
 import pytest
 
 from holdfast.control.membership import (
-    DETACHED_GRACE_S,
-    MAX_REFORMATIONS,
-    SUSPICION_GRACE_S,
     Closed,
     Membership,
     Phase,
@@ -19,6 +16,7 @@ from holdfast.control.membership import (
     plan_recovery,
     unplanned,
 )
+from holdfast.control.membership.watching import DETACHED_GRACE_S, MAX_REFORMATIONS, SUSPICION_GRACE_S
 from holdfast.control.messages import (
     Attached,
     Blob,
@@ -42,6 +40,7 @@ from holdfast.control.messages import (
     Saved,
     Shutdown,
     Spawn,
+    StateAt,
     Status,
     StepDone,
     Strike,
@@ -642,6 +641,18 @@ def test_who_is_killed_while_it_goes_is_lost(steady):
     assert (steady.state.leaving, steady.state.phase) == (frozenset(), Phase.FORMING)
 
 
+def test_time_passes_though_who_was_sent_away_had_lost_its_connection_before():
+    plan = regular_plan(4, split_evenly(2, 2), 1)
+    job = Job(plan)
+    job.state = replace(job.state, restorable=(StateAt(url="store", step=4),))
+    first, idle = WorkerId(0, 0), WorkerId(3, 0)
+    lasts = tuple(worker for worker in plan.workers if worker.stage == 1)
+    job.give(*hellos(plan), Closed(worker=idle, pid=1), NodeLost(node=0, workers=(first, *lasts)))
+    assert isinstance(job.commands(Expel)[idle], Expel)
+    job.give(Suspect(worker=WorkerId(1, 0), generation=2, peer=None, detail="reset"), Tick(now=DETACHED_GRACE_S))
+    assert (job.state.phase, job.state.generation) == (Phase.FORMING, 3)
+
+
 def test_two_go_at_one_boundary(steady):
     steady.give(Leaving(worker=W10), Leaving(worker=W01))
     assert steady.state.upcoming.plan.workers == (W00, W01, W11), "the second was heard too late for this one"
@@ -751,3 +762,42 @@ def test_all_waiting_for_one_another_are_connected_anew(steady):
 def test_a_strike_is_passed_on_to_the_agent(steady):
     strike = Strike(worker=W10, spec="kill-node:1@3:start")
     assert steady.give(strike).told == [(None, strike)]
+
+
+def test_the_closed_connection_of_one_that_has_left_keeps_nobody_else_from_being_judged(running):
+    """It is told between the vote and the boundary; later ticks must not stumble over a worker that is gone."""
+    running.joined().give(Leaving(worker=W10)).give(Closed(worker=W10, pid=1), now=1.0)
+    running.joined(step=5).give(Tick(now=1.0))
+    assert (running.state.lost, running.state.detached) == ({W10}, {})
+    running.give(Closed(worker=W11, pid=1), now=9.0).give(Tick(now=30.0))
+    assert running.state.lost == {W10, W11}
+
+
+def test_one_that_enters_and_is_told_to_go_does_so_when_it_has_caught_up(entered):
+    entered.give(Leaving(worker=W10))
+    assert entered.state.upcoming.plan == PLAN, "first all go over to where it computes"
+    entered.joined(step=7)
+    assert W10 not in entered.state.upcoming.plan.workers
+    entered.joined(step=8)
+    assert (entered.state.lost, entered.state.leaving) == ({W10}, frozenset())
+
+
+def test_the_error_of_a_process_whose_place_has_another_ends_nothing(entered):
+    entered.give(Failure(worker=W10, pid=1, error="late", user_fault=False))
+    assert (entered.state.phase, entered.told, entered.recorded) == (Phase.RUNNING, [], [])
+
+
+def test_the_error_of_one_that_was_to_come_is_told(short):
+    short.give(Offer(worker=W10)).give(Failure(worker=W10, pid=2, error="no module named x", user_fault=True))
+    assert short.state.phase is Phase.RUNNING
+    assert short.recorded == [Notice(worker="1.0", text="could not come: no module named x")]
+
+
+def test_what_the_agent_is_asked_while_it_is_away_is_asked_once(short):
+    """A Spawn that waits for it and its offer that comes back would be two processes for one place."""
+    short.give(Closed(worker=None, pid=0)).give(Offer(worker=W10))
+    assert short.commands(Spawn) == {}
+    short.give(Hello(worker=None, pid=0, offers=(W10,)))
+    assert short.commands(Spawn) == {None: Spawn(worker=W10)}
+    short.give(Closed(worker=None, pid=0)).give(Hello(worker=None, pid=0, coming=(W10,)))
+    assert (short.commands(Spawn), short.state.expected) == ({}, {W10})

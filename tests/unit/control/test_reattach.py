@@ -3,7 +3,6 @@
 import pytest
 
 from holdfast.control.membership import (
-    DETACHED_GRACE_S,
     Closed,
     Membership,
     Phase,
@@ -14,19 +13,24 @@ from holdfast.control.membership import (
     restore,
     to_store,
 )
+from holdfast.control.membership.watching import DETACHED_GRACE_S
 from holdfast.control.messages import (
     Attached,
     Ended,
     Exited,
     Expel,
+    Failure,
     Fence,
     Finished,
     Hello,
     Install,
+    Joined,
+    Offer,
     Resume,
     Save,
     Saved,
     Shutdown,
+    Spawn,
     Status,
 )
 from holdfast.core.builders import adaptive_plan, regular_plan
@@ -239,3 +243,30 @@ def test_the_agent_tells_of_a_death_at_once_though_the_connection_was_seen_to_cl
     running.statuses(3)
     assert running.commands(Resume).keys() == {W00, W01, W11}
     assert running.give(Tick(now=99.0)).told == []
+
+
+def test_who_has_caught_up_and_gone_over_meanwhile_is_an_owner(running):
+    """Its only peer dies before the coordinator is back: the layers are not lost."""
+    running.give(*(Joined(worker=w, generation=1) for w in PLAN.workers)).give(died(W10)).statuses()
+    running.give(*(Joined(worker=w, generation=2) for w in (W00, W01, W11))).give(Hello(worker=W10, pid=2))
+    prepared = running.state.upcoming.generation
+    running.give(Joined(worker=W10, generation=prepared))
+    running.give(*(Joined(worker=w, generation=prepared, step=4) for w in PLAN.workers))
+    assert running.state.entering == {W10}
+    over = running.state.upcoming.generation
+    running.restart().give(Hello(worker=W10, pid=2, generation=over, activity="running", step=7, has_state=True))
+    running.back(W01, W11, generation=over, step=7).give(Hello(worker=None, pid=0, exits=(died(W00),)))
+    assert running.state.lost_layers == ()
+    assert running.state.plan.workers == (W01, W10, W11)
+
+
+def test_an_end_right_after_a_restart_knows_the_last_step(restarted):
+    restarted.back(W00, step=7).give(Failure(worker=W00, pid=1, error="e", user_fault=True))
+    assert restarted.commands(Ended)[None].step == 7
+
+
+def test_an_offer_that_comes_before_all_are_back_is_kept(running):
+    running.give(died(W10)).statuses().restart().give(Hello(worker=None, pid=0), Offer(worker=W10))
+    assert running.commands(Spawn) == {}
+    running.back(W00, W01, W11)
+    assert running.commands(Spawn) == {None: Spawn(worker=W10)}

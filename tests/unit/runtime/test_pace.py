@@ -33,3 +33,13 @@ def test_what_the_first_step_took_is_not_held_for_usual():
     pace.warm_up()
     assert pace.warm
     assert pace.slowest_s == 0.0
+
+
+def test_the_first_operation_of_one_that_only_took_part_so_far_is_a_first_step_again():
+    pace = Pace()
+    pace.warm_up()
+    pace.compute()
+    assert not pace.warm
+    pace.warm_up()
+    pace.compute()
+    assert pace.warm

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.config.load import dump_job, parse_job
-from holdfast.control.membership import MAX_RESTORABLE
+from holdfast.control.membership.progress import MAX_RESTORABLE
 from holdfast.control.messages import StateAt
 from holdfast.control.store import StoredDecision
 from holdfast.core.builders import regular_plan

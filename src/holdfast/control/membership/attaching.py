@@ -1,0 +1,78 @@
+"""Whoever attaches, for the first time or again: a worker, or the agent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.detection import forget
+from holdfast.control.membership.forming import form
+from holdfast.control.membership.losses import on_exited
+from holdfast.control.membership.reattaching import on_return
+from holdfast.control.membership.recovering import plan_recovery
+from holdfast.control.membership.state import Decision, Membership, Output, Phase, Tell, prefixed, without
+from holdfast.control.membership.vacancies import answer_offers, spawn
+from holdfast.control.messages import Attached, Expel, Fence, Hello, Strike
+from holdfast.core.ids import WorkerId
+
+__all__ = ["on_agent", "on_hello"]
+
+
+def on_hello(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
+    """A worker's process attaches: it is let in, or told that it is none of ours any more."""
+    if _is_over(state, worker, hello.pid):
+        reason = f"worker {worker} is no member any more"
+        return state, (Tell(to=worker, pid=hello.pid, command=Expel(reason=reason)),)
+    again = tuple(Tell(to=None, command=Strike(worker=worker, spec=spec)) for spec in hello.strikes)
+    return prefixed((Tell(to=worker, pid=hello.pid, command=Attached()), *again), _admit(state, worker, hello))
+
+
+def _is_over(state: Membership, worker: WorkerId, pid: int) -> bool:
+    """Whether this process is none that may take part: it was held for lost, or another one has taken its place."""
+    if worker not in state.healthy.workers:
+        return True
+    return (state.pids.get(worker, pid) == pid) if worker in state.lost else (state.pids.get(worker, pid) != pid)
+
+
+def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
+    new = worker in state.lost
+    state = replace(
+        state,
+        pids={**state.pids, worker: hello.pid},
+        lost=state.lost - {worker},
+        arriving=state.arriving | ({worker} if new else frozenset()),
+        expected=state.expected - {worker},
+        detached=without(state.detached, worker),
+        watch=forget(state.watch, (worker,)),
+        planned={} if new else state.planned,
+    )
+    if state.generation:
+        return on_return(state, worker, hello)
+    if set(state.pids) >= set(state.healthy.workers):
+        return form(state, state.healthy)
+    return state, ()
+
+
+def on_agent(state: Membership, hello: Hello) -> Decision:
+    """The agent is back: what it saw meanwhile counts now, and what it may have missed is told again."""
+    dead = {(exit_.worker, exit_.pid) for exit_ in hello.exits}
+    fenced = [(worker, state.pids.get(worker, 0)) for worker in sorted(state.lost)]
+    outputs: tuple[Output, ...] = tuple(
+        Tell(to=None, command=Fence(worker=worker, pid=pid)) for worker, pid in fenced if (worker, pid) not in dead
+    )
+    for exit_ in hello.exits:
+        if state.pids.get(exit_.worker, exit_.pid) == exit_.pid:
+            state, more = on_exited(state, exit_.worker, exit_.pid, exit_.status)
+            outputs += more
+    if state.phase is Phase.ENDED:
+        return state, outputs
+    unheard = state.expected - frozenset(hello.coming)
+    state = replace(state, offers=hello.offers, expected=state.expected - unheard, agent_away=False)
+    state, spawned = spawn(state, tuple(sorted(unheard & _to_fill(state)))) if unheard else (state, ())
+    return prefixed((*outputs, *spawned), answer_offers(state))
+
+
+def _to_fill(state: Membership) -> frozenset[WorkerId]:
+    """The places for which processes are started without anybody's offer."""
+    if state.wait_for_all:
+        return state.lost
+    return frozenset(plan_recovery(state, state.absent).spawns) - state.abandoned

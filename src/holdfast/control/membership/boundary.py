@@ -1,0 +1,107 @@
+"""A generation that is prepared while another one runs: all go over between two steps, and nothing is aborted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from holdfast.control.membership.forming import installed
+from holdfast.control.membership.state import (
+    Decision,
+    Membership,
+    Phase,
+    Record,
+    Upcoming,
+    departed,
+    notice,
+    prefixed,
+    tell_each,
+)
+from holdfast.control.messages import Install, Joined, Left, Resume, Synced
+from holdfast.core.ids import WorkerId
+from holdfast.recovery.actions import ClusterView
+from holdfast.recovery.strategies import at_boundary
+from holdfast.telemetry.events import Parted, Rebuilt
+from holdfast.telemetry.events import Synced as SyncedEvent
+
+__all__ = ["change_members", "on_joined", "on_joined_upcoming", "on_left", "on_synced"]
+
+
+def on_joined(state: Membership, worker: WorkerId) -> Decision:
+    """A member's transport of this generation stands; once all do, the next generation can be prepared."""
+    state = replace(state, joined=state.joined | {worker})
+    if not state.joined >= set(state.alive):
+        return state, ()
+    return prefixed((Record(event=Rebuilt(generation=state.generation)),), change_members(state))
+
+
+def change_members(state: Membership) -> Decision:
+    """Prepares the next generation if somebody is to come or go and nothing else is under way."""
+    if state.phase is not Phase.RUNNING or state.upcoming is not None or len(state.joined) < len(state.alive):
+        return state, ()
+    going = state.leaving & frozenset(state.full)
+    if not (state.arriving or state.entering or going):
+        return state, ()
+    entering = state.arriving
+    full = frozenset(state.alive) - going  # nobody goes over before whoever is entering now has caught up
+    view = ClusterView(healthy=state.healthy, lost=frozenset(state.healthy.workers) - full, entering=entering)
+    recovery = at_boundary(view)
+    if recovery.plan is None:
+        layers = ", ".join(map(str, recovery.lost_layers))
+        text = f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does"
+        notices = (notice(worker, text) for worker in sorted(going))
+        return prefixed(notices, change_members(replace(state, leaving=state.leaving - going)))
+    generation = state.generation + 1
+    upcoming = Upcoming(generation=generation, plan=recovery.plan, entering=entering)
+    order = Install(generation=generation, plan=recovery.plan, at_boundary=True, entering=tuple(sorted(entering)))
+    at_once = msgspec.structs.replace(order, at_boundary=False)
+    told = (*tell_each(state.alive, order), *tell_each(sorted(entering), at_once))
+    return replace(state, upcoming=upcoming), told
+
+
+def on_joined_upcoming(state: Membership, upcoming: Upcoming, joined: Joined) -> Decision:
+    """A worker's transport of the prepared generation stands: it came over the boundary, or enters and waits there."""
+    if joined.step is None:
+        return replace(state, joined_early=state.joined_early | {joined.worker}), ()
+    state, outputs = _go_over(state, upcoming, joined.step)
+    return prefixed(outputs, on_joined(state, joined.worker))
+
+
+def on_left(state: Membership, upcoming: Upcoming, left: Left) -> Decision:
+    """A worker that was told to go has crossed the boundary, and so has everyone else."""
+    return _go_over(state, upcoming, left.step)
+
+
+def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
+    """The workers have crossed: what was prepared is what runs."""
+    gone = (state.leaving & frozenset(state.alive)) - frozenset(upcoming.plan.workers)
+    arrived = state.arriving & upcoming.entering
+    state = replace(
+        departed(state, gone),
+        generation=upcoming.generation,
+        generations=state.generations + 1,
+        plan=upcoming.plan,
+        arriving=state.arriving - upcoming.entering,
+        entering=upcoming.entering,
+        synced=state.synced & upcoming.entering,
+        joined=state.joined_early,
+        joined_early=frozenset(),
+        finished=frozenset(),
+        upcoming=None,
+        planned={},
+        resume_step=step,
+        suspected_at=None,
+    )
+    parted = (Record(event=Parted(worker=str(worker), step=step)) for worker in sorted(gone))
+    resume = Resume(generation=state.generation, step=step)
+    return state, (installed(state, "boundary"), *parted, *tell_each(sorted(arrived), resume))
+
+
+def on_synced(state: Membership, synced: Synced) -> Decision:
+    """Whoever has caught up holds its state, and keeps nobody from the next boundary; others may tell of that first."""
+    worker = synced.worker
+    event = SyncedEvent(worker=str(worker), entered=synced.entered, step=synced.step, bytes=synced.bytes)
+    if synced.generation == state.generation and worker in state.entering:
+        state = replace(state, synced=state.synced | {worker})
+    return state, (Record(event=event),)

@@ -1,0 +1,187 @@
+"""What to do next, as a pure function of (membership, event).
+
+The coordinator is a shell around :func:`decide`: it stores the new membership, then sends what ``decide`` asks for. The
+simulated cluster and the tests call the same function.
+
+    GATHERING --all attached--> FORMING --all states known--> RUNNING --all finished--> SAVING --all saved--> ENDED
+                                  ^ |                            |                        |
+                                  | +---- a worker is lost ------+------------------------+
+                                  +------ a new generation: Install to all who are left --+
+
+    REATTACHING --all back, all run the stored generation--> RUNNING
+         |  ^
+         |  +-- a coordinator was started again
+         +------all back, in any other state--> FORMING
+
+A newer generation supersedes an unfinished one, so a failure during a recovery needs no rule of its own; nor does the
+coordinator's own death, which loses only what a new generation asks for again.
+
+Workers come and go between two steps without any of this. While steps are run, the next generation is prepared
+(``upcoming``): everyone is told of it, and all go over after the first step in which every owner of every layer said
+that it knows (they agree on that among themselves, in the step's own messages). A worker of the grid is
+
+    lost --attached again--> arriving --a generation with it--> entering --caught up--> member --(leaving)--> lost
+
+``entering`` workers hold no state yet: they take part in reductions, compute nothing, and get the state from their
+peers. Any failure sends them back to ``arriving``; they enter again at the next occasion.
+
+When a layer has no owner left and there is a state to load, the job waits for workers (WAITING), or everyone who is
+left loads that state as a member of a smaller grid. Otherwise what lives is saved, and the job ends. Strategies that go
+back to a checkpoint after any loss wait, too, until the whole grid is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.checkpoint_ledger import Settled
+from holdfast.control.detection import hear
+from holdfast.control.membership.attaching import on_agent, on_hello
+from holdfast.control.membership.boundary import change_members, on_joined, on_joined_upcoming, on_left, on_synced
+from holdfast.control.membership.ending import end_job, on_failure, on_saved, tell_the_end
+from holdfast.control.membership.forming import on_status, relay
+from holdfast.control.membership.losses import on_exited, on_lost
+from holdfast.control.membership.progress import on_finished, on_settled, on_shard, on_step_done
+from holdfast.control.membership.reattaching import on_parted
+from holdfast.control.membership.recovering import on_unreadable
+from holdfast.control.membership.state import Closed, Decision, Membership, Phase, Planned, Tell, Tick, Upcoming, notice
+from holdfast.control.membership.storing import counted
+from holdfast.control.membership.vacancies import on_offer
+from holdfast.control.membership.watching import on_closed, on_suspect, on_tick
+from holdfast.control.messages import (
+    Blob,
+    Exited,
+    Failure,
+    Finished,
+    Heartbeat,
+    Hello,
+    Joined,
+    Leaving,
+    Left,
+    Message,
+    NodeLost,
+    Offer,
+    Saved,
+    ShardFailed,
+    ShardWritten,
+    Status,
+    StepDone,
+    Strike,
+    Suspect,
+    Synced,
+    Unreadable,
+)
+from holdfast.core.ids import WorkerId
+
+__all__ = ["decide", "end"]
+
+
+def decide(state: Membership, event: Message | Closed | Tick | Planned | Settled, *, now: float = 0.0) -> Decision:
+    """Returns the membership after ``event`` and what is to be sent and recorded.
+
+    Args:
+        state: the membership before.
+        event: a message that came in, a connection that closed, or time that passed.
+        now: the coordinator's clock, in seconds: when a heartbeat or a suspicion came, or a connection closed. That
+            time has passed is judged by the clock of a Tick alone.
+
+    After failure: pure, so it can be called again with the same values.
+    """
+    after, outputs = _decide(state, event, now)
+    return counted(state, after), outputs
+
+
+def end(state: Membership, detail: str) -> Decision:
+    """Ends the job because of a bug of ours; for the shell, when ``decide`` itself or its storing failed."""
+    after, outputs = end_job(state, "error", detail, state.directory)
+    return counted(state, after), outputs
+
+
+def _decide(state: Membership, event: Message | Closed | Tick | Planned | Settled, now: float) -> Decision:
+    if state.phase is Phase.ENDED:
+        return state, tell_the_end(state, event)
+    match event:
+        case Hello(worker=None):
+            return on_agent(state, event)
+        case Hello(worker=WorkerId() as worker):
+            return on_hello(state, worker, event)
+        case Exited(worker=worker, pid=pid, status=status):
+            return on_exited(state, worker, pid, status)
+        case Closed(worker=worker, pid=pid) if worker is None or state.pids.get(worker, pid) == pid:
+            return on_closed(state, worker, now)
+        case NodeLost(node=node, workers=workers):
+            return on_lost(state, dict.fromkeys(workers, f"node {node} is gone"))
+        case Failure():
+            return _on_failure(state, event)
+        case Heartbeat():
+            return replace(state, watch=hear(state.watch, event, now)), ()
+        case Tick(now=at):
+            return on_tick(state, at)
+        case Planned(lost=lost, recovery=recovery):
+            return replace(state, planned={**state.planned, lost: recovery}), ()
+        case Leaving(worker=worker) if worker in state.alive:
+            return change_members(replace(state, leaving=state.leaving | {worker}))
+        case Offer(worker=worker):
+            return on_offer(state, worker)
+        case Strike():
+            return state, (Tell(to=None, command=event),)
+        case ShardWritten() | ShardFailed():
+            return on_shard(state, event)
+        case Settled():
+            return on_settled(state, event)
+        case _:
+            return _on_generation_message(state, event, now)
+
+
+def _on_failure(state: Membership, failure: Failure) -> Decision:
+    """A member's error ends the job. That of a process which only tried to come is told; others do not matter."""
+    worker = failure.worker
+    if worker not in state.lost and state.pids.get(worker, failure.pid) == failure.pid:
+        return on_failure(state, failure)
+    return state, (notice(worker, f"could not come: {failure.error}"),) if worker in state.expected else ()
+
+
+def _on_generation_message(state: Membership, event: object, now: float) -> Decision:
+    """Handles what belongs to one generation; anything of an older one, or of a lost worker, is dropped."""
+    if isinstance(event, Synced) and event.worker in state.alive:
+        return on_synced(state, event)
+    generation, worker = getattr(event, "generation", None), getattr(event, "worker", None)
+    upcoming = state.upcoming
+    if upcoming is not None and generation == upcoming.generation and worker in state.pids:
+        return _on_upcoming_message(state, upcoming, event, now)
+    if generation != state.generation or state.phase is Phase.GATHERING or worker not in state.alive:
+        return state, ()
+    match event:
+        case Status():
+            return on_status(state, event)
+        case Blob():
+            return relay(state, event)
+        case Joined(worker=worker):
+            return on_joined(state, worker)
+        case Suspect():
+            return on_suspect(state, event, now)
+        case StepDone():
+            return on_step_done(state, event)
+        case Finished(worker=worker):
+            return on_finished(state, worker)
+        case Saved():
+            return on_saved(state, event)
+        case Unreadable():
+            return on_unreadable(state, event)
+    return state, ()
+
+
+def _on_upcoming_message(state: Membership, upcoming: Upcoming, event: object, now: float) -> Decision:
+    """Handles what comes from workers that have gone over, or wait in, the generation that was prepared."""
+    if state.phase is Phase.REATTACHING:  # a new generation will follow, as not all run the stored one
+        return on_parted(state, event.worker) if isinstance(event, Left) else (state, ())
+    match event:
+        case Blob():
+            return relay(state, event)
+        case Suspect():
+            return on_suspect(state, event, now)
+        case Joined():
+            return on_joined_upcoming(state, upcoming, event)
+        case Left():
+            return on_left(state, upcoming, event)
+    return state, ()

@@ -1,0 +1,88 @@
+"""How the job ends: what lives is written, compared, and everyone told; or something failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from holdfast.control.membership.state import Decision, Membership, Output, Phase, Tell, tell_each
+from holdfast.control.messages import Ended, Failure, Hello, Save, Saved, Shutdown
+from holdfast.core.ids import WorkerId
+
+__all__ = ["end_if_saved", "end_job", "on_failure", "on_saved", "save", "tell_the_end"]
+
+
+def save(state: Membership, step: int) -> Decision:
+    """Asks the first living owner of each layer to write it, and everyone for the digests of what they hold."""
+    state = replace(state, phase=Phase.SAVING, resume_step=step)
+    placement = state.healthy.placement.without(state.absent)
+    owned = {layer: placement.owners(layer) for layer in range(placement.num_layers)}
+
+    def share_of(worker: WorkerId) -> Save:
+        layers = tuple(layer for layer, owners in owned.items() if owners and owners[0] == worker)
+        return Save(generation=state.generation, step=step, layers=layers, directory=state.directory)
+
+    return state, tuple(Tell(to=worker, command=share_of(worker)) for worker in state.full)
+
+
+def on_saved(state: Membership, message: Saved) -> Decision:
+    """A worker has written its share."""
+    return end_if_saved(replace(state, saved={**state.saved, message.worker: dict(message.digests)}))
+
+
+def end_if_saved(state: Membership) -> Decision:
+    """Ends the job when all survivors have saved, and no manifest is being written any more."""
+    if state.phase is not Phase.SAVING or not set(state.saved) >= set(state.full) or state.checkpoints.committing:
+        return state, ()
+    diverged = _diverged(state.saved)
+    if diverged:
+        detail = f"owners of layer(s) {', '.join(map(str, diverged))} hold different bits"
+        return end_job(state, "error", detail, state.directory)
+    if state.lost_layers:
+        names = ", ".join(map(str, state.lost_layers))
+        return end_job(state, "lost", f"no living worker holds layer(s) {names}", state.directory)
+    return end_job(state, "done", "", state.directory)
+
+
+def _diverged(saved: Mapping[WorkerId, Mapping[int, str]]) -> list[int]:
+    """The layers of which not all owners hold the same bits."""
+    seen: dict[int, str] = {}
+    return sorted(
+        {
+            layer
+            for digests in saved.values()
+            for layer, digest in digests.items()
+            if seen.setdefault(layer, digest) != digest
+        }
+    )
+
+
+def on_failure(state: Membership, failure: Failure) -> Decision:
+    """A worker met an error that no other grid would mend."""
+    outcome = "user-error" if failure.user_fault else "error"
+    detail = failure.error if failure.user_fault else f"worker {failure.worker}: {failure.error}\n{failure.traceback}"
+    return end_job(state, outcome, detail.rstrip(), state.directory)
+
+
+def end_job(state: Membership, outcome: str, detail: str, directory: str) -> Decision:
+    """Ends the job and tells everyone; ``directory`` is where its last layers are, empty if nowhere."""
+    ended = Ended(
+        outcome=outcome,
+        detail=detail,
+        step=max(state.resume_step, state.last_step + 1) if outcome in ("error", "user-error") else state.resume_step,
+        directory=directory,
+        generations=state.generations,
+        lost_layers=state.lost_layers,
+    )
+    state = replace(state, phase=Phase.ENDED, ended=ended)
+    return state, (*tell_each(sorted(state.present), Shutdown(reason=outcome)), Tell(to=None, command=ended))
+
+
+def tell_the_end(state: Membership, event: object) -> tuple[Output, ...]:
+    """Returns what tells whoever comes after the end of it."""
+    match event:
+        case Hello(worker=None) if state.ended is not None:
+            return (Tell(to=None, command=state.ended),)
+        case Hello(worker=worker, pid=pid):
+            return (Tell(to=worker, pid=pid, command=Shutdown(reason="the job has ended")),)
+    return ()

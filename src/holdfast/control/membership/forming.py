@@ -1,0 +1,91 @@
+"""A generation that takes effect at once: all connect anew, agree on a step, and go on from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.membership.ending import end_job, save
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, prefixed, tell_each
+from holdfast.control.messages import Blob, Install, Resume, StateAt, Status
+from holdfast.core.plan import Plan
+from holdfast.errors import InternalError
+from holdfast.telemetry.events import Agreed, Installed
+
+__all__ = ["form", "installed", "on_status", "relay"]
+
+
+def form(state: Membership, plan: Plan | None, strategy: str = "", load: StateAt | None = None) -> Decision:
+    """Starts the next generation of the workers that are left; ``strategy`` says what answered a failure."""
+    load = load or (state.loading if plan is not None else None)  # else whatever comes next says what to load
+    state = replace(
+        state,
+        phase=Phase.FORMING,
+        generation=state.generation + 1,
+        generations=state.generations + (plan is not None and bool(state.alive)),
+        plan=plan,
+        statuses={},
+        joined=frozenset(),
+        joined_early=frozenset(),
+        finished=frozenset(),
+        saved={},
+        loading=load,
+        suspected_at=None,
+        returned={},
+    )
+    if not state.alive:
+        return end_job(state, "lost", "every worker is lost; nothing could be saved", "")
+    install = Install(generation=state.generation, plan=plan, load=load)
+    return state, (installed(state, strategy), *tell_each(state.alive, install))
+
+
+def installed(state: Membership, strategy: str) -> Record:
+    """Returns what tells of the generation that begins; ``strategy`` says what it answers, and how."""
+    workers = tuple(str(worker) for worker in state.alive)
+    return Record(event=Installed(generation=state.generation, workers=workers, strategy=strategy))
+
+
+def relay(state: Membership, blob: Blob) -> Decision:
+    """Passes on, unread, what a worker tells its peers in order to connect."""
+    return state, tell_each((peer for peer in blob.to if peer not in state.lost), blob)
+
+
+def on_status(state: Membership, status: Status) -> Decision:
+    """A worker has said what it holds; once all have, they go on from the step that all can be at."""
+    state = replace(state, statuses={**state.statuses, status.worker: status})
+    if state.phase is not Phase.FORMING or not set(state.statuses) >= set(state.alive):
+        return state, ()
+    step = _step_to_go_back_to(state)
+    _check_distance(state, step)
+    recomputed = _recomputed(state, step)
+    agreed = Record(event=Agreed(generation=state.generation, step=step, recomputed_microbatches=recomputed))
+    if state.plan is None:
+        return prefixed((agreed,), save(state, step))
+    state = replace(state, phase=Phase.RUNNING, resume_step=step, lost_work=(), loading=None)
+    return state, (agreed, *tell_each(state.alive, Resume(generation=state.generation, step=step)))
+
+
+def _step_to_go_back_to(state: Membership) -> int:
+    """The newest snapshot that all hold, if they are to run on; else the lowest step of any layer."""
+    common = frozenset.intersection(*(frozenset(status.snapshots) for status in state.statuses.values()))
+    if common and state.plan is not None:
+        return max(common)
+    return min(at for status in state.statuses.values() for _, at in status.layer_steps)
+
+
+def _check_distance(state: Membership, step: int) -> None:
+    for status in state.statuses.values():
+        for layer, at in status.layer_steps:
+            if at > step + 1 and step not in status.snapshots:
+                raise InternalError(
+                    f"worker {status.worker} holds layer {layer} at step {at}, another worker is at {step}: "
+                    "more than one step apart cannot be taken back"
+                )
+
+
+def _recomputed(state: Membership, step: int) -> int:
+    """(layer, micro-batch) pairs of ``step`` that were run before and will be run again.
+
+    Of a lost worker, as far as its last heartbeat told.
+    """
+    survivors = sum(dict(status.executed).get(step, 0) for status in state.statuses.values())
+    return survivors + sum(pairs for at, pairs in state.lost_work if at == step)

@@ -1,0 +1,59 @@
+"""What the workers have done: steps, and shards of checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.checkpoint_ledger import Commit, Settled, note_shard, settle
+from holdfast.control.membership.ending import end_if_saved, save
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell, prefixed
+from holdfast.control.messages import Progress, ShardFailed, ShardWritten, StateAt, StepDone
+from holdfast.core.ids import WorkerId
+
+__all__ = ["all_finished", "on_finished", "on_settled", "on_shard", "on_step_done"]
+
+MAX_RESTORABLE = 8
+
+
+def on_step_done(state: Membership, done: StepDone) -> Decision:
+    """A step is committed, which ends every series of failures; the agent shows it."""
+    state = replace(state, last_step=max(state.last_step, done.step), reformations=0, wait_until=None)
+    progress = Progress(
+        step=done.step,
+        loss=done.loss,
+        omitted=done.omitted,
+        alive=len(state.alive),
+        generation=state.generation,
+        checkpoint=state.checkpoints.newest,
+    )
+    return state, (Tell(to=None, command=progress),)
+
+
+def on_finished(state: Membership, worker: WorkerId) -> Decision:
+    """A worker has run the last step; once all have, what they hold is saved."""
+    state = replace(state, finished=state.finished | {worker})
+    return save(state, state.steps) if all_finished(state) else (state, ())
+
+
+def all_finished(state: Membership) -> bool:
+    """Whether all who compute have run the last step of the job, and nothing else is under way."""
+    return state.phase is Phase.RUNNING and state.finished >= set(state.full)
+
+
+def on_shard(state: Membership, message: ShardWritten | ShardFailed) -> Decision:
+    """What a worker wrote stays written, whatever became of the worker and its generation."""
+    ledger, follows = note_shard(state.checkpoints, message, state.healthy.placement.num_layers)
+    state = replace(state, checkpoints=ledger)
+    if follows is None:
+        return state, ()
+    return state, (follows if isinstance(follows, Commit) else Record(event=follows),)
+
+
+def on_settled(state: Membership, settled: Settled) -> Decision:
+    """A checkpoint is complete, so it can be restored from; or its manifest could not be written."""
+    ledger, told = settle(state.checkpoints, settled)
+    if not settled.error:
+        older = tuple(each for each in state.restorable if each.url is not None and each.step != settled.step)
+        found = sorted((*older, StateAt(url=settled.url, step=settled.step)), key=lambda each: -each.step)
+        state = replace(state, restorable=tuple(found[:MAX_RESTORABLE]))
+    return prefixed((Record(event=event) for event in told), end_if_saved(replace(state, checkpoints=ledger)))

@@ -1,0 +1,92 @@
+"""A connection, or the coordinator itself, was lost and is back: can what runs go on, or do all begin anew?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from holdfast.control.membership.boundary import change_members
+from holdfast.control.membership.ending import save
+from holdfast.control.membership.progress import all_finished, on_finished
+from holdfast.control.membership.recovering import recover, restore_if_whole
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, departed, prefixed
+from holdfast.control.membership.vacancies import answer_offers
+from holdfast.control.messages import Hello
+from holdfast.core.ids import WorkerId
+from holdfast.telemetry.events import Parted, Reattached
+
+__all__ = ["conclude_return", "on_parted", "on_return"]
+
+
+def on_return(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
+    """A worker is back. What was on its way to it or from it may be lost, so if that can matter, all begin anew."""
+    if hello.leaving and worker in state.alive:
+        state = replace(state, leaving=state.leaving | {worker})
+    if _caught_up(state, worker, hello):
+        state = replace(state, synced=state.synced | {worker})
+    if state.phase is Phase.REATTACHING:
+        last_step = max(state.last_step, hello.step - 1)
+        return conclude_return(replace(state, last_step=last_step, returned={**state.returned, worker: hello}))
+    if not _undisturbed(state, worker, hello):
+        return recover(state)
+    if worker in state.arriving:
+        return restore_if_whole(state) if state.phase is Phase.WAITING else change_members(state)
+    state, outputs = change_members(replace(state, joined=state.joined | {worker}))
+    return prefixed(outputs, on_finished(state, worker) if hello.activity == "finished" else (state, ()))
+
+
+def _caught_up(state: Membership, worker: WorkerId, hello: Hello) -> bool:
+    """Whether a worker that entered holds its state by now, though we may not have heard so; all may have gone over."""
+    over = state.upcoming is not None and hello.generation == state.upcoming.generation
+    return worker in state.entering and hello.has_state and (over or _runs(state, hello))
+
+
+def _runs(state: Membership, hello: Hello) -> bool:
+    return hello.generation == state.generation and hello.activity != "waiting"
+
+
+def _undisturbed(state: Membership, worker: WorkerId, hello: Hello) -> bool:
+    """Whether everything can go on as if this worker had never been away."""
+    if worker in state.arriving:  # nothing is asked of it before a generation with it is prepared
+        return state.upcoming is None or worker not in state.upcoming.entering
+    return state.phase is Phase.RUNNING and _settled(state) and _runs(state, hello) and not hello.prepared
+
+
+def _settled(state: Membership) -> bool:
+    """Whether nobody is between two generations."""
+    return state.upcoming is None and not state.entering
+
+
+def conclude_return(state: Membership) -> Decision:
+    """Once all who live are back: if all run the stored generation they go on, undisturbed; else all begin anew."""
+    if not set(state.returned) >= state.present:
+        return state, ()
+    hellos = {worker: state.returned[worker] for worker in state.alive}
+    members = set(state.plan.workers) if state.plan is not None else set()
+    runs = all(_runs(state, hello) and not hello.prepared for hello in hellos.values())
+    adopted = bool(hellos) and members == set(hellos) and _settled(state) and runs
+    record = Record(event=Reattached(generation=state.generation, adopted=adopted))
+    state, outputs = _adopt(state, hellos) if adopted else recover(state)
+    return prefixed((record, *outputs), answer_offers(state))
+
+
+def _adopt(state: Membership, hellos: Mapping[WorkerId, Hello]) -> Decision:
+    """Goes on with what all members run."""
+    done = frozenset(worker for worker, hello in hellos.items() if hello.activity == "finished")
+    state = replace(
+        state,
+        phase=Phase.RUNNING,
+        joined=frozenset(hellos),
+        finished=state.finished | done,
+        resume_step=min(hello.step for hello in hellos.values()),
+        lost_work=(),
+        returned={},
+    )
+    return save(state, state.steps) if all_finished(state) else change_members(state)
+
+
+def on_parted(state: Membership, worker: WorkerId) -> Decision:
+    """A worker has left in order while there was no coordinator."""
+    step = max((hello.step for hello in state.returned.values()), default=0)
+    parted = Record(event=Parted(worker=str(worker), step=step))
+    return prefixed((parted,), conclude_return(departed(state, frozenset({worker}))))

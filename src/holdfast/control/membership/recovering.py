@@ -1,0 +1,131 @@
+"""What answers a loss: who is left goes on, waits for workers, loads a checkpoint, or saves what lives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.membership.ending import end_job
+from holdfast.control.membership.forming import form
+from holdfast.control.membership.state import Decision, Membership, Phase, departed, notice, prefixed, tell_each
+from holdfast.control.membership.vacancies import spawn
+from holdfast.control.messages import Expel, Unreadable
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+from holdfast.recovery.actions import ClusterView, RecoveryPlan
+from holdfast.recovery.strategies import adaptive, strategy_named
+
+__all__ = ["carry_out", "last_resort", "on_unreadable", "plan_recovery", "recover", "restore_if_whole", "unplanned"]
+
+
+def plan_recovery(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan:
+    """Returns what answers the loss of all of ``lost``, which takes milliseconds: ahead of time where possible."""
+    return strategy_named(state.strategy)(ClusterView(healthy=state.healthy, lost=lost))
+
+
+def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
+    """Returns the losses that could come next and have no answer prepared yet; none unless steps are being run."""
+    if state.phase is not Phase.RUNNING:
+        return ()
+    ahead = (state.absent | {worker} for worker in state.full)
+    return tuple(lost for lost in ahead if lost not in state.planned)
+
+
+def recover(state: Membership) -> Decision:
+    """Answers the loss of members: whoever was entering has to enter again."""
+    state = replace(
+        state,
+        generation=_newest(state),
+        arriving=state.arriving | (state.entering - state.synced - state.lost),
+        entering=frozenset(),
+        synced=frozenset(),
+        upcoming=None,
+    )
+    recovery = state.planned.get(state.absent) or plan_recovery(state, state.absent)
+    if recovery.plan is None:
+        recovery = last_resort(state, waiting=state.wait_s > 0)
+    return carry_out(replace(state, lost_layers=recovery.lost_layers, reformations=0, planned={}), recovery)
+
+
+def _newest(state: Membership) -> int:
+    """The highest number that any generation has been given."""
+    told = (number for hello in state.returned.values() for number in (hello.generation, hello.prepared))
+    return max(state.generation, state.upcoming.generation if state.upcoming is not None else 0, *told, 0)
+
+
+def last_resort(state: Membership, *, waiting: bool) -> RecoveryPlan:
+    """Returns what answers the loss of all owners of a layer.
+
+    It counts with what can be loaded, whoever is here without state and, if ``waiting``, those who may come yet.
+    """
+    view = ClusterView(
+        healthy=state.healthy,
+        lost=state.absent,
+        entering=state.arriving,
+        checkpoint=state.restorable[0].step if state.restorable else None,
+        wait_s=state.wait_s if waiting else 0.0,
+    )
+    return strategy_named(state.strategy)(view)
+
+
+def carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
+    """Waits for workers, shrinks the grid, or begins the generation that goes on or saves, as ``recovery`` says."""
+    if recovery.awaits_s > 0:
+        return _wait_for_workers(state, recovery)
+    if recovery.loads is not None and recovery.plan is not None:
+        return _shrink(state, recovery.plan, recovery.strategy)
+    state, outputs = form(state, recovery.plan, recovery.strategy)
+    return prefixed(outputs, spawn(state, tuple(place for place in recovery.spawns if place not in state.abandoned)))
+
+
+def _wait_for_workers(state: Membership, recovery: RecoveryPlan) -> Decision:
+    until = _after_now(state, recovery.awaits_s) if state.wait_until is None else state.wait_until
+    state, outputs = form(state, None, recovery.strategy)
+    if state.phase is Phase.ENDED:
+        return state, outputs
+    state = replace(state, phase=Phase.WAITING, wait_until=until, wait_for_all=recovery.awaits_everyone)
+    return prefixed(outputs, spawn(state, recovery.spawns))
+
+
+def _after_now(state: Membership, seconds: float) -> float | None:
+    """None if we have just been started and know no time yet: the next tick will."""
+    return None if state.watch.now is None else state.watch.now + seconds
+
+
+def _shrink(state: Membership, plan: Plan, strategy: str) -> Decision:
+    """Everyone who has a place in the smaller grid loads it; the others end."""
+    here = [worker for worker in state.healthy.workers if worker not in state.lost]
+    idle = [worker for worker in here if worker not in plan.workers]
+    reason = f"the grid shrinks to {len(plan.workers)} workers, which need no further one"
+    state = replace(
+        departed(state, frozenset(idle)),
+        healthy=plan,
+        lost=frozenset(),
+        arriving=frozenset(),
+        wait_until=None,
+        wait_for_all=False,
+    )
+    state, outputs = form(state, plan, strategy, load=state.restorable[0])
+    noted = (notice(worker, reason) for worker in idle)
+    return state, (*noted, *outputs, *tell_each(idle, Expel(reason=reason)))
+
+
+def restore_if_whole(state: Membership) -> Decision:
+    """Once every layer has somebody again, or every place if all are waited for, all load the last checkpoint."""
+    missing = state.lost if state.wait_for_all else state.healthy.placement.without(state.lost).unowned_layers()
+    if missing:
+        return state, ()
+    recovery = adaptive(ClusterView(healthy=state.healthy, lost=state.lost))
+    strategy = state.strategy if state.wait_for_all else "fallback"
+    state = replace(state, arriving=frozenset(), wait_for_all=False)
+    return form(state, recovery.plan, strategy, load=state.restorable[0])
+
+
+def on_unreadable(state: Membership, message: Unreadable) -> Decision:
+    """The state that everyone was to load is damaged: the one before it, if there is one."""
+    left = tuple(each for each in state.restorable if each.step < message.step)
+    text = f"the checkpoint of step {message.step} cannot be used: {message.detail}"
+    noted = (notice(message.worker, text),)
+    state = replace(state, restorable=left)
+    if not left:
+        return prefixed(noted, end_job(state, "lost", f"{text}; there is no other", ""))
+    return prefixed(noted, form(state, state.plan, "fallback", load=left[0]))

@@ -1,0 +1,259 @@
+"""What the coordinator knows, what can happen to it, and what it answers: values only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from holdfast.control.checkpoint_ledger import CheckpointLedger, Commit
+from holdfast.control.detection import Watch, forget
+from holdfast.control.messages import Command, Ended, Hello, StateAt, Status
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+from holdfast.recovery.actions import RecoveryPlan
+from holdfast.telemetry.events import Event, Notice
+
+__all__ = [
+    "Closed",
+    "Decision",
+    "Membership",
+    "Output",
+    "Phase",
+    "Planned",
+    "Record",
+    "Tell",
+    "Tick",
+    "Upcoming",
+    "departed",
+    "notice",
+    "prefixed",
+    "tell_each",
+    "without",
+]
+
+_V = TypeVar("_V")
+
+
+class Phase(StrEnum):
+    """Where the job is."""
+
+    GATHERING = "gathering"
+    FORMING = "forming"
+    RUNNING = "running"
+    WAITING = "waiting"
+    SAVING = "saving"
+    REATTACHING = "reattaching"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """Event: the control connection of a process is gone. It may live, and then connects again.
+
+    ``worker``: whose; None for the agent.
+    """
+
+    worker: WorkerId | None
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Event: time passed; ``now`` in seconds of the coordinator's clock."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Output: send ``command`` to a worker (its process ``pid``, if given), or to the agent if ``to`` is None."""
+
+    to: WorkerId | None
+    command: Command
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Output: write ``event`` into the job's log."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Event: the answer to a loss that has not happened yet; ``lost`` are all workers that would be gone."""
+
+    lost: frozenset[WorkerId]
+    recovery: RecoveryPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upcoming:
+    """A generation that is prepared while another one runs.
+
+    Attributes:
+        generation: its number.
+        plan: its plan.
+        entering: workers that enter in it; those that entered before have caught up by then, or it waits for them.
+    """
+
+    generation: int
+    plan: Plan
+    entering: frozenset[WorkerId]
+
+
+Output = Tell | Record | Commit
+Decision = tuple["Membership", tuple[Output, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """All that the coordinator knows.
+
+    Attributes:
+        healthy: the plan of the whole grid.
+        steps: how many steps the job has; the last committed one is ``steps - 1`` at the end.
+        strategy: name of the recovery strategy.
+        directory: where the final (or last committed) layers are written.
+        generation: version of the membership; 0 until everyone attached once.
+        generations: how many of them installed a plan.
+        plan: the plan of this generation; None while gathering and when no plan is possible any more.
+        pids: the process of each worker that attached.
+        lost: workers that are gone.
+        arriving: workers that attached to the running job and are in no generation yet.
+        entering: members of this generation without state.
+        synced: those of ``entering`` that have caught up.
+        leaving: workers that were told to go; one without state goes when it has caught up.
+        upcoming: the generation that is prepared; None if none is.
+        expected: lost workers for which a new process is being started.
+        abandoned: vacant places whose newcomer died without state; nobody is started there again unasked.
+        offers: places (None: any) for which a new worker could be started and that were not vacant so far.
+        watch: who was heard of when.
+        statuses: what the survivors said about this generation.
+        joined: members whose transport of this generation stands.
+        joined_early: workers that entered whose transport of the prepared generation stands.
+        finished: survivors that ran the last step of the job.
+        saved: layer digests of the survivors, once written.
+        planned: answers prepared for the loss of one more worker, by all who would be gone.
+        lost_work: (step, pairs run of it) of the workers lost since training last went on.
+        lost_layers: layers without an owner; empty while training can go on.
+        restorable: states that everyone could load, the newest first.
+        wait_s: how long to wait for workers when a layer has no owner.
+        wait_until: when that ends, however often those who come die again; None once a step was done since.
+        wait_for_all: whether what is waited for is the whole grid; False unless waiting.
+        loading: what everyone was told to load, until all have; whoever has not heard of it must be told again.
+        resume_step: the step from which this generation runs.
+        last_step: the newest step that was reported done; -1 before the first.
+        suspected_at: when the first unexplained suspicion of this generation came; None if none.
+        reformations: generations begun in a row because of suspicions alone.
+        checkpoints: what is written of checkpoints.
+        revision: how many changes there were that a coordinator which is started again must know of.
+        detached: workers that are not lost and whose process has no connection, and since when.
+        returned: workers that are back at a coordinator that was started again, and what they said.
+        reattach_until: when those that are not back are given up.
+        agent_away: whether the agent has to say first what it has seen and started.
+        ended: how the job ended; None before.
+    """
+
+    healthy: Plan
+    steps: int
+    strategy: str
+    directory: str
+    phase: Phase = Phase.GATHERING
+    generation: int = 0
+    generations: int = 0
+    plan: Plan | None = None
+    pids: Mapping[WorkerId, int] = field(default_factory=dict)
+    lost: frozenset[WorkerId] = frozenset()
+    arriving: frozenset[WorkerId] = frozenset()
+    entering: frozenset[WorkerId] = frozenset()
+    synced: frozenset[WorkerId] = frozenset()
+    leaving: frozenset[WorkerId] = frozenset()
+    upcoming: Upcoming | None = None
+    expected: frozenset[WorkerId] = frozenset()
+    abandoned: frozenset[WorkerId] = frozenset()
+    offers: tuple[WorkerId | None, ...] = ()
+    watch: Watch = field(default_factory=Watch)
+    statuses: Mapping[WorkerId, Status] = field(default_factory=dict)
+    joined: frozenset[WorkerId] = frozenset()
+    joined_early: frozenset[WorkerId] = frozenset()
+    finished: frozenset[WorkerId] = frozenset()
+    saved: Mapping[WorkerId, Mapping[int, str]] = field(default_factory=dict)
+    planned: Mapping[frozenset[WorkerId], RecoveryPlan] = field(default_factory=dict)
+    lost_work: tuple[tuple[int, int], ...] = ()
+    lost_layers: tuple[int, ...] = ()
+    restorable: tuple[StateAt, ...] = ()
+    wait_s: float = 0.0
+    wait_until: float | None = None
+    loading: StateAt | None = None
+    wait_for_all: bool = False
+    resume_step: int = 0
+    last_step: int = -1
+    suspected_at: float | None = None
+    suspicion: str = ""
+    reformations: int = 0
+    checkpoints: CheckpointLedger = field(default_factory=CheckpointLedger)
+    revision: int = 0
+    detached: Mapping[WorkerId, float] = field(default_factory=dict)
+    returned: Mapping[WorkerId, Hello] = field(default_factory=dict)
+    reattach_until: float = 0.0
+    agent_away: bool = False
+    ended: Ended | None = None
+
+    @property
+    def present(self) -> frozenset[WorkerId]:
+        """Everyone who is not lost, in this generation or on the way to one."""
+        return frozenset(self.healthy.workers) - self.lost
+
+    @property
+    def absent(self) -> frozenset[WorkerId]:
+        """Who of the grid cannot compute: lost, or without its layers' state so far."""
+        return frozenset(self.healthy.workers) & (self.lost | self.arriving | (self.entering - self.synced))
+
+    @property
+    def full(self) -> tuple[WorkerId, ...]:
+        """The members that hold their layers' state, in order: whoever can compute and recover."""
+        absent = self.absent
+        return tuple(worker for worker in self.healthy.workers if worker not in absent)
+
+    @property
+    def alive(self) -> tuple[WorkerId, ...]:
+        """The members of this generation, in order: full ones and those that are entering."""
+        absent = self.lost | self.arriving
+        return tuple(worker for worker in self.healthy.workers if worker not in absent)
+
+
+def departed(state: Membership, gone: frozenset[WorkerId]) -> Membership:
+    """Returns the membership once ``gone`` are lost: nothing is expected of them any more, nor held against them."""
+    return replace(
+        state,
+        lost=state.lost | gone,
+        arriving=state.arriving - gone,
+        leaving=state.leaving - gone,
+        detached=without(state.detached, *gone),
+        returned=without(state.returned, *gone),
+        watch=forget(state.watch, gone),
+    )
+
+
+def prefixed(outputs: Iterable[Output], decision: Decision) -> Decision:
+    """Returns ``decision`` with ``outputs`` before its own."""
+    return decision[0], (*outputs, *decision[1])
+
+
+def tell_each(workers: Iterable[WorkerId], command: Command) -> tuple[Tell, ...]:
+    """Returns what sends one command to several workers."""
+    return tuple(Tell(to=worker, command=command) for worker in workers)
+
+
+def notice(worker: WorkerId, text: str) -> Record:
+    """Returns what tells the user something about a worker."""
+    return Record(event=Notice(worker=str(worker), text=text))
+
+
+def without(values: Mapping[WorkerId, _V], *workers: WorkerId) -> Mapping[WorkerId, _V]:
+    """Returns ``values`` without those of ``workers``."""
+    return {worker: value for worker, value in values.items() if worker not in workers}

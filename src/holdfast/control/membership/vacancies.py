@@ -1,0 +1,57 @@
+"""Who is started where: processes for vacant places, asked for or offered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.membership.state import Decision, Membership, Phase, Tell
+from holdfast.control.messages import Spawn
+from holdfast.core.ids import WorkerId
+
+__all__ = ["answer_offers", "on_offer", "spawn"]
+
+_NO_PLACES = (Phase.GATHERING, Phase.REATTACHING, Phase.ENDED)
+
+
+def spawn(state: Membership, places: tuple[WorkerId, ...]) -> Decision:
+    """Has the agent start a worker for each of these places, unless one is there or on its way already.
+
+    An agent that is away is asked when it is back: then it says which are coming, and no place is filled twice.
+    """
+    missing = tuple(place for place in places if place in state.lost and place not in state.expected)
+    state = replace(state, expected=state.expected | frozenset(missing))
+    asked = () if state.agent_away else missing
+    return state, tuple(Tell(to=None, command=Spawn(worker=place)) for place in asked)
+
+
+def on_offer(state: Membership, worker: WorkerId | None) -> Decision:
+    """The agent could start a worker at a place, or at any if ``worker`` is None."""
+    return answer_offers(replace(state, offers=(*state.offers, worker)))
+
+
+def answer_offers(state: Membership) -> Decision:
+    """Asks the agent to start workers for vacant places, as far as it offered; later, where no place can be filled."""
+    if state.phase in _NO_PLACES:
+        return state, ()
+    vacant = set(state.lost - state.expected)
+    kept: list[WorkerId | None] = []
+    spawned: list[WorkerId] = []
+    for offer in state.offers:
+        place = offer if offer is not None else _neediest(state, vacant)
+        if place is None or place not in vacant:
+            kept.append(offer)
+            continue
+        vacant.discard(place)
+        spawned.append(place)
+    return spawn(replace(state, offers=tuple(kept)), tuple(spawned))
+
+
+def _neediest(state: Membership, vacant: set[WorkerId]) -> WorkerId | None:
+    """The vacant place whose layers have the fewest owners left."""
+    placement = state.healthy.placement
+    left = placement.without(state.absent)
+
+    def owners(worker: WorkerId) -> int:
+        return len(left.owners(placement.layers_of(worker).start))
+
+    return min(sorted(vacant), key=owners, default=None)

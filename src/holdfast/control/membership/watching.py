@@ -1,0 +1,89 @@
+"""What time tells: who is away for too long, silent, stuck or suspected, and when waiting ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.detection import deadlocked, forget, overdue, pass_time
+from holdfast.control.membership.ending import end_job
+from holdfast.control.membership.losses import on_lost
+from holdfast.control.membership.recovering import carry_out, last_resort, recover
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, without
+from holdfast.control.messages import Suspect
+from holdfast.core.ids import WorkerId
+from holdfast.telemetry.events import Suspected
+
+__all__ = ["on_closed", "on_suspect", "on_tick"]
+
+DETACHED_GRACE_S = 2.0
+"""Or the time in which a heartbeat must come, if that is longer: a machine on which it is needs it here, too."""
+SUSPICION_GRACE_S = 1.0
+MAX_REFORMATIONS = 3
+
+
+def on_closed(state: Membership, worker: WorkerId | None, now: float) -> Decision:
+    """A connection is gone: of a dead worker, as the agent will say at once, or of one that will be back."""
+    if worker is None:  # the agent's: what it is told from now on waits until it has said what it knows
+        return replace(state, agent_away=True), ()
+    if worker not in state.present:
+        return state, ()
+    return replace(state, detached={**state.detached, worker: now}, returned=without(state.returned, worker)), ()
+
+
+def _given_up(state: Membership, now: float) -> dict[WorkerId, str]:
+    """Who has been away for too long, and how that shows."""
+    if state.phase is Phase.REATTACHING:
+        late = state.present - set(state.returned)
+        return dict.fromkeys(sorted(late), "did not come back") if now >= state.reattach_until else {}
+    grace_s = max(DETACHED_GRACE_S, state.watch.limit_s)
+    how = f"connection closed for {grace_s:g} s"
+    return {worker: how for worker, since in state.detached.items() if now - since >= grace_s}
+
+
+def on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
+    """A worker could not talk to a peer: if no loss explains that soon, see on_tick."""
+    record = Record(
+        event=Suspected(
+            worker=str(suspect.worker),
+            peer=str(suspect.peer or ""),
+            generation=state.generation,
+            detail=suspect.detail,
+        )
+    )
+    if state.suspected_at is None:
+        state = replace(state, suspected_at=now, suspicion=f"{suspect.worker}: {suspect.detail}")
+    return state, (record,)
+
+
+def on_tick(state: Membership, now: float) -> Decision:
+    """Whoever is away for too long, or hung, is lost; any suspicion that no loss explains: all connect anew."""
+    if given_up := _given_up(state, now):
+        return on_lost(state, given_up)
+    if state.phase in (Phase.GATHERING, Phase.REATTACHING):
+        return state, ()
+    members = tuple(worker for worker in state.alive if worker not in state.detached)
+    state = replace(state, watch=pass_time(state.watch, members, now))
+    if state.phase is Phase.WAITING and state.wait_until is None:
+        state = replace(state, wait_until=now + state.wait_s)
+    if state.phase is Phase.WAITING and state.wait_until is not None and now >= state.wait_until:
+        return carry_out(replace(state, wait_until=None), last_resort(state, waiting=False))
+    running = state.phase in (Phase.FORMING, Phase.RUNNING)
+    hung = overdue(state.watch, members, running=running)
+    if hung:
+        return on_lost(state, hung)
+    suspected = state.suspected_at is not None and now - state.suspected_at >= SUSPICION_GRACE_S
+    stuck = running and not state.detached and deadlocked(state.watch, members)
+    if not (suspected or stuck):
+        return state, ()
+    reason = state.suspicion if suspected else "all workers wait for one another"
+    return _reform(state, reason)
+
+
+def _reform(state: Membership, reason: str) -> Decision:
+    """All connect anew, unless that has been tried in vain."""
+    if state.reformations >= MAX_REFORMATIONS:
+        detail = f"communication keeps failing though every worker lives: {reason}"
+        return end_job(state, "error", detail, state.directory)
+    reformations = state.reformations + 1
+    state, outputs = recover(replace(state, watch=forget(state.watch, state.alive)))
+    return replace(state, reformations=reformations), outputs
