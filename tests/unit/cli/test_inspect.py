@@ -12,6 +12,8 @@ from holdfast.telemetry.events import (
     Checkpointed,
     CheckpointFailed,
     CheckpointRejected,
+    CoordinatorLost,
+    CoordinatorReady,
     Detected,
     Event,
     FaultInjected,
@@ -21,6 +23,7 @@ from holdfast.telemetry.events import (
     Notice,
     Parted,
     Pinned,
+    Reattached,
     Rebuilt,
     Resumed,
     StepOps,
@@ -77,6 +80,15 @@ TOLD = [
     (CheckpointFailed(step=4, worker="", detail="full"), "checkpoint of step 4 could not be written: full"),
     (CheckpointRejected(step=4, reason="torn"), "checkpoint of step 4 is not used: torn"),
     (Resumed(step=4, url="u"), "goes on from the checkpoint of step 4 in u"),
+    (
+        fault("kill-coordinator", "coordinator", "persist"),
+        "FAULT kill-coordinator strikes the coordinator in step 5 at persist",
+    ),
+    (CoordinatorLost(how="signal 9"), "the coordinator is gone: signal 9"),
+    (CoordinatorReady(pid=7, generation=0), "coordinator ready (process 7)"),
+    (CoordinatorReady(pid=7, generation=3), "coordinator ready (process 7), it remembers generation 3"),
+    (Reattached(generation=3, adopted=True), "all are back at the coordinator in generation 3: all go on"),
+    (Reattached(generation=3, adopted=False), "all are back at the coordinator in generation 3: a new one follows"),
     (JobEnded(outcome="done", step=9), "ended: done at step 9"),
 ]
 
