@@ -140,9 +140,7 @@ class Agent:
     resume: ResumeFrom | None = None
     on_event: Callable[[Event], None] = lambda event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
-    _inbox: queue.SimpleQueue[Command | Exception | _CoordinatorEnded | StartAgain] = field(
-        default_factory=queue.SimpleQueue
-    )
+    _inbox: queue.SimpleQueue[_Item] = field(default_factory=queue.SimpleQueue)
     _interrupted: Interrupted | None = None
     _networks: Networks | None = None
     _crew: Crew | None = None
