@@ -33,8 +33,8 @@ def test_the_healthy_example(plan_json):
     assert found == {
         "period": 27,
         "makespan": 27,
-        "bound": {"period": 19, "makespan": 21},
-        "optimal": False,
+        "bound": {"period": 27, "makespan": 27},
+        "optimal": True,
         "failures_per_stage": [0, 0, 0, 0],
         "peak_memory": {f"{p}.{s}": 4 - s for p in range(3) for s in range(4)},
     }
@@ -43,7 +43,7 @@ def test_the_healthy_example(plan_json):
 
 
 def test_failed_workers_are_absent_and_their_microbatches_keep_their_pipeline(plan_json):
-    found = plan_json(f"{GRID} --costs 10,11,8 --comm 1 --optimizer-cost 5 --failed 1.2,0.3")
+    found = plan_json(f"{GRID} --costs 10,11,8 --comm 1 --optimizer-cost 5 --failed 1.2,0.3 --time-limit 0.2")
     assert sorted(found["orders"]) == sorted(
         f"{p}.{s}" for p in range(3) for s in range(4) if (p, s) not in {(1, 2), (0, 3)}
     )
@@ -53,9 +53,24 @@ def test_failed_workers_are_absent_and_their_microbatches_keep_their_pipeline(pl
     assert all(isinstance(time, int) for row in found["orders"].values() for op in row for time in op[3:])
 
 
+@pytest.mark.parametrize(
+    ("flags", "number", "value"),
+    [
+        ("--failed 1.2 --technique decoupled --memory 1,0,1,4", "makespan", 29),
+        ("--failed 1.2 --technique staggered --memory 1,0,1,6", "period", 27),
+        ("--technique decoupled", "makespan", 21),
+        ("--technique staggered", "period", 19),
+    ],
+)
+def test_the_example_decoupled_and_staggered(plan_json, flags, number, value):
+    found = plan_json(f"{GRID} {flags}")
+    assert found[number] == found["bound"][number] == value
+    assert found["optimal"] is True
+
+
 @pytest.mark.parametrize(("memory", "makespan"), [("", 33), (" --memory 1,0,1,4:3:2:1", 36)])
 def test_adaptive_with_and_without_limits(plan_json, memory, makespan):
-    assert plan_json(f"{GRID} --failed 1.2{memory}")["makespan"] == makespan
+    assert plan_json(f"{GRID} --failed 1.2{memory} --time-limit 0.2")["makespan"] == makespan
 
 
 def test_one_stage_is_optimal(plan_json):
@@ -65,15 +80,15 @@ def test_one_stage_is_optimal(plan_json):
 
 
 @pytest.mark.parametrize(("count", "lost"), [(0, [0, 0, 0]), (1, [0, 0, 1]), (4, [1, 1, 2]), (6, [2, 2, 2])])
-def test_a_number_of_failures_is_spread_from_the_last_stage(plan_json, count, lost):
-    assert plan_json(f"--grid 3x3 --microbatches 2 --failures {count}")["failures_per_stage"] == lost
+def test_a_number_of_failures_is_placed_where_it_costs_least(plan_json, count, lost):
+    assert plan_json(f"--grid 3x3 --microbatches 4 --failures {count} --time-limit 0.1")["failures_per_stage"] == lost
 
 
 def test_a_table_for_people(capsys):
     assert call(*GRID.split()) == 0
     text = capsys.readouterr().out
     assert "2.3  .    .    .    F2.0 B2.0 =" in text
-    assert "bound     period 19, makespan 21\n" in text
+    assert "bound     period 27, makespan 27 (reached: optimal)\n" in text
     assert call("--grid", "1x1", "--microbatches", "1") == 0
     assert "reached: optimal" in capsys.readouterr().out
 
