@@ -13,12 +13,11 @@ from holdfast.core.builders import one_f_one_b
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import regular_placement
 from holdfast.core.plan import Plan
-from holdfast.core.routes import home_routes, reroute
 from holdfast.errors import ConfigError
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import load
 from holdfast.planning.search import Found, search
-from holdfast.planning.shop import Grid, Shop, open_shop, to_plan
+from holdfast.planning.shop import Grid, Shop, open_shop, to_plan, to_routes
 from holdfast.planning.timing import Measure, check, from_orders, measure
 
 __all__ = ["Planned", "Technique", "make_plan", "plan_bound"]
@@ -169,10 +168,6 @@ def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, 
 
 def _builders(shop: Shop, held: Held) -> Found:
     """The core's own 1F1B for any routes."""
-    grid = shop.grid
-    placement = regular_placement(grid.pipelines, grid.stages)
-    routes = home_routes(grid.pipelines, len(grid.stages), grid.microbatches)
-    if shop.failed:
-        routes, placement = reroute(placement, routes, shop.failed), placement.without(shop.failed)
-    schedule = from_orders(shop, one_f_one_b(placement, routes, grid.costs, limit=held))
+    placement = regular_placement(shop.grid.pipelines, shop.grid.stages).without(shop.failed)
+    schedule = from_orders(shop, one_f_one_b(placement, to_routes(shop), shop.grid.costs, limit=held))
     return Found(schedule=schedule, value=measure(shop, schedule, staggered=False).makespan)

@@ -6,16 +6,19 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import product
 
 from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urgency
 from holdfast.planning.shop import Shop
-from holdfast.planning.timing import as_late_as_possible, measure, settle
+from holdfast.planning.timing import as_late_as_possible, measure, settle, stage_windows
 
 __all__ = ["Found", "improve", "search"]
 
-_PATIENCE = (0.0, 0.5, 0.25, 0.75, 1.0)
-_NOISE = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+_PATIENCE = (0.0, 0.5, 1.0)
+_DEPTHS = ((1.25, 0), (1.0, 0), (1.5, 0), (1.0, 1), (2.0, 0), (1.25, 1), (1.5, 1), (1.25, 2), (1.5, 3), (1.0, 2))
+_NOISE = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+_LARGE = 200_000
+"""Operations above which times are settled in fewer rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,46 +29,35 @@ class Found:
     value: float
 
 
-def search(
-    shop: Shop,
-    *,
-    staggered: bool,
-    goal: float,
-    time_limit_s: float,
-    limits: tuple[int, ...] | None = None,
-    seed: int = 0,
-) -> Found:
+def search(shop: Shop, *, staggered: bool, goal: float, time_limit_s: float, seed: int = 0) -> Found:
     """Returns the best schedule found until one reaches the goal or the time is over; at least one is made.
+
+    First come rules: how many micro-batches a stage may hold, as a multiple of 1F1B's own number and more, and for how
+    long a worker waits for a backward. 1F1B's number and a little more is often best, as in ZB-H1: who runs ahead with
+    forwards lacks the memory, or the work, later on.
 
     Args:
         shop: the problem.
         staggered: whether the period counts, else the makespan.
         goal: a lower bound; no schedule is better.
         time_limit_s: seconds; may be exceeded by one schedule.
-        limits: micro-batches that a worker of stage 0, 1, ... may hold between F and I or B.
         seed: of the random numbers.
+
+    Source:
+        Zero Bubble Pipeline Parallelism (Qi et al.) for the schedules ZB-H1 and ZB-H2.
     """
     until = time.monotonic() + time_limit_s
     best: Found | None = None
-    for patience in _PATIENCE:
+    for patience, limits in product(_PATIENCE, _limits(shop)):
         found = _judge(shop, list_schedule(shop, plain_urgency(shop), patience=patience, limits=limits), staggered)
         best = found if best is None or found.value < best.value else best
         if _reached(best, goal) or time.monotonic() >= until:
             return best
     assert best is not None
-    return improve(shop, best, staggered=staggered, goal=goal, until=until, limits=limits, seed=seed)
+    return improve(shop, best, staggered=staggered, goal=goal, until=until, seed=seed)
 
 
-def improve(
-    shop: Shop,
-    best: Found,
-    *,
-    staggered: bool,
-    goal: float,
-    until: float,
-    limits: tuple[int, ...] | None = None,
-    seed: int = 0,
-) -> Found:
+def improve(shop: Shop, best: Found, *, staggered: bool, goal: float, until: float, seed: int = 0) -> Found:
     """Returns the best schedule found by forward-backward justification until the goal or the time is reached.
 
     The latest start of every operation in a schedule says how urgent it is; the next schedule follows these urgencies,
@@ -77,27 +69,37 @@ def improve(
         staggered: whether the period counts, else the makespan.
         goal: a lower bound.
         until: when to stop, by ``time.monotonic``.
-        limits: as in :func:`search`.
         seed: of the random numbers.
     """
     rng = random.Random(seed)
     current = best
-    for round_index in count():
-        if _reached(best, goal) or time.monotonic() >= until:
-            return best
-        noise = _NOISE[round_index % len(_NOISE)]
-        patience = _PATIENCE[rng.randrange(len(_PATIENCE))]
-        urgency = _urgency(shop, current.schedule, staggered, noise, rng)
-        found = _judge(shop, list_schedule(shop, urgency, patience=patience, limits=limits), staggered)
-        if found.value <= current.value or rng.random() < 0.02:
+    while not _reached(best, goal) and time.monotonic() < until:
+        urgency = _urgency(shop, current.schedule, rng)
+        patience = rng.choice(_PATIENCE)
+        found = _judge(shop, list_schedule(shop, urgency, patience=patience, limits=_any_limits(shop, rng)), staggered)
+        if found.value <= current.value or rng.random() < 0.01:
             current = found
         if found.value < best.value:
             best = found
-    raise AssertionError
+    return best
+
+
+def _limits(shop: Shop) -> Iterator[tuple[int, ...] | None]:
+    depth = shop.num_stages
+    for factor, more in _DEPTHS:
+        yield tuple(int((depth - stage) * factor) + more for stage in range(depth))
+    yield None
+
+
+def _any_limits(shop: Shop, rng: random.Random) -> tuple[int, ...] | None:
+    if rng.random() < 0.3:
+        return None
+    depth, factor = shop.num_stages, rng.uniform(1, 2)
+    return tuple(int((depth - stage) * factor) + rng.randrange(3) for stage in range(depth))
 
 
 def _judge(shop: Shop, schedule: Schedule, staggered: bool) -> Found:
-    settled = settle(shop, schedule, staggered=staggered)
+    settled = settle(shop, schedule, staggered=staggered, rounds=1 if shop.num_operations > _LARGE else 6)
     found = measure(shop, settled, staggered=staggered)
     return Found(schedule=settled, value=found.period if staggered else found.makespan)
 
@@ -106,23 +108,20 @@ def _reached(found: Found, goal: float) -> bool:
     return found.value <= goal * (1 + 1e-12)
 
 
-def _urgency(shop: Shop, schedule: Schedule, staggered: bool, noise: float, rng: random.Random) -> list[int]:
-    deadlines = _deadlines(shop, schedule, staggered)
-    latest = as_late_as_possible(shop, schedule, deadlines).starts
-    spread = noise * max(shop.durations[0])
-    keys = [start + spread * rng.random() for start in latest] if spread else latest
+def _urgency(shop: Shop, schedule: Schedule, rng: random.Random) -> list[int]:
+    """Returns all operations by their latest starts that leave the end of every stage where it is, or by their starts.
+
+    Noise moves either a little of everything, or some operations by much.
+    """
+    if rng.random() < 0.5:
+        keys = list(schedule.starts)
+    else:
+        keys = as_late_as_possible(shop, schedule, stage_windows(shop, schedule)[1]).starts
+    unit = max(stage.total for stage in shop.grid.each)
+    if rng.random() < 0.3:
+        spread = unit * rng.choice(_NOISE)
+        keys = [key + spread * rng.random() for key in keys]
+    else:
+        for _ in range(rng.randint(1, 6)):
+            keys[rng.randrange(len(keys))] += unit * rng.gauss(0, 3)
     return sorted(range(len(keys)), key=keys.__getitem__)
-
-
-def _deadlines(shop: Shop, schedule: Schedule, staggered: bool) -> list[float]:
-    ends = [
-        max(schedule.starts[row[-1]] + shop.durations[row[-1] // shop.num_visits][stage] for row in rows if row)
-        for stage, rows in _rows_by_stage(shop, schedule)
-    ]
-    return ends if staggered else [max(ends)] * shop.num_stages
-
-
-def _rows_by_stage(shop: Shop, schedule: Schedule) -> Iterator[tuple[int, list[list[int]]]]:
-    pipelines = shop.grid.pipelines
-    for stage in range(shop.num_stages):
-        yield stage, schedule.rows[stage * pipelines : (stage + 1) * pipelines]

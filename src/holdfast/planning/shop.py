@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain, cycle
+from itertools import chain
 
 from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, regular_placement
@@ -19,7 +19,7 @@ from holdfast.core.routes import Route, Routes
 from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
 
-__all__ = ["Grid", "Shop", "open_shop", "rows_of", "to_plan"]
+__all__ = ["Grid", "Shop", "open_shop", "rows_of", "to_plan", "to_routes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ def to_plan(shop: Shop, rows: list[list[int]]) -> Plan:
         kind, visit = divmod(number, visits)
         return Op(kinds[kind], microbatches[visit // num_stages])
 
-    names = [WorkerId(p, s) for s in range(num_stages) for p in range(pipelines)]
+    names = _names(shop)
     orders = Orders(
         tuple(
             sorted(
@@ -156,28 +156,44 @@ def to_plan(shop: Shop, rows: list[list[int]]) -> Plan:
             )
         )
     )
-    routes = [
-        Route(microbatch, tuple(names[w] for w in shop.worker_of[number * num_stages : (number + 1) * num_stages]))
-        for number, microbatch in enumerate(microbatches)
-    ]
-    routes.sort(key=lambda route: route.microbatch)
     placement = regular_placement(pipelines, shop.grid.stages).without(shop.failed)
-    return Plan(placement=placement, routes=Routes(tuple(routes)), orders=orders)
+    return Plan(placement=placement, routes=to_routes(shop), orders=orders)
 
 
 def _visits(grid: Grid, gone: frozenset[WorkerId]) -> tuple[int, ...]:
-    """Returns the worker of every visit: the routes of :func:`holdfast.core.routes.reroute`, as numbers."""
-    pipelines, num_stages, microbatches = grid.pipelines, len(grid.stages), grid.microbatches
-    table = [list(range(s * pipelines, (s + 1) * pipelines)) * microbatches for s in range(num_stages)]
-    failed_stages = sorted({worker.stage for worker in gone})
-    for turn, stage in enumerate(failed_stages):
-        lost = sorted(worker.pipeline for worker in gone if worker.stage == stage)
-        alive = [stage * pipelines + p for p in range(pipelines) if p not in lost]
-        stand_ins = cycle(alive[turn % len(alive) :] + alive[: turn % len(alive)])
-        for index in range(microbatches):
-            for pipeline in lost:
-                table[stage][index * pipelines + pipeline] = next(stand_ins)
+    """Returns the worker of every visit.
+
+    As with :func:`holdfast.core.routes.reroute`, living workers keep their own micro-batches and no peer gets more than
+    the others by more than one. But a micro-batch stays in the pipeline that it was in on the stage before wherever it
+    can: pipelines that share no micro-batch do not wait for one another.
+    """
+    pipelines, microbatches = grid.pipelines, grid.microbatches
+    table: list[list[int]] = []
+    current = list(range(pipelines)) * microbatches
+    for stage in range(len(grid.stages)):
+        lost = {worker.pipeline for worker in gone if worker.stage == stage}
+        current = _stand_ins(pipelines, microbatches, lost, current)
+        table.append([stage * pipelines + pipeline for pipeline in current])
     return tuple(chain.from_iterable(zip(*table, strict=True)))
+
+
+def _stand_ins(pipelines: int, microbatches: int, lost: set[int], before: list[int]) -> list[int]:
+    """Returns the pipeline of every micro-batch on a stage, given those on the stage before."""
+    home = list(range(pipelines)) * microbatches
+    if not lost:
+        return home
+    alive = [pipeline for pipeline in range(pipelines) if pipeline not in lost]
+    most, larger = divmod(pipelines * microbatches, len(alive))
+    loads = dict.fromkeys(alive, microbatches)
+    for number, pipeline in enumerate(home):
+        if pipeline in loads:
+            continue
+        stay = loads.get(before[number], most + 1)
+        choice = before[number] if stay < most or (stay == most and larger) else min(alive, key=loads.__getitem__)
+        larger -= loads[choice] == most
+        loads[choice] += 1
+        home[number] = choice
+    return home
 
 
 def _check_failed(grid: Grid, gone: frozenset[WorkerId]) -> None:
@@ -206,6 +222,22 @@ def _check_memory(grid: Grid, worker_of: tuple[int, ...]) -> None:
                 f"stage {number} has {stage.capacity} of memory, but its {most} micro-batches need "
                 f"at least {needed}, even one after another: expected that or more"
             )
+
+
+def to_routes(shop: Shop) -> Routes:
+    """Returns the workers that every micro-batch visits."""
+    names, num_stages, pipelines = _names(shop), shop.num_stages, shop.grid.pipelines
+    routes = []
+    for pipeline in range(pipelines):
+        for index in range(shop.grid.microbatches):
+            first = (index * pipelines + pipeline) * num_stages
+            workers = tuple(names[worker] for worker in shop.worker_of[first : first + num_stages])
+            routes.append(Route(MicroBatch(pipeline, index), workers))
+    return Routes(tuple(routes))
+
+
+def _names(shop: Shop) -> list[WorkerId]:
+    return [WorkerId(pipeline, stage) for stage in range(shop.num_stages) for pipeline in range(shop.grid.pipelines)]
 
 
 def rows_of(shop: Shop, orders: Orders) -> list[list[int]]:

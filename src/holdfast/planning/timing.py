@@ -23,6 +23,7 @@ __all__ = [
     "from_orders",
     "measure",
     "settle",
+    "stage_windows",
     "to_timeline",
 ]
 
@@ -40,7 +41,7 @@ class Measure:
 
 def measure(shop: Shop, schedule: Schedule, *, staggered: bool) -> Measure:
     """Returns the period and the makespan of a schedule, exactly as its times give them."""
-    first, last = _windows(shop, schedule)
+    first, last = stage_windows(shop, schedule)
     makespan = max(last) - min(first)
     each = shop.grid.each
     if not staggered:
@@ -49,8 +50,8 @@ def measure(shop: Shop, schedule: Schedule, *, staggered: bool) -> Measure:
     return Measure(period=period, makespan=makespan)
 
 
-def _windows(shop: Shop, schedule: Schedule) -> tuple[list[float], list[float]]:
-    """The first start and the last end on every stage."""
+def stage_windows(shop: Shop, schedule: Schedule) -> tuple[list[float], list[float]]:
+    """Returns the first start and the last end on stage 0, 1, ..."""
     first: list[float] = []
     last: list[float] = []
     pipelines = shop.grid.pipelines
@@ -119,10 +120,10 @@ def settle(shop: Shop, schedule: Schedule, *, staggered: bool, rounds: int = 8) 
     if not staggered:
         return best
     each = shop.grid.each
-    deadlines = _windows(shop, schedule)[1]
+    deadlines = stage_windows(shop, schedule)[1]
     for _ in range(rounds):
         schedule = as_late_as_possible(shop, schedule, deadlines)
-        first, _ = _windows(shop, schedule)
+        first, _ = stage_windows(shop, schedule)
         period = measure(shop, schedule, staggered=True).period
         if period < measure(shop, best, staggered=True).period:
             best = schedule
