@@ -6,18 +6,24 @@ import argparse
 import json
 import math
 import re
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.config.load import load_job
 from holdfast.core.evaluate import Timeline
 from holdfast.core.ids import WorkerId
+from holdfast.core.pictures import render_svg, render_trace
 from holdfast.core.placement import split_evenly
+from holdfast.core.plan import Plan
 from holdfast.core.profile import parse_costs
 from holdfast.core.render import render_timeline
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan
+from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import bound_cost, min_max, place
-from holdfast.planning.planner import Planned, Technique, make_plan
+from holdfast.planning.planner import Engine, Planned, Technique, make_plan
 from holdfast.planning.shop import Grid
 from holdfast.planning.timing import to_timeline
 
@@ -49,7 +55,10 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
         "--technique", choices=[each.value for each in Technique], help="default: adaptive after failures, else 1f1b"
     )
     parser.add_argument("--time-limit", default="10", metavar="S", help="seconds for the search")
-    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument("--format", choices=sorted(_SHOW), default="table")
+    parser.add_argument("--solver", choices=[each.value for each in Engine], default="list", help="default: list")
+    parser.add_argument("--all-failures", metavar="N", help="fill a plan library for 1 to N failures, in --out")
+    parser.add_argument("--out", metavar="DIR", help="the folder of the plan library")
     parser.set_defaults(run=run)
 
 
@@ -62,13 +71,26 @@ def run(args: argparse.Namespace) -> int:
         StateUnavailable: the failed workers leave layers without an owner.
     """
     task = _read(args)
-    planned = make_plan(task.grid, task.failed, task.technique, time_limit_s=task.time_limit_s)
+    if task.fill is not None:
+        return _fill(task, *task.fill)
+    planned = make_plan(task.grid, task.failed, task.technique, time_limit_s=task.time_limit_s, engine=task.engine)
     plan = planned.plan
     if planned.shop.num_operations <= _PROVED_TWICE:
         validate(plan, costs=task.grid.costs)
     staggered = task.technique is Technique.STAGGERED
-    result = _Result(planned, to_timeline(planned.shop, plan, planned.schedule, staggered=staggered))
-    print(json.dumps(_to_json(result)) if args.format == "json" else _to_table(result))
+    result = _Result(plan, planned, to_timeline(planned.shop, plan, planned.schedule, staggered=staggered))
+    sys.stdout.write(_SHOW[args.format](result))
+    return 0
+
+
+def _fill(task: _Task, failures: int, folder: Path) -> int:
+    """Fills a plan library and says what it took."""
+    summary = PlanLibrary(folder).fill(task.grid, failures, task.technique, time_limit_s=task.time_limit_s)
+    print(
+        f"{folder}: plans for 1 to {summary.plans} failures, which share {summary.schedules} schedules\n"
+        f"wall time {summary.wall_s:.2f} s, CPU time {summary.cpu_s:.2f} s, "
+        f"worst gap to the bound {summary.worst_gap:.2%}"
+    )
     return 0
 
 
@@ -80,10 +102,13 @@ class _Task:
     failed: tuple[WorkerId, ...]
     technique: Technique
     time_limit_s: float
+    engine: Engine
+    fill: tuple[int, Path] | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
+    plan: Plan
     planned: Planned
     timeline: Timeline
 
@@ -104,9 +129,19 @@ def _read(args: argparse.Namespace) -> _Task:
     return _Task(
         grid=grid,
         failed=failed,
-        technique=Technique(args.technique or ("adaptive" if failed else "1f1b")),
+        technique=Technique(args.technique or ("adaptive" if failed or args.all_failures else "1f1b")),
         time_limit_s=_parse_seconds("--time-limit", args.time_limit),
+        engine=Engine(args.solver),
+        fill=_parse_fill(args.all_failures, args.out),
     )
+
+
+def _parse_fill(failures: str | None, folder: str | None) -> tuple[int, Path] | None:
+    if failures is None and folder is None:
+        return None
+    if failures is None or folder is None:
+        raise ConfigError("--all-failures N and --out DIR go together: expected both, to fill a plan library")
+    return _parse_count("--all-failures", failures, 1), Path(folder)
 
 
 def _take_grid_of(args: argparse.Namespace) -> None:
@@ -165,7 +200,7 @@ def _normalised(text: str, grid: Grid) -> tuple[WorkerId, ...]:
     return place(min_max(num_stages, count, bound_cost(grid))[count], grid.pipelines)
 
 
-def _to_json(result: _Result) -> dict[str, object]:
+def _to_json(result: _Result) -> str:
     timeline = result.timeline
     orders: dict[str, list[list[object]]] = {str(worker): [] for worker, _ in timeline.peak_memory}
     for span in timeline.spans:
@@ -173,7 +208,7 @@ def _to_json(result: _Result) -> dict[str, object]:
         orders[str(span.worker)].append(
             [span.op.kind.value, microbatch.pipeline, microbatch.index, span.start, span.end]
         )
-    return {
+    found = {
         "period": timeline.period,
         "makespan": timeline.makespan,
         "bound": {"period": result.planned.bound.period, "makespan": result.planned.bound.makespan},
@@ -183,6 +218,7 @@ def _to_json(result: _Result) -> dict[str, object]:
         "solve_s": result.planned.solve_s,
         "orders": orders,
     }
+    return json.dumps(found) + "\n"
 
 
 def _to_table(result: _Result) -> str:
@@ -192,5 +228,22 @@ def _to_table(result: _Result) -> str:
         + f"bound     period {planned.bound.period:g}, makespan {planned.bound.makespan:g}"
         + (" (reached: optimal)" if planned.optimal else "")
         + f"\nfailures  {' '.join(map(str, planned.failures_per_stage))} per stage"
-        + f"\nsolved    in {planned.solve_s * 1e3:.1f} ms"
+        + f"\nsolved    in {planned.solve_s * 1e3:.1f} ms\n"
     )
+
+
+def _to_svg(result: _Result) -> str:
+    shop = result.planned.shop
+    return render_svg(result.plan, shop.grid.costs, result.timeline, failed=shop.failed)
+
+
+def _to_perfetto(result: _Result) -> str:
+    return render_trace(result.timeline) + "\n"
+
+
+_SHOW: dict[str, Callable[[_Result], str]] = {
+    "table": _to_table,
+    "json": _to_json,
+    "svg": _to_svg,
+    "perfetto": _to_perfetto,
+}

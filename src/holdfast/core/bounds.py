@@ -11,7 +11,7 @@ from holdfast.core.placement import LayerRange, Placement
 from holdfast.core.profile import Costs, StageCosts
 from holdfast.errors import ConfigError, StateUnavailable
 
-__all__ = ["Bound", "BoundRules", "bound", "bound_of_loads", "failures_per_stage"]
+__all__ = ["Bound", "BoundRules", "StageBounds", "bound", "bound_of_loads", "failures_per_stage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,44 +87,58 @@ def bound_of_loads(
         loads: the micro-batches of the busiest worker of every stage, at least 1.
         rules: what schedules may do; default: everything.
     """
-    rules = rules or BoundRules()
-    way = _Way(each, comm, rules)
-    stages = range(len(each))
-    idle = [way.idle(s, loads[s]) for s in stages]
-    work = [idle[s] + loads[s] * each[s].total for s in stages]
-    trip = [way.down[s] + idle[s] + loads[s] * (each[s].forward + way.back_op[s]) + way.back[s] for s in stages]
-    chain = [[trip[s] - way.back[r] + way.weight_after[r] for r in range(s + 1)] for s in stages]
-    makespan = max(max(way.down[s] + work[s], *chain[s]) for s in stages)
-    if not rules.staggered:
-        return Bound(period=makespan + max(stage.optimizer for stage in each), makespan=makespan)
-    period = max(
-        max(work[s] + each[s].optimizer, *(chain[s][r] - way.down[r] + each[r].optimizer for r in range(s + 1)))
-        for s in stages
-    )
-    return Bound(period=period, makespan=makespan)
+    stages = StageBounds(each, comm, rules)
+    found = [stages.of(stage, load) for stage, load in enumerate(loads)]
+    return Bound(period=max(each.period for each in found), makespan=max(each.makespan for each in found))
 
 
-class _Way:
-    """How long it takes down the pipeline and back."""
+class StageBounds:
+    """What the load of each single stage forces; the bound of a grid is the greatest of its stages'.
 
-    def __init__(self, each: Sequence[StageCosts], comm: Sequence[float], rules: BoundRules) -> None:
-        cuts = range(len(comm))
-        self._each, self._rules = each, rules
-        self.back_op = [stage.backward if rules.coupled else stage.input for stage in each]
-        self.weight_after = [0 if rules.coupled else stage.weight for stage in each]
-        self.down = list(accumulate((each[s].forward + comm[s] for s in cuts), initial=0))
-        self.back = list(accumulate((self.back_op[s] + comm[s] for s in cuts), initial=0))
-        self._turn = self.down[-1] + each[-1].forward + self.back_op[-1] + self.back[-1]
+    Cost: linear in stages to make, constant to ask.
+    """
 
-    def idle(self, stage: int, load: int) -> float:
-        """Returns how long a worker that runs ``load`` micro-batches is idle before its first I or B, at least."""
+    def __init__(self, each: Sequence[StageCosts], comm: Sequence[float], rules: BoundRules | None = None) -> None:
+        """Prepares the ways down the pipeline and back.
+
+        Args:
+            each: the costs of every stage.
+            comm: the time of a message after every stage but the last.
+            rules: what schedules may do; default: everything.
+        """
+        self._rules = rules = rules or BoundRules()
+        self._each = each
+        self._back_op = [stage.backward if rules.coupled else stage.input for stage in each]
+        after = [0 if rules.coupled else stage.weight for stage in each]
+        self._down = list(accumulate((each[s].forward + comm[s] for s in range(len(comm))), initial=0))
+        back = list(accumulate((self._back_op[s] + comm[s] for s in range(len(comm))), initial=0))
+        self._longest = max(stage.optimizer for stage in each)
+        turn = self._down[-1] + each[-1].forward + self._back_op[-1] + back[-1]
+        self._until_back = [turn - self._down[s] - back[s] - self._back_op[s] for s in range(len(each))]
+        home = list(accumulate((after[r] - back[r] for r in range(len(each))), max))
+        self._home = [back[s] + home[s] for s in range(len(each))]
+        own = (after[r] - back[r] - self._down[r] + each[r].optimizer for r in range(len(each)))
+        self._round = [self._down[s] + back[s] + most for s, most in enumerate(accumulate(own, max))]
+
+    def of(self, stage: int, load: int) -> Bound:
+        """Returns the bound if the busiest worker of a stage runs ``load`` micro-batches, at least 1."""
+        costs = self._each[stage]
+        idle = self._idle(stage, load)
+        work = idle + load * costs.total
+        through = idle + load * (costs.forward + self._back_op[stage])
+        makespan = self._down[stage] + max(work, through + self._home[stage])
+        if not self._rules.staggered:
+            return Bound(period=makespan + self._longest, makespan=makespan)
+        return Bound(period=max(work + costs.optimizer, through + self._round[stage]), makespan=makespan)
+
+    def _idle(self, stage: int, load: int) -> float:
+        """Returns how long a worker is idle before its first I or B, at least."""
         costs, most = self._each[stage], load
         if costs.capacity is not None and costs.takes > 0:
             most = min(most, int(costs.capacity * (1 + 1e-12) // costs.takes))
         if self._rules.classic:
             most = min(most, len(self._each) - stage)
-        until_back = self._turn - self.down[stage] - self.back[stage] - self.back_op[stage]
-        return max(0, until_back - most * costs.forward)
+        return max(0, self._until_back[stage] - most * costs.forward)
 
 
 def failures_per_stage(placement: Placement, failed: Iterable[WorkerId]) -> tuple[int, ...]:

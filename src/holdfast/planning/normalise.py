@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from math import inf
 
-from holdfast.core.bounds import BoundRules, bound_of_loads
+from holdfast.core.bounds import BoundRules, StageBounds
 from holdfast.core.ids import WorkerId
 from holdfast.errors import InfeasiblePlan
 from holdfast.planning.shop import Grid
@@ -38,16 +38,12 @@ def bound_cost(grid: Grid, rules: BoundRules | None = None) -> StageCost:
 
     The bound of an assignment is the greatest of its stages' costs, as each part of it is about one stage's load.
     """
-    each, comm, pipelines = grid.each, grid.comm, grid.pipelines
+    stages, pipelines = StageBounds(grid.each, grid.comm, rules), grid.pipelines
 
     def cost(stage: int, failures: int) -> float:
-        if failures >= pipelines:
-            return inf
-        loads = [0] * len(each)
-        loads[stage] = load(grid, failures)
-        return bound_of_loads(each, comm, loads, rules).period
+        return inf if failures >= pipelines else stages.of(stage, load(grid, failures)).period
 
-    return _remember(cost)
+    return cost
 
 
 def bubble_cost(grid: Grid) -> StageCost:
@@ -78,14 +74,15 @@ def min_max(num_stages: int, failures: int, cost: StageCost) -> tuple[tuple[int,
 
     A greedy is exact, as costs do not fall with failures: the next failure goes to the stage where it costs least.
     Assignments are nested: each contains those for fewer failures. Among equals comes the stage with fewer failures,
-    then the later one.
+    then the earlier one: by the bound it has filled its memory without idle time, and the ends of the last stages are
+    what schedules miss the bound by.
 
     Raises:
         InfeasiblePlan: so many failures leave no worker on some stage.
 
     Cost: O((N + F) log N) and as many calls of the cost.
     """
-    heap = [(cost(stage, 1), 1, -stage) for stage in range(num_stages)]
+    heap = [(cost(stage, 1), 1, stage) for stage in range(num_stages)]
     heapify(heap)
     counts = [0] * num_stages
     found = [tuple(counts)]
@@ -93,9 +90,9 @@ def min_max(num_stages: int, failures: int, cost: StageCost) -> tuple[tuple[int,
         price, count, stage = heap[0]
         if price == inf:
             raise InfeasiblePlan(f"{failures} failures: the grid survives at most {number}, one worker per stage stays")
-        counts[-stage] = count
+        counts[stage] = count
         found.append(tuple(counts))
-        heapreplace(heap, (cost(-stage, count + 1), count + 1, stage))
+        heapreplace(heap, (cost(stage, count + 1), count + 1, stage))
     return tuple(found)
 
 

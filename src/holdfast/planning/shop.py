@@ -101,13 +101,16 @@ class Shop:
         return self.num_visits * (2 if self.coupled else 3)
 
 
-def open_shop(grid: Grid, failed: Iterable[WorkerId], *, coupled: bool = False) -> Shop:
+def open_shop(
+    grid: Grid, failed: Iterable[WorkerId], *, coupled: bool = False, worker_of: tuple[int, ...] | None = None
+) -> Shop:
     """Returns the problem of a grid without the failed workers; their micro-batches go to peers.
 
     Args:
         grid: the grid.
         failed: the workers that are gone.
         coupled: whether the backward is one operation.
+        worker_of: the worker of every visit; default: as few micro-batches as possible change their pipeline.
 
     Raises:
         StateUnavailable: a stage has no living worker.
@@ -116,7 +119,7 @@ def open_shop(grid: Grid, failed: Iterable[WorkerId], *, coupled: bool = False) 
     """
     gone = frozenset(failed)
     _check_failed(grid, gone)
-    worker_of = _visits(grid, gone)
+    worker_of = worker_of or _visits(grid, gone)
     each = grid.each
     _check_memory(grid, worker_of)
     return Shop(

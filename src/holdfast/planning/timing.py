@@ -22,6 +22,7 @@ __all__ = [
     "check",
     "from_orders",
     "measure",
+    "sequence_of",
     "settle",
     "stage_windows",
     "to_timeline",
