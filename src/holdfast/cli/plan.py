@@ -125,11 +125,15 @@ def _read(args: argparse.Namespace) -> _Task:
             num_stages, costs=args.costs, comm=args.comm, optimizer=args.optimizer_cost, memory=args.memory
         ),
     )
-    failed = _parse_failed(args.failed, grid) or _normalised(args.failures, grid)
+    failed = _parse_failed(args.failed, grid)
+    technique = Technique(
+        args.technique or ("adaptive" if failed or args.failures != "0" or args.all_failures else "1f1b")
+    )
+    failed = failed or _normalised(args.failures, grid, technique)
     return _Task(
         grid=grid,
         failed=failed,
-        technique=Technique(args.technique or ("adaptive" if failed or args.all_failures else "1f1b")),
+        technique=technique,
         time_limit_s=_parse_seconds("--time-limit", args.time_limit),
         engine=Engine(args.solver),
         fill=_parse_fill(args.all_failures, args.out),
@@ -188,7 +192,7 @@ def _parse_failed(text: str, grid: Grid) -> tuple[WorkerId, ...]:
     return tuple(sorted(failed))
 
 
-def _normalised(text: str, grid: Grid) -> tuple[WorkerId, ...]:
+def _normalised(text: str, grid: Grid, technique: Technique) -> tuple[WorkerId, ...]:
     """Places a number of failures where they cost least."""
     num_stages = len(grid.stages)
     count, most = _parse_count("--failures", text, 0), (grid.pipelines - 1) * num_stages
@@ -197,7 +201,7 @@ def _normalised(text: str, grid: Grid) -> tuple[WorkerId, ...]:
             f"--failures {count}: a grid of {grid.pipelines}x{num_stages} survives at most {most}, "
             "as every stage has to keep one worker"
         )
-    return place(min_max(num_stages, count, bound_cost(grid))[count], grid.pipelines)
+    return place(min_max(num_stages, count, bound_cost(grid, technique.rules))[count], grid.pipelines)
 
 
 def _to_json(result: _Result) -> str:

@@ -196,7 +196,8 @@ class PlanLibrary:
         planned = make_plan(grid, _places(grid, failures, technique), technique, time_limit_s=time_limit_s)
         before = self.find(grid, failures, technique)
         if before is None or before.spares or planned.found.period < before.found.period:
-            self._write(f"{digest}-{failures}.plan", _encode(planned))
+            body = _encode(planned)
+            self._write(f"{digest}-{failures}.plan", hashlib.sha256(body).digest() + body)
             self._schedules[digest, failures] = planned
         self._store_index(digest, self._index(digest) | dict.fromkeys(served, failures))
         return self._schedules[digest, failures]

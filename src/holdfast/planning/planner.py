@@ -19,7 +19,7 @@ from holdfast.planning.normalise import load
 from holdfast.planning.search import Found, search
 from holdfast.planning.shop import Grid, Shop, open_shop, to_plan, to_routes
 from holdfast.planning.solvers.process import problem_of, run_solver
-from holdfast.planning.timing import Measure, check, from_orders, measure
+from holdfast.planning.timing import Measure, check, from_orders, fuse, measure
 
 __all__ = ["Engine", "Planned", "Technique", "judge", "make_plan", "plan_bound"]
 
@@ -78,9 +78,9 @@ class Planned:
 
     @property
     def plan(self) -> Plan:
-        """The plan as a value of the core; made anew by each call."""
+        """The plan as a value of the core, with B where the split buys nothing; made anew by each call."""
         stages = self.shop.grid.stages
-        plan = to_plan(self.shop, self.schedule.rows)
+        plan = to_plan(self.shop, fuse(self.shop, self.schedule))
         return with_listeners(plan, [(worker, stages[worker.stage]) for worker in self.spares])
 
     @property

@@ -21,6 +21,7 @@ __all__ = [
     "as_soon_as_possible",
     "check",
     "from_orders",
+    "fuse",
     "measure",
     "sequence_of",
     "settle",
@@ -219,14 +220,44 @@ def _name(shop: Shop, worker: int) -> str:
     return f"{pipeline}.{stage}"
 
 
+def fuse(shop: Shop, schedule: Schedule) -> list[list[int]]:
+    """Returns the rows with I and W as one B wherever nothing is gained by their split, at unchanged times.
+
+    That is where W follows its I at once and whoever waits for the gradient does not start before W has ended. A B has
+    the number of its I plus twice the visits.
+    """
+    visits, comm = shop.num_visits, shop.grid.comm
+    starts, rows = schedule.starts, schedule.rows
+    if shop.coupled:
+        return rows
+    found: list[list[int]] = []
+    for worker, row in enumerate(rows):
+        stage = worker // shop.grid.pipelines
+        takes_i, takes_w = shop.durations[1][stage], shop.durations[2][stage]
+        fused: list[int] = []
+        for number in row:
+            before = number - visits
+            at_once = number >= 2 * visits and fused[-1] == before and starts[number] == starts[before] + takes_i
+            if at_once and (stage == 0 or starts[before - 1] >= starts[number] + takes_w + comm[stage - 1]):
+                fused[-1] = before + 2 * visits
+            else:
+                fused.append(number)
+        found.append(fused)
+    return found
+
+
 def to_timeline(shop: Shop, plan: Plan, schedule: Schedule, *, staggered: bool) -> Timeline:
-    """Returns the timeline of a plan that :func:`holdfast.planning.shop.to_plan` made of this schedule."""
+    """Returns the timeline of a plan that :func:`holdfast.planning.shop.to_plan` made of this schedule, fused or not."""
     spans: list[Span] = []
     for worker, ops in plan.orders.rows:
-        row = schedule.rows[worker.stage * shop.grid.pipelines + worker.pipeline]
-        for op, number in zip(ops, row, strict=True):
-            start = schedule.starts[number]
-            spans.append(Span(worker, op, start, start + shop.durations[_KINDS[op.kind]][worker.stage]))
+        for op in ops:
+            microbatch = op.microbatch.index * shop.grid.pipelines + op.microbatch.pipeline
+            visit = microbatch * shop.num_stages + worker.stage
+            start = schedule.starts[_KINDS[op.kind] * shop.num_visits + visit]
+            length = shop.durations[_KINDS[op.kind]][worker.stage]
+            if op.kind is OpKind.B and not shop.coupled:
+                length += shop.durations[2][worker.stage]
+            spans.append(Span(worker, op, start, start + length))
     return timeline(plan, shop.grid.costs, tuple(spans), staggered=staggered)
 
 

@@ -146,15 +146,20 @@ def run_solver(module: str, shop: Shop, problem: dict[str, Any], scale: Scale) -
     if not answer["starts"]:
         raise SolverTimeout(f"{module} found nothing in {limit:g} s: give it a longer --time-limit, or --solver list")
     return Answer(
-        schedule=_schedule(shop, [start / scale.per_unit for start in answer["starts"]]),
-        bound=answer["bound"] / scale.per_unit if scale.exact else 0.0,
+        schedule=_schedule(shop, [_unscaled(start, scale) for start in answer["starts"]]),
+        bound=_unscaled(answer["bound"], scale) if scale.exact else 0,
         proved=scale.exact and answer["status"] == "OPTIMAL",
     )
 
 
+def _unscaled(time: int, scale: Scale) -> float:
+    """Returns a time in the units of the costs; whole numbers stay whole."""
+    value = time / scale.per_unit
+    return int(value) if value.is_integer() else value
+
+
 def _schedule(shop: Shop, starts: list[float]) -> Schedule:
-    """Whole numbers stay whole; operations without length come before others that start with them, in turn."""
-    starts = [int(start) if float(start).is_integer() else start for start in starts]
+    """Returns the schedule; operations without length come before others that start with them."""
     visits, stages = shop.num_visits, shop.num_stages
     numbers = range(shop.num_operations)
 
@@ -168,4 +173,4 @@ def _schedule(shop: Shop, starts: list[float]) -> Schedule:
     rows: list[list[int]] = [[] for _ in range(shop.num_workers)]
     for number in sequence:
         rows[shop.worker_of[number % visits]].append(number)
-    return Schedule(starts=[*starts], rows=rows, sequence=sequence)
+    return Schedule(starts=starts, rows=rows, sequence=sequence)
