@@ -247,7 +247,7 @@ def fuse(shop: Shop, schedule: Schedule) -> list[list[int]]:
 
 
 def to_timeline(shop: Shop, plan: Plan, schedule: Schedule, *, staggered: bool) -> Timeline:
-    """Returns the timeline of a plan that :func:`holdfast.planning.shop.to_plan` made of this schedule, fused or not."""
+    """Returns the timeline of a plan that :func:`holdfast.planning.shop.to_plan` made of this schedule."""
     spans: list[Span] = []
     for worker, ops in plan.orders.rows:
         for op in ops:
