@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import bound_cost, load, min_max, place
 from holdfast.planning.planner import Planned, Technique, judge, make_plan, plan_bound
 from holdfast.planning.shop import Grid, open_shop
-from holdfast.planning.timing import sequence_of
+from holdfast.planning.timing import Measure, sequence_of
 
 __all__ = ["Filled", "PlanLibrary", "breakpoints", "serve"]
 
@@ -58,9 +58,7 @@ def breakpoints(grid: Grid, failures: int, technique: Technique, tolerance: floa
         technique: what schedules may do.
         tolerance: by which fraction the bounds of counts with a common plan may differ.
     """
-    counts = min_max(len(grid.stages), failures, bound_cost(grid, technique.rules))
-    stages = StageBounds(grid.each, grid.comm, technique.rules)
-    values = [max(_value(stages.of(s, load(grid, x)), technique) for s, x in enumerate(each)) for each in counts]
+    values = _bounds(grid, failures, technique)
     last = failures
     found = [failures] * (failures + 1)
     for number in reversed(range(failures + 1)):
@@ -164,30 +162,24 @@ class PlanLibrary:
         operations = 3 * grid.pipelines * len(grid.stages) * grid.microbatches
         last = breakpoints(grid, failures, technique, _COARSE if operations > _LARGE else 0.0)
         tops = sorted(set(last[1:]))
+        found: dict[int, Measure] = {}
         for top in tops:
             served = tuple(number for number in range(1, failures + 1) if last[number] == top)
-            self._make(grid, top, technique, served, time_limit_s=time_limit_s)
-        self._straighten(grid, failures, technique)
-        plans = [self.get(grid, number, technique) for number in range(1, failures + 1)]
+            found[top] = self._make(grid, top, technique, served, time_limit_s=time_limit_s).found
+        digest = _digest(grid, technique)
+        index = _straightened(self._index(digest), found)
+        self._store_index(digest, index)
         return Filled(
-            plans=len(plans),
-            schedules=len(tops),
+            plans=failures,
+            schedules=len({index[number] for number in range(1, failures + 1)}),
             wall_s=time.perf_counter() - wall,
             cpu_s=time.process_time() - cpu,
-            worst_gap=max(planned.gap for planned in plans),
+            worst_gap=max(
+                (_value(found[index[number]], technique) / lower - 1)
+                for number, lower in enumerate(_bounds(grid, failures, technique))
+                if number and lower
+            ),
         )
-
-    def _straighten(self, grid: Grid, failures: int, technique: Technique) -> None:
-        digest = _digest(grid, technique)
-        index = dict(self._index(digest))
-        best = failures
-        for number in reversed(range(1, failures + 1)):
-            top = index[number]
-            if self._schedules[digest, top].found.period > self._schedules[digest, index[best]].found.period:
-                index[number] = index[best]
-            else:
-                best = number
-        self._store_index(digest, index)
 
     def _make(
         self, grid: Grid, failures: int, technique: Technique, served: Sequence[int], *, time_limit_s: float
@@ -198,9 +190,16 @@ class PlanLibrary:
         if before is None or before.spares or planned.found.period < before.found.period:
             body = _encode(planned)
             self._write(f"{digest}-{failures}.plan", hashlib.sha256(body).digest() + body)
-            self._schedules[digest, failures] = planned
+            self._remember(digest, failures, planned)
         self._store_index(digest, self._index(digest) | dict.fromkeys(served, failures))
         return self._schedules[digest, failures]
+
+    def _remember(self, digest: str, failures: int, planned: Planned) -> None:
+        """Keeps a schedule in memory; of large ones only the last."""
+        if planned.shop.num_operations > _LARGE:
+            self._schedules.clear()
+            self._answers.clear()
+        self._schedules[digest, failures] = planned
 
     def _index(self, digest: str) -> dict[int, int]:
         """Which schedule serves which number of failures."""
@@ -236,7 +235,29 @@ def _places(grid: Grid, failures: int, technique: Technique) -> tuple[WorkerId, 
     return place(counts, grid.pipelines)
 
 
-def _value(bound: Bound, technique: Technique) -> float:
+def _bounds(grid: Grid, failures: int, technique: Technique) -> list[float]:
+    """Returns the bound on what is minimised for 0, 1, ... failures at their normalised places."""
+    stages = StageBounds(grid.each, grid.comm, technique.rules)
+    return [
+        max(_value(stages.of(s, load(grid, x)), technique) for s, x in enumerate(counts))
+        for counts in min_max(len(grid.stages), failures, bound_cost(grid, technique.rules))
+    ]
+
+
+def _straightened(index: Mapping[int, int], found: Mapping[int, Measure]) -> dict[int, int]:
+    """Returns the index in which a schedule that is worse than one for more failures is not used any more."""
+    straight = dict(index)
+    best: int | None = None
+    for number in sorted(index, reverse=True):
+        top = straight[number]
+        if top in found and best is not None and found[top].period > found[best].period:
+            straight[number] = best
+        elif top in found:
+            best = top
+    return straight
+
+
+def _value(bound: Bound | Measure, technique: Technique) -> float:
     return bound.period if technique is Technique.STAGGERED else bound.makespan
 
 
