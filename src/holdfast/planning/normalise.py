@@ -74,15 +74,14 @@ def min_max(num_stages: int, failures: int, cost: StageCost) -> tuple[tuple[int,
 
     A greedy is exact, as costs do not fall with failures: the next failure goes to the stage where it costs least.
     Assignments are nested: each contains those for fewer failures. Among equals comes the stage with fewer failures,
-    then the earlier one: by the bound it has filled its memory without idle time, and the ends of the last stages are
-    what schedules miss the bound by.
+    then the later one, which came nearest to its bound wherever it was tried.
 
     Raises:
         InfeasiblePlan: so many failures leave no worker on some stage.
 
     Cost: O((N + F) log N) and as many calls of the cost.
     """
-    heap = [(cost(stage, 1), 1, stage) for stage in range(num_stages)]
+    heap = [(cost(stage, 1), 1, -stage) for stage in range(num_stages)]
     heapify(heap)
     counts = [0] * num_stages
     found = [tuple(counts)]
@@ -90,9 +89,9 @@ def min_max(num_stages: int, failures: int, cost: StageCost) -> tuple[tuple[int,
         price, count, stage = heap[0]
         if price == inf:
             raise InfeasiblePlan(f"{failures} failures: the grid survives at most {number}, one worker per stage stays")
-        counts[stage] = count
+        counts[-stage] = count
         found.append(tuple(counts))
-        heapreplace(heap, (cost(stage, count + 1), count + 1, stage))
+        heapreplace(heap, (cost(-stage, count + 1), count + 1, stage))
     return tuple(found)
 
 
