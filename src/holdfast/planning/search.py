@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -15,7 +15,9 @@ from holdfast.planning.timing import as_late_as_possible, measure, settle, stage
 __all__ = ["Found", "improve", "search"]
 
 _PATIENCE = (0.0, 0.5, 1.0)
-_DEPTHS = ((1.25, 0), (1.0, 0), (1.5, 0), (1.0, 1), (2.0, 0), (1.25, 1), (1.5, 1), (1.25, 2), (1.5, 3), (1.0, 2))
+_DEPTHS = ((1.25, 0), (1.0, 0), (1.5, 0), (1.0, 1), (1.25, 1), (1.5, 1), (1.25, 2), (1.0, 2), (1.5, 3), (2.0, 0))
+"""Multiples of 1F1B's micro-batches per stage, and how many more: first what is often best for the period, last what is
+for the makespan."""
 _NOISE = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 _LARGE = 200_000
 """Operations above which times are settled in fewer rounds."""
@@ -48,7 +50,7 @@ def search(shop: Shop, *, staggered: bool, goal: float, time_limit_s: float, see
     """
     until = time.monotonic() + time_limit_s
     best: Found | None = None
-    for patience, limits in product(_PATIENCE, _limits(shop)):
+    for patience, limits in product(_PATIENCE, _limits(shop, _DEPTHS if staggered else _DEPTHS[::-1])):
         found = _judge(shop, list_schedule(shop, plain_urgency(shop), patience=patience, limits=limits), staggered)
         best = found if best is None or found.value < best.value else best
         if _reached(best, goal) or time.monotonic() >= until:
@@ -84,9 +86,9 @@ def improve(shop: Shop, best: Found, *, staggered: bool, goal: float, until: flo
     return best
 
 
-def _limits(shop: Shop) -> Iterator[tuple[int, ...] | None]:
+def _limits(shop: Shop, depths: Iterable[tuple[float, int]]) -> Iterator[tuple[int, ...] | None]:
     depth = shop.num_stages
-    for factor, more in _DEPTHS:
+    for factor, more in depths:
         yield tuple(int((depth - stage) * factor) + more for stage in range(depth))
     yield None
 
