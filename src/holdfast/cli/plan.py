@@ -54,7 +54,7 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument(
         "--technique", choices=[each.value for each in Technique], help="default: adaptive after failures, else 1f1b"
     )
-    parser.add_argument("--time-limit", default="10", metavar="S", help="seconds for the search")
+    parser.add_argument("--time-limit", metavar="S", help="seconds for the search; default: 10, of a whole library 60")
     parser.add_argument("--format", choices=sorted(_SHOW), default="table")
     parser.add_argument("--solver", choices=[each.value for each in Engine], default="list", help="default: list")
     parser.add_argument("--all-failures", metavar="N", help="fill a plan library for 1 to N failures, in --out")
@@ -134,7 +134,7 @@ def _read(args: argparse.Namespace) -> _Task:
         grid=grid,
         failed=failed,
         technique=technique,
-        time_limit_s=_parse_seconds("--time-limit", args.time_limit),
+        time_limit_s=_parse_seconds("--time-limit", args.time_limit or ("60" if args.all_failures else "10")),
         engine=Engine(args.solver),
         fill=_parse_fill(args.all_failures, args.out),
     )

@@ -153,7 +153,7 @@ class PlanLibrary:
             grid: the grid without failures.
             failures: at least 1.
             technique: what schedules may do.
-            time_limit_s: seconds for the search of each schedule.
+            time_limit_s: seconds for the search of all schedules; every schedule is made once, however long that takes.
 
         Raises:
             InfeasiblePlan: the grid does not survive so many failures.
@@ -163,9 +163,10 @@ class PlanLibrary:
         last = breakpoints(grid, failures, technique, _COARSE if operations > _LARGE else 0.0)
         tops = sorted(set(last[1:]))
         found: dict[int, Measure] = {}
-        for top in tops:
+        for nth, top in enumerate(tops):
             served = tuple(number for number in range(1, failures + 1) if last[number] == top)
-            found[top] = self._make(grid, top, technique, served, time_limit_s=time_limit_s).found
+            share = (time_limit_s - (time.perf_counter() - wall)) / (len(tops) - nth)
+            found[top] = self._make(grid, top, technique, served, time_limit_s=max(0.0, share)).found
         digest = _digest(grid, technique)
         index = _straightened(self._index(digest), found)
         self._store_index(digest, index)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from holdfast.planning.array_scheduler import array_schedule, suits
 from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urgency
 from holdfast.planning.shop import Shop
 from holdfast.planning.timing import as_late_as_possible, measure, settle, stage_windows
@@ -50,12 +51,15 @@ def search(shop: Shop, *, staggered: bool, goal: float, time_limit_s: float, see
     """
     until = time.monotonic() + time_limit_s
     best: Found | None = None
+    engine = _make_at_once if suits(shop) else _make_plain
     for patience, limits in product(_PATIENCE, _limits(shop, _DEPTHS if staggered else _DEPTHS[::-1])):
-        found = _judge(shop, list_schedule(shop, plain_urgency(shop), patience=patience, limits=limits), staggered)
+        found = engine(shop, patience, limits, staggered)
         best = found if best is None or found.value < best.value else best
         if _reached(best, goal) or time.monotonic() >= until:
             return best
     assert best is not None
+    if suits(shop):
+        return best
     return improve(shop, best, staggered=staggered, goal=goal, until=until, seed=seed)
 
 
@@ -100,11 +104,23 @@ def _any_limits(shop: Shop, rng: random.Random) -> tuple[int, ...] | None:
     return tuple(int((depth - stage) * factor) + rng.randrange(3) for stage in range(depth))
 
 
+def _make_plain(shop: Shop, patience: float, limits: tuple[int, ...] | None, staggered: bool) -> Found:
+    return _judge(shop, list_schedule(shop, plain_urgency(shop), patience=patience, limits=limits), staggered)
+
+
+def _make_at_once(shop: Shop, patience: float, limits: tuple[int, ...] | None, staggered: bool) -> Found:
+    schedule = array_schedule(shop, patience=patience, limits=limits)
+    return _found(shop, settle(shop, schedule, staggered=staggered, rounds=2, early=True), staggered)
+
+
 def _judge(shop: Shop, schedule: Schedule, staggered: bool) -> Found:
     large = shop.num_operations > _LARGE
-    settled = (
-        schedule if large and not staggered else settle(shop, schedule, staggered=staggered, rounds=1 if large else 6)
-    )
+    if not (large and not staggered):
+        schedule = settle(shop, schedule, staggered=staggered, rounds=1 if large else 6)
+    return _found(shop, schedule, staggered)
+
+
+def _found(shop: Shop, settled: Schedule, staggered: bool) -> Found:
     found = measure(shop, settled, staggered=staggered)
     return Found(schedule=settled, value=found.period if staggered else found.makespan)
 

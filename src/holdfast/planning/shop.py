@@ -168,7 +168,8 @@ def _visits(grid: Grid, gone: frozenset[WorkerId]) -> tuple[int, ...]:
 
     As with :func:`holdfast.core.routes.reroute`, living workers keep their own micro-batches and no peer gets more than
     the others by more than one. But a micro-batch stays in the pipeline that it was in on the stage before wherever it
-    can: pipelines that share no micro-batch do not wait for one another.
+    can: pipelines that share no micro-batch do not wait for one another. It cannot where its worker would get its share
+    earlier than the others theirs: these would starve first and have too much to do in the end.
     """
     pipelines, microbatches = grid.pipelines, grid.microbatches
     table: list[list[int]] = []
@@ -188,11 +189,12 @@ def _stand_ins(pipelines: int, microbatches: int, lost: set[int], before: list[i
     alive = [pipeline for pipeline in range(pipelines) if pipeline not in lost]
     most, larger = divmod(pipelines * microbatches, len(alive))
     loads = dict.fromkeys(alive, microbatches)
-    for number, pipeline in enumerate(home):
-        if pipeline in loads:
-            continue
+    strays = [number for number, pipeline in enumerate(home) if pipeline in lost]
+    for nth, number in enumerate(strays):
         stay = loads.get(before[number], most + 1)
-        choice = before[number] if stay < most or (stay == most and larger) else min(alive, key=loads.__getitem__)
+        in_turn = stay - microbatches <= nth // len(alive)
+        fits = stay < most or (stay == most and larger)
+        choice = before[number] if in_turn and fits else min(alive, key=loads.__getitem__)
         larger -= loads[choice] == most
         loads[choice] += 1
         home[number] = choice

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from holdfast.core.evaluate import Span, Timeline, timeline
 from holdfast.core.plan import Plan
+from holdfast.core.profile import StageCosts
 from holdfast.core.schedule import OpKind, Orders
 from holdfast.errors import InvalidSchedule
 from holdfast.planning.list_scheduler import Schedule
@@ -31,6 +32,9 @@ __all__ = [
 
 _Array = npt.NDArray[np.float64]
 _Whole = npt.NDArray[np.int64]
+
+_MANY, _TOGETHER = 20_000, 50
+"""So many operations, and so many per moment, are moved at once; fewer one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,9 @@ def as_late_as_possible(shop: Shop, schedule: Schedule, deadlines: Sequence[floa
         schedule: any schedule of it.
         deadlines: every worker of stage 0, 1, ... ends by this.
     """
+    moments = _moments(shop, schedule)
+    if moments is not None:
+        return _late_at_once(shop, schedule, moments, deadlines)
     visits, stages, at, comm = shop.num_visits, shop.num_stages, shop.worker_of, shop.grid.comm
     left = [deadlines[worker // shop.grid.pipelines] for worker in range(shop.num_workers)]
     starts: list[float] = [0] * (3 * visits)
@@ -111,14 +118,58 @@ def as_late_as_possible(shop: Shop, schedule: Schedule, deadlines: Sequence[floa
     return Schedule(starts=starts, rows=schedule.rows, sequence=schedule.sequence)
 
 
-def settle(shop: Shop, schedule: Schedule, *, staggered: bool, rounds: int = 8) -> Schedule:
+def _moments(shop: Shop, schedule: Schedule) -> list[_Whole] | None:
+    """Returns the operations that start together, first moment first; None if few do, or if some take no time."""
+    if len(schedule.sequence) < _MANY or min(map(min, shop.durations)) <= 0:
+        return None
+    order = np.asarray(schedule.sequence, dtype=np.int64)
+    starts = np.asarray(schedule.starts, dtype=np.float64)[order]
+    sort = np.argsort(starts, kind="stable")
+    cuts = np.flatnonzero(np.diff(starts[sort])) + 1
+    return np.split(order[sort], cuts) if len(cuts) * _TOGETHER < len(order) else None
+
+
+def _late_at_once(shop: Shop, schedule: Schedule, moments: list[_Whole], deadlines: Sequence[float]) -> Schedule:
+    """As late as possible, for all operations of a moment at once: none of them waits for another of them."""
+    visits, stages = shop.num_visits, shop.num_stages
+    worker = np.tile(np.asarray(shop.worker_of, dtype=np.int64), 3)
+    length = np.tile(np.asarray(shop.durations, dtype=np.float64), visits // stages).reshape(-1)
+    waits, delay = _who_waits(shop)
+    left = np.repeat(np.asarray(deadlines, dtype=np.float64), shop.grid.pipelines)
+    starts = np.full(3 * visits + 1, np.inf)
+    for numbers in reversed(moments):
+        at = worker[numbers]
+        end = np.minimum(left[at], starts[waits[numbers]] - delay[numbers])
+        starts[numbers] = left[at] = end - length[numbers]
+    whole = isinstance(schedule.starts[0], int) and bool(np.all(starts[:-1] == np.rint(starts[:-1])))
+    found = starts[:-1].astype(np.int64) if whole else starts[:-1]
+    return Schedule(starts=found.tolist(), rows=schedule.rows, sequence=schedule.sequence)
+
+
+def _who_waits(shop: Shop) -> tuple[_Whole, _Array]:
+    """Returns who waits for the message of every operation (a number after the last if nobody), and its time."""
+    visits, stages = shop.num_visits, shop.num_stages
+    number, stage = np.arange(visits), np.tile(np.arange(stages), visits // stages)
+    comm = np.asarray([*shop.grid.comm, 0.0])
+    nobody = np.full(visits, 3 * visits)
+    waits = [np.where(stage < stages - 1, number + 1, nobody), np.where(stage > 0, number + visits - 1, nobody), nobody]
+    return np.concatenate(waits), np.concatenate([comm[stage], comm[stage - 1], np.zeros(visits)])
+
+
+def settle(shop: Shop, schedule: Schedule, *, staggered: bool, rounds: int = 8, early: bool = False) -> Schedule:
     """Returns the schedule with the same orders and the times that make its period short.
 
     With a synchronous optimizer, that is as soon as possible. Staggered, stages may also begin later: the latest starts
     that leave the ends where they are, repeated while stages with slack may end later, and the best of all rounds.
+
+    Args:
+        shop: the problem.
+        schedule: any schedule of it.
+        staggered: whether the period counts with each stage's own optimizer.
+        rounds: at most so many.
+        early: whether every start is as early as it can be already.
     """
-    none = [0] * shop.num_stages
-    best = schedule = as_soon_as_possible(shop, schedule, none)
+    best = schedule = schedule if early else as_soon_as_possible(shop, schedule, [0] * shop.num_stages)
     if not staggered:
         return best
     each = shop.grid.each
@@ -162,10 +213,11 @@ def check(shop: Shop, schedule: Schedule) -> None:
     ends = starts + lengths.reshape(-1)
     slack = 1e-9 * max(1.0, float(np.max(ends)))
     _check_needs(shop, starts, ends, slack)
+    each = shop.grid.each
     for worker, row in enumerate(rows):
         if len(row) and np.any(starts[row[1:]] < ends[row[:-1]] - slack):
             raise InvalidSchedule("two operations run at the same time", worker=_name(shop, worker))
-        _check_memory(shop, worker, row)
+        _check_memory(shop, each[worker // shop.grid.pipelines], worker, row)
 
 
 def _check_rows(shop: Shop, rows: Sequence[_Whole]) -> None:
@@ -195,19 +247,18 @@ def _check_needs(shop: Shop, starts: _Array, ends: _Array, slack: float) -> None
             raise InvalidSchedule(rule)
 
 
-def _check_memory(shop: Shop, worker: int, row: _Whole) -> None:
-    held = _held(shop, worker, row)
+def _check_memory(shop: Shop, costs: StageCosts, worker: int, row: _Whole) -> None:
+    held = _held(shop, costs, row)
     stage = worker // shop.grid.pipelines
     if len(held) and float(np.max(held)) > shop.room[stage] * (1 + 1e-9):
         raise InvalidSchedule(
-            f"holds {np.max(held):g} of memory, more than the {shop.grid.each[stage].capacity} that it has",
+            f"holds {np.max(held):g} of memory, more than the {costs.capacity} that it has",
             worker=_name(shop, worker),
         )
 
 
-def _held(shop: Shop, worker: int, row: _Whole) -> _Array:
+def _held(shop: Shop, costs: StageCosts, row: _Whole) -> _Array:
     """The memory held during every operation of a row."""
-    costs = shop.grid.each[worker // shop.grid.pipelines]
     given = costs.gives_input + (costs.gives_weight if shop.coupled else 0)
     kinds = row // shop.num_visits
     taken = np.asarray([costs.takes, 0.0, 0.0])[kinds]
