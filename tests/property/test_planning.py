@@ -13,10 +13,20 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.profile import Costs, parse_costs
 from holdfast.core.validate import validate
 from holdfast.errors import InvalidSchedule
+from holdfast.planning import timing
+from holdfast.planning.array_scheduler import array_schedule
 from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urgency
 from holdfast.planning.planner import Engine, Technique, make_plan, plan_bound
 from holdfast.planning.shop import Grid, open_shop, to_plan
-from holdfast.planning.timing import as_soon_as_possible, check, measure, sequence_of, settle
+from holdfast.planning.timing import (
+    as_late_as_possible,
+    as_soon_as_possible,
+    check,
+    measure,
+    sequence_of,
+    settle,
+    stage_windows,
+)
 
 FEW = settings(max_examples=25, deadline=None)
 MANY = settings(max_examples=150, deadline=None)
@@ -80,6 +90,35 @@ def test_any_urgency_gives_a_schedule_within_memory(problem, rng, coupled):
     settled = settle(shop, schedule, staggered=True)
     check(shop, settled)
     assert measure(shop, settled, staggered=True).period <= measure(shop, schedule, staggered=True).period
+
+
+@MANY
+@given(problems(), st.randoms(use_true_random=False), st.booleans(), st.booleans())
+def test_all_workers_at_once_give_a_schedule_within_memory_as_early_as_it_can_be(problem, rng, coupled, eager):
+    grid, failed = problem
+    shop = open_shop(grid, failed, coupled=coupled)
+    limits = rng.choice([None, [rng.randint(1, 5) for _ in grid.stages]])
+    schedule = array_schedule(shop, patience=rng.choice([0, 0.5, 1]), limits=limits, eager=eager)
+    check(shop, schedule)
+    assert schedule.sequence == sorted(schedule.sequence, key=schedule.starts.__getitem__)
+    assert as_soon_as_possible(shop, schedule, [0] * shop.num_stages).starts == schedule.starts
+    assert all(isinstance(start, int) for start in schedule.starts)
+
+
+@MANY
+@given(problems(), st.booleans())
+def test_moments_moved_at_once_end_up_where_they_do_one_by_one(problem, coupled):
+    grid, failed = problem
+    shop = open_shop(grid, failed, coupled=coupled)
+    schedule = list_schedule(shop, plain_urgency(shop))
+    deadlines = [end + stage for stage, end in enumerate(stage_windows(shop, schedule)[1])]
+    with pytest.MonkeyPatch.context() as patch:
+        one_by_one = as_late_as_possible(shop, schedule, deadlines)
+        patch.setattr(timing, "_MANY", 0)
+        patch.setattr(timing, "_TOGETHER", 0)
+        at_once = as_late_as_possible(shop, schedule, deadlines)
+    ran = schedule.sequence
+    assert [at_once.starts[number] for number in ran] == [one_by_one.starts[number] for number in ran]
 
 
 @FEW

@@ -40,7 +40,9 @@ def suits(shop: Shop) -> bool:
     return shop.num_operations >= _MANY and unit > 0 and shop.num_operations * float(unit) >= _PER_MOMENT * span
 
 
-def array_schedule(shop: Shop, *, patience: float = 0.0, limits: Sequence[int] | None = None) -> Schedule:
+def array_schedule(
+    shop: Shop, *, patience: float = 0.0, limits: Sequence[int] | None = None, eager: bool = False
+) -> Schedule:
     """Returns the schedule in which every free worker starts the first I that has arrived, else F, else W.
 
     F starts only if memory allows. It cannot deadlock, for the same reason as the list scheduler.
@@ -49,16 +51,17 @@ def array_schedule(shop: Shop, *, patience: float = 0.0, limits: Sequence[int] |
         shop: the problem.
         patience: a worker stays idle for an I that arrives within this fraction of what it would start instead.
         limits: micro-batches that a worker of stage 0, 1, ... may hold between F and I or B; default: memory alone.
+        eager: the limits hold only from a worker's first I or B on.
 
     Cost: some 0.2 ms per moment at which something starts or ends, and 0.1 µs per operation.
     """
-    return _Simulation(shop, patience, limits or [shop.num_visits] * shop.num_stages).run()
+    return _Simulation(shop, patience, limits or [shop.num_visits] * shop.num_stages, eager).run()
 
 
 class _Simulation:
     """All workers as arrays: column w is worker w, row k is kind k (F, I or B, W)."""
 
-    def __init__(self, shop: Shop, patience: float, limits: Sequence[int]) -> None:
+    def __init__(self, shop: Shop, patience: float, limits: Sequence[int], eager: bool) -> None:
         workers, each = shop.num_workers, shop.grid.each
         self._shop, self._patience = shop, patience
         self._at: _Whole = np.asarray(shop.worker_of, dtype=np.int64)
@@ -71,6 +74,7 @@ class _Simulation:
         self._given: _Times = np.asarray(given, dtype=np.float64)[self._stage].T
         self._room: _Times = np.asarray(shop.room, dtype=np.float64)[self._stage]
         self._slots: _Whole = np.asarray(limits, dtype=np.int64)[self._stage]
+        self._filling: _Flags = np.full(workers, eager)
         self._queues()
         self._free: _Flags = self._tail[_FORWARD] >= 0
         self._ends: _Times = np.full(workers, np.inf)
@@ -112,6 +116,7 @@ class _Simulation:
         self._room[done] += np.where(kind == _FORWARD, 0, self._given[kind, done])
         back = done[kind == _BACK]
         self._slots[back] += 1
+        self._filling[back] = False
         if not self._shop.coupled:
             self._tail[_WEIGHT, back] += 1
 
@@ -131,7 +136,9 @@ class _Simulation:
     def _start(self, now: float) -> None:
         worker = np.flatnonzero(self._free)
         ready = self._head[:, worker] < self._tail[:, worker]
-        ready[_FORWARD] &= (self._room[worker] >= -self._given[_FORWARD, worker]) & (self._slots[worker] > 0)
+        ready[_FORWARD] &= (self._room[worker] >= -self._given[_FORWARD, worker]) & (
+            self._filling[worker] | (self._slots[worker] > 0)
+        )
         kind = np.where(ready[_BACK], _BACK, np.where(ready[_FORWARD], _FORWARD, _WEIGHT))
         starts = ready.any(axis=0)
         if self._patience:

@@ -24,7 +24,7 @@ from holdfast.planning.timing import Measure, sequence_of
 __all__ = ["Filled", "PlanLibrary", "breakpoints", "serve"]
 
 _FORMAT = 1
-_LARGE, _COARSE = 200_000, 0.01
+_LARGE, _COARSE = 200_000, 0.005
 """Operations from which schedules are shared by counts whose bounds differ by up to this fraction."""
 
 

@@ -19,6 +19,36 @@ _PATIENCE = (0.0, 0.5, 1.0)
 _DEPTHS = ((1.25, 0), (1.0, 0), (1.5, 0), (1.0, 1), (1.25, 1), (1.5, 1), (1.25, 2), (1.0, 2), (1.5, 3), (2.0, 0))
 """Multiples of 1F1B's micro-batches per stage, and how many more: first what is often best for the period, last what is
 for the makespan."""
+_AT_ONCE = (
+    (1.25, 0, False),
+    (1.25, 2, True),
+    (1.0, 2, True),
+    (1.0, 0, False),
+    (1.5, 0, False),
+    (1.5, 1, True),
+    (1.0, 1, False),
+    (1.25, 1, False),
+    (1.5, 1, False),
+    (1.25, 2, False),
+    (1.0, 2, False),
+    (1.5, 3, False),
+    (2.0, 0, False),
+)
+_AT_ONCE_MAKESPAN = (
+    (1.25, 1, True),
+    (1.5, 1, False),
+    (1.0, 1, True),
+    (2.0, 0, False),
+    (1.5, 0, False),
+    (1.25, 2, True),
+    (1.5, 1, True),
+    (1.5, 2, False),
+    (1.0, 2, True),
+    (1.75, 0, False),
+    (1.125, 1, True),
+    (1.5, 3, False),
+)
+"""The same for large grids; true: the limits hold only from the first backward on."""
 _NOISE = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 _LARGE = 200_000
 """Operations above which times are settled in fewer rounds."""
@@ -51,9 +81,7 @@ def search(shop: Shop, *, staggered: bool, goal: float, time_limit_s: float, see
     """
     until = time.monotonic() + time_limit_s
     best: Found | None = None
-    engine = _make_at_once if suits(shop) else _make_plain
-    for patience, limits in product(_PATIENCE, _limits(shop, _DEPTHS if staggered else _DEPTHS[::-1])):
-        found = engine(shop, patience, limits, staggered)
+    for found in _make_at_once(shop, staggered) if suits(shop) else _make_plain(shop, staggered):
         best = found if best is None or found.value < best.value else best
         if _reached(best, goal) or time.monotonic() >= until:
             return best
@@ -91,10 +119,14 @@ def improve(shop: Shop, best: Found, *, staggered: bool, goal: float, until: flo
 
 
 def _limits(shop: Shop, depths: Iterable[tuple[float, int]]) -> Iterator[tuple[int, ...] | None]:
-    depth = shop.num_stages
     for factor, more in depths:
-        yield tuple(int((depth - stage) * factor) + more for stage in range(depth))
+        yield _limit(shop, factor, more)
     yield None
+
+
+def _limit(shop: Shop, factor: float, more: int) -> tuple[int, ...]:
+    depth = shop.num_stages
+    return tuple(int((depth - stage) * factor) + more for stage in range(depth))
 
 
 def _any_limits(shop: Shop, rng: random.Random) -> tuple[int, ...] | None:
@@ -104,13 +136,15 @@ def _any_limits(shop: Shop, rng: random.Random) -> tuple[int, ...] | None:
     return tuple(int((depth - stage) * factor) + rng.randrange(3) for stage in range(depth))
 
 
-def _make_plain(shop: Shop, patience: float, limits: tuple[int, ...] | None, staggered: bool) -> Found:
-    return _judge(shop, list_schedule(shop, plain_urgency(shop), patience=patience, limits=limits), staggered)
+def _make_plain(shop: Shop, staggered: bool) -> Iterator[Found]:
+    for patience, limits in product(_PATIENCE, _limits(shop, _DEPTHS if staggered else _DEPTHS[::-1])):
+        yield _judge(shop, list_schedule(shop, plain_urgency(shop), patience=patience, limits=limits), staggered)
 
 
-def _make_at_once(shop: Shop, patience: float, limits: tuple[int, ...] | None, staggered: bool) -> Found:
-    schedule = array_schedule(shop, patience=patience, limits=limits)
-    return _found(shop, settle(shop, schedule, staggered=staggered, rounds=2, early=True), staggered)
+def _make_at_once(shop: Shop, staggered: bool) -> Iterator[Found]:
+    for patience, (factor, more, eager) in product(_PATIENCE, _AT_ONCE if staggered else _AT_ONCE_MAKESPAN):
+        schedule = array_schedule(shop, patience=patience, limits=_limit(shop, factor, more), eager=eager)
+        yield _found(shop, settle(shop, schedule, staggered=staggered, rounds=2, early=True), staggered)
 
 
 def _judge(shop: Shop, schedule: Schedule, staggered: bool) -> Found:

@@ -141,6 +141,7 @@ def _late_at_once(shop: Shop, schedule: Schedule, moments: list[_Whole], deadlin
         at = worker[numbers]
         end = np.minimum(left[at], starts[waits[numbers]] - delay[numbers])
         starts[numbers] = left[at] = end - length[numbers]
+    starts[np.isinf(starts)] = 0
     whole = isinstance(schedule.starts[0], int) and bool(np.all(starts[:-1] == np.rint(starts[:-1])))
     found = starts[:-1].astype(np.int64) if whole else starts[:-1]
     return Schedule(starts=found.tolist(), rows=schedule.rows, sequence=schedule.sequence)
