@@ -120,13 +120,21 @@ class _Model:
         self.model.add_cumulative(spans, demands, room)
 
     def _add_interchangeable(self) -> None:
-        """Micro-batches with equal routes may enter in the order of their numbers."""
+        """Micro-batches with equal routes may keep the order of their numbers in all that they do.
+
+        If one overtakes another, let them exchange names from there on: the one that was first everywhere before is
+        ready for the earlier turn, the other for the later one, and workers hold as many micro-batches as they did.
+        """
+        if self._p["fixed"]:
+            return
         last: dict[tuple[int, ...], int] = {}
-        for visit in range(0, self._visits, self._stages):
-            route = tuple(self._p["worker_of"][visit : visit + self._stages])
-            if route in last and not self._p["fixed"]:
-                self._add(self.starts[visit] >= self._end(last[route]))
-            last[route] = visit
+        for entry in range(0, self._visits, self._stages):
+            route = tuple(self._p["worker_of"][entry : entry + self._stages])
+            for number in range(self._kinds * self._stages if route in last else 0):
+                kind, stage = divmod(number, self._stages)
+                offset = kind * self._visits + stage
+                self._add(self.starts[entry + offset] >= self._end(last[route] + offset))
+            last[route] = entry
 
     def _add_objective(self) -> None:
         value = self.model.new_int_var(self._p["goal"], self._horizon + max(self._p["optimizer"]), "value")
