@@ -99,8 +99,8 @@ def serve(planned: Planned, failed: Sequence[WorkerId]) -> Planned:
 class PlanLibrary:
     """Plans in a folder, by the digest of (costs, grid, technique) and the number of failures.
 
-    One schedule serves all counts between two breakpoints of the bound. Files are written whole or not at all, so a
-    library can be read while it is filled, and filling it again improves it.
+    One schedule serves all counts between two breakpoints of the bound. Files are written whole or not at all, and
+    readers notice new ones: a library can be read while another process fills it, and filling it again improves it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -110,9 +110,11 @@ class PlanLibrary:
             folder: where it is or will be; made with mode 0700.
         """
         self._folder = folder
-        self._indices: dict[str, dict[int, int]] = {}
+        self._indices: dict[str, tuple[tuple[int, int] | None, dict[int, int]]] = {}
         self._schedules: dict[tuple[str, int], Planned] = {}
         self._answers: dict[tuple[str, int], Planned] = {}
+        self._measures: dict[tuple[str, int], Measure] = {}
+        self._searched: set[tuple[str, int]] = set()
 
     def find(self, grid: Grid, failures: int, technique: Technique) -> Planned | None:
         """Returns the plan for a number of failures, at their normalised places, or None if there is none yet.
@@ -123,10 +125,10 @@ class PlanLibrary:
         Cost: microseconds for a plan that this object has seen; else a file is read and the plan proved again.
         """
         digest = _digest(grid, technique)
+        top = self._index(digest).get(failures)
+        if top is None:
+            return None
         if (digest, failures) not in self._answers:
-            top = self._index(digest).get(failures)
-            if top is None:
-                return None
             base = self._schedules.get((digest, top)) or self._read(digest, top, grid, technique)
             self._schedules[digest, top] = base
             self._answers[digest, failures] = (
@@ -142,6 +144,42 @@ class PlanLibrary:
         """
         found = self.find(grid, failures, technique)
         return found or self._make(grid, failures, technique, (failures,), time_limit_s=0.0)
+
+    def step(self, grid: Grid, failures: int, technique: Technique, *, time_limit_s: float) -> int | None:
+        """Does the next piece of work in the background, and says for how many failures; None if none is left.
+
+        What is missing comes first, made at once; then every schedule that is not known to be the best is searched for
+        a better one, once by this object. Fewer failures come first in both.
+
+        Args:
+            grid: the grid without failures.
+            failures: the largest count that is wanted.
+            technique: what schedules may do.
+            time_limit_s: seconds for the search of one schedule.
+
+        Raises:
+            InfeasiblePlan: the grid does not survive so many failures.
+        """
+        digest, last = _digest(grid, technique), _tops(grid, failures, technique)
+        missing = next((n for n in range(1, failures + 1) if n not in self._index(digest)), None)
+        if missing is not None:
+            self._improve(grid, last, last[missing], technique, 0.0)
+            return last[missing]
+        for top in sorted(set(last[1:])):
+            if (digest, top) not in self._searched:
+                self._searched.add((digest, top))
+                found = self.find(grid, top, technique)
+                if found is None or not found.optimal:
+                    self._improve(grid, last, top, technique, time_limit_s)
+                    return top
+        return None
+
+    def _improve(self, grid: Grid, last: Sequence[int], top: int, technique: Technique, time_limit_s: float) -> None:
+        served = [number for number in range(1, len(last)) if last[number] == top]
+        self._make(grid, top, technique, served, time_limit_s=time_limit_s)
+        digest = _digest(grid, technique)
+        found = {count: measure for (key, count), measure in self._measures.items() if key == digest}
+        self._store_index(digest, _straightened(self._index(digest), found))
 
     def fill(self, grid: Grid, failures: int, technique: Technique, *, time_limit_s: float) -> Filled:
         """Makes the plans for 1 to ``failures`` failures, fewer failures first, and improves those that are there.
@@ -159,8 +197,7 @@ class PlanLibrary:
             InfeasiblePlan: the grid does not survive so many failures.
         """
         wall, cpu = time.perf_counter(), time.process_time()
-        operations = 3 * grid.pipelines * len(grid.stages) * grid.microbatches
-        last = breakpoints(grid, failures, technique, _COARSE if operations > _LARGE else 0.0)
+        last = _tops(grid, failures, technique)
         tops = sorted(set(last[1:]))
         found: dict[int, Measure] = {}
         for nth, top in enumerate(tops):
@@ -201,18 +238,32 @@ class PlanLibrary:
             self._schedules.clear()
             self._answers.clear()
         self._schedules[digest, failures] = planned
+        self._measures[digest, failures] = planned.found
 
     def _index(self, digest: str) -> dict[int, int]:
-        """Which schedule serves which number of failures."""
-        if digest not in self._indices:
-            path = self._folder / f"{digest}.json"
-            content = json.loads(path.read_bytes()) if path.exists() else {}
-            self._indices[digest] = {int(number): int(top) for number, top in content.items()}
-        return self._indices[digest]
+        """Which schedule serves which number of failures; read again whenever the file is another one."""
+        stamp = self._stamp(digest)
+        if stamp is None:
+            return {}
+        if digest not in self._indices or self._indices[digest][0] != stamp:
+            content = json.loads((self._folder / f"{digest}.json").read_bytes())
+            self._indices[digest] = stamp, {int(number): int(top) for number, top in content.items()}
+            for known in (self._answers, self._schedules):
+                for key in [key for key in known if key[0] == digest]:
+                    del known[key]
+        return self._indices[digest][1]
+
+    def _stamp(self, digest: str) -> tuple[int, int] | None:
+        """What differs whenever the file of an index is another one; None if there is none."""
+        try:
+            found = (self._folder / f"{digest}.json").stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def _store_index(self, digest: str, index: dict[int, int]) -> None:
         self._write(f"{digest}.json", json.dumps(index).encode())
-        self._indices[digest] = index
+        self._indices[digest] = self._stamp(digest), index
         self._answers = {key: found for key, found in self._answers.items() if key[0] != digest}
 
     def _write(self, name: str, content: bytes) -> None:
@@ -229,6 +280,12 @@ class PlanLibrary:
         if actual != expected:
             raise CorruptBlob(f"plan {path}", expected.hex(), actual.hex())
         return _decode(body, grid, technique)
+
+
+def _tops(grid: Grid, failures: int, technique: Technique) -> tuple[int, ...]:
+    """Returns for 0, 1, ... failures the count whose schedule serves them."""
+    operations = 3 * grid.pipelines * len(grid.stages) * grid.microbatches
+    return breakpoints(grid, failures, technique, _COARSE if operations > _LARGE else 0.0)
 
 
 def _places(grid: Grid, failures: int, technique: Technique) -> tuple[WorkerId, ...]:

@@ -23,8 +23,9 @@ from holdfast.planning.timing import Measure, check, from_orders, fuse, measure
 
 __all__ = ["Engine", "Planned", "Technique", "judge", "make_plan", "plan_bound"]
 
-_SMALL = 50_000
-"""Operations up to which the coupled techniques also ask the builder of the core, which makes objects."""
+_SMALL, _AT_ONCE = 50_000, 2_000
+"""Operations up to which the coupled techniques also ask the builder of the core, which makes objects; the second where
+a plan is wanted at once."""
 
 
 class Technique(StrEnum):
@@ -213,7 +214,8 @@ def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, 
     goal = lower.period if staggered else lower.makespan
     if technique is Technique.ONE_F_ONE_B:
         return _builders(shop, Held.CLASSIC)
-    first = [_builders(shop, held) for held in Held] if shop.coupled and shop.num_operations <= _SMALL else []
+    small = shop.num_operations <= (_SMALL if time_limit_s else _AT_ONCE)
+    first = [_builders(shop, held) for held in Held] if shop.coupled and small else []
     best = min(first, key=lambda found: found.value, default=None)
     if best is not None and best.value <= goal:
         return best
