@@ -128,7 +128,7 @@ def make_plan(
         StateUnavailable: a stage has no living worker.
         InfeasiblePlan: memory does not hold one micro-batch.
         ConfigError: 1F1B after failures, a worker that is not in the grid, or a solver that is not installed.
-        SolverTimeout: the solver did not even read the problem in its time.
+        SolverTimeout: the solver failed, or did not end long after its time.
     """
     started = time.perf_counter()
     gone = frozenset(failed)
@@ -180,6 +180,8 @@ def _solve_exactly(planned: Planned, engine: Engine, time_limit_s: float, starte
         shop, staggered=staggered, hint=planned.schedule, value=value, goal=goal, time_limit_s=time_limit_s
     )
     answer = run_solver(engine.value.replace("-", "_"), shop, problem, scale)
+    if answer is None:
+        return replace(planned, solve_s=time.perf_counter() - started)
     lower = _raise_bound(planned, answer.bound)
     solved = judge(shop, planned.technique, answer.schedule, lower, started=started, proved=answer.proved)
     better = solved.found.period < planned.found.period or solved.optimal

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import pairwise
 from typing import Any
 
 from ortools.sat.python import cp_model
@@ -127,14 +128,21 @@ class _Model:
         """
         if self._p["fixed"]:
             return
-        last: dict[tuple[int, ...], int] = {}
+        for entries in self._equal_routes():
+            for before, entry in pairwise(entries):
+                for offset in self._offsets():
+                    self._add(self.starts[entry + offset] >= self._end(before + offset))
+
+    def _equal_routes(self) -> list[list[int]]:
+        """The first visits of micro-batches with equal routes, in the order of their numbers."""
+        found: dict[tuple[int, ...], list[int]] = {}
         for entry in range(0, self._visits, self._stages):
-            route = tuple(self._p["worker_of"][entry : entry + self._stages])
-            for number in range(self._kinds * self._stages if route in last else 0):
-                kind, stage = divmod(number, self._stages)
-                offset = kind * self._visits + stage
-                self._add(self.starts[entry + offset] >= self._end(last[route] + offset))
-            last[route] = entry
+            found.setdefault(tuple(self._p["worker_of"][entry : entry + self._stages]), []).append(entry)
+        return list(found.values())
+
+    def _offsets(self) -> list[int]:
+        """From a first visit to all operations of the micro-batch."""
+        return [kind * self._visits + stage for kind in range(self._kinds) for stage in range(self._stages)]
 
     def _add_objective(self) -> None:
         value = self.model.new_int_var(self._p["goal"], self._horizon + max(self._p["optimizer"]), "value")
@@ -153,7 +161,14 @@ class _Model:
         self.model.minimize(value)
 
     def _add_hint(self) -> None:
-        for start, hint in zip(self.starts, self._p["hint"], strict=False):
+        """The hint, in the order in which micro-batches with equal routes have to be."""
+        hints = list(self._p["hint"])
+        for entries in self._equal_routes():
+            for offset in self._offsets():
+                turns = sorted(hints[entry + offset] for entry in entries)
+                for entry, turn in zip(entries, turns, strict=True):
+                    hints[entry + offset] = turn
+        for start, hint in zip(self.starts, hints, strict=False):
             if isinstance(start, cp_model.IntVar):
                 self.model.add_hint(start, hint)
 
