@@ -1,6 +1,7 @@
 """Any small grid, any survivable failures, any uneven costs: engines, bounds and proofs against one another."""
 
 import itertools
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -220,3 +221,31 @@ def test_both_solvers_prove_the_same_optimum(engine):
     found = make_plan(grid, [], Technique.STAGGERED, time_limit_s=20, engine=engine)
     assert found.optimal
     assert found.found.period == found.bound.period == 38
+
+
+def test_cp_sat_proves_the_running_example_with_the_memory_of_1f1b():
+    grid = Grid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory="1,0,1,4:3:2:1"))
+    found = make_plan(grid, [WorkerId(1, 2)], Technique.ADAPTIVE, time_limit_s=30, engine=Engine.CP_SAT)
+    assert found.optimal
+    assert found.found.makespan == found.bound.makespan == 36
+
+
+def test_a_solver_without_time_leaves_the_list_schedule():
+    grid = Grid(pipelines=2, stages=split_evenly(3, 3), microbatches=6, costs=parse_costs(3, memory="1,0,1,3"))
+    found = make_plan(grid, [WorkerId(1, 2)], Technique.STAGGERED, time_limit_s=1e-3, engine=Engine.CP_SAT)
+    validate(found.plan, costs=grid.costs)
+    assert found.found.period >= found.bound.period
+
+
+@FEW
+@given(problems(pipelines=6, stages=4, microbatches=12))
+def test_every_worker_gets_its_strays_in_turn(problem):
+    grid, failed = problem
+    shop = open_shop(grid, failed)
+    for stage in range(len(grid.stages)):
+        lost = {worker.pipeline for worker in failed if worker.stage == stage}
+        strays = [at for n, at in enumerate(shop.worker_of[stage :: len(grid.stages)]) if n % grid.pipelines in lost]
+        alive = grid.pipelines - len(lost)
+        for count in range(len(strays)):
+            taken = Counter(strays[:count])
+            assert max(taken.values(), default=0) <= count // alive + 2
