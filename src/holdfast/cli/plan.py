@@ -6,22 +6,31 @@ import argparse
 import json
 import math
 import re
-import time
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.config.load import load_job
-from holdfast.core.bounds import Bound, bound, failures_per_stage
-from holdfast.core.builders import Limit, adaptive_plan, regular_plan
-from holdfast.core.evaluate import Timeline, evaluate
+from holdfast.core.evaluate import Timeline
 from holdfast.core.ids import WorkerId
-from holdfast.core.placement import Placement, regular_placement, split_evenly
+from holdfast.core.pictures import render_svg, render_trace
+from holdfast.core.placement import split_evenly
 from holdfast.core.plan import Plan
-from holdfast.core.profile import Costs, parse_costs
+from holdfast.core.profile import parse_costs
 from holdfast.core.render import render_timeline
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan
+from holdfast.planning.library import PlanLibrary
+from holdfast.planning.normalise import bound_cost, min_max, place
+from holdfast.planning.planner import Engine, Planned, Technique, make_plan
+from holdfast.planning.shop import Grid
+from holdfast.planning.timing import to_timeline
 
 __all__ = ["add_plan_parser", "run"]
+
+_PROVED_TWICE = 50_000
+"""Operations up to which the core's validator, which works on messages, proves the plan as well."""
 
 
 def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,10 +49,16 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
         "--failures",
         default="0",
         metavar="N",
-        help="that many failures, one per stage from the last stage to the first and again, in the last pipeline first",
+        help="that many failures, placed on the stages where they cost least",
     )
-    parser.add_argument("--technique", choices=("1f1b", "adaptive"), help="default: adaptive after failures, else 1f1b")
-    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument(
+        "--technique", choices=[each.value for each in Technique], help="default: adaptive after failures, else 1f1b"
+    )
+    parser.add_argument("--time-limit", metavar="S", help="seconds for the search; default: 10, of a whole library 60")
+    parser.add_argument("--format", choices=sorted(_SHOW), default="table")
+    parser.add_argument("--solver", choices=[each.value for each in Engine], default="list", help="default: list")
+    parser.add_argument("--all-failures", metavar="N", help="fill a plan library for 1 to N failures, in --out")
+    parser.add_argument("--out", metavar="DIR", help="the folder of the plan library")
     parser.set_defaults(run=run)
 
 
@@ -56,66 +71,81 @@ def run(args: argparse.Namespace) -> int:
         StateUnavailable: the failed workers leave layers without an owner.
     """
     task = _read(args)
-    started = time.perf_counter()
-    plan = _build(task)
-    solve_s = time.perf_counter() - started
-    validate(plan, costs=task.costs)
-    result = _Result(
-        timeline=evaluate(plan, task.costs),
-        lost=failures_per_stage(task.grid, task.failed),
-        bound=bound(task.grid, failures_per_stage(task.grid, task.failed), task.microbatches, task.costs),
-        solve_s=solve_s,
+    if task.fill is not None:
+        return _fill(task, *task.fill)
+    planned = make_plan(task.grid, task.failed, task.technique, time_limit_s=task.time_limit_s, engine=task.engine)
+    plan = planned.plan
+    if planned.shop.num_operations <= _PROVED_TWICE:
+        validate(plan, costs=task.grid.costs)
+    staggered = task.technique is Technique.STAGGERED
+    result = _Result(plan, planned, to_timeline(planned.shop, plan, planned.schedule, staggered=staggered))
+    sys.stdout.write(_SHOW[args.format](result))
+    return 0
+
+
+def _fill(task: _Task, failures: int, folder: Path) -> int:
+    """Fills a plan library and says what it took."""
+    summary = PlanLibrary(folder).fill(task.grid, failures, task.technique, time_limit_s=task.time_limit_s)
+    print(
+        f"{folder}: plans for 1 to {summary.plans} failures, which share {summary.schedules} schedules\n"
+        f"wall time {summary.wall_s:.2f} s, CPU time {summary.cpu_s:.2f} s, "
+        f"worst gap to the bound {summary.worst_gap:.2%}"
     )
-    print(json.dumps(_to_json(result)) if args.format == "json" else _to_table(result))
     return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """What the flags ask for; ``grid`` is the healthy placement."""
+    """What the flags ask for."""
 
-    grid: Placement
-    num_pipelines: int
-    num_stages: int
-    microbatches: int
-    costs: Costs
+    grid: Grid
     failed: tuple[WorkerId, ...]
-    technique: str
+    technique: Technique
+    time_limit_s: float
+    engine: Engine
+    fill: tuple[int, Path] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Result:
+    plan: Plan
+    planned: Planned
     timeline: Timeline
-    lost: tuple[int, ...]
-    bound: Bound
-    solve_s: float
-
-    @property
-    def optimal(self) -> bool:
-        """Whether the bound certifies that no plan has a shorter period."""
-        return math.isclose(self.timeline.period, self.bound.period, rel_tol=1e-12)
 
 
 def _read(args: argparse.Namespace) -> _Task:
     if args.job:
         _take_grid_of(args)
     num_pipelines, num_stages = _parse_grid(args.grid)
-    grid = regular_placement(num_pipelines, split_evenly(num_stages, num_stages))
-    failed = _parse_failed(args.failed, grid) or _spread(args.failures, num_pipelines, num_stages)
-    technique = args.technique or ("adaptive" if failed else "1f1b")
-    if technique == "1f1b" and failed:
-        raise ConfigError("--technique 1f1b plans healthy grids only: use adaptive after failures")
-    return _Task(
-        grid=grid,
-        num_pipelines=num_pipelines,
-        num_stages=num_stages,
+    grid = Grid(
+        pipelines=num_pipelines,
+        stages=split_evenly(num_stages, num_stages),
         microbatches=_parse_count("--microbatches", args.microbatches, 1),
         costs=parse_costs(
             num_stages, costs=args.costs, comm=args.comm, optimizer=args.optimizer_cost, memory=args.memory
         ),
+    )
+    failed = _parse_failed(args.failed, grid)
+    technique = Technique(
+        args.technique or ("adaptive" if failed or args.failures != "0" or args.all_failures else "1f1b")
+    )
+    failed = failed or _normalised(args.failures, grid, technique)
+    return _Task(
+        grid=grid,
         failed=failed,
         technique=technique,
+        time_limit_s=_parse_seconds("--time-limit", args.time_limit or ("60" if args.all_failures else "10")),
+        engine=Engine(args.solver),
+        fill=_parse_fill(args.all_failures, args.out),
     )
+
+
+def _parse_fill(failures: str | None, folder: str | None) -> tuple[int, Path] | None:
+    if failures is None and folder is None:
+        return None
+    if failures is None or folder is None:
+        raise ConfigError("--all-failures N and --out DIR go together: expected both, to fill a plan library")
+    return _parse_count("--all-failures", failures, 1), Path(folder)
 
 
 def _take_grid_of(args: argparse.Namespace) -> None:
@@ -123,15 +153,6 @@ def _take_grid_of(args: argparse.Namespace) -> None:
     grid = load_job(args.job).grid
     args.grid = args.grid or f"{grid.pipelines}x{grid.stages}"
     args.microbatches = args.microbatches or str(grid.microbatches)
-
-
-def _build(task: _Task) -> Plan:
-    """Builds the plan; without ``--memory`` adaptive may hold as many micro-batches as it likes."""
-    stages = split_evenly(task.num_stages, task.num_stages)
-    if task.technique == "1f1b":
-        return regular_plan(task.num_pipelines, stages, task.microbatches, costs=task.costs)
-    healthy = regular_plan(task.num_pipelines, stages, task.microbatches, "gpipe")
-    return adaptive_plan(healthy, task.failed, task.costs, limit=Limit.MEMORY)
 
 
 def _parse_grid(text: str | None) -> tuple[int, int]:
@@ -149,31 +170,41 @@ def _parse_count(flag: str, text: str | None, least: int) -> int:
     return int(text)
 
 
-def _parse_failed(text: str, grid: Placement) -> tuple[WorkerId, ...]:
+def _parse_seconds(flag: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} {text}: expected seconds, such as 10") from error
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{flag} {text} is impossible: expected seconds above 0, such as 10")
+    return value
+
+
+def _parse_failed(text: str, grid: Grid) -> tuple[WorkerId, ...]:
     try:
         failed = {WorkerId.parse(name) for name in text.split(",") if text}
     except ConfigError as error:
         raise ConfigError(f"--failed {text}: {error}") from error
+    last = WorkerId(grid.pipelines - 1, len(grid.stages) - 1)
     for worker in sorted(failed):
-        if worker not in grid.workers:
-            last = grid.workers[-1]
+        if worker.pipeline > last.pipeline or worker.stage > last.stage:
             raise ConfigError(f"--failed {worker}: no such worker, the grid has 0.0 to {last.pipeline}.{last.stage}")
     return tuple(sorted(failed))
 
 
-def _spread(text: str, num_pipelines: int, num_stages: int) -> tuple[WorkerId, ...]:
-    """Chooses failures stage by stage from the last one, in the last pipeline, then in the one before it, and so on."""
-    count, most = _parse_count("--failures", text, 0), (num_pipelines - 1) * num_stages
+def _normalised(text: str, grid: Grid, technique: Technique) -> tuple[WorkerId, ...]:
+    """Places a number of failures where they cost least."""
+    num_stages = len(grid.stages)
+    count, most = _parse_count("--failures", text, 0), (grid.pipelines - 1) * num_stages
     if count > most:
         raise InfeasiblePlan(
-            f"--failures {count}: a grid of {num_pipelines}x{num_stages} survives at most {most}, "
+            f"--failures {count}: a grid of {grid.pipelines}x{num_stages} survives at most {most}, "
             "as every stage has to keep one worker"
         )
-    places = (divmod(number, num_stages) for number in range(count))
-    return tuple(sorted(WorkerId(num_pipelines - 1 - turn, num_stages - 1 - back) for turn, back in places))
+    return place(min_max(num_stages, count, bound_cost(grid, technique.rules))[count], grid.pipelines)
 
 
-def _to_json(result: _Result) -> dict[str, object]:
+def _to_json(result: _Result) -> str:
     timeline = result.timeline
     orders: dict[str, list[list[object]]] = {str(worker): [] for worker, _ in timeline.peak_memory}
     for span in timeline.spans:
@@ -181,23 +212,42 @@ def _to_json(result: _Result) -> dict[str, object]:
         orders[str(span.worker)].append(
             [span.op.kind.value, microbatch.pipeline, microbatch.index, span.start, span.end]
         )
-    return {
+    found = {
         "period": timeline.period,
         "makespan": timeline.makespan,
-        "bound": {"period": result.bound.period, "makespan": result.bound.makespan},
-        "optimal": result.optimal,
-        "failures_per_stage": list(result.lost),
+        "bound": {"period": result.planned.bound.period, "makespan": result.planned.bound.makespan},
+        "optimal": result.planned.optimal,
+        "failures_per_stage": list(result.planned.failures_per_stage),
         "peak_memory": {str(worker): peak for worker, peak in timeline.peak_memory},
-        "solve_s": result.solve_s,
+        "solve_s": result.planned.solve_s,
         "orders": orders,
     }
+    return json.dumps(found) + "\n"
 
 
 def _to_table(result: _Result) -> str:
-    lower = result.bound
+    planned = result.planned
     return (
         render_timeline(result.timeline)
-        + f"bound     period {lower.period:g}, makespan {lower.makespan:g}"
-        + (" (reached: optimal)" if result.optimal else "")
-        + f"\nfailures  {' '.join(map(str, result.lost))} per stage\nsolved    in {result.solve_s * 1e3:.1f} ms"
+        + f"bound     period {planned.bound.period:g}, makespan {planned.bound.makespan:g}"
+        + (" (reached: optimal)" if planned.optimal else "")
+        + f"\nfailures  {' '.join(map(str, planned.failures_per_stage))} per stage"
+        + f"\nsolved    in {planned.solve_s * 1e3:.1f} ms\n"
     )
+
+
+def _to_svg(result: _Result) -> str:
+    shop = result.planned.shop
+    return render_svg(result.plan, shop.grid.costs, result.timeline, failed=shop.failed)
+
+
+def _to_perfetto(result: _Result) -> str:
+    return render_trace(result.timeline) + "\n"
+
+
+_SHOW: dict[str, Callable[[_Result], str]] = {
+    "table": _to_table,
+    "json": _to_json,
+    "svg": _to_svg,
+    "perfetto": _to_perfetto,
+}

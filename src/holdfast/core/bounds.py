@@ -8,10 +8,10 @@ from itertools import accumulate
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, Placement
-from holdfast.core.profile import Costs
+from holdfast.core.profile import Costs, StageCosts
 from holdfast.errors import ConfigError, StateUnavailable
 
-__all__ = ["Bound", "bound", "failures_per_stage"]
+__all__ = ["Bound", "BoundRules", "StageBounds", "bound", "bound_of_loads", "failures_per_stage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,28 +22,50 @@ class Bound:
     makespan: float
 
 
-def bound(placement: Placement, failures: Sequence[int], microbatches: int, costs: Costs) -> Bound:
-    """Returns lower bounds for every plan in which layers stay where they are: coupled or not, staggered or not.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundRules:
+    """What the schedules that a bound is for may do.
+
+    Attributes:
+        coupled: every backward is one operation, B.
+        staggered: every stage runs its optimizer step as soon as its own workers are done.
+        classic: a worker on stage s of p holds at most p - s micro-batches, as in 1F1B.
+    """
+
+    coupled: bool = False
+    staggered: bool = True
+    classic: bool = False
+
+
+def bound(
+    placement: Placement, failures: Sequence[int], microbatches: int, costs: Costs, rules: BoundRules | None = None
+) -> Bound:
+    """Returns lower bounds for every plan in which layers stay where they are.
 
     Let stage s take f, b and w for F, I and W, and c for a message to the next stage. The living workers of s share all
     micro-batches, so the busiest has at least ``n = ceil(pipelines * microbatches / living)`` of them.
 
-    - *Load*: that worker computes for n (f + b + w). Of the makespan this lies after the first forward has come down
-      to s; of the period of stage s, the optimizer step follows.
+    - *Fill*: between its first F and its first I or B, any worker of s computes nothing but F, of at most k
+      micro-batches, which are all that it may hold at once. That takes at least the way to the last stage and back. So
+      the worker is idle for that way less k f, if this is positive.
+    - *Load*: the busiest worker computes for n (f + b + w), and is idle as said. Of the makespan this lies after the
+      first forward has come down to s; of the period of stage s, the optimizer step follows.
     - *Chain*: take any stage r up to s. No F of s starts before some worker of r has started, plus (f + c) of every
-      stage from r to just before s. From then on the busiest worker of s computes all its F and I, n (f + b). The last
-      of these is an I, as every F has its I after it. Its gradient still goes back over (c + b) of every stage
-      between s and r, and r itself then computes its W, w. A full backward takes b + w for I, hence no less. So the
-      time between the first start and the last end on stage r, to which r's optimizer step is added in any period,
-      is at least the sum. Of the makespan, the way from stage 0 to r comes before it.
+      stage from r to just before s. From then on the busiest worker of s computes all its F and I, n (f + b), with the
+      idle time of the fill. The last of these is an I, as every F has its I after it. Its gradient still goes back over
+      (c + b) of every stage between s and r, and r itself then computes its W, w. A full backward takes b + w for I,
+      hence no less. So the time between the first start and the last end on stage r, to which r's optimizer step is
+      added in any period, is at least the sum. Of the makespan, the way from stage 0 to r comes before it.
 
-    Idle time that the memory limit forces is not counted, so the bound may be out of reach.
+    Where every backward is coupled, b + w stands for b, and W is part of it. Where the optimizer is synchronous, the
+    period is the makespan and the longest optimizer step. docs/planner.md has the proofs at length.
 
     Args:
         placement: the regular grid *without* failures.
         failures: how many workers of stage 0, 1, ... have failed.
         microbatches: micro-batches per pipeline, at least 1.
         costs: costs per layer.
+        rules: what schedules may do; default: everything.
 
     Raises:
         ConfigError: the grid is not regular, or ``failures`` has another number of stages.
@@ -51,20 +73,72 @@ def bound(placement: Placement, failures: Sequence[int], microbatches: int, cost
     """
     stages = _stages(placement)
     loads = _loads(placement, stages, failures, microbatches)
-    each = [costs.of(layers) for layers in stages]
-    comm = [costs.comm[layers.stop - 1] for layers in stages[:-1]]
-    down = list(accumulate((each[s].forward + comm[s] for s in range(len(comm))), initial=0))
-    back = list(accumulate((each[s].input + comm[s] for s in range(len(comm))), initial=0))
-    work = [load * stage.total for load, stage in zip(loads, each, strict=True)]
-    trip = [down[s] + loads[s] * (each[s].forward + each[s].input) + back[s] for s in range(len(stages))]
-    chain = [[trip[s] - back[r] + each[r].weight for r in range(s + 1)] for s in range(len(stages))]
-    return Bound(
-        period=max(
-            max(work[s] + each[s].optimizer, *(chain[s][r] - down[r] + each[r].optimizer for r in range(s + 1)))
-            for s in range(len(stages))
-        ),
-        makespan=max(max(down[s] + work[s], *chain[s]) for s in range(len(stages))),
-    )
+    return bound_of_loads([costs.of(layers) for layers in stages], _cuts(stages, costs), loads, rules)
+
+
+def bound_of_loads(
+    each: Sequence[StageCosts], comm: Sequence[float], loads: Sequence[int], rules: BoundRules | None = None
+) -> Bound:
+    """Returns the bounds of :func:`bound` from what it derives from a grid.
+
+    Args:
+        each: the costs of every stage.
+        comm: the time of a message after every stage but the last.
+        loads: the micro-batches of the busiest worker of every stage, at least 1.
+        rules: what schedules may do; default: everything.
+    """
+    stages = StageBounds(each, comm, rules)
+    found = [stages.of(stage, load) for stage, load in enumerate(loads)]
+    return Bound(period=max(each.period for each in found), makespan=max(each.makespan for each in found))
+
+
+class StageBounds:
+    """What the load of each single stage forces; the bound of a grid is the greatest of its stages'.
+
+    Cost: linear in stages to make, constant to ask.
+    """
+
+    def __init__(self, each: Sequence[StageCosts], comm: Sequence[float], rules: BoundRules | None = None) -> None:
+        """Prepares the ways down the pipeline and back.
+
+        Args:
+            each: the costs of every stage.
+            comm: the time of a message after every stage but the last.
+            rules: what schedules may do; default: everything.
+        """
+        self._rules = rules = rules or BoundRules()
+        self._each = each
+        self._back_op = [stage.backward if rules.coupled else stage.input for stage in each]
+        after = [0 if rules.coupled else stage.weight for stage in each]
+        self._down = list(accumulate((each[s].forward + comm[s] for s in range(len(comm))), initial=0))
+        back = list(accumulate((self._back_op[s] + comm[s] for s in range(len(comm))), initial=0))
+        self._longest = max(stage.optimizer for stage in each)
+        turn = self._down[-1] + each[-1].forward + self._back_op[-1] + back[-1]
+        self._until_back = [turn - self._down[s] - back[s] - self._back_op[s] for s in range(len(each))]
+        home = list(accumulate((after[r] - back[r] for r in range(len(each))), max))
+        self._home = [back[s] + home[s] for s in range(len(each))]
+        own = (after[r] - back[r] - self._down[r] + each[r].optimizer for r in range(len(each)))
+        self._round = [self._down[s] + back[s] + most for s, most in enumerate(accumulate(own, max))]
+
+    def of(self, stage: int, load: int) -> Bound:
+        """Returns the bound if the busiest worker of a stage runs ``load`` micro-batches, at least 1."""
+        costs = self._each[stage]
+        idle = self._idle(stage, load)
+        work = idle + load * costs.total
+        through = idle + load * (costs.forward + self._back_op[stage])
+        makespan = self._down[stage] + max(work, through + self._home[stage])
+        if not self._rules.staggered:
+            return Bound(period=makespan + self._longest, makespan=makespan)
+        return Bound(period=max(work + costs.optimizer, through + self._round[stage]), makespan=makespan)
+
+    def _idle(self, stage: int, load: int) -> float:
+        """Returns how long a worker is idle before its first I or B, at least."""
+        costs, most = self._each[stage], load
+        if costs.capacity is not None and costs.takes > 0:
+            most = min(most, int(costs.capacity * (1 + 1e-12) // costs.takes))
+        if self._rules.classic:
+            most = min(most, len(self._each) - stage)
+        return max(0, self._until_back[stage] - most * costs.forward)
 
 
 def failures_per_stage(placement: Placement, failed: Iterable[WorkerId]) -> tuple[int, ...]:
@@ -88,6 +162,10 @@ def _stages(placement: Placement) -> tuple[LayerRange, ...]:
     if [layers.start for layers in stages] != ends[:-1] or len({ranges.count(layers) for layers in stages}) > 1:
         raise ConfigError(f"a bound needs a regular grid, not stages {', '.join(map(str, stages))}")
     return stages
+
+
+def _cuts(stages: Sequence[LayerRange], costs: Costs) -> list[float]:
+    return [costs.comm[layers.stop - 1] for layers in stages[:-1]]
 
 
 def _loads(

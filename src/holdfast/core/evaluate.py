@@ -10,7 +10,7 @@ from holdfast.core.profile import Costs, StageCosts
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InvalidSchedule
 
-__all__ = ["Span", "Timeline", "evaluate", "op_time", "peak_memory"]
+__all__ = ["Span", "Timeline", "evaluate", "op_time", "peak_memory", "timeline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,10 @@ class Timeline:
     Attributes:
         spans: all operations, by worker and then in order.
         makespan: from the first start to the last end, without the optimizer.
-        period: steady-state time between the starts of consecutive steps: with the optimizer step synchronous over all
-            workers, the makespan and the longest optimizer step.
+        period: steady-state time between the starts of consecutive steps. With the optimizer step synchronous over all
+            workers, the makespan and the longest optimizer step; staggered, the longest time over all layers from the
+            first start on any owner to the end of the optimizer step after the last end on any owner, since the
+            optimizer is a barrier per stage.
         peak_memory: the most memory that each worker holds at any time, sorted by worker.
     """
 
@@ -45,7 +47,7 @@ class Timeline:
         return tuple(span for span in self.spans if span.worker == worker)
 
 
-def evaluate(plan: Plan, costs: Costs) -> Timeline:
+def evaluate(plan: Plan, costs: Costs, *, staggered: bool = False) -> Timeline:
     """Returns when every operation runs, if each starts as soon as its worker is free and its input is there.
 
     An output takes the communication cost of the cut to reach the next worker and occupies neither of the two.
@@ -54,6 +56,7 @@ def evaluate(plan: Plan, costs: Costs) -> Timeline:
     Args:
         plan: a plan that :func:`holdfast.core.validate.validate` accepts.
         costs: costs per layer of the same model.
+        staggered: whether each stage runs its optimizer step as soon as its own workers are done.
 
     Raises:
         InvalidSchedule: workers wait for one another, so that the step never ends.
@@ -61,13 +64,42 @@ def evaluate(plan: Plan, costs: Costs) -> Timeline:
     Cost: linear in the number of operations.
     """
     stages = {worker: costs.of(layers) for worker, layers in plan.placement.ranges}
-    spans = _Run(plan, costs, stages).spans()
+    return timeline(plan, costs, _Run(plan, costs, stages).spans(), staggered=staggered)
+
+
+def timeline(plan: Plan, costs: Costs, spans: tuple[Span, ...], *, staggered: bool = False) -> Timeline:
+    """Returns what the times of all operations come to.
+
+    Args:
+        plan: the plan that was timed.
+        costs: costs per layer of the same model.
+        spans: all operations, by worker and then in order.
+        staggered: whether each stage runs its optimizer step as soon as its own workers are done.
+    """
+    stages = {worker: costs.of(layers) for worker, layers in plan.placement.ranges}
     makespan = max((span.end for span in spans), default=0) - min((span.start for span in spans), default=0)
+    longest = max((stage.optimizer for stage in stages.values()), default=0)
     return Timeline(
         spans=spans,
         makespan=makespan,
-        period=makespan + max((stage.optimizer for stage in stages.values()), default=0),
+        period=_staggered_period(plan, stages, spans) if staggered else makespan + longest,
         peak_memory=tuple((worker, peak_memory(row, stages[worker])) for worker, row in plan.orders.rows),
+    )
+
+
+def _staggered_period(plan: Plan, stages: dict[WorkerId, StageCosts], spans: tuple[Span, ...]) -> float:
+    first: dict[WorkerId, float] = {}
+    last: dict[WorkerId, float] = {}
+    for span in spans:
+        first[span.worker] = min(span.start, first.get(span.worker, span.start))
+        last[span.worker] = max(span.end, last.get(span.worker, span.end))
+    owners: dict[int, list[WorkerId]] = {}
+    for worker, layers in plan.placement.ranges:
+        for layer in layers.indices if worker in first else ():
+            owners.setdefault(layer, []).append(worker)
+    return max(
+        (max(last[w] + stages[w].optimizer for w in each) - min(first[w] for w in each) for each in owners.values()),
+        default=0,
     )
 
 

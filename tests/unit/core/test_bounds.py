@@ -1,6 +1,6 @@
 import pytest
 
-from holdfast.core.bounds import Bound, bound, failures_per_stage
+from holdfast.core.bounds import Bound, BoundRules, bound, failures_per_stage
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, Placement, regular_placement, split_evenly
 from holdfast.core.profile import parse_costs, unit_costs
@@ -21,7 +21,8 @@ def test_the_running_example(failures, period, makespan):
 def test_equal_stages_without_messages_give_the_closed_form(f, b, w, o, x):
     n = -(-3 * 6 // (3 - x))
     found = bound(GRID, (0, 0, 0, x), 6, parse_costs(4, costs=f"{f},{b},{w}", optimizer=str(o)))
-    assert found.period == max(n * (f + b + w), (n + 3) * (f + b) + w, 9 * (f + b) + w) + o
+    idle = max(0, 4 * f + 3 * b - 6 * f)
+    assert found.period == max(n * (f + b + w), (n + 3) * (f + b) + w, 9 * (f + b) + w, 6 * (f + b + w) + idle) + o
 
 
 def test_unequal_stages_and_messages():
@@ -48,3 +49,15 @@ def test_impossible_questions_are_refused():
     )
     with pytest.raises(ConfigError, match="0:2, 1:3"):
         bound(overlapping, (0, 0), 1, unit_costs(3))
+
+
+def test_memory_forces_idle_time_before_the_first_backward():
+    costs = parse_costs(4, memory="2,1,1,4")
+    assert bound(GRID, (0, 0, 0, 0), 6, costs).period == 6 * 3 + (4 + 3 - 2)
+
+
+def test_coupled_and_synchronous_schedules_have_bounds_of_their_own():
+    coupled = BoundRules(coupled=True, staggered=False)
+    assert bound(GRID, (0, 0, 1, 0), 6, unit_costs(4), coupled) == Bound(period=33, makespan=33)
+    classic = BoundRules(coupled=True, staggered=False, classic=True)
+    assert bound(GRID, (0, 0, 0, 0), 6, parse_costs(4, optimizer="1:2:3:1"), classic) == Bound(period=30, makespan=27)

@@ -1,0 +1,234 @@
+"""How near do the planner's schedules come to what nothing can beat, and how long does it take?
+
+Unit costs and memory 2,1,1,2*stages unless said; the period of the staggered technique. CPU time is of this process and
+of the solvers that it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+from holdfast.core.profile import parse_costs
+from holdfast.planning.library import PlanLibrary
+from holdfast.planning.normalise import bound_cost, min_max, place
+from holdfast.planning.planner import Engine, Planned, Technique, make_plan
+from holdfast.planning.shop import Grid
+from measure import Recorder, print_table, progress
+
+UNEVEN = {"costs": "10,11,8", "comm": "1", "optimizer": "5"}
+EXAMPLE = (
+    ("1F1B, makespan", "1f1b", False, "1,0,1,4:3:2:1", 27),
+    ("adaptive, 1F1B's memory, makespan", "adaptive", True, "1,0,1,4:3:2:1", 36),
+    ("adaptive, no limit, makespan", "adaptive", True, None, 33),
+    ("decoupled, makespan", "decoupled", True, "1,0,1,4", 29),
+    ("staggered, 2,1,1,8, period", "staggered", True, "2,1,1,8", 27),
+    ("staggered, 1,0,1,4, period", "staggered", True, "1,0,1,4", 29),
+    ("staggered, 1,0,1,5, period", "staggered", True, "1,0,1,5", 28),
+    ("staggered, 1,0,1,6, period", "staggered", True, "1,0,1,6", 27),
+    ("decoupled, fault-free, makespan", "decoupled", False, None, 21),
+    ("staggered, fault-free, period", "staggered", False, None, 19),
+)
+GAPS: tuple[tuple[int, int, int, dict[str, str], float], ...] = (
+    (8, 4, 16, {}, 0.0),
+    (8, 8, 32, {}, 0.01),
+    (16, 8, 32, {}, 0.02),
+    (16, 32, 64, {}, 0.02),
+    (8, 8, 16, {}, 0.04),
+    (8, 8, 32, UNEVEN, 0.08),
+    (16, 8, 64, UNEVEN, 0.08),
+    (64, 32, 256, {}, 0.035),
+)
+FIGURE_9 = ((8, 32), (16, 32), (32, 32), (64, 24))
+
+
+def main() -> int:
+    """Prints the tables and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small grids only")
+    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for the search of one plan")
+    parser.add_argument("--tables", default="example,normalise,gaps,figure9,table3,largest", help="which tables")
+    args = parser.parse_args()
+    recorder = Recorder(name="planner", settings=vars(args))
+    tables: dict[str, Callable[[Recorder, argparse.Namespace], list[list[str]]]] = {
+        "example": example,
+        "normalise": normalise,
+        "gaps": gaps,
+        "figure9": figure9,
+        "table3": table3,
+        "largest": largest,
+    }
+    for name in args.tables.split(","):
+        rows = tables[name](recorder, args)
+        print_table(name, rows[0], rows[1:])
+        recorder.write({"tables": args.tables})
+    return 0
+
+
+def example(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
+    """The paper's running example: 3 x 4, 6 micro-batches, worker 1.2 lost."""
+    table = [["schedule", "target", "list", "with CP-SAT", "bound", "proved"]]
+    for name, technique, lost, memory, target in EXAMPLE:
+        grid = Grid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory=memory))
+        failed = [WorkerId(1, 2)] if lost else []
+        found = {}
+        for engine in (Engine.LIST, Engine.CP_SAT):
+            with _Timed(recorder, table="example", name=name, engine=engine.value, target=target) as timed:
+                made = make_plan(grid, failed, Technique(technique), time_limit_s=args.time_limit, engine=engine)
+                found[engine] = timed.add(made)
+        value = [str(found[e].found.period) for e in (Engine.LIST, Engine.CP_SAT)]
+        best = found[Engine.CP_SAT]
+        table.append([name, str(target), *value, f"{best.bound.period:g}", "yes" if best.optimal else "no"])
+    return table
+
+
+def normalise(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
+    """All assignments of up to 512 failures to 64 stages."""
+    grid = _grid(64, 32, 128)
+    started = time.perf_counter()
+    min_max(64, 512, bound_cost(grid))
+    seconds = time.perf_counter() - started
+    recorder.add(table="normalise", seconds=seconds, target_s=0.2)
+    return [["normalisation", "target, s", "s"], ["all F <= 512, N = 64", "0.2", f"{seconds:.3f}"]]
+
+
+def gaps(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
+    """How far the period is above its bound."""
+    table = [["PP,DP,M", "costs", "failed", "period", "bound", "gap", "target", "s", "CPU s"]]
+    for stages, pipelines, microbatches, costs, target in GAPS:
+        if args.quick and stages * pipelines > 128:
+            continue
+        grid, workers = _grid(stages, pipelines, microbatches, **costs), stages * pipelines
+        for count in sorted({1, 2, math.ceil(workers / 20), math.ceil(workers / 10), workers // 4}):
+            shape = f"{stages},{pipelines},{microbatches}"
+            with _Timed(recorder, table="gaps", shape=shape, costs=costs, failed=count, target=target) as timed:
+                planned = timed.add(_plan(grid, count, args.time_limit))
+            table.append(
+                [
+                    shape,
+                    costs.get("costs", "unit"),
+                    str(count),
+                    f"{planned.found.period:g}",
+                    f"{planned.bound.period:g}",
+                    f"{planned.gap:.2%}",
+                    f"{target:.1%}",
+                    f"{timed.wall_s:.1f}",
+                    f"{timed.cpu_s:.1f}",
+                ]
+            )
+    return table
+
+
+def figure9(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
+    """Throughput at 10 % failed against 1F1B, fault-scaled 1F1B and the planner's own fault-free schedule."""
+    table = [["PP,DP", "failed", "x 1F1B", "x fault-scaled 1F1B", "x own fault-free, scaled"]]
+    for stages, pipelines in FIGURE_9[:1] if args.quick else FIGURE_9:
+        grid, workers = _grid(stages, pipelines, 4 * stages), stages * pipelines
+        healthy = _plan(grid, 0, args.time_limit).found.period
+        classic = (grid.microbatches + stages - 1) * 3
+        for count in (math.ceil(workers / 100), math.ceil(workers / 20), workers // 10):
+            alive = 1 - count / workers
+            with _Timed(recorder, table="figure9", stages=stages, pipelines=pipelines, failed=count) as timed:
+                period = timed.add(_plan(grid, count, args.time_limit)).found.period
+            ratios = (classic / period, classic / period / alive, healthy / period / alive)
+            table.append([f"{stages},{pipelines}", str(count), *(f"{ratio:.3f}" for ratio in ratios)])
+    return table
+
+
+def table3(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
+    """The time to fill a library for up to 25 % failed."""
+    table = [["PP", "DP", "counts", "schedules", "worst gap", "s", "CPU s"]]
+    for stages in (2, 4, 8) if args.quick else (2, 4, 8, 16, 32, 64):
+        for pipelines in (2, 4, 8) if args.quick else (2, 4, 8, 16, 32):
+            table.append(_fill(recorder, "table3", stages, pipelines, 2 * stages, 0.0))
+    return table
+
+
+def largest(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
+    """The cell of 2,048 workers: at most 120 s, 2 GB, and 1.5 % above the bound."""
+    stages, pipelines = (8, 8) if args.quick else (64, 32)
+    row = _fill(recorder, "largest", stages, pipelines, 2 * stages, 60.0)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    return [["PP", "DP", "counts", "schedules", "worst gap", "s", "CPU s", "GB"], [*row, f"{peak:.2f}"]]
+
+
+def _fill(recorder: Recorder, table: str, stages: int, pipelines: int, microbatches: int, limit: float) -> list[str]:
+    count = stages * pipelines // 4
+    progress(f"{table}: {stages} stages, {pipelines} pipelines, 1 to {count} failures")
+    recorder.begin()
+    with tempfile.TemporaryDirectory() as folder:
+        library = PlanLibrary(Path(folder))
+        grid = _grid(stages, pipelines, microbatches)
+        filled = library.fill(grid, count, Technique.DECOUPLED, time_limit_s=limit)
+    recorder.add(
+        table=table, stages=stages, pipelines=pipelines, counts=count, schedules=filled.schedules,
+        worst_gap=filled.worst_gap, wall_s=filled.wall_s, cpu_s=filled.cpu_s,
+    )  # fmt: skip
+    numbers = [str(number) for number in (stages, pipelines, count, filled.schedules)]
+    return [*numbers, f"{filled.worst_gap:.2%}", f"{filled.wall_s:.1f}", f"{filled.cpu_s:.1f}"]
+
+
+def _grid(stages: int, pipelines: int, microbatches: int, **costs: str) -> Grid:
+    return Grid(
+        pipelines=pipelines,
+        stages=split_evenly(stages, stages),
+        microbatches=microbatches,
+        costs=parse_costs(stages, memory=f"2,1,1,{2 * stages}", **costs),
+    )
+
+
+def _plan(grid: Grid, count: int, time_limit_s: float) -> Planned:
+    counts = min_max(len(grid.stages), count, bound_cost(grid))[count]
+    return make_plan(grid, place(counts, grid.pipelines), Technique.STAGGERED, time_limit_s=time_limit_s)
+
+
+class _Timed:
+    """Takes the time of what runs inside, and records it with the plan that is added."""
+
+    def __init__(self, recorder: Recorder, **labels: Any) -> None:
+        self._recorder, self._labels = recorder, labels
+        self.wall_s = self.cpu_s = 0.0
+
+    def __enter__(self) -> _Timed:
+        progress(" ".join(str(label) for label in self._labels.values()))
+        self._recorder.begin()
+        self._wall, self._cpu = time.perf_counter(), _cpu()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def add(self, planned: Planned) -> Planned:
+        """Records a plan and returns it."""
+        self.wall_s, self.cpu_s = time.perf_counter() - self._wall, _cpu() - self._cpu
+        self._recorder.add(
+            **self._labels,
+            period=planned.found.period,
+            makespan=planned.found.makespan,
+            bound_period=planned.bound.period,
+            bound_makespan=planned.bound.makespan,
+            optimal=planned.optimal,
+            gap=planned.gap,
+            wall_s=self.wall_s,
+            cpu_s=self.cpu_s,
+        )
+        return planned
+
+
+def _cpu() -> float:
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,138 @@
+"""Draws a timeline as SVG, as papers do, and as a trace for the Perfetto UI."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from xml.sax.saxutils import escape
+
+from holdfast.core.evaluate import Span, Timeline, memory_held
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+from holdfast.core.profile import Costs
+from holdfast.core.schedule import OpKind
+
+__all__ = ["render_svg", "render_trace"]
+
+_COLOURS = {OpKind.F: "#9ec5e8", OpKind.I: "#f2c48d", OpKind.W: "#b5d99c", OpKind.B: "#e9a6a6"}
+_NAMES = {OpKind.F: "forward", OpKind.I: "backward, input", OpKind.W: "backward, weights", OpKind.B: "backward"}
+_ROW, _STRIP, _LEFT, _TOP = 22, 10, 52, 30
+
+
+def render_svg(
+    plan: Plan, costs: Costs, timeline: Timeline, *, failed: Iterable[WorkerId] = (), width: int = 960
+) -> str:
+    """Returns a picture: a row per worker by stage, colours for kinds of operation, memory in a strip below each row.
+
+    A micro-batch's index stands in its operations where there is room. Micro-batches of other pipelines have a thick
+    frame and stand as pipeline.index; failed workers are hatched.
+
+    Args:
+        plan: the plan.
+        costs: costs per layer, for the memory.
+        timeline: the times of the plan.
+        failed: workers that are gone, drawn as empty rows.
+        width: pixels of the picture.
+    """
+    gone = frozenset(failed)
+    rows = sorted({*plan.workers, *gone}, key=lambda worker: (worker.stage, worker.pipeline))
+    origin = min((span.start for span in timeline.spans), default=0)
+    scale = (width - _LEFT - 10) / (timeline.makespan or 1)
+    spans: defaultdict[WorkerId, list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        spans[span.worker].append(span)
+    height = _TOP + len(rows) * (_ROW + _STRIP + 4) + 24
+    body = [*_legend()]
+    for number, worker in enumerate(rows):
+        top = _TOP + number * (_ROW + _STRIP + 4)
+        body.append(f'<text x="{_LEFT - 6}" y="{top + 15}" text-anchor="end">{worker}</text>')
+        if worker in gone:
+            length = timeline.makespan * scale
+            body.append(f'<rect x="{_LEFT}" y="{top}" width="{length:.2f}" height="{_ROW}" fill="url(#gone)"/>')
+            continue
+        for span in spans[worker]:
+            body += _box(span, _LEFT + (span.start - origin) * scale, (span.end - span.start) * scale, top)
+        body += _memory(plan, costs, worker, spans[worker], origin, scale, top + _ROW + 1)
+    body.append(
+        f'<text x="{_LEFT}" y="{height - 8}">period {timeline.period:g}, makespan {timeline.makespan:g}; '
+        "grey: memory held</text>"
+    )
+    return _HEAD.format(width=width, height=height) + "\n".join(body) + "\n</svg>\n"
+
+
+_HEAD = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" \
+font-family="sans-serif" font-size="11">
+<defs><pattern id="gone" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">\
+<rect width="6" height="6" fill="#f4f4f4"/><line x1="0" y1="0" x2="0" y2="6" stroke="#999" stroke-width="2"/>\
+</pattern></defs>
+<rect width="100%" height="100%" fill="white"/>
+"""
+
+
+def _legend() -> Iterator[str]:
+    left = _LEFT
+    for kind, name in _NAMES.items():
+        frame = f'fill="{_COLOURS[kind]}" stroke="#555" stroke-width="0.5"'
+        yield f'<rect x="{left}" y="8" width="12" height="12" {frame}/>'
+        yield f'<text x="{left + 16}" y="18">{escape(name)}</text>'
+        left += 34 + 6 * len(name)
+    yield f'<rect x="{left}" y="8" width="12" height="12" fill="none" stroke="black" stroke-width="2"/>'
+    yield f'<text x="{left + 16}" y="18">re-routed</text>'
+
+
+def _box(span: Span, left: float, length: float, top: float) -> Iterator[str]:
+    microbatch = span.op.microbatch
+    guest = microbatch.pipeline != span.worker.pipeline
+    frame = 'stroke="black" stroke-width="1.6"' if guest else 'stroke="#555" stroke-width="0.5"'
+    yield (
+        f'<rect x="{left:.2f}" y="{top}" width="{length:.2f}" height="{_ROW}" '
+        f'fill="{_COLOURS[span.op.kind]}" {frame}><title>{span.op} {span.start:g} to {span.end:g}</title></rect>'
+    )
+    text = str(microbatch) if guest else str(microbatch.index)
+    if length >= 6 * len(text):
+        yield f'<text x="{left + length / 2:.2f}" y="{top + 15}" text-anchor="middle">{text}</text>'
+
+
+def _memory(
+    plan: Plan, costs: Costs, worker: WorkerId, spans: list[Span], origin: float, scale: float, top: float
+) -> Iterator[str]:
+    stage = costs.of(plan.placement.layers_of(worker))
+    held = memory_held(plan.orders.of(worker), stage)
+    most = stage.capacity or max(held, default=0)
+    if not spans or not most:
+        return
+    points = [f"{_LEFT + (spans[0].start - origin) * scale:.2f},{top + _STRIP}"]
+    for span, amount in zip(spans, held, strict=True):
+        level = top + _STRIP * (1 - amount / most)
+        points += [f"{_LEFT + (time - origin) * scale:.2f},{level:.2f}" for time in (span.start, span.end)]
+    points.append(f"{_LEFT + (spans[-1].end - origin) * scale:.2f},{top + _STRIP}")
+    yield f'<polygon points="{" ".join(points)}" fill="#bbb"/>'
+
+
+def render_trace(timeline: Timeline, *, microseconds: float = 1.0) -> str:
+    """Returns the timeline as trace-event JSON, which https://ui.perfetto.dev opens: one process per stage.
+
+    Args:
+        timeline: the times of a plan.
+        microseconds: what one unit of time is in the trace.
+    """
+    events: list[dict[str, object]] = []
+    for worker in sorted({span.worker for span in timeline.spans}):
+        place = {"pid": worker.stage, "tid": worker.pipeline}
+        events.append({"ph": "M", "name": "process_name", **place, "args": {"name": f"stage {worker.stage}"}})
+        events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": f"worker {worker}"}})
+    for span in timeline.spans:
+        events.append(
+            {
+                "ph": "X",
+                "name": str(span.op),
+                "cat": span.op.kind.value,
+                "pid": span.worker.stage,
+                "tid": span.worker.pipeline,
+                "ts": span.start * microseconds,
+                "dur": (span.end - span.start) * microseconds,
+                "args": {"microbatch": str(span.op.microbatch), "kind": _NAMES[span.op.kind]},
+            }
+        )
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})

@@ -1,0 +1,232 @@
+"""Makes a plan: the problem, the engines, the bound and the proof, in one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from holdfast.core.bounds import Bound, BoundRules, bound_of_loads
+from holdfast.core.builders import Limit as Held
+from holdfast.core.builders import one_f_one_b
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import regular_placement
+from holdfast.core.plan import Plan, with_listeners
+from holdfast.errors import ConfigError
+from holdfast.planning.list_scheduler import Schedule
+from holdfast.planning.normalise import load
+from holdfast.planning.search import Found, search
+from holdfast.planning.shop import Grid, Shop, open_shop, to_plan, to_routes
+from holdfast.planning.solvers.process import problem_of, run_solver
+from holdfast.planning.timing import Measure, check, from_orders, fuse, measure
+
+__all__ = ["Engine", "Planned", "Technique", "judge", "make_plan", "plan_bound"]
+
+_SMALL, _AT_ONCE = 50_000, 2_000
+"""Operations up to which the coupled techniques also ask the builder of the core, which makes objects; the second where
+a plan is wanted at once."""
+
+
+class Technique(StrEnum):
+    """What a schedule may do, each more than the one before."""
+
+    ONE_F_ONE_B = "1f1b"
+    """Coupled backward and 1F1B's own limit of micro-batches; no failures."""
+    ADAPTIVE = "adaptive"
+    """Coupled backward, re-routed micro-batches."""
+    DECOUPLED = "decoupled"
+    """I and W apart."""
+    STAGGERED = "staggered"
+    """Each stage's optimizer step as soon as its own gradients are reduced."""
+
+    @property
+    def rules(self) -> BoundRules:
+        """What its schedules may do, for the bound."""
+        return BoundRules(
+            coupled=self in (Technique.ONE_F_ONE_B, Technique.ADAPTIVE),
+            staggered=self is Technique.STAGGERED,
+            classic=self is Technique.ONE_F_ONE_B,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A proved schedule, what it comes to, and what nothing can beat.
+
+    Attributes:
+        shop: the problem.
+        technique: what the schedule may do.
+        schedule: the schedule.
+        found: its period and makespan.
+        bound: lower bounds on both.
+        optimal: whether the bound, or a solver, certifies that nothing is better: no shorter period if staggered, no
+            shorter makespan otherwise.
+        failures_per_stage: failed workers of every stage.
+        solve_s: seconds that it took.
+        spares: living workers that compute nothing, since the schedule does without them.
+    """
+
+    shop: Shop
+    technique: Technique
+    schedule: Schedule
+    found: Measure
+    bound: Bound
+    optimal: bool
+    failures_per_stage: tuple[int, ...]
+    solve_s: float
+    spares: frozenset[WorkerId] = frozenset()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan as a value of the core, with B where the split buys nothing; made anew by each call."""
+        stages = self.shop.grid.stages
+        plan = to_plan(self.shop, fuse(self.shop, self.schedule))
+        return with_listeners(plan, [(worker, stages[worker.stage]) for worker in self.spares])
+
+    @property
+    def gap(self) -> float:
+        """How far what is minimised is above its bound, as a fraction."""
+        staggered = self.technique is Technique.STAGGERED
+        value, least = (
+            (self.found.period, self.bound.period) if staggered else (self.found.makespan, self.bound.makespan)
+        )
+        return value / least - 1 if least else 0.0
+
+
+class Engine(StrEnum):
+    """What makes schedules."""
+
+    LIST = "list"
+    """The list scheduler and its search."""
+    CP_SAT = "cp-sat"
+    """The list scheduler for a fifth of the time, then CP-SAT from what it found; proves optima of small problems."""
+    MILP = "milp"
+    """The paper's mixed-integer programme: a reference for the tiniest problems."""
+
+
+def make_plan(
+    grid: Grid,
+    failed: Iterable[WorkerId],
+    technique: Technique,
+    *,
+    time_limit_s: float = 1.0,
+    engine: Engine = Engine.LIST,
+    seed: int = 0,
+) -> Planned:
+    """Returns the best schedule that an engine finds in time, checked.
+
+    Args:
+        grid: the grid without failures.
+        failed: the workers that are gone.
+        technique: what the schedule may do.
+        time_limit_s: seconds for the search, at least 0; one schedule is always made.
+        engine: what makes schedules.
+        seed: of the search's random numbers.
+
+    Raises:
+        StateUnavailable: a stage has no living worker.
+        InfeasiblePlan: memory does not hold one micro-batch.
+        ConfigError: 1F1B after failures, a worker that is not in the grid, or a solver that is not installed.
+        SolverTimeout: the solver failed, or did not end long after its time.
+    """
+    started = time.perf_counter()
+    gone = frozenset(failed)
+    if technique is Technique.ONE_F_ONE_B and gone:
+        raise ConfigError("--technique 1f1b plans healthy grids only: use adaptive after failures")
+    shop = open_shop(grid, gone, coupled=technique.rules.coupled)
+    lost = tuple(sum(worker.stage == stage for worker in gone) for stage in range(len(grid.stages)))
+    lower = plan_bound(grid, lost, technique)
+    share = 1.0 if engine is Engine.LIST else 0.2
+    best = _solve(shop, technique, lower, time_limit_s * share, seed)
+    planned = judge(shop, technique, best.schedule, lower, started=started)
+    if engine is Engine.LIST or planned.optimal:
+        return planned
+    return _solve_exactly(planned, engine, time_limit_s * (1 - share), started)
+
+
+def judge(
+    shop: Shop, technique: Technique, schedule: Schedule, lower: Bound, *, started: float, proved: bool = False
+) -> Planned:
+    """Returns a schedule with what it comes to, once it is proved right.
+
+    Raises:
+        InvalidSchedule: it breaks a rule.
+    """
+    check(shop, schedule)
+    staggered = technique is Technique.STAGGERED
+    found = measure(shop, schedule, staggered=staggered)
+    value, goal = (found.period, lower.period) if staggered else (found.makespan, lower.makespan)
+    return Planned(
+        shop=shop,
+        technique=technique,
+        schedule=schedule,
+        found=found,
+        bound=lower,
+        optimal=proved or value <= goal * (1 + 1e-12),
+        failures_per_stage=tuple(
+            sum(worker.stage == stage for worker in shop.failed) for stage in range(shop.num_stages)
+        ),
+        solve_s=time.perf_counter() - started,
+    )
+
+
+def _solve_exactly(planned: Planned, engine: Engine, time_limit_s: float, started: float) -> Planned:
+    """Returns the better of a plan and what a solver makes of it, with the better bound of both."""
+    shop, staggered = planned.shop, planned.technique is Technique.STAGGERED
+    value = planned.found.period if staggered else planned.found.makespan
+    goal = planned.bound.period if staggered else planned.bound.makespan
+    problem, scale = problem_of(
+        shop, staggered=staggered, hint=planned.schedule, value=value, goal=goal, time_limit_s=time_limit_s
+    )
+    answer = run_solver(engine.value.replace("-", "_"), shop, problem, scale)
+    if answer is None:
+        return replace(planned, solve_s=time.perf_counter() - started)
+    lower = _raise_bound(planned, answer.bound)
+    solved = judge(shop, planned.technique, answer.schedule, lower, started=started, proved=answer.proved)
+    better = solved.found.period < planned.found.period or solved.optimal
+    best = solved if better else planned
+    return replace(best, bound=lower, solve_s=time.perf_counter() - started)
+
+
+def _raise_bound(planned: Planned, proved: float) -> Bound:
+    """Returns the bound with what a solver proved of the number that is minimised."""
+    lower = planned.bound
+    if planned.technique is Technique.STAGGERED:
+        return replace(lower, period=max(lower.period, proved))
+    longest = max(stage.optimizer for stage in planned.shop.grid.each)
+    return replace(
+        lower, makespan=max(lower.makespan, proved), period=max(lower.period, max(lower.makespan, proved) + longest)
+    )
+
+
+def plan_bound(grid: Grid, failures: tuple[int, ...], technique: Technique) -> Bound:
+    """Returns what no schedule of this technique can beat.
+
+    Args:
+        grid: the grid without failures.
+        failures: failed workers of every stage, fewer than pipelines each.
+        technique: what schedules may do.
+    """
+    return bound_of_loads(grid.each, grid.comm, [load(grid, count) for count in failures], technique.rules)
+
+
+def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int) -> Found:
+    staggered = technique is Technique.STAGGERED
+    goal = lower.period if staggered else lower.makespan
+    if technique is Technique.ONE_F_ONE_B:
+        return _builders(shop, Held.CLASSIC)
+    small = shop.num_operations <= (_SMALL if time_limit_s else _AT_ONCE)
+    first = [_builders(shop, held) for held in Held] if shop.coupled and small else []
+    best = min(first, key=lambda found: found.value, default=None)
+    if best is not None and best.value <= goal:
+        return best
+    found = search(shop, staggered=staggered, goal=goal, time_limit_s=time_limit_s, seed=seed)
+    return found if best is None or found.value < best.value else best
+
+
+def _builders(shop: Shop, held: Held) -> Found:
+    """The core's own 1F1B for any routes."""
+    placement = regular_placement(shop.grid.pipelines, shop.grid.stages).without(shop.failed)
+    schedule = from_orders(shop, one_f_one_b(placement, to_routes(shop), shop.grid.costs, limit=held))
+    return Found(schedule=schedule, value=measure(shop, schedule, staggered=False).makespan)

@@ -1,0 +1,251 @@
+"""Any small grid, any survivable failures, any uneven costs: engines, bounds and proofs against one another."""
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.core.bounds import BoundRules, StageBounds, bound_of_loads
+from holdfast.core.evaluate import evaluate
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+from holdfast.core.profile import Costs, parse_costs
+from holdfast.core.validate import validate
+from holdfast.errors import InvalidSchedule
+from holdfast.planning import timing
+from holdfast.planning.array_scheduler import array_schedule
+from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urgency
+from holdfast.planning.planner import Engine, Technique, make_plan, plan_bound
+from holdfast.planning.shop import Grid, open_shop, to_plan
+from holdfast.planning.timing import (
+    as_late_as_possible,
+    as_soon_as_possible,
+    check,
+    measure,
+    sequence_of,
+    settle,
+    stage_windows,
+)
+
+FEW = settings(max_examples=25, deadline=None)
+MANY = settings(max_examples=150, deadline=None)
+TECHNIQUES = st.sampled_from([Technique.ADAPTIVE, Technique.DECOUPLED, Technique.STAGGERED])
+
+
+@st.composite
+def problems(draw, pipelines=4, stages=5, microbatches=6):
+    dp, pp, m = draw(st.integers(1, pipelines)), draw(st.integers(1, stages)), draw(st.integers(1, microbatches))
+
+    def row(least, most, count=pp):
+        return tuple(draw(st.lists(st.integers(least, most), min_size=count, max_size=count)))
+
+    gives_input, gives_weight = row(0, 2), row(1, 2)
+    takes = tuple(a + b for a, b in zip(gives_input, gives_weight, strict=True))
+    costs = Costs(
+        forward=row(0, 9),
+        input=row(0, 9),
+        weight=row(0, 9),
+        optimizer=row(0, 5),
+        comm=row(0, 4, pp - 1),
+        takes=takes,
+        gives_input=gives_input,
+        gives_weight=gives_weight,
+        capacity=draw(st.none() | st.just(tuple(t * k for t, k in zip(takes, row(1, pp), strict=True)))),
+    )
+    alive = [draw(st.sets(st.integers(0, dp - 1), min_size=1)) for _ in range(pp)]
+    failed = frozenset(WorkerId(p, s) for s in range(pp) for p in range(dp) if p not in alive[s])
+    return Grid(pipelines=dp, stages=split_evenly(pp, pp), microbatches=m, costs=costs), failed
+
+
+@MANY
+@given(problems(), TECHNIQUES)
+def test_every_plan_is_proved_twice_and_not_below_its_bound(problem, technique):
+    grid, failed = problem
+    planned = make_plan(grid, failed, technique, time_limit_s=0.0)
+    plan = planned.plan
+    validate(plan, costs=grid.costs)
+    assert planned.found.period >= planned.bound.period
+    assert planned.found.makespan >= planned.bound.makespan
+    staggered = technique is Technique.STAGGERED
+    assert planned.found.period <= evaluate(plan, grid.costs, staggered=staggered).period
+    own = {worker: set(plan.routes.through(worker)) for worker in plan.workers}
+    for worker, visits in own.items():
+        assert {mb.index for mb in visits if mb.pipeline == worker.pipeline} == set(range(grid.microbatches))
+    for stage in range(len(grid.stages)):
+        loads = [len(visits) for worker, visits in own.items() if worker.stage == stage]
+        assert max(loads) == -(-grid.pipelines * grid.microbatches // len(loads))
+
+
+@MANY
+@given(problems(), st.randoms(use_true_random=False), st.booleans())
+def test_any_urgency_gives_a_schedule_within_memory(problem, rng, coupled):
+    grid, failed = problem
+    shop = open_shop(grid, failed, coupled=coupled)
+    urgency = plain_urgency(shop)
+    rng.shuffle(urgency)
+    limits = [rng.randint(1, 5) for _ in grid.stages]
+    schedule = list_schedule(shop, urgency, patience=rng.choice([0, 0.5, 1]), limits=limits)
+    check(shop, schedule)
+    settled = settle(shop, schedule, staggered=True)
+    check(shop, settled)
+    assert measure(shop, settled, staggered=True).period <= measure(shop, schedule, staggered=True).period
+
+
+@MANY
+@given(problems(), st.randoms(use_true_random=False), st.booleans(), st.booleans())
+def test_all_workers_at_once_give_a_schedule_within_memory_as_early_as_it_can_be(problem, rng, coupled, eager):
+    grid, failed = problem
+    shop = open_shop(grid, failed, coupled=coupled)
+    limits = rng.choice([None, [rng.randint(1, 5) for _ in grid.stages]])
+    schedule = array_schedule(shop, patience=rng.choice([0, 0.5, 1]), limits=limits, eager=eager)
+    check(shop, schedule)
+    assert schedule.sequence == sorted(schedule.sequence, key=schedule.starts.__getitem__)
+    assert as_soon_as_possible(shop, schedule, [0] * shop.num_stages).starts == schedule.starts
+    assert all(isinstance(start, int) for start in schedule.starts)
+
+
+@MANY
+@given(problems(), st.booleans())
+def test_moments_moved_at_once_end_up_where_they_do_one_by_one(problem, coupled):
+    grid, failed = problem
+    shop = open_shop(grid, failed, coupled=coupled)
+    schedule = list_schedule(shop, plain_urgency(shop))
+    deadlines = [end + stage for stage, end in enumerate(stage_windows(shop, schedule)[1])]
+    with pytest.MonkeyPatch.context() as patch:
+        one_by_one = as_late_as_possible(shop, schedule, deadlines)
+        patch.setattr(timing, "_MANY", 0)
+        patch.setattr(timing, "_TOGETHER", 0)
+        at_once = as_late_as_possible(shop, schedule, deadlines)
+    ran = schedule.sequence
+    assert [at_once.starts[number] for number in ran] == [one_by_one.starts[number] for number in ran]
+
+
+@FEW
+@given(problems())
+def test_each_technique_is_bounded_by_the_one_with_more_freedom(problem):
+    grid, failed = problem
+    lost = tuple(sum(worker.stage == stage for worker in failed) for stage in range(len(grid.stages)))
+    periods = [plan_bound(grid, lost, each).period for each in reversed(Technique)]
+    assert periods == sorted(periods)
+
+
+@FEW
+@given(problems(), st.integers(0, 4), st.integers(1, 20))
+def test_the_bound_never_falls_with_load(problem, stage, load):
+    grid, _ = problem
+    stage %= len(grid.stages)
+    stages = StageBounds(grid.each, grid.comm)
+    fewer, more = stages.of(stage, load), stages.of(stage, load + 1)
+    assert fewer.period <= more.period
+    assert fewer.makespan <= more.makespan
+
+
+def every_row(ops):
+    """All orders of one worker's operations in which F comes before I before W of the same micro-batch."""
+    for row in itertools.permutations(ops):
+        position = {op: at for at, op in enumerate(row)}
+        if all(position[0, mb] < position[1, mb] < position[2, mb] for _, mb in ops):
+            yield row
+
+
+def brute_force(shop, staggered):
+    """The shortest period or makespan over all orders of all workers that are within memory and do not deadlock."""
+    best, visits = None, shop.num_visits
+    choices = []
+    for worker in range(shop.num_workers):
+        ops = [(kind, visit) for visit in range(visits) if shop.worker_of[visit] == worker for kind in range(3)]
+        choices.append([[kind * visits + visit for kind, visit in row] for row in every_row(ops)])
+    for rows in itertools.product(*choices):
+        schedule = timed(shop, list(rows))
+        if schedule is not None:
+            found = measure(shop, schedule, staggered=staggered)
+            value = found.period if staggered else found.makespan
+            best = value if best is None else min(best, value)
+    return best
+
+
+def timed(shop, rows):
+    try:
+        schedule = Schedule(starts=[], rows=rows, sequence=sequence_of(shop, rows))
+        schedule = as_soon_as_possible(shop, schedule, [0] * shop.num_stages)
+        check(shop, schedule)
+    except InvalidSchedule:
+        return None
+    return settle(shop, schedule, staggered=True)
+
+
+@FEW
+@given(problems(pipelines=1, stages=2, microbatches=2), st.booleans())
+def test_brute_force_bound_and_search_agree(problem, staggered):
+    grid, failed = problem
+    technique = Technique.STAGGERED if staggered else Technique.DECOUPLED
+    exact = brute_force(open_shop(grid, failed), staggered)
+    lower = plan_bound(grid, (0,) * len(grid.stages), technique)
+    assert (lower.period if staggered else lower.makespan) <= exact
+    planned = make_plan(grid, failed, technique, time_limit_s=0.05)
+    assert (planned.found.period if staggered else planned.found.makespan) >= exact
+
+
+@settings(max_examples=5, deadline=None)
+@given(problems(pipelines=2, stages=3, microbatches=3), TECHNIQUES)
+def test_cp_sat_is_between_the_bound_and_the_list_scheduler(problem, technique):
+    grid, failed = problem
+    quick = make_plan(grid, failed, technique, time_limit_s=0.05)
+    exact = make_plan(grid, failed, technique, time_limit_s=4, engine=Engine.CP_SAT)
+    validate(exact.plan, costs=grid.costs)
+    assert quick.bound.period <= exact.bound.period <= exact.found.period <= quick.found.period
+
+
+def test_the_coupled_bound_of_a_grid_is_that_of_its_worst_stage():
+    grid = Grid(
+        pipelines=2,
+        stages=split_evenly(2, 2),
+        microbatches=3,
+        costs=parse_costs(2, costs="1:2,3:1,1", comm="1", optimizer="0:4"),
+    )
+    rules = BoundRules(coupled=True, staggered=False)
+    stages = StageBounds(grid.each, grid.comm, rules)
+    found = bound_of_loads(grid.each, grid.comm, (3, 6), rules)
+    assert found.makespan == max(stages.of(0, 3).makespan, stages.of(1, 6).makespan)
+    shop = open_shop(grid, [WorkerId(0, 1)], coupled=True)
+    plan = to_plan(shop, list_schedule(shop, plain_urgency(shop)).rows)
+    assert evaluate(plan, grid.costs).makespan >= found.makespan
+
+
+@pytest.mark.parametrize("engine", [Engine.CP_SAT, Engine.MILP])
+def test_both_solvers_prove_the_same_optimum(engine):
+    costs = parse_costs(2, costs="3:2,2:4,5:1", comm="1", optimizer="2:1", memory="2,1,1,4")
+    grid = Grid(pipelines=1, stages=split_evenly(2, 2), microbatches=3, costs=costs)
+    found = make_plan(grid, [], Technique.STAGGERED, time_limit_s=20, engine=engine)
+    assert found.optimal
+    assert found.found.period == found.bound.period == 38
+
+
+def test_cp_sat_proves_the_running_example_with_the_memory_of_1f1b():
+    grid = Grid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory="1,0,1,4:3:2:1"))
+    found = make_plan(grid, [WorkerId(1, 2)], Technique.ADAPTIVE, time_limit_s=30, engine=Engine.CP_SAT)
+    assert found.optimal
+    assert found.found.makespan == found.bound.makespan == 36
+
+
+def test_a_solver_without_time_leaves_the_list_schedule():
+    grid = Grid(pipelines=2, stages=split_evenly(3, 3), microbatches=6, costs=parse_costs(3, memory="1,0,1,3"))
+    found = make_plan(grid, [WorkerId(1, 2)], Technique.STAGGERED, time_limit_s=1e-3, engine=Engine.CP_SAT)
+    validate(found.plan, costs=grid.costs)
+    assert found.found.period >= found.bound.period
+
+
+@FEW
+@given(problems(pipelines=6, stages=4, microbatches=12))
+def test_every_worker_gets_its_strays_in_turn(problem):
+    grid, failed = problem
+    shop = open_shop(grid, failed)
+    for stage in range(len(grid.stages)):
+        lost = {worker.pipeline for worker in failed if worker.stage == stage}
+        strays = [at for n, at in enumerate(shop.worker_of[stage :: len(grid.stages)]) if n % grid.pipelines in lost]
+        alive = grid.pipelines - len(lost)
+        for count in range(len(strays)):
+            taken = Counter(strays[:count])
+            assert max(taken.values(), default=0) <= count // alive + 2

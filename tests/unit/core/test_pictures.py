@@ -1,0 +1,40 @@
+import json
+import xml.etree.ElementTree as ElementTree
+
+from holdfast.core.evaluate import evaluate
+from holdfast.core.ids import WorkerId
+from holdfast.core.pictures import render_svg, render_trace
+from holdfast.core.placement import split_evenly
+from holdfast.core.profile import parse_costs
+from holdfast.planning.planner import Technique, make_plan
+from holdfast.planning.shop import Grid
+
+COSTS = parse_costs(3, costs="3:5:4,2:6:4,4:1:3", comm="1:2", memory="2,1,1,6")
+GRID = Grid(pipelines=2, stages=split_evenly(3, 3), microbatches=3, costs=COSTS)
+LOST = WorkerId(1, 2)
+PLAN = make_plan(GRID, [LOST], Technique.DECOUPLED, time_limit_s=0.0).plan
+TIMELINE = evaluate(PLAN, COSTS)
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_the_picture_has_every_operation_every_worker_and_what_failed():
+    root = ElementTree.fromstring(render_svg(PLAN, COSTS, TIMELINE, failed=[LOST]))
+    titles = [title.text for title in root.iter(f"{SVG}title")]
+    assert sorted(titles) == sorted(f"{span.op} {span.start:g} to {span.end:g}" for span in TIMELINE.spans)
+    texts = {text.text for text in root.iter(f"{SVG}text")}
+    assert texts >= {f"{p}.{s}" for p in range(2) for s in range(3)}
+    assert sum(rect.get("fill") == "url(#gone)" for rect in root.iter(f"{SVG}rect")) == 1
+    assert len(list(root.iter(f"{SVG}polygon"))) == 5
+    thick = [rect for rect in root.iter(f"{SVG}rect") if rect.get("stroke-width") == "1.6"]
+    guests = [span for span in TIMELINE.spans if span.op.microbatch.pipeline != span.worker.pipeline]
+    assert len(thick) == len(guests) == 9
+
+
+def test_the_trace_has_every_operation_at_its_time():
+    events = json.loads(render_trace(TIMELINE, microseconds=2))["traceEvents"]
+    found = {(e["pid"], e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
+    assert found == {
+        (span.worker.stage, span.worker.pipeline, str(span.op), span.start * 2, (span.end - span.start) * 2)
+        for span in TIMELINE.spans
+    }
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {f"worker {w}" for w in PLAN.workers}

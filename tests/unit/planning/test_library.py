@@ -1,0 +1,127 @@
+import time
+
+import pytest
+
+from holdfast.core.placement import split_evenly
+from holdfast.core.profile import parse_costs
+from holdfast.core.validate import validate
+from holdfast.errors import CorruptBlob, InfeasiblePlan
+from holdfast.planning.library import PlanLibrary, breakpoints, serve
+from holdfast.planning.normalise import place
+from holdfast.planning.planner import Technique
+from holdfast.planning.shop import Grid
+
+GRID = Grid(
+    pipelines=4,
+    stages=split_evenly(4, 4),
+    microbatches=8,
+    costs=parse_costs(4, costs="3,4,2", comm="1", optimizer="2", memory="2,1,1,8"),
+)
+STAGGERED = Technique.STAGGERED
+
+
+@pytest.fixture
+def filled(tmp_path):
+    library = PlanLibrary(tmp_path / "plans")
+    return library, library.fill(GRID, 6, STAGGERED, time_limit_s=0.12)
+
+
+def test_every_count_has_a_proved_plan_and_more_failures_are_never_faster(filled):
+    library, summary = filled
+    assert summary.plans == 6
+    assert 1 <= summary.schedules <= len(set(breakpoints(GRID, 6, STAGGERED)[1:]))
+    periods = []
+    for count in range(1, 7):
+        planned = library.find(GRID, count, STAGGERED)
+        assert sum(planned.failures_per_stage) == count
+        validate(planned.plan, costs=GRID.costs)
+        assert len(planned.plan.workers) == 16 - count
+        assert planned.found.period >= planned.bound.period
+        periods.append(planned.found.period)
+    assert periods == sorted(periods)
+    assert summary.worst_gap == max(library.find(GRID, count, STAGGERED).gap for count in range(1, 7))
+
+
+def test_a_library_is_read_back(filled, tmp_path):
+    library, _ = filled
+    again = PlanLibrary(tmp_path / "plans")
+    for count in range(1, 7):
+        assert again.find(GRID, count, STAGGERED).plan == library.find(GRID, count, STAGGERED).plan
+    assert again.find(GRID, 7, STAGGERED) is None
+    assert again.find(GRID, 1, Technique.DECOUPLED) is None
+
+
+def test_a_lookup_takes_less_than_a_millisecond(filled):
+    library, _ = filled
+    library.find(GRID, 3, STAGGERED)
+    started = time.perf_counter()
+    for _ in range(100):
+        library.find(GRID, 3, STAGGERED)
+    assert (time.perf_counter() - started) / 100 < 1e-3
+
+
+def test_a_missing_plan_is_made_at_once_and_kept(tmp_path):
+    made = PlanLibrary(tmp_path).get(GRID, 2, STAGGERED)
+    assert PlanLibrary(tmp_path).find(GRID, 2, STAGGERED).plan == made.plan
+    with pytest.raises(InfeasiblePlan, match="at most 12"):
+        PlanLibrary(tmp_path).get(GRID, 13, STAGGERED)
+
+
+def test_steps_make_what_is_missing_first_then_improve_each_schedule_once(tmp_path):
+    library = PlanLibrary(tmp_path)
+    tops = sorted(set(breakpoints(GRID, 6, STAGGERED)[1:]))
+    made = [library.step(GRID, 6, STAGGERED, time_limit_s=0.05) for _ in tops]
+    assert made == tops
+    before = [library.find(GRID, count, STAGGERED).found.period for count in range(1, 7)]
+    improved = []
+    while (count := library.step(GRID, 6, STAGGERED, time_limit_s=0.05)) is not None:
+        improved.append(count)
+    assert improved == [top for top in tops if top in improved]
+    after = [library.find(GRID, count, STAGGERED).found.period for count in range(1, 7)]
+    assert after == sorted(after)
+    assert all(new <= old for new, old in zip(after, before, strict=True))
+    assert sum(after) < sum(before)
+
+
+def test_a_reader_sees_what_another_process_improves(tmp_path):
+    writer, reader = PlanLibrary(tmp_path), PlanLibrary(tmp_path)
+    assert reader.find(GRID, 1, STAGGERED) is None
+    writer.step(GRID, 6, STAGGERED, time_limit_s=0.05)
+    first = reader.find(GRID, 1, STAGGERED)
+    while writer.step(GRID, 6, STAGGERED, time_limit_s=0.1) is not None:
+        pass
+    assert reader.find(GRID, 1, STAGGERED).found.period < first.found.period
+    assert reader.find(GRID, 6, STAGGERED).plan == writer.find(GRID, 6, STAGGERED).plan
+
+
+@pytest.mark.parametrize("technique", [Technique.ADAPTIVE, Technique.DECOUPLED, STAGGERED])
+def test_a_missing_plan_of_a_job_is_made_within_a_tenth_of_a_second(tmp_path, technique):
+    grid = Grid(pipelines=4, stages=split_evenly(4, 4), microbatches=16, costs=GRID.costs)
+    started = time.process_time()
+    planned = PlanLibrary(tmp_path).get(grid, 2, technique)
+    assert time.process_time() - started < 0.1
+    validate(planned.plan, costs=grid.costs)
+
+
+def test_filling_again_never_makes_a_plan_worse(filled):
+    library, _ = filled
+    before = [library.find(GRID, count, STAGGERED).found.period for count in range(1, 7)]
+    library.fill(GRID, 6, STAGGERED, time_limit_s=0.1)
+    after = [library.find(GRID, count, STAGGERED).found.period for count in range(1, 7)]
+    assert all(new <= old for new, old in zip(after, before, strict=True))
+
+
+def test_a_damaged_file_is_found(filled, tmp_path):
+    for path in (tmp_path / "plans").glob("*.plan"):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(CorruptBlob):
+        PlanLibrary(tmp_path / "plans").find(GRID, 1, STAGGERED)
+
+
+def test_a_plan_does_not_serve_failures_that_it_needs(filled):
+    library, _ = filled
+    planned = library.find(GRID, 1, STAGGERED)
+    with pytest.raises(InfeasiblePlan, match=r"0\.0"):
+        serve(planned, [*place((0, 0, 0, 0), 4), next(iter(planned.plan.workers))])

@@ -1,0 +1,108 @@
+import dataclasses
+
+import pytest
+
+from holdfast.core.evaluate import evaluate
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+from holdfast.core.profile import parse_costs
+from holdfast.core.validate import validate
+from holdfast.errors import InfeasiblePlan, InvalidSchedule, StateUnavailable
+from holdfast.planning.list_scheduler import list_schedule, plain_urgency
+from holdfast.planning.planner import Technique, make_plan
+from holdfast.planning.shop import Grid, open_shop, to_plan
+from holdfast.planning.timing import check, from_orders, fuse, measure, settle, to_timeline
+
+COSTS = parse_costs(3, costs="3:5:4,2:6:4,4:1:3", comm="1:2", optimizer="3:0:7", memory="3,1,2,12:9:6")
+GRID = Grid(pipelines=2, stages=split_evenly(3, 3), microbatches=4, costs=COSTS)
+SHOP = open_shop(GRID, [WorkerId(0, 1)])
+SCHEDULE = list_schedule(SHOP, plain_urgency(SHOP))
+
+
+def test_flat_and_object_form_agree():
+    plan = to_plan(SHOP, SCHEDULE.rows)
+    validate(plan, costs=COSTS)
+    timeline = evaluate(plan, COSTS, staggered=True)
+    found = measure(SHOP, SCHEDULE, staggered=True)
+    assert (timeline.period, timeline.makespan) == (found.period, found.makespan)
+    assert to_timeline(SHOP, plan, SCHEDULE, staggered=True) == timeline
+    again = from_orders(SHOP, plan.orders)
+    assert (again.rows, again.starts) == (SCHEDULE.rows, SCHEDULE.starts)
+
+
+def test_later_starts_never_make_the_period_longer():
+    settled = settle(SHOP, SCHEDULE, staggered=True)
+    check(SHOP, settled)
+    assert settled.rows == SCHEDULE.rows
+    assert measure(SHOP, settled, staggered=True).period <= measure(SHOP, SCHEDULE, staggered=True).period
+
+
+def broken(change):
+    starts, rows = list(SCHEDULE.starts), [list(row) for row in SCHEDULE.rows]
+    change(starts, rows)
+    return dataclasses.replace(SCHEDULE, starts=starts, rows=rows)
+
+
+def drop(starts, rows):
+    rows[0].pop()
+
+
+def stray(starts, rows):
+    rows[0], rows[1] = rows[1], rows[0]
+
+
+def overlap(starts, rows):
+    starts[rows[3][1]] = starts[rows[3][0]]
+
+
+def hurry(kind, visit):
+    def change(starts, rows):
+        starts[kind * SHOP.num_visits + visit] = 0
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (drop, "exactly once"),
+        (stray, "does not visit"),
+        (overlap, "same time|before"),
+        (hurry(0, 2), "F starts before its input"),
+        (hurry(1, 1), "gradient|own forward"),
+        (hurry(2, 0), "W starts before"),
+    ],
+)
+def test_every_broken_rule_is_found(change, rule):
+    check(SHOP, SCHEDULE)
+    with pytest.raises(InvalidSchedule, match=rule):
+        check(SHOP, broken(change))
+
+
+def test_too_much_memory_is_found():
+    costs = dataclasses.replace(COSTS, capacity=(3, 9, 6))
+    shop = open_shop(dataclasses.replace(GRID, costs=costs), [WorkerId(0, 1)])
+    with pytest.raises(InvalidSchedule, match="more than the 3"):
+        check(shop, SCHEDULE)
+
+
+def test_what_cannot_be_planned_is_named():
+    with pytest.raises(StateUnavailable, match="stage 1"):
+        make_plan(GRID, [WorkerId(0, 1), WorkerId(1, 1)], Technique.STAGGERED)
+    costs = dataclasses.replace(COSTS, capacity=(12, 2, 6))
+    with pytest.raises(InfeasiblePlan, match=r"stage 1 has 2 of memory, .* at least 3"):
+        make_plan(dataclasses.replace(GRID, costs=costs), [], Technique.STAGGERED)
+
+
+def test_backwards_are_fused_where_the_split_buys_nothing():
+    grid = dataclasses.replace(GRID, pipelines=1)
+    shop = open_shop(grid, [])
+    schedule = settle(shop, list_schedule(shop, plain_urgency(shop)), staggered=True)
+    plan = to_plan(shop, fuse(shop, schedule))
+    kinds = [op.kind.value for _, row in plan.orders.rows for op in row]
+    assert 0 < kinds.count("B") < 3 * grid.microbatches
+    assert kinds.count("I") == kinds.count("W") == 3 * grid.microbatches - kinds.count("B")
+    validate(plan, costs=COSTS)
+    timeline = to_timeline(shop, plan, schedule, staggered=True)
+    assert timeline.period == measure(shop, schedule, staggered=True).period
+    assert evaluate(plan, COSTS).makespan <= timeline.makespan
