@@ -86,8 +86,8 @@ def test_digits() -> None:
 def test_digits_are_those_of_the_package() -> None:
     from sklearn.datasets import load_digits
 
-    theirs = load_digits()
-    pairs = [Digits()[index] for index in range(1797)]
+    theirs, ours = load_digits(), Digits()
+    pairs = [ours[index] for index in range(len(ours))]
     assert torch.equal(torch.stack([x for x, _ in pairs]).squeeze(1), torch.from_numpy(theirs.images).float() / 16.0)
     assert torch.equal(torch.stack([y for _, y in pairs]), torch.from_numpy(theirs.target))
 
