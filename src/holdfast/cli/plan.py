@@ -22,7 +22,7 @@ from holdfast.core.render import render_timeline
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan
 from holdfast.planning.library import PlanLibrary
-from holdfast.planning.normalise import bound_cost, min_max, place
+from holdfast.planning.normalise import normalised
 from holdfast.planning.planner import Engine, Planned, Technique, make_plan
 from holdfast.planning.shop import Grid
 from holdfast.planning.timing import to_timeline
@@ -201,7 +201,7 @@ def _normalised(text: str, grid: Grid, technique: Technique) -> tuple[WorkerId, 
             f"--failures {count}: a grid of {grid.pipelines}x{num_stages} survives at most {most}, "
             "as every stage has to keep one worker"
         )
-    return place(min_max(num_stages, count, bound_cost(grid, technique.rules))[count], grid.pipelines)
+    return normalised(grid, count, technique.rules)
 
 
 def _to_json(result: _Result) -> str:

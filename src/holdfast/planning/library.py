@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from holdfast.core.bounds import Bound, StageBounds
+from holdfast.core.bounds import StageBounds
 from holdfast.core.ids import WorkerId
 from holdfast.errors import CorruptBlob, InfeasiblePlan
 from holdfast.planning.list_scheduler import Schedule
-from holdfast.planning.normalise import bound_cost, load, min_max, place
+from holdfast.planning.normalise import bound_cost, load, min_max, normalised, per_stage
 from holdfast.planning.planner import Planned, Technique, judge, make_plan, plan_bound
+from holdfast.planning.search import reached
 from holdfast.planning.shop import Grid, open_shop
 from holdfast.planning.timing import Measure, sequence_of
 
@@ -83,16 +84,14 @@ def serve(planned: Planned, failed: Sequence[WorkerId]) -> Planned:
     unknown = set(failed) - planned.shop.failed
     if unknown:
         raise InfeasiblePlan(f"the plan needs worker {min(unknown)}, which has failed: expected a plan without it")
-    lost = tuple(sum(worker.stage == stage for worker in failed) for stage in range(planned.shop.num_stages))
-    lower = plan_bound(planned.shop.grid, lost, planned.technique)
-    staggered = planned.technique is Technique.STAGGERED
-    value, goal = (planned.found.period, lower.period) if staggered else (planned.found.makespan, lower.makespan)
+    lost, technique = per_stage(failed, planned.shop.num_stages), planned.technique
+    lower = plan_bound(planned.shop.grid, lost, technique)
     return replace(
         planned,
         spares=planned.shop.failed - set(failed),
         failures_per_stage=lost,
         bound=lower,
-        optimal=value <= goal * (1 + 1e-12),
+        optimal=reached(technique.minimised(planned.found), technique.minimised(lower)),
     )
 
 
@@ -132,7 +131,7 @@ class PlanLibrary:
             base = self._schedules.get((digest, top)) or self._read(digest, top, grid, technique)
             self._schedules[digest, top] = base
             self._answers[digest, failures] = (
-                base if top == failures else serve(base, _places(grid, failures, technique))
+                base if top == failures else serve(base, normalised(grid, failures, technique.rules))
             )
         return self._answers[digest, failures]
 
@@ -213,7 +212,7 @@ class PlanLibrary:
             wall_s=time.perf_counter() - wall,
             cpu_s=time.process_time() - cpu,
             worst_gap=max(
-                (_value(found[index[number]], technique) / lower - 1)
+                (technique.minimised(found[index[number]]) / lower - 1)
                 for number, lower in enumerate(_bounds(grid, failures, technique))
                 if number and lower
             ),
@@ -223,7 +222,7 @@ class PlanLibrary:
         self, grid: Grid, failures: int, technique: Technique, served: Sequence[int], *, time_limit_s: float
     ) -> Planned:
         digest = _digest(grid, technique)
-        planned = make_plan(grid, _places(grid, failures, technique), technique, time_limit_s=time_limit_s)
+        planned = make_plan(grid, normalised(grid, failures, technique.rules), technique, time_limit_s=time_limit_s)
         before = self.find(grid, failures, technique)
         if before is None or before.spares or planned.found.period < before.found.period:
             body = _encode(planned)
@@ -288,16 +287,11 @@ def _tops(grid: Grid, failures: int, technique: Technique) -> tuple[int, ...]:
     return breakpoints(grid, failures, technique, _COARSE if operations > _LARGE else 0.0)
 
 
-def _places(grid: Grid, failures: int, technique: Technique) -> tuple[WorkerId, ...]:
-    counts = min_max(len(grid.stages), failures, bound_cost(grid, technique.rules))[failures]
-    return place(counts, grid.pipelines)
-
-
 def _bounds(grid: Grid, failures: int, technique: Technique) -> list[float]:
     """Returns the bound on what is minimised for 0, 1, ... failures at their normalised places."""
     stages = StageBounds(grid.each, grid.comm, technique.rules)
     return [
-        max(_value(stages.of(s, load(grid, x)), technique) for s, x in enumerate(counts))
+        max(technique.minimised(stages.of(s, load(grid, x))) for s, x in enumerate(counts))
         for counts in min_max(len(grid.stages), failures, bound_cost(grid, technique.rules))
     ]
 
@@ -313,10 +307,6 @@ def _straightened(index: Mapping[int, int], found: Mapping[int, Measure]) -> dic
         elif top in found:
             best = top
     return straight
-
-
-def _value(bound: Bound | Measure, technique: Technique) -> float:
-    return bound.period if technique is Technique.STAGGERED else bound.makespan
 
 
 def _digest(grid: Grid, technique: Technique) -> str:

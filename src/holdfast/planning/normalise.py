@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import heapify, heapreplace
 from math import inf
 
@@ -12,7 +14,18 @@ from holdfast.core.ids import WorkerId
 from holdfast.errors import InfeasiblePlan
 from holdfast.planning.shop import Grid
 
-__all__ = ["Move", "StageCost", "bound_cost", "bubble_cost", "min_max", "min_sum", "moves", "place"]
+__all__ = [
+    "Move",
+    "StageCost",
+    "bound_cost",
+    "bubble_cost",
+    "min_max",
+    "min_sum",
+    "moves",
+    "normalised",
+    "per_stage",
+    "place",
+]
 
 StageCost = Callable[[int, int], float]
 """What it costs that so many workers of a stage have failed: ``cost(stage, failures)``; infinite if nobody is left."""
@@ -61,7 +74,7 @@ def bubble_cost(grid: Grid) -> StageCost:
             return inf
         return _alone(grid, stage, load(grid, failures)) - _alone(grid, stage, grid.microbatches)
 
-    return _remember(cost)
+    return cache(cost)
 
 
 def load(grid: Grid, failures: int) -> int:
@@ -135,6 +148,21 @@ def place(counts: Sequence[int], pipelines: int) -> tuple[WorkerId, ...]:
     return tuple(sorted(WorkerId(pipelines - 1 - k, stage) for stage, count in enumerate(counts) for k in range(count)))
 
 
+def per_stage(failed: Iterable[WorkerId], num_stages: int) -> tuple[int, ...]:
+    """Returns how many workers of stage 0, 1, ... have failed."""
+    lost = Counter(worker.stage for worker in failed)
+    return tuple(lost[stage] for stage in range(num_stages))
+
+
+def normalised(grid: Grid, failures: int, rules: BoundRules) -> tuple[WorkerId, ...]:
+    """Returns which workers fail if so many failures are at the places where the bound rises least.
+
+    Raises:
+        InfeasiblePlan: so many failures leave no worker on some stage.
+    """
+    return place(min_max(len(grid.stages), failures, bound_cost(grid, rules))[failures], grid.pipelines)
+
+
 def moves(
     grid: Grid, failed: Iterable[WorkerId], counts: Sequence[int], state_bytes: Sequence[int] | None = None
 ) -> tuple[tuple[Move, ...], tuple[WorkerId, ...]]:
@@ -176,22 +204,10 @@ def _cheapest(best: Sequence[float], prices: Sequence[float], failures: int) -> 
     return min(range(min(failures, len(prices) - 1) + 1), key=lambda x: best[failures - x] + prices[x])
 
 
-def _remember(cost: StageCost) -> StageCost:
-    known: dict[tuple[int, int], float] = {}
-
-    def remembered(stage: int, failures: int) -> float:
-        key = (stage, failures)
-        if key not in known:
-            known[key] = cost(stage, failures)
-        return known[key]
-
-    return remembered
-
-
 def _alone(grid: Grid, stage: int, visits: int) -> float:
-    costs, comm = grid.each[stage], grid.comm
-    beyond = range(stage + 1, len(grid.stages))
-    trip = sum(grid.each[s].forward + grid.each[s].input + 2 * comm[s - 1] for s in beyond)
+    each, comm = grid.each, grid.comm
+    costs = each[stage]
+    trip = sum(each[s].forward + each[s].input + 2 * comm[s - 1] for s in range(stage + 1, len(each)))
     room = inf if costs.capacity is None else costs.capacity
     kept = costs.takes - costs.gives_input - costs.gives_weight
     now, held, weights = 0.0, 0.0, 0

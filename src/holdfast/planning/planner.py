@@ -15,8 +15,8 @@ from holdfast.core.placement import regular_placement
 from holdfast.core.plan import Plan, with_listeners
 from holdfast.errors import ConfigError
 from holdfast.planning.list_scheduler import Schedule
-from holdfast.planning.normalise import load
-from holdfast.planning.search import Found, search
+from holdfast.planning.normalise import load, per_stage
+from holdfast.planning.search import Found, reached, search
 from holdfast.planning.shop import Grid, Shop, open_shop, to_plan, to_routes
 from holdfast.planning.solvers.process import problem_of, run_solver
 from holdfast.planning.timing import Measure, check, from_orders, fuse, measure
@@ -48,6 +48,10 @@ class Technique(StrEnum):
             staggered=self is Technique.STAGGERED,
             classic=self is Technique.ONE_F_ONE_B,
         )
+
+    def minimised(self, of: Bound | Measure) -> float:
+        """What its schedules make short: the period if staggered, else the makespan."""
+        return of.period if self is Technique.STAGGERED else of.makespan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +91,8 @@ class Planned:
     @property
     def gap(self) -> float:
         """How far what is minimised is above its bound, as a fraction."""
-        staggered = self.technique is Technique.STAGGERED
-        value, least = (
-            (self.found.period, self.bound.period) if staggered else (self.found.makespan, self.bound.makespan)
-        )
-        return value / least - 1 if least else 0.0
+        least = self.technique.minimised(self.bound)
+        return self.technique.minimised(self.found) / least - 1 if least else 0.0
 
 
 class Engine(StrEnum):
@@ -135,8 +136,7 @@ def make_plan(
     if technique is Technique.ONE_F_ONE_B and gone:
         raise ConfigError("--technique 1f1b plans healthy grids only: use adaptive after failures")
     shop = open_shop(grid, gone, coupled=technique.rules.coupled)
-    lost = tuple(sum(worker.stage == stage for worker in gone) for stage in range(len(grid.stages)))
-    lower = plan_bound(grid, lost, technique)
+    lower = plan_bound(grid, per_stage(gone, len(grid.stages)), technique)
     share = 1.0 if engine is Engine.LIST else 0.2
     best = _solve(shop, technique, lower, time_limit_s * share, seed)
     planned = judge(shop, technique, best.schedule, lower, started=started)
@@ -154,36 +154,35 @@ def judge(
         InvalidSchedule: it breaks a rule.
     """
     check(shop, schedule)
-    staggered = technique is Technique.STAGGERED
-    found = measure(shop, schedule, staggered=staggered)
-    value, goal = (found.period, lower.period) if staggered else (found.makespan, lower.makespan)
+    found = measure(shop, schedule, staggered=technique is Technique.STAGGERED)
     return Planned(
         shop=shop,
         technique=technique,
         schedule=schedule,
         found=found,
         bound=lower,
-        optimal=proved or value <= goal * (1 + 1e-12),
-        failures_per_stage=tuple(
-            sum(worker.stage == stage for worker in shop.failed) for stage in range(shop.num_stages)
-        ),
+        optimal=proved or reached(technique.minimised(found), technique.minimised(lower)),
+        failures_per_stage=per_stage(shop.failed, shop.num_stages),
         solve_s=time.perf_counter() - started,
     )
 
 
 def _solve_exactly(planned: Planned, engine: Engine, time_limit_s: float, started: float) -> Planned:
     """Returns the better of a plan and what a solver makes of it, with the better bound of both."""
-    shop, staggered = planned.shop, planned.technique is Technique.STAGGERED
-    value = planned.found.period if staggered else planned.found.makespan
-    goal = planned.bound.period if staggered else planned.bound.makespan
+    shop, technique = planned.shop, planned.technique
     problem, scale = problem_of(
-        shop, staggered=staggered, hint=planned.schedule, value=value, goal=goal, time_limit_s=time_limit_s
+        shop,
+        staggered=technique is Technique.STAGGERED,
+        hint=planned.schedule,
+        value=technique.minimised(planned.found),
+        goal=technique.minimised(planned.bound),
+        time_limit_s=time_limit_s,
     )
     answer = run_solver(engine.value.replace("-", "_"), shop, problem, scale)
     if answer is None:
         return replace(planned, solve_s=time.perf_counter() - started)
     lower = _raise_bound(planned, answer.bound)
-    solved = judge(shop, planned.technique, answer.schedule, lower, started=started, proved=answer.proved)
+    solved = judge(shop, technique, answer.schedule, lower, started=started, proved=answer.proved)
     better = solved.found.period < planned.found.period or solved.optimal
     best = solved if better else planned
     return replace(best, bound=lower, solve_s=time.perf_counter() - started)
@@ -212,8 +211,7 @@ def plan_bound(grid: Grid, failures: tuple[int, ...], technique: Technique) -> B
 
 
 def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int) -> Found:
-    staggered = technique is Technique.STAGGERED
-    goal = lower.period if staggered else lower.makespan
+    staggered, goal = technique is Technique.STAGGERED, technique.minimised(lower)
     if technique is Technique.ONE_F_ONE_B:
         return _builders(shop, Held.CLASSIC)
     small = shop.num_operations <= (_SMALL if time_limit_s else _AT_ONCE)

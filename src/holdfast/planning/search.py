@@ -13,7 +13,7 @@ from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urge
 from holdfast.planning.shop import Shop
 from holdfast.planning.timing import as_late_as_possible, measure, settle, stage_windows
 
-__all__ = ["Found", "improve", "search"]
+__all__ = ["Found", "improve", "reached", "search"]
 
 _PATIENCE = (0.0, 0.5, 1.0)
 _DEPTHS = ((1.25, 0), (1.0, 0), (1.5, 0), (1.0, 1), (1.25, 1), (1.5, 1), (1.25, 2), (1.0, 2), (1.5, 3), (2.0, 0))
@@ -83,7 +83,7 @@ def search(shop: Shop, *, staggered: bool, goal: float, time_limit_s: float, see
     best: Found | None = None
     for found in _make_at_once(shop, staggered) if suits(shop) else _make_plain(shop, staggered):
         best = found if best is None or found.value < best.value else best
-        if _reached(best, goal) or time.monotonic() >= until:
+        if reached(best.value, goal) or time.monotonic() >= until:
             return best
     assert best is not None
     if suits(shop):
@@ -107,7 +107,7 @@ def improve(shop: Shop, best: Found, *, staggered: bool, goal: float, until: flo
     """
     rng = random.Random(seed)
     current = best
-    while not _reached(best, goal) and time.monotonic() < until:
+    while not reached(best.value, goal) and time.monotonic() < until:
         urgency = _urgency(shop, current.schedule, rng)
         patience = rng.choice(_PATIENCE)
         found = _judge(shop, list_schedule(shop, urgency, patience=patience, limits=_any_limits(shop, rng)), staggered)
@@ -159,8 +159,9 @@ def _found(shop: Shop, settled: Schedule, staggered: bool) -> Found:
     return Found(schedule=settled, value=found.period if staggered else found.makespan)
 
 
-def _reached(found: Found, goal: float) -> bool:
-    return found.value <= goal * (1 + 1e-12)
+def reached(value: float, goal: float) -> bool:
+    """Returns whether a value is its lower bound, but for rounding."""
+    return value <= goal * (1 + 1e-12)
 
 
 def _urgency(shop: Shop, schedule: Schedule, rng: random.Random) -> list[int]:
