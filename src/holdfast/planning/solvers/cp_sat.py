@@ -1,23 +1,15 @@
-"""The child process that solves a schedule with CP-SAT: a problem as JSON on stdin, the best found on stdout.
-
-It imports nothing of this package but is started as a module of it. All times and memory are whole numbers.
-"""
+"""The child process that solves a schedule with CP-SAT: a problem as JSON on stdin, the best found on stdout."""
 
 from __future__ import annotations
 
-import json
-import sys
 from itertools import pairwise
 from typing import Any
 
 from ortools.sat.python import cp_model
 
+from holdfast.planning.solvers.child import Problem, answer
+
 __all__ = ["solve"]
-
-
-def main() -> None:
-    """Reads a problem, solves it and prints the answer."""
-    json.dump(solve(json.load(sys.stdin)), sys.stdout)
 
 
 def solve(problem: dict[str, Any]) -> dict[str, Any]:
@@ -45,10 +37,9 @@ def solve(problem: dict[str, Any]) -> dict[str, Any]:
 
 class _Model:
     def __init__(self, problem: dict[str, Any]) -> None:
-        self._p = problem
-        self._visits = len(problem["worker_of"])
-        self._stages = problem["stages"]
-        self._kinds = 2 if problem["coupled"] else 3
+        self._p, shared = problem, Problem(problem)
+        self._visits, self._stages, self._kinds = shared.visits, shared.stages, shared.kinds
+        self._length, self._shared = shared.length, shared
         self._horizon = problem["horizon"]
         self.model = cp_model.CpModel()
         self.starts: list[Any] = [self._start(number) for number in range(3 * self._visits)]
@@ -64,10 +55,6 @@ class _Model:
         if number >= self._kinds * self._visits:
             return 0
         return fixed if fixed is not None else self.model.new_int_var(0, self._horizon, f"s{number}")
-
-    def _length(self, number: int) -> int:
-        kind, visit = divmod(number, self._visits)
-        return int(self._p["durations"][kind][visit % self._stages])
 
     def _end(self, number: int) -> Any:
         return self.starts[number] + self._length(number)
@@ -90,15 +77,12 @@ class _Model:
                 self._add(self.starts[back + self._visits] >= self._end(back))
 
     def _add_workers(self) -> None:
-        rows: dict[int, list[int]] = {}
-        for visit, worker in enumerate(self._p["worker_of"]):
-            rows.setdefault(worker, []).append(visit)
-        for worker, row in rows.items():
+        for worker, row in self._shared.visits_of_workers().items():
             numbers = [visit + kind * self._visits for visit in row for kind in range(self._kinds)]
             self.model.add_no_overlap(
                 [self.model.new_fixed_size_interval_var(self.starts[n], self._length(n), f"i{n}") for n in numbers]
             )
-            self._add_memory(worker // self._p["pipelines"], row)
+            self._add_memory(self._shared.stage_of(worker), row)
 
     def _add_memory(self, stage: int, row: list[int]) -> None:
         room = self._p["room"][stage]
@@ -174,4 +158,4 @@ class _Model:
 
 
 if __name__ == "__main__":
-    main()
+    answer(solve)

@@ -11,19 +11,14 @@ Source:
 
 from __future__ import annotations
 
-import json
-import sys
 from itertools import combinations
 from typing import Any
 
 from ortools.linear_solver import pywraplp
 
+from holdfast.planning.solvers.child import Problem, answer
+
 __all__ = ["solve"]
-
-
-def main() -> None:
-    """Reads a problem, solves it and prints the answer."""
-    json.dump(solve(json.load(sys.stdin)), sys.stdout)
 
 
 def solve(problem: dict[str, Any]) -> dict[str, Any]:
@@ -47,10 +42,9 @@ def solve(problem: dict[str, Any]) -> dict[str, Any]:
 
 class _Model:
     def __init__(self, problem: dict[str, Any]) -> None:
-        self._p = problem
-        self._visits = len(problem["worker_of"])
-        self._stages = problem["stages"]
-        self._kinds = 2 if problem["coupled"] else 3
+        self._p, shared = problem, Problem(problem)
+        self._visits, self._stages, self._kinds = shared.visits, shared.stages, shared.kinds
+        self._length, self._shared = shared.length, shared
         self._large = problem["horizon"]
         self.solver = pywraplp.Solver.CreateSolver("SCIP")
         count = self._kinds * self._visits
@@ -64,10 +58,6 @@ class _Model:
         """The starts of all operations as whole numbers, for orders as solved."""
         found = [round(end.solution_value()) - self._length(number) for number, end in enumerate(self._ends)]
         return found + [0] * (3 * self._visits - len(found))
-
-    def _length(self, number: int) -> int:
-        kind, visit = divmod(number, self._visits)
-        return int(self._p["durations"][kind][visit % self._stages])
 
     def _follows(self, later: int, earlier: int, delay: int) -> None:
         self.solver.Add(self._ends[later] >= self._ends[earlier] + delay + self._length(later))
@@ -83,13 +73,11 @@ class _Model:
                 self._follows(back + self._visits, back, 0)
 
     def _add_workers(self) -> None:
-        rows: dict[int, list[int]] = {}
-        for visit, worker in enumerate(self._p["worker_of"]):
-            rows.setdefault(worker, []).extend(visit + kind * self._visits for kind in range(self._kinds))
-        for worker, row in rows.items():
+        for worker, visits in self._shared.visits_of_workers().items():
+            row = [visit + kind * self._visits for visit in visits for kind in range(self._kinds)]
             for first, second in combinations(row, 2):
                 self._add_order(first, second)
-            self._add_memory(worker // self._p["pipelines"], row)
+            self._add_memory(self._shared.stage_of(worker), row)
 
     def _add_order(self, first: int, second: int) -> None:
         after = self.solver.BoolVar(f"o{first},{second}")
@@ -129,4 +117,4 @@ class _Model:
 
 
 if __name__ == "__main__":
-    main()
+    answer(solve)
