@@ -22,6 +22,7 @@ import argparse
 import random
 import statistics
 import tempfile
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,12 @@ from typing import Any
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.core.faults import Fault
-from holdfast.errors import HoldfastError
 from holdfast.recovery.checkfreq import checkpoint_interval
-from holdfast.runtime.agent import Interrupted
 from holdfast.runtime.processes import EmulatedTimes
 from holdfast.runtime.train import Summary, train
 from holdfast.telemetry.events import Agreed, Checkpointed, Event, Pinned, Rebuilt, WorkerReady, read_events
 from measure import Interval, Recorder, interval, print_table, progress, ratio_interval, time_limit
+from measured_run import measured_run
 
 ADAPTIVE, RESTART, CHECKFREQ, BY_RULE = "adaptive", "checkpoint-restart", "checkfreq", "checkfreq by its rule"
 SNAPSHOTS = "snapshots"
@@ -142,24 +142,20 @@ def measure(side: str, every: int, kill_step: int, options: argparse.Namespace) 
     """Trains once with one kill; returns the row, with ``error`` set and no numbers if the run failed."""
     fault = Fault.parse(f"kill:{int(options.grid[0]) // 2}.1@{kill_step}:backward")
     job = _job(side, every, kill_step + 2, options)
-    with tempfile.TemporaryDirectory(prefix="holdfast-baselines-") as directory:
-        try:
-            with time_limit(options.limit_s):
-                summary = train(job, run_dir=Path(directory) / "run", faults=[fault], emulate=_times(options))
-        except (HoldfastError, Interrupted, TimeoutError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
-        return {"every": every, "killed": str(fault), **_row(side, fault, summary)}
+    row = partial(_row, side, every, fault)
+    return measured_run(job, row, limit_s=options.limit_s, faults=[fault], emulate=_times(options))
 
 
-def _row(side: str, fault: Fault, summary: Summary) -> dict[str, Any]:
+def _row(side: str, every: int, fault: Fault, summary: Summary) -> dict[str, Any]:
+    known = {"every": every, "killed": str(fault)}
     failures, commits = summary.report.failures, dict(summary.report.commits)
     if summary.unfired or len(failures) != 1:
-        return {"error": f"{len(failures)} failures instead of one; not fired: {summary.unfired}"}
+        return {**known, "error": f"{len(failures)} failures instead of one; not fired: {summary.unfired}"}
     events: Timed = list(read_events(summary.run_dir / "events.jsonl"))
     agreed_at, agreed = [(at, event) for at, event in events if isinstance(event, Agreed)][-1]
     detected_s, agreed_s = failures[0].detected_s, failures[0].agreed_s
     if detected_s is None or agreed_s is None:
-        return {"error": "the times of the failure are not known"}
+        return {**known, "error": "the times of the failure are not known"}
     killed_at = agreed_at - agreed_s
     rebuilt_at = next(at for at, event in events if event == Rebuilt(generation=agreed.generation))
     ready_at = [at for at, event in events if isinstance(event, WorkerReady)][-1]
@@ -167,6 +163,7 @@ def _row(side: str, fault: Fault, summary: Summary) -> dict[str, Any]:
     begin = killed_at + detected_s if side in IN_PLACE else ready_at
     end = commits[fault.step - 1] if lost else max(rebuilt_at, agreed_at)
     return {
+        **known,
         "error": None,
         "lost_steps": lost,
         "recovery_s": end - begin,
