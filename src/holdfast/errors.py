@@ -9,6 +9,7 @@ HoldfastError
 ├── ClusterError                somebody else failed; only the step loop turns these into a recovery
 │   ├── PeerLost                a peer's connection is gone: worker, generation
 │   ├── StaleGeneration         this generation was superseded: stop, join the newer one
+│   ├── StepRefused             an update ahead of its verdict does not stand: step
 │   ├── CoordinatorUnavailable  the coordinator does not answer
 │   └── CommTimeout             an operation took longer than its limit
 ├── RecoveryError
@@ -47,6 +48,7 @@ __all__ = [
     "SolverTimeout",
     "StaleGeneration",
     "StateUnavailable",
+    "StepRefused",
     "StorageError",
     "StoreAway",
 ]
@@ -118,6 +120,14 @@ class StaleGeneration(ClusterError):
         self.generation = generation
         self.newer = newer
         super().__init__(f"generation {generation} is over" + (f", superseded by {newer}" if newer is not None else ""))
+
+
+class StepRefused(ClusterError):
+    """A step whose updates were made ahead of its verdict does not count as they presumed: it is made again."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        super().__init__(f"step {step} was updated ahead of its verdict, which refuses that")
 
 
 class CoordinatorUnavailable(ClusterError):

@@ -26,6 +26,7 @@ from holdfast.telemetry.events import (
     Pinned,
     Reattached,
     Rebuilt,
+    RolledBack,
     Resumed,
     StepOps,
     Suspected,
@@ -183,6 +184,8 @@ def _tell_members(event: Event) -> str | None:
             return f"generation {event.generation}: {len(event.workers)} workers{why}"
         case Rebuilt():
             return f"generation {event.generation} is connected"
+        case RolledBack():
+            return f"the updates of step {event.step} are made again: {event.why}"
         case Parted():
             return f"worker {event.worker} has left before step {event.step}"
         case Synced():

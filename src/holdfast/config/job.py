@@ -119,13 +119,17 @@ class Optimizer(_Plain, frozen=True, kw_only=True):
 
 
 class Train(_Plain, frozen=True, kw_only=True):
-    """``numerics``: exact (same bits on any grid, whatever fails) or fast (fp32 sums)."""
+    """``numerics``: exact (same bits on any grid, whatever fails) or fast (fp32 sums).
+
+    ``technique``: how steps are scheduled: ``gpipe``; ``1f1b``; ``decoupled``, with the two halves of the backward pass
+    apart; ``staggered``, in which each layer is updated as soon as its own gradients are reduced, besides.
+    """
 
     steps: Positive
     seed: Count = 0
     numerics: Literal["exact", "fast"] = "exact"
     clip_norm: PositiveFloat | None = None
-    technique: Literal["1f1b", "gpipe"] = "1f1b"
+    technique: Literal["1f1b", "gpipe", "decoupled", "staggered"] = "1f1b"
 
 
 class Resilience(_Plain, frozen=True, kw_only=True):

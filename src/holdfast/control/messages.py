@@ -35,6 +35,7 @@ __all__ = [
     "NodeLost",
     "Offer",
     "Progress",
+    "Refused",
     "Resume",
     "Save",
     "Saved",
@@ -48,6 +49,7 @@ __all__ = [
     "Suspect",
     "StateAt",
     "Synced",
+    "Tally",
     "Unreadable",
     "decode_command",
     "decode_message",
@@ -100,11 +102,20 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     coming: tuple[WorkerId, ...] = ()
 
 
+class Tally(_Wire, frozen=True, kw_only=True):
+    """What a worker knows of the verdict over a step; ``complete``: what all workers do. Passed on unread."""
+
+    step: int
+    complete: bool
+    value: bytes
+
+
 class Status(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker has aborted everything older than ``generation`` and says where its layers are.
 
     ``executed``: (step, number of (layer, micro-batch) pairs that it had begun), of its last steps. ``snapshots``: the
-    steps at which it holds all its layers besides.
+    steps at which it holds all its layers besides. ``tallies``: of its last steps. ``unsettled``: the step that its
+    layers were updated with ahead of the verdict, if that has not come.
     """
 
     worker: WorkerId
@@ -112,6 +123,8 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
     layer_steps: tuple[tuple[int, int], ...]
     executed: tuple[tuple[int, int], ...]
     snapshots: tuple[int, ...] = ()
+    tallies: tuple[Tally, ...] = ()
+    unsettled: int | None = None
 
 
 class Blob(_Wire, frozen=True, tag=True, kw_only=True):
@@ -179,6 +192,18 @@ class Suspect(_Wire, frozen=True, tag=True, kw_only=True):
     generation: int
     peer: WorkerId | None
     detail: str
+
+
+class Refused(_Wire, frozen=True, tag=True, kw_only=True):
+    """The verdict over ``step`` refuses updates that were made ahead of it.
+
+    ``omitted``: a gradient was not finite; else the gradients have to be scaled.
+    """
+
+    worker: WorkerId
+    generation: int
+    step: int
+    omitted: bool
 
 
 class Heartbeat(_Wire, frozen=True, tag=True, kw_only=True):
@@ -289,7 +314,7 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
 
     ``at_boundary``: not at once, but after the first step in which all workers were found to know of it. ``entering``:
     workers that hold no state yet; their peers give it to them. ``load``: everyone gives up what it holds, and loads
-    the layers that ``plan`` gives it.
+    the layers that ``plan`` gives it. ``staggered``: updates are made ahead of the verdict.
     """
 
     generation: int
@@ -297,22 +322,28 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
     at_boundary: bool = False
     entering: tuple[WorkerId, ...] = ()
     load: StateAt | None = None
+    staggered: bool = False
 
 
 class Resume(_Wire, frozen=True, tag=True, kw_only=True):
-    """Everyone's state is known: take back whatever is ahead of ``step`` and run from there."""
+    """Everyone's state is known: take back whatever is ahead of ``step`` and run from there.
+
+    ``tallies``: together they settle the step before, for those who have updated with it ahead of its verdict.
+    """
 
     generation: int
     step: int
+    tallies: tuple[bytes, ...] = ()
 
 
 class Save(_Wire, frozen=True, tag=True, kw_only=True):
-    """Take back to ``step`` and write ``layers`` into ``directory``."""
+    """Take back to ``step`` and write ``layers`` into ``directory``; ``tallies`` as in Resume."""
 
     generation: int
     step: int
     layers: tuple[int, ...]
     directory: str
+    tallies: tuple[bytes, ...] = ()
 
 
 class Expel(_Wire, frozen=True, tag=True, kw_only=True):
@@ -375,6 +406,7 @@ Message = (
     | Suspect
     | Heartbeat
     | StepDone
+    | Refused
     | ShardWritten
     | ShardFailed
     | Finished

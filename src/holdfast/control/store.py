@@ -46,6 +46,8 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     leaving: tuple[WorkerId, ...] = ()
     expected: tuple[WorkerId, ...] = ()
     pids: tuple[tuple[WorkerId, int], ...] = ()
+    staggered: bool = False
+    refusals: tuple[int, ...] = ()
     ended: Ended | None = None
 
 

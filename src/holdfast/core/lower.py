@@ -127,12 +127,39 @@ class Step:
 Instruction = Compute | Send | Receive | Reduce | Step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProgram:
-    """What one worker runs in one step, in order."""
+    """What one worker runs in one step.
+
+    Attributes:
+        worker: whose.
+        operations: what it computes, receives and sends, in order.
+        reductions: the sums that it takes part in.
+        verdict: the exchange of tallies that settles a step at its end.
+        riding: ``operations``, and between them the exchange that settles the step *before*: every message of it
+            travels right before the activation or gradient of one micro-batch between the same workers, so nobody waits
+            for it longer than for that.
+        layers: the layers that it updates, ascending.
+    """
 
     worker: WorkerId
-    instructions: tuple[Instruction, ...]
+    operations: tuple[Instruction, ...]
+    reductions: tuple[Reduction, ...]
+    verdict: tuple[Send | Receive, ...]
+    riding: tuple[Instruction, ...]
+    layers: tuple[int, ...]
+
+    @property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """A whole step that is settled at its end, with the optimizer after the verdict."""
+        reductions = (Reduce(reduction) for reduction in self.reductions)
+        return (*self.operations, *reductions, *self.verdict, *(Step(layer) for layer in self.layers))
+
+    @property
+    def staggered(self) -> tuple[Instruction, ...]:
+        """A whole step that settles the one before and is settled by the next."""
+        reductions = (Reduce(reduction) for reduction in self.reductions)
+        return (*self.riding, *reductions, *(Step(layer) for layer in self.layers))
 
 
 def lower(plan: Plan, ties: tuple[tuple[int, ...], ...] = ()) -> tuple[WorkerProgram, ...]:
@@ -144,6 +171,10 @@ def lower(plan: Plan, ties: tuple[tuple[int, ...], ...] = ()) -> tuple[WorkerPro
     travels to the last worker and the verdict back; a worker that no such route visits takes a peer's place on a copy
     of one, under a name beyond all micro-batches. Last come the optimizer steps, in ascending order of layers.
     Everywhere all workers go through common reductions and chains in the same order, so these cannot deadlock.
+
+    In the staggered form the verdict on a step rides on the next one: a chain's tally goes from worker to worker right
+    before the activation of the micro-batch whose route it follows, its verdict right before the gradient. It waits for
+    nothing that the activation or gradient would not wait for, so it cannot deadlock where the operations do not.
 
     Args:
         plan: the plan; its orders are not checked here but in :func:`holdfast.core.validate.validate`.
@@ -168,7 +199,7 @@ class _Shared:
     plan: Plan
     routes: dict[MicroBatch, tuple[WorkerId, ...]]
     reductions: tuple[Reduction, ...]
-    chains: tuple[tuple[MicroBatch, tuple[WorkerId, ...]], ...]
+    chains: tuple[_Chain, ...]
     rows: dict[WorkerId, tuple[Op, ...]]
 
     @classmethod
@@ -182,13 +213,15 @@ class _Shared:
         )
 
     def program(self, worker: WorkerId) -> WorkerProgram:
-        instructions = (
-            *_operations(worker, self.rows.get(worker, ()), self.routes),
-            *(Reduce(reduction) for reduction in self.reductions if worker in reduction.workers),
-            *_verdict(worker, self.chains),
-            *(Step(layer) for layer in self.plan.placement.layers_of(worker).indices),
+        row, own = self.rows.get(worker, ()), [chain for chain in self.chains if worker in chain.workers]
+        return WorkerProgram(
+            worker=worker,
+            operations=tuple(_operations(worker, row, self.routes, {})),
+            reductions=tuple(reduction for reduction in self.reductions if worker in reduction.workers),
+            verdict=(*_tallies(worker, own), *_verdicts(worker, own)),
+            riding=tuple(_riding(worker, row, self.routes, own)),
+            layers=tuple(self.plan.placement.layers_of(worker).indices),
         )
-        return WorkerProgram(worker, instructions)
 
 
 def groups(programs: Iterable[WorkerProgram]) -> tuple[tuple[WorkerId, ...], ...]:
@@ -198,14 +231,11 @@ def groups(programs: Iterable[WorkerProgram]) -> tuple[tuple[WorkerId, ...], ...
     """
     found: set[tuple[WorkerId, ...]] = set()
     for program in programs:
-        for instruction in program.instructions:
-            match instruction:
-                case Send(peer=peer) | Receive(peer=peer):
-                    found.add((min(program.worker, peer), max(program.worker, peer)))
-                case Reduce(reduction) if len(reduction.workers) > 1:
-                    found.add(reduction.workers)
-                case _:
-                    pass
+        for instruction in (*program.operations, *program.verdict):
+            if isinstance(instruction, Send | Receive):
+                peer = instruction.peer
+                found.add((min(program.worker, peer), max(program.worker, peer)))
+        found.update(reduction.workers for reduction in program.reductions if len(reduction.workers) > 1)
     return tuple(sorted(found))
 
 
@@ -251,40 +281,83 @@ def _reductions(plan: Plan, ties: tuple[tuple[int, ...], ...]) -> tuple[Reductio
     return tuple(Reduction(unit, workers) for unit, workers in members if workers)
 
 
-def _chains(plan: Plan) -> tuple[tuple[MicroBatch, tuple[WorkerId, ...]], ...]:
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A way that a verdict takes.
+
+    Attributes:
+        name: unique among the chains.
+        rides: the micro-batch whose route it follows, but for at most one worker.
+        workers: the way, from the first layer to the last.
+    """
+
+    name: MicroBatch
+    rides: MicroBatch
+    workers: tuple[WorkerId, ...]
+
+
+def _chains(plan: Plan) -> tuple[_Chain, ...]:
     """The routes that the verdict takes: in order of pipelines, those that add a worker."""
-    chains: list[tuple[MicroBatch, tuple[WorkerId, ...]]] = []
+    chains: list[_Chain] = []
     covered: set[WorkerId] = set()
     for route in plan.routes.routes:
         if route.microbatch.index == 0 and not covered.issuperset(route.workers):
-            chains.append((route.microbatch, route.workers))
+            chains.append(_Chain(route.microbatch, route.microbatch, route.workers))
             covered.update(route.workers)
     beyond = 1 + max((route.microbatch.index for route in plan.routes.routes), default=-1)
-    for worker in plan.workers:
-        if worker not in covered:
-            name = MicroBatch(worker.pipeline, beyond + worker.stage)
-            chains.append((name, _beside(plan, worker)))
+    chains += [
+        _beside(plan, worker, MicroBatch(worker.pipeline, beyond + worker.stage))
+        for worker in plan.workers
+        if worker not in covered
+    ]
     return tuple(chains)
 
 
-def _beside(plan: Plan, worker: WorkerId) -> tuple[WorkerId, ...]:
+def _beside(plan: Plan, worker: WorkerId, name: MicroBatch) -> _Chain:
     """A route on which this worker, which no chain visits, takes the place of a peer."""
     held = dict(plan.placement.ranges)
     for route in plan.routes.routes:
         peers = [visited for visited in route.workers if held.get(visited) == held[worker]]
         if peers and worker not in route.workers:
-            return tuple(worker if visited == peers[0] else visited for visited in route.workers)
+            way = tuple(worker if visited == peers[0] else visited for visited in route.workers)
+            return _Chain(name, route.microbatch, way)
     raise InvalidSchedule("no pipeline's first micro-batch visits this worker: no verdict", worker=str(worker))
 
 
+def _riding(
+    worker: WorkerId, row: tuple[Op, ...], routes: dict[MicroBatch, tuple[WorkerId, ...]], chains: list[_Chain]
+) -> Iterator[Instruction]:
+    """The operations, and before F and the backward of the micro-batches that chains ride on, the chains' messages.
+
+    A worker that does not run such a micro-batch, as another one took its place on the route, passes the chain on first.
+    """
+    before: dict[tuple[bool, MicroBatch], list[_Chain]] = {}
+    visited = {op.microbatch for op in row}
+    for chain in chains:
+        if chain.rides in visited:
+            before.setdefault((True, chain.rides), []).append(chain)
+            before.setdefault((False, chain.rides), []).append(chain)
+        else:
+            yield from _tallies(worker, [chain])
+            yield from _verdicts(worker, [chain])
+    yield from _operations(worker, row, routes, before)
+
+
 def _operations(
-    worker: WorkerId, row: tuple[Op, ...], routes: dict[MicroBatch, tuple[WorkerId, ...]]
+    worker: WorkerId,
+    row: tuple[Op, ...],
+    routes: dict[MicroBatch, tuple[WorkerId, ...]],
+    before: dict[tuple[bool, MicroBatch], list[_Chain]],
 ) -> Iterator[Instruction]:
     for position, op in enumerate(row):
         route = routes.get(op.microbatch, ())
         if worker not in route:
             rule = "the micro-batch does not visit this worker"
             raise InvalidSchedule(rule, worker=str(worker), position=position, op=str(op))
+        if op.kind is OpKind.F:
+            yield from _tallies(worker, before.get((True, op.microbatch), ()))
+        elif op.kind is not OpKind.W:
+            yield from _verdicts(worker, before.get((False, op.microbatch), ()))
         yield from _operation(worker, op, route)
 
 
@@ -303,18 +376,24 @@ def _operation(worker: WorkerId, op: Op, route: tuple[WorkerId, ...]) -> Iterato
         yield Send(payload, op.microbatch, after)
 
 
-def _verdict(worker: WorkerId, chains: tuple[tuple[MicroBatch, tuple[WorkerId, ...]], ...]) -> Iterator[Instruction]:
-    own = [(microbatch, *_neighbours(worker, chain)) for microbatch, chain in chains if worker in chain]
-    for microbatch, before, after in own:
+def _tallies(worker: WorkerId, chains: Iterable[_Chain]) -> Iterator[Send | Receive]:
+    """What a worker takes and passes on of tallies, towards the last worker of each chain."""
+    for chain in chains:
+        before, after = _neighbours(worker, chain.workers)
         if before is not None:
-            yield Receive(Payload.TALLY, microbatch, before)
+            yield Receive(Payload.TALLY, chain.name, before)
         if after is not None:
-            yield Send(Payload.TALLY, microbatch, after)
-    for microbatch, before, after in own:
+            yield Send(Payload.TALLY, chain.name, after)
+
+
+def _verdicts(worker: WorkerId, chains: Iterable[_Chain]) -> Iterator[Send | Receive]:
+    """What a worker takes and passes on of verdicts, from the last worker of each chain."""
+    for chain in chains:
+        before, after = _neighbours(worker, chain.workers)
         if after is not None:
-            yield Receive(Payload.VERDICT, microbatch, after)
+            yield Receive(Payload.VERDICT, chain.name, after)
         if before is not None:
-            yield Send(Payload.VERDICT, microbatch, before)
+            yield Send(Payload.VERDICT, chain.name, before)
 
 
 def _neighbours(worker: WorkerId, route: tuple[WorkerId, ...]) -> tuple[WorkerId | None, WorkerId | None]:

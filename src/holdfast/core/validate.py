@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from holdfast.core.evaluate import memory_held
@@ -73,14 +73,14 @@ def render_table(orders: Orders, mark: tuple[WorkerId, int] | None = None) -> st
     return "\n".join(lines)
 
 
-def dry_run(programs: Iterable[WorkerProgram]) -> Fault | None:
-    """Runs the programs of all workers in no particular sequence; sends never wait, reductions wait for all members.
+def dry_run(programs: Mapping[WorkerId, tuple[Instruction, ...]]) -> Fault | None:
+    """Runs the instructions of all workers in no particular sequence; sends never wait, reductions wait for all members.
 
     Returns:
         None if all end and every message is sent once and received once; else the first thing that is wrong. If
         workers wait for one another, its rule names all of these.
     """
-    return _DryRun(tuple(programs)).fault()
+    return _DryRun(programs).fault()
 
 
 def _invalid(
@@ -154,12 +154,12 @@ def _broken_rule(before: str, kind: OpKind) -> str:
 
 
 def _check_programs(plan: Plan, programs: tuple[WorkerProgram, ...]) -> None:
-    fault = dry_run(programs)
-    if fault is None:
-        return
-    program = next(program for program in programs if program.worker == fault.worker)
-    position = sum(isinstance(done, Compute) for done in program.instructions[: fault.position])
-    raise _invalid(plan, fault.rule, fault.worker, position, program.instructions[fault.position])
+    for form in ({p.worker: p.instructions for p in programs}, {p.worker: p.staggered for p in programs}):
+        fault = dry_run(form)
+        if fault is not None:
+            instructions = form[fault.worker]
+            position = sum(isinstance(done, Compute) for done in instructions[: fault.position])
+            raise _invalid(plan, fault.rule, fault.worker, position, instructions[fault.position])
 
 
 def _check_memory(plan: Plan, costs: Costs) -> None:
@@ -178,15 +178,15 @@ _Message = tuple[Payload, MicroBatch, WorkerId, WorkerId]
 
 
 class _DryRun:
-    def __init__(self, programs: tuple[WorkerProgram, ...]) -> None:
-        self._programs: dict[WorkerId, tuple[Instruction, ...]] = {p.worker: p.instructions for p in programs}
+    def __init__(self, programs: Mapping[WorkerId, tuple[Instruction, ...]]) -> None:
+        self._programs = programs
         self._at = dict.fromkeys(self._programs, 0)
         self._sent: dict[_Message, int] = {}
         self._received: set[_Message] = set()
         self._arrived: defaultdict[Reduction, set[WorkerId]] = defaultdict(set)
 
     def fault(self) -> Fault | None:
-        ready = list(reversed(self._programs))
+        ready = list(self._programs)[::-1]
         while ready:
             worker = ready.pop()
             while self._at[worker] < len(self._programs[worker]):

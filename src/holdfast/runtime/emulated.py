@@ -34,6 +34,7 @@ class EmulatedStage:
         num_microbatches: of one step, over all pipelines.
         times: how long operations take.
         sleep: how to let time pass; None if the shell does (under a virtual clock).
+        scaled: which share of the steps has gradients that must be scaled, as clipping by the global norm does.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class EmulatedStage:
         num_microbatches: int,
         times: EmulatedTimes | None = None,
         sleep: Callable[[float], None] | None = None,
+        scaled: float = 0.0,
     ) -> None:
         self.times = times or EmulatedTimes()
         self._sleep = sleep
@@ -54,7 +56,11 @@ class EmulatedStage:
         self._live = dict.fromkeys(layers.indices, 0)
         self._steps = dict.fromkeys(layers.indices, 0)
         self._reduced_losses: list[float] | None = None
-        self._missed: list[dict[int, torch.Tensor]] | None = None
+        self._missed: list[tuple[dict[int, torch.Tensor], bool]] | None = None
+        self._presumed: tuple[int, dict[int, torch.Tensor]] | None = None
+        self._share_scaled = scaled
+        self._scaled = False
+        self._step = 0
         self.unanimous = False
         self._losses = torch.zeros(num_microbatches, dtype=torch.float64)
         self.discard()
@@ -75,6 +81,7 @@ class EmulatedStage:
         if behind:
             raise InternalError(f"step {step} cannot begin: layers are at other steps: {behind}")
         self.discard()
+        self._step = step
 
     def forward(self, step: int, microbatch: int, activation: torch.Tensor | None) -> torch.Tensor | None:
         """See StagePort.forward."""
@@ -129,11 +136,21 @@ class EmulatedStage:
         return [WIDTH, 1, self._num_microbatches, self._num_microbatches if last else 0]
 
     def tally(self) -> torch.Tensor:
-        """See StagePort.tally: a mark for every own layer, and how many owners are not ready for what is prepared."""
+        """See StagePort.tally: a mark for every own layer, its "norm", and how many owners are not ready."""
         marks = torch.zeros(self._num_layers, 3, dtype=torch.float64)
-        marks[self._layers.start : self._layers.stop, :2] = 1.0
+        for layer, total in self._reduced.items():
+            marks[layer, 0] = 1.0
+            marks[layer, 1] = float(int(total[0]) % 997) + 1.0
         marks[self._layers.start, 2] = self._dissent
         return marks
+
+    def pack_tally(self, tally: torch.Tensor) -> bytes:
+        """See LifeStage.pack_tally."""
+        return tally.numpy().tobytes()
+
+    def unpack_tally(self, data: bytes) -> torch.Tensor:
+        """See LifeStage.unpack_tally."""
+        return torch.frombuffer(bytearray(data), dtype=torch.float64).reshape(-1, 3)
 
     def merge_tallies(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
         """See StagePort.merge_tallies."""
@@ -141,18 +158,49 @@ class EmulatedStage:
 
     def conclude(self, tally: torch.Tensor) -> None:
         """See StagePort.conclude; every layer must have been heard of."""
-        if not bool((tally[:, :2] == 1.0).all()):
+        self._scaled = self._judge(tally)
+        if self._missed is not None:
+            self._missed.append((self._reduced, self._scaled))
+
+    def presume(self) -> None:
+        """See StagePort.presume."""
+        self._presumed, self._scaled = (self._step, self._reduced), False
+
+    def settle(self, tally: torch.Tensor) -> bool:
+        """See StagePort.settle."""
+        assert self._presumed is not None, "no step's verdict was presumed"
+        if self._judge(tally):
+            return False
+        if self._missed is not None:
+            self._missed.append((self._presumed[1], False))
+        self._presumed = None
+        return True
+
+    def redo(self) -> None:
+        """See LifeStage.redo."""
+        assert self._presumed is not None, "no step's verdict was presumed"
+        step, reduced = self._presumed
+        self.take_back(step)
+        self.discard()
+        self._reduced, self._scaled = reduced, True
+        for layer in self._layers.indices:
+            self.update(layer)
+            self.swap(layer)
+
+    def _judge(self, tally: torch.Tensor) -> bool:
+        """Whether the gradients of a step have to be scaled."""
+        if not bool((tally[:, 0] == 1.0).all()):
             raise InternalError(f"the verdict does not cover every layer: {tally[:, 0].tolist()}")
         self.unanimous = not bool(tally[:, 2].any())
-        if self._missed is not None:
-            self._missed.append(dict(self._reduced))
+        return int(tally[:, 1].sum()) % 100 < 100 * self._share_scaled
 
     def update(self, layer: int) -> None:
         """See StagePort.update."""
         if self._missed is not None:
             return
         shadow = 1 - self._live[layer]
-        self._weights[layer][shadow] = _mix(self._weight(layer), self._reduced[layer], _words(self._steps[layer]))
+        words = _words(self._steps[layer], 1) if self._scaled else _words(self._steps[layer])
+        self._weights[layer][shadow] = _mix(self._weight(layer), self._reduced[layer], words)
 
     def swap(self, layer: int) -> None:
         """See StagePort.swap."""
@@ -163,6 +211,7 @@ class EmulatedStage:
     def follow(self) -> None:
         """See LifeStage.follow."""
         self.discard()
+        self._presumed = None
         self._missed = []
 
     @property
@@ -176,13 +225,17 @@ class EmulatedStage:
         for layer, data in states.items():
             self.restore(layer, data)
         missed, self._missed = self._missed, None
-        for self._reduced in missed:
+        if self._presumed is not None:
+            missed.append((self._presumed[1], False))
+        for self._reduced, self._scaled in missed:
             for layer in self._layers.indices:
                 self.update(layer)
                 self.swap(layer)
 
     def take_back(self, to_step: int) -> None:
         """See LifeStage.take_back."""
+        if self._presumed is not None and to_step <= self._presumed[0]:
+            self._presumed = None
         for layer, step in self._steps.items():
             if step == to_step + 1:
                 self._live[layer] = 1 - self._live[layer]

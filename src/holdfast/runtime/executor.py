@@ -3,19 +3,24 @@
 It is a generator. It yields what is to be sent, received, computed and reduced; a shell does it (over sockets, or under
 a virtual clock) and sends the result back in, or throws a ClusterError in at the place where it happened. The compute
 engine is reached through :class:`StagePort`; of it only the operations that take time go through the shell.
+
+A step is settled when the tallies of all workers have come together: then it is known whether it counts, and the scale
+of its gradients. A *closing* step is settled at its end, before its updates. Any other is *staggered*: every layer is
+updated as soon as its own gradients are reduced, as if all were well, and the next step begins; the tallies ride on its
+messages. If all was not well, that next step ends in StepRefused, and the update is made again from the state before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.core.faults import Point
 from holdfast.core.ids import MicroBatch
-from holdfast.core.lower import Compute, Instruction, Payload, Receive, Reduce, Reduction, Send, Step, WorkerProgram
+from holdfast.core.lower import Compute, Instruction, Payload, Receive, Reduction, Send, WorkerProgram
 from holdfast.core.schedule import Op, OpKind
-from holdfast.errors import InternalError
+from holdfast.errors import InternalError, StepRefused
 
 __all__ = [
     "Committed",
@@ -30,6 +35,7 @@ __all__ = [
     "StagePort",
     "StartReduce",
     "Take",
+    "Verdict",
 ]
 
 
@@ -60,9 +66,15 @@ class StagePort(Protocol):
     def conclude(self, tally: Any) -> None:
         """Takes the complete tally: whether the step counts, and the scale of its gradients."""
 
+    def presume(self) -> None:
+        """Takes it for granted, until ``settle``, that the step counts and its gradients are not scaled."""
+
+    def settle(self, tally: Any) -> bool:
+        """Takes the complete tally of the step that was presumed; returns whether its updates stand."""
+
     @property
     def unanimous(self) -> bool:
-        """Whether, in the step concluded last, every owner of every layer was ready for the prepared generation."""
+        """Whether, in the step settled last, every owner of every layer was ready for the prepared generation."""
 
     @property
     def following(self) -> bool:
@@ -75,12 +87,26 @@ class StagePort(Protocol):
         """Makes the copy of a layer the live one, one step further."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Verdict:
+    """What a worker knows of the verdict over one step.
+
+    Attributes:
+        step: which.
+        tally: our own, or that of all workers.
+        complete: whether it is that of all workers: the step is settled.
+    """
+
+    step: int
+    tally: Any
+    complete: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """These values will be taken, in this order: receives can be posted early."""
+    """These values, each of a step, will be taken in this order: receives can be posted early."""
 
-    receives: tuple[Receive, ...]
-    step: int
+    receives: tuple[tuple[Receive, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,29 +188,59 @@ class Execution:
         stage: the compute engine.
         step: the step to run.
         number: the global number of a micro-batch.
+        closing: whether the step is settled at its end; else only if, in the step before, all were ready to go over.
+        previous: the verdict over the step before, if that was updated ahead of it; None as soon as it is known to stand.
+        on_settled: what is yielded when the step before is found to stand.
         ops: the operations run so far, readable at any time.
+        verdict: over this step; None until it is reduced.
+        closed: whether this step was settled at its end.
     """
 
     program: WorkerProgram
     stage: StagePort
     step: int
     number: Callable[[MicroBatch], int]
+    closing: bool = True
+    previous: Verdict | None = None
+    on_settled: Any = None
     ops: list[Op] = field(default_factory=list)
+    verdict: Verdict | None = None
+    closed: bool = False
     _value: Any = None
     _tallies: dict[MicroBatch, Any] = field(default_factory=dict)
-    _concluded: bool = False
+    _told: bool = False
 
     def run(self) -> Steps:
         """Yields the effects of the step, in order; ends with Committed.
 
         Raises:
             ClusterError: thrown in by the shell; nothing was committed that ``take_back`` cannot undo.
-            LedgerError: a micro-batch does not count exactly once; nothing was updated.
+            StepRefused: the step before was presumed to count as it is, and does not.
+            LedgerError: a micro-batch does not count exactly once; its layer was not updated.
         """
-        instructions = self.program.instructions
+        settles = self.previous is not None
         self.stage.begin(self.step)
         yield Reach(Point.START, self.step)
-        yield Expect(tuple(i for i in instructions if isinstance(i, Receive)), self.step)
+        yield from self._operate()
+        if self.previous is not None:
+            raise InternalError(f"step {self.step} came to its end and has not settled the one before")
+        for index, reduction in enumerate(self.program.reductions):
+            if index == 0:
+                dissent = 0 if (yield Ready(self.step)) and not self.stage.following else 1
+            yield StartReduce(reduction, self.step, self.stage.message(reduction.layers, dissent))
+            if index == 0:
+                yield Reach(Point.REDUCE, self.step)
+        # All workers decide alike. Whoever needs nobody for the verdict has it at once.
+        self.closed = self.closing or (settles and self.stage.unanimous) or not self.program.verdict
+        yield from (self._close() if self.closed else self._stagger())
+        yield Committed(self.step, tuple(self.ops))
+
+    def _operate(self) -> Steps:
+        """Runs the operations; between them, settles the step before."""
+        previous = self.previous
+        instructions = self.program.operations if previous is None else self.program.riding
+        expected = [(i, self._step_of(i)) for i in instructions if isinstance(i, Receive)]
+        yield Expect((*expected, *(self._expected_verdict() if self.closing else ())))
         marks = self._half_way()
         for instruction in instructions:
             match instruction:
@@ -198,14 +254,19 @@ class Execution:
                 case Send(payload=Payload.ACTIVATION | Payload.GRADIENT):
                     yield Give(instruction, self.step, self._value)
                     self._value = None
-                case _:
-                    break
-        yield from self._finish(instructions)
-        yield Committed(self.step, tuple(self.ops))
+                case Receive() | Send() if previous is not None:
+                    yield from self._ride(instruction, previous)
+
+    def _expected_verdict(self) -> tuple[tuple[Receive, int], ...]:
+        return tuple((i, self.step) for i in self.program.verdict if isinstance(i, Receive))
+
+    def _step_of(self, receive: Receive) -> int:
+        """Between the operations, tallies and verdicts are those of the step before."""
+        return self.step - (receive.payload in (Payload.TALLY, Payload.VERDICT))
 
     def _half_way(self) -> dict[Op, Point]:
         """The operations after which the points ``forward`` and ``backward`` lie."""
-        ops = [i.op for i in self.program.instructions if isinstance(i, Compute)]
+        ops = [i.op for i in self.program.operations if isinstance(i, Compute)]
         forward = [op for op in ops if op.kind is OpKind.F]
         backward = [op for op in ops if op.kind in (OpKind.B, OpKind.I)]
         marks = {}
@@ -215,49 +276,74 @@ class Execution:
             marks[backward[len(backward) // 2]] = Point.BACKWARD
         return marks
 
-    def _finish(self, instructions: tuple[Instruction, ...]) -> Steps:
-        """Reduces, agrees on the verdict, updates and swaps."""
-        yield from self._reduce([i.reduction for i in instructions if isinstance(i, Reduce)])
-        yield from self._agree(instructions)
-        yield from self._update([i.layer for i in instructions if isinstance(i, Step)])
+    def _ride(self, instruction: Instruction, previous: Verdict) -> Steps:
+        """Passes on what settles the step before; the first complete tally settles it."""
+        known = previous.complete
+        yield from self._exchange(instruction, previous)
+        if known or not previous.complete:
+            return
+        if not self.stage.settle(previous.tally):
+            raise StepRefused(previous.step)
+        self.previous = None
+        if self.on_settled is not None:
+            yield self.on_settled
 
-    def _agree(self, instructions: tuple[Instruction, ...]) -> Steps:
-        """Adds our tally to those of others and settles the verdict over the step."""
-        own = self.stage.tally()
-        told = False
-        for instruction in instructions:
-            if isinstance(instruction, Send) and instruction.payload is Payload.VERDICT and not told:
-                yield Reach(Point.VERDICT, self.step)
-                told = True
-            match instruction:
-                case Receive(payload=Payload.TALLY, microbatch=chain):
-                    received = yield Take(instruction, self.step)
-                    self._tallies[chain] = self.stage.merge_tallies(own, received)
-                case Receive(payload=Payload.VERDICT, microbatch=chain):
-                    self._tallies[chain] = yield Take(instruction, self.step)
-                case Send(payload=Payload.TALLY | Payload.VERDICT, microbatch=chain):
-                    yield Give(instruction, self.step, self._tallies.get(chain, own))
-        if not told:
-            yield Reach(Point.VERDICT, self.step)
-        self.stage.conclude(next(iter(self._tallies.values()), own))
+    def _exchange(self, instruction: Instruction, verdict: Verdict) -> Steps:
+        """Takes or gives one tally or verdict."""
+        match instruction:
+            case Receive(payload=Payload.TALLY, microbatch=chain):
+                received = yield Take(instruction, verdict.step)
+                self._tallies[chain] = self.stage.merge_tallies(verdict.tally, received)
+                if chain not in self._passed_on():
+                    yield from self._complete(verdict, self._tallies[chain])
+            case Receive(payload=Payload.VERDICT, microbatch=chain):
+                self._tallies[chain] = yield Take(instruction, verdict.step)
+                yield from self._complete(verdict, self._tallies[chain])
+            case Send(payload=Payload.TALLY | Payload.VERDICT, microbatch=chain):
+                yield Give(instruction, verdict.step, self._tallies.get(chain, verdict.tally))
 
-    def _reduce(self, reductions: list[Reduction]) -> Steps:
-        ready = (yield Ready(self.step)) and not self.stage.following
-        dissent = 0 if ready else 1
-        for index, reduction in enumerate(reductions):
-            yield StartReduce(reduction, self.step, self.stage.message(reduction.layers, dissent))
-            if index == 0:
-                yield Reach(Point.REDUCE, self.step)
-        for reduction in reductions:
+    def _complete(self, verdict: Verdict, tally: Any) -> Steps:
+        """The tally of all workers is known here, and has not been told to anybody yet."""
+        if not verdict.complete:
+            verdict.tally, verdict.complete = tally, True
+            yield Reach(Point.VERDICT, verdict.step)
+
+    def _passed_on(self) -> set[MicroBatch]:
+        """The chains on which others come behind us."""
+        return {i.microbatch for i in self.program.verdict if isinstance(i, Send) and i.payload is Payload.TALLY}
+
+    def _close(self) -> Steps:
+        """Settles the step and updates all layers."""
+        for reduction in self.program.reductions:
             self.stage.accept(reduction.layers, (yield FinishReduce(reduction, self.step)))
+        self.verdict = verdict = Verdict(step=self.step, tally=self.stage.tally())
+        self._tallies.clear()
+        if not self.closing:
+            yield Expect(self._expected_verdict())
+        for instruction in self.program.verdict:
+            yield from self._exchange(instruction, verdict)
+        yield from self._complete(verdict, verdict.tally)
+        self.stage.conclude(verdict.tally)
+        yield from self._update(self.program.layers)
 
-    def _update(self, layers: list[int]) -> Steps:
-        if not layers:
-            raise InternalError(f"worker {self.program.worker} has no layer to update")
-        for index, layer in enumerate(layers):
+    def _stagger(self) -> Steps:
+        """Updates every layer as soon as all reductions that it needs are there."""
+        self.stage.presume()
+        left = list(self.program.layers)
+        for index, reduction in enumerate(self.program.reductions):
+            self.stage.accept(reduction.layers, (yield FinishReduce(reduction, self.step)))
+            missing = {layer for later in self.program.reductions[index + 1 :] for layer in later.layers}
+            due = [layer for layer in left if layer not in missing]
+            yield from self._update(due, first=len(left) == len(self.program.layers))
+            left = [layer for layer in left if layer in missing]
+        self.verdict = Verdict(step=self.step, tally=self.stage.tally())
+
+    def _update(self, layers: Sequence[int], *, first: bool = True) -> Steps:
+        for layer in layers:
             self.stage.update(layer)
-            if index == 0:
+            if first:
                 yield Reach(Point.UPDATE, self.step)
             self.stage.swap(layer)
-            if index == 0:
+            if first:
                 yield Reach(Point.COMMIT, self.step)
+            first = False

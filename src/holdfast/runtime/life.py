@@ -21,6 +21,7 @@ from holdfast.control.messages import (
     Joined,
     Left,
     Message,
+    Refused,
     Resume,
     Save,
     Saved,
@@ -30,6 +31,7 @@ from holdfast.control.messages import (
     StepDone,
     Suspect,
     Synced,
+    Tally,
     Unreadable,
 )
 from holdfast.core.faults import Point
@@ -37,8 +39,8 @@ from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.lower import WorkerProgram, groups, lower_worker
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
-from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration, StorageError
-from holdfast.runtime.executor import Effect, Execution, Reach, StagePort
+from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration, StepRefused, StorageError
+from holdfast.runtime.executor import Effect, Execution, Reach, StagePort, Verdict
 from holdfast.runtime.snapshots import Snapshots
 
 __all__ = [
@@ -75,9 +77,18 @@ class LifeStage(StagePort, Protocol):
     def take_back(self, to_step: int) -> None:
         """Brings every layer that is one step ahead back to ``to_step``."""
 
+    def redo(self) -> None:
+        """Makes the updates of the step that was presumed, and did not stand when settled, again as they should be."""
+
+    def pack_tally(self, tally: Any) -> bytes:
+        """Returns a tally as bytes."""
+
+    def unpack_tally(self, data: bytes) -> Any:
+        """Returns what ``pack_tally`` wrote."""
+
     @property
     def omitted(self) -> bool:
-        """Whether the step concluded last leaves the weights as they are: a gradient was not finite."""
+        """Whether the step settled last leaves the weights as they are: a gradient was not finite."""
 
     def losses(self) -> list[float] | None:
         """The loss of every micro-batch of the step that was reduced last; None unless we own the last layer."""
@@ -233,6 +244,9 @@ class WorkerLife:
         plan: its plan.
         program: our instructions under this generation's plan.
         execution: the step that runs, or ran last.
+        staggered: whether updates are made ahead of the verdict in this generation.
+        verdicts: over the last steps that were reduced, the newest last.
+        loss: the mean loss of the step that was updated ahead of its verdict; None if it is not known here.
         executed: (layer, micro-batch) pairs begun, of the step that ran last and the one before.
         entered: the step before which we came into the running job; meaningless for a worker that never did.
         standing: the generation that we are in and what we do in it, in one value: other threads read it.
@@ -251,6 +265,9 @@ class WorkerLife:
     plan: Plan | None = None
     program: WorkerProgram | None = None
     execution: Execution | None = None
+    staggered: bool = False
+    verdicts: tuple[Verdict, ...] = ()
+    loss: float | None = None
     executed: dict[int, int] = field(default_factory=dict)
     entered: int = 0
     standing: tuple[int, Activity] = (0, "waiting")
@@ -273,6 +290,10 @@ class WorkerLife:
                 command = yield from self._obey(command)
             except StaleGeneration:
                 self._stand("waiting")
+                command = yield Listen()
+            except StepRefused as error:
+                self._stand("waiting")
+                yield Report(self._refused(error))
                 command = yield Listen()
             except ClusterError as error:
                 self._stand("waiting")
@@ -308,6 +329,10 @@ class WorkerLife:
         peer = WorkerId.parse(error.worker) if isinstance(error, PeerLost) and error.worker else None
         return Suspect(worker=self.worker, generation=self.generation, peer=peer, detail=str(error))
 
+    def _refused(self, error: StepRefused) -> Refused:
+        omitted = self.stage.omitted
+        return Refused(worker=self.worker, generation=self.generation, step=error.step, omitted=omitted)
+
     def _obey(self, command: Command) -> Then:
         match command:
             case Install():
@@ -325,15 +350,19 @@ class WorkerLife:
     def _join(self, install: Install) -> Life:
         """Leaves the old generation, says where our layers are, connects to the new one."""
         first, self.generation, self.plan = self.generation == 0, install.generation, install.plan
+        self.staggered = install.staggered
         self._stand("waiting")
         if not first:
             yield Reach(Point.DETECT, self._step())
         yield Abort()
         yield Release(())
         self._count_executed()
+        self._note_verdict()
         load = install.load if install.load is not None else self._elsewhere(install.plan, first)
         if load is not None and install.plan is not None:
             self.stage = yield Load(install.plan, load)
+            self.verdicts = ()
+            self._forget_open()
             self.snapshots.forget()
         self.stage.discard()
         yield Report(self._status())
@@ -364,7 +393,51 @@ class WorkerLife:
             layer_steps=tuple(sorted(self.stage.layer_steps().items())),
             executed=tuple(sorted(self.executed.items())),
             snapshots=self.snapshots.steps,
+            tallies=tuple(
+                Tally(step=known.step, complete=known.complete, value=self.stage.pack_tally(known.tally))
+                for known in self.verdicts
+            ),
+            unsettled=self._unsettled(),
         )
+
+    def _open(self) -> Verdict | None:
+        """Over the step that was updated ahead of its verdict, and that is not known to stand."""
+        execution = self.execution
+        if execution is None:
+            return None
+        if execution.verdict is None:
+            return execution.previous
+        return None if execution.closed else execution.verdict
+
+    def _unsettled(self) -> int | None:
+        verdict = self._open()
+        return None if verdict is None or verdict.complete or self.stage.following else verdict.step
+
+    def _forget_open(self) -> None:
+        if self.execution is not None:
+            self.execution.previous, self.execution.closed = None, True
+
+    def _note_verdict(self) -> None:
+        """Remembers what is known of the verdict over the step that ran last: a recovery may need that of two steps."""
+        verdict = self.execution.verdict if self.execution is not None else None
+        if verdict is not None and all(verdict is not known for known in self.verdicts):
+            self.verdicts = (*self.verdicts[-1:], verdict)
+
+    def _go_back(self, step: int, tallies: tuple[bytes, ...]) -> Life:
+        """Goes back to ``step``; what was only presumed of the step before is settled by all tallies together."""
+        verdict = self._open()
+        self._forget_open()
+        self.snapshots.go_back(step, self.stage)
+        self.verdicts = tuple(known for known in self.verdicts if known.step < step)
+        if verdict is None or verdict.step != step - 1:
+            return
+        for tally in tallies:
+            verdict.tally = self.stage.merge_tallies(verdict.tally, self.stage.unpack_tally(tally))
+        verdict.complete = True
+        if not self.stage.settle(verdict.tally):
+            self.stage.redo()
+        if self.plan is not None and self._reports():
+            yield Report(self._done(verdict.step, self.loss))
 
     def _count_executed(self) -> None:
         """Notes how many (layer, micro-batch) pairs were begun of the step that ran last; keeps the one before too."""
@@ -390,34 +463,36 @@ class WorkerLife:
         if self.worker in install.entering:
             yield from self._enter(install.plan, install.entering, command.step)
         else:
-            self.snapshots.go_back(command.step, self.stage)
+            yield from self._go_back(command.step, command.tallies)
             if self.generation > 1 and command.step <= self._step():
                 yield Reach(Point.REPLAY, command.step)
-        return (yield from self._run_steps(command.step))
+        return (yield from self._run_steps(command.step, recovering=self.generation > 1))
 
     def _enter(self, plan: Plan, entering: tuple[WorkerId, ...], step: int) -> Life:
         """Begins to take part without any state, which our peers give us meanwhile."""
         self.entered = step
         self.stage.follow()
+        self._forget_open()
         self.snapshots.forget()
         own = plan.placement.layers_of(self.worker).indices
         holders = {layer: tuple(w for w in plan.placement.owners(layer) if w not in entering) for layer in own}
         yield Fetch(self.generation, holders)
         yield Reach(Point.COPY, step)
 
-    def _run_steps(self, start: int) -> Then:
+    def _run_steps(self, start: int, *, recovering: bool) -> Then:
         self._stand("running")
         for step in range(start, self.steps):
             yield from self._catch_up(step)
-            self._take_snapshot(step, beginning=step == start)
-            yield from self._checkpoint(step)
-            assert self.program is not None
-            self.execution = Execution(program=self.program, stage=self.stage, step=step, number=self._number)
-            yield from self.execution.run()
+            yield from self._before(step, beginning=step == start)
+            closing = self._closes(step, after_recovery=recovering and step == start)
+            execution = self._execution(step, closing=closing)
+            yield from execution.run()
             self._count_executed()
-            if self._reports():
-                yield Report(self._done(step))
-            if self.stage.unanimous and step + 1 < self.steps:
+            self._note_verdict()
+            self.loss = mean_loss(self.stage)
+            if execution.closed and self._reports():
+                yield Report(self._done(step, self.loss))
+            if execution.closed and self.stage.unanimous and step + 1 < self.steps:
                 install: Install = yield Boundary()
                 if not (yield from self._go_over(install, step + 1)):
                     return Shutdown(reason="left")
@@ -427,6 +502,38 @@ class WorkerLife:
         yield Report(Finished(worker=self.worker, generation=self.generation))
         following: Command = yield Listen()
         return following
+
+    def _closes(self, step: int, *, after_recovery: bool) -> bool:
+        """Whether a step is settled at its end: if something needs the settled state then.
+
+        Also the first one after a recovery: else one whose verdict refuses what was presumed could be interrupted by
+        that, before all have updated, over and over again.
+        """
+        after = step + 1
+        if not self.staggered or after == self.steps or after_recovery:
+            return True
+        return any(every and after % every == 0 for every in (self.checkpoint_every, self.snapshots.every))
+
+    def _execution(self, step: int, *, closing: bool) -> Execution:
+        assert self.program is not None
+        previous = self._open()
+        told = Report(self._done(step - 1, self.loss)) if previous is not None and self._reports() else None
+        self.execution = Execution(
+            program=self.program,
+            stage=self.stage,
+            step=step,
+            number=self._number,
+            closing=closing,
+            previous=previous,
+            on_settled=told,
+        )
+        return self.execution
+
+    def _before(self, step: int, *, beginning: bool) -> Life:
+        """What is done with the state that all layers have before a step, if that is settled."""
+        if self._open() is None:
+            self._take_snapshot(step, beginning=beginning)
+            yield from self._checkpoint(step)
 
     def _catch_up(self, step: int) -> Life:
         if not self.stage.following:
@@ -458,7 +565,7 @@ class WorkerLife:
         assert install.plan is not None
         assert self.plan is not None
         known = self.plan.workers
-        self.generation, self.plan = install.generation, install.plan
+        self.generation, self.plan, self.staggered = install.generation, install.plan, install.staggered
         self._stand("waiting")
         yield Release(install.entering)
         if self.worker not in install.plan.workers:
@@ -499,12 +606,12 @@ class WorkerLife:
             if self.synchronous:
                 yield Written()
 
-    def _done(self, step: int) -> StepDone:
-        loss, omitted = mean_loss(self.stage), self.stage.omitted
+    def _done(self, step: int, loss: float | None) -> StepDone:
+        omitted = self.stage.omitted
         return StepDone(worker=self.worker, generation=self.generation, step=step, loss=loss, omitted=omitted)
 
     def _save(self, save: Save) -> Life:
-        self.snapshots.go_back(save.step, self.stage)
+        yield from self._go_back(save.step, save.tallies)
         for layer in save.layers:
             self.stage.save(layer, Path(save.directory))
         found = ((layer, self.stage.layer_digest(layer)) for layer in sorted(self.stage.layer_steps()))

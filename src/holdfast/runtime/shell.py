@@ -138,8 +138,8 @@ class Shell:
     _driver: int = 0
     _waits_in: int | None = None
     _newest: int = 0
-    _upcoming: deque[Receive] = field(default_factory=deque)
-    _posted: dict[Receive, Handle] = field(default_factory=dict)
+    _upcoming: deque[tuple[Receive, int]] = field(default_factory=deque)
+    _posted: dict[tuple[Receive, int], Handle] = field(default_factory=dict)
     _reducing: dict[Reduction, Handle] = field(default_factory=dict)
     _spans: list[tuple[str, int, int, float, float]] = field(default_factory=list)
     _order: tuple[Op, ...] = ()
@@ -293,8 +293,8 @@ class Shell:
                 return self._take(receive, step)
             case Give(send=send, step=step, value=value):
                 return self.transport.send(self._key(send.payload, send.microbatch, step), send.peer, value)
-            case Expect(receives=receives, step=step):
-                return self._expect(receives, step)
+            case Expect(receives=receives):
+                return self._expect(receives)
             case StartReduce(reduction=reduction, value=value):
                 self._reducing[reduction] = self.transport.all_reduce(reduction.workers, value)
                 return None
@@ -337,20 +337,20 @@ class Shell:
         self._reducing.clear()
         self._spans.clear()
 
-    def _expect(self, receives: tuple[Receive, ...], step: int) -> None:
+    def _expect(self, receives: tuple[tuple[Receive, int], ...]) -> None:
         self._upcoming.extend(receives)
-        self._post(step)
+        self._post()
 
-    def _post(self, step: int) -> None:
+    def _post(self) -> None:
         while self._upcoming and len(self._posted) < LOOKAHEAD:
-            receive = self._upcoming.popleft()
+            receive, step = self._upcoming.popleft()
             key = self._key(receive.payload, receive.microbatch, step)
             spec = self.spec_of(receive.payload)
-            self._posted[receive] = self.transport.receive(key, receive.peer, spec)
+            self._posted[receive, step] = self.transport.receive(key, receive.peer, spec)
 
     def _take(self, receive: Receive, step: int) -> torch.Tensor:
-        value = self._wait(self._posted.pop(receive))
-        self._post(step)
+        value = self._wait(self._posted.pop((receive, step)))
+        self._post()
         return value
 
     def _key(self, payload: Payload, microbatch: Any, step: int) -> MessageKey:

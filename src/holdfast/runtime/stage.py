@@ -10,9 +10,11 @@ The course of a step on one worker::
     ... stage.forward(...) and stage.backward(...) in the worker's order ...
     for reduction in stage.reductions:
         stage.accept(reduction, sum over owners of stage.message(reduction))
-    stage.conclude(merged tallies of all workers)
+    stage.conclude(merged tallies of all workers)      # or: stage.presume()
     for layer in stage.layer_range.indices:
         stage.update(layer); stage.swap(layer)
+    ...                                                 # the next step begins
+    stage.settle(merged tallies) or stage.redo()        # after presume() only, and before the next update
 """
 
 from __future__ import annotations
@@ -124,7 +126,15 @@ class _Missed:
     """What a step's update needs: kept by a stage that follows until it has the state to apply it to."""
 
     reduced: dict[Reduction, Reduced]
-    verdict: float | None
+    verdict: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Presumed:
+    """A step whose update was made ahead of its verdict, and what is needed to make it again."""
+
+    step: int
+    reduced: dict[Reduction, Reduced]
 
 
 class Stage:
@@ -192,6 +202,7 @@ class Stage:
         self._verdict: float | None = None  # factor on the gradients; NaN: the step is omitted
         self._unanimous = False
         self._missed: list[_Missed] | None = None  # while following
+        self._presumed: _Presumed | None = None
         self._step: int | None = None
 
     # --- a step -----------------------------------------------------------------------------------------------------
@@ -308,6 +319,16 @@ class Stage:
         return rows
 
     @staticmethod
+    def pack_tally(tally: Tensor) -> bytes:
+        """Return a tally as little-endian bytes."""
+        return tally.numpy().astype("<f8").tobytes()
+
+    @staticmethod
+    def unpack_tally(data: bytes) -> Tensor:
+        """Return what `pack_tally` wrote."""
+        return torch.frombuffer(bytearray(data), dtype=torch.float64).reshape(-1, 3)
+
+    @staticmethod
     def merge_tallies(one: Tensor, other: Tensor) -> Tensor:
         """Return the tally of two workers: the element-wise maximum, since owners of a layer hold identical bits.
 
@@ -332,6 +353,62 @@ class Stage:
         if self._missed is not None:
             self._missed.append(_Missed(dict(self._reduced), self._verdict))
 
+    def presume(self) -> None:
+        """Let `update` go ahead of the verdict, as if the step counted and its gradients were not scaled.
+
+        What is needed to make the update again is kept until `settle`: the gradients of the step.
+
+        Raises:
+            InternalError: no step is running.
+        """
+        if self._step is None:
+            raise InternalError("there is no step whose verdict could be presumed")
+        self._verdict = 1.0
+        self._presumed = _Presumed(self._step, self._reduced)
+
+    def settle(self, tally: Tensor) -> bool:
+        """Settle the step that was presumed, whether or not the next one has begun.
+
+        Args:
+            tally: merged over all workers.
+
+        Returns:
+            Whether the updates stand. If not, `redo` must follow before anything else is updated.
+
+        Raises:
+            InternalError: no step was presumed.
+        """
+        presumed = self._require_presumed()
+        self._unanimous = not bool(tally[:, 2].any())
+        factor = self._judge(tally)
+        if factor != 1.0:
+            self._verdict = factor
+            return False
+        self._presumed = None
+        if self._missed is not None:
+            self._missed.append(_Missed(dict(presumed.reduced), 1.0))
+        return True
+
+    def redo(self) -> None:
+        """Make the update of the presumed step again, from the state before it, as its verdict wants it.
+
+        Bitwise what `conclude` and `update` would have made of it with ``shadow``; drops the step that has begun.
+
+        Raises:
+            InternalError: no step was presumed.
+        """
+        presumed, factor = self._require_presumed(), self._verdict
+        self.take_back(presumed.step)
+        self._reduced, self._verdict = presumed.reduced, factor
+        for layer in self.layer_range.indices:
+            self.update(layer)
+            self.swap(layer)
+
+    def _require_presumed(self) -> _Presumed:
+        if self._presumed is None:
+            raise InternalError("no step's verdict was presumed")
+        return self._presumed
+
     def _judge(self, tally: Tensor) -> float:
         if bool(tally[:, 0].any()):
             return math.nan
@@ -346,7 +423,7 @@ class Stage:
 
     @property
     def unanimous(self) -> bool:
-        """Whether every owner of every layer was ready for the prepared generation in the step concluded last."""
+        """Whether every owner of every layer was ready for the prepared generation in the step settled last."""
         return self._unanimous
 
     def update(self, layer: int) -> None:
@@ -385,18 +462,20 @@ class Stage:
             InternalError: a layer cannot return to that state.
         """
         self.discard()
+        if self._presumed is not None and to_step <= self._presumed.step:
+            self._presumed = None
         for owned in self._owned.values():
             owned.committed.take_back(to_step)
 
     def discard(self, *, keep_sums: bool = False) -> None:
-        """Drop all contexts, sums and results of an unfinished step.
+        """Drop all contexts, sums and results of an unfinished step; what was presumed of the one before stays.
 
         Args:
             keep_sums: keep what was summed and counted so far, so that only the rest is computed again.
         """
         self._contexts.clear()
         self._halves.clear()
-        self._reduced.clear()
+        self._reduced = {}
         self._verdict = None
         self._loaded = None
         if not keep_sums:
@@ -427,6 +506,7 @@ class Stage:
     def follow(self) -> None:
         """Take part in reductions without any state of our own: updates are kept until `catch_up` brings a state."""
         self.discard()
+        self._presumed = None
         self._missed = []
 
     @property
@@ -451,8 +531,10 @@ class Stage:
         for layer, data in states.items():
             self.restore(layer, data)
         missed, self._missed = self._missed, None
+        if self._presumed is not None:
+            missed.append(_Missed(self._presumed.reduced, 1.0))
         for each in missed:
-            self._reduced, self._verdict = dict(each.reduced), each.verdict
+            self._reduced, self._verdict = each.reduced, each.verdict
             for layer in self.layer_range.indices:
                 self.update(layer)
                 self.swap(layer)

@@ -319,6 +319,7 @@ def _membership(
         healthy=spec.plan,
         steps=spec.job.train.steps,
         strategy=spec.job.resilience.strategy,
+        staggered=spec.job.train.technique == "staggered",
         directory=spec.directory,
         watch=Watch(limit_s=spec.job.control.hang_s),
         restorable=_restorable(spec),

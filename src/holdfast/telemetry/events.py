@@ -32,6 +32,7 @@ __all__ = [
     "Pinned",
     "Reattached",
     "Rebuilt",
+    "RolledBack",
     "Resumed",
     "StepOps",
     "Suspected",
@@ -141,6 +142,14 @@ class Rebuilt(_Event, frozen=True, tag="rebuilt", kw_only=True):
     generation: int
 
 
+class RolledBack(_Event, frozen=True, tag="rolled-back", kw_only=True):
+    """The updates of a step, made ahead of its verdict, do not stand: all make them again; ``why`` for people."""
+
+    step: int
+    generation: int
+    why: str
+
+
 class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     """A worker swapped in the results of a step.
 
@@ -236,6 +245,7 @@ Event = (
     | Installed
     | Agreed
     | Rebuilt
+    | RolledBack
     | StepOps
     | Pinned
     | Checkpointed

@@ -198,6 +198,8 @@ class VirtualCluster:
         wait_for_replacement: virtual seconds to wait for a worker when a layer has no owner left.
         coordinator_deaths: (when it dies, how long it is away), in virtual seconds; messages on their way are lost.
         broken_streams: (when, whose) connections to the coordinator break; messages on their way are lost.
+        staggered: whether updates are made ahead of the verdict.
+        scaled: which share of the steps has gradients that must be scaled.
     """
 
     def __init__(
@@ -221,7 +223,10 @@ class VirtualCluster:
         wait_for_replacement: float = 0.0,
         coordinator_deaths: Iterable[tuple[float, float]] = (),
         broken_streams: Iterable[tuple[float, WorkerId]] = (),
+        staggered: bool = False,
+        scaled: float = 0.0,
     ) -> None:
+        self._scaled = scaled
         self._coordinator_deaths = tuple(coordinator_deaths)
         self._incarnation = 0
         self._broken_streams = tuple(broken_streams)
@@ -263,6 +268,7 @@ class VirtualCluster:
             watch=watch,
             restorable=start,
             wait_s=wait_for_replacement,
+            staggered=staggered,
         )
         self._nodes = group_into_nodes(plan.workers, workers_per_node)
         self._struck: set[Fault] = set()
@@ -276,7 +282,10 @@ class VirtualCluster:
     def _emulated(self, plan: Plan) -> StageFactory:
         placement, total = plan.placement, len(plan.routes.microbatches)
         return lambda worker: EmulatedStage(
-            layers=placement.layers_of(worker), num_layers=placement.num_layers, num_microbatches=total
+            layers=placement.layers_of(worker),
+            num_layers=placement.num_layers,
+            num_microbatches=total,
+            scaled=self._scaled,
         )
 
     def _worker(self, worker: WorkerId) -> _Worker:
@@ -787,7 +796,9 @@ class VirtualCluster:
     def _load(self, worker: _Worker, plan: Plan, state: StateAt) -> LifeStage:
         """A new emulated stage for the worker's place in a plan, with what was pinned for a checkpoint."""
         layers, total = plan.placement.layers_of(worker.life.worker), len(plan.routes.microbatches)
-        stage = EmulatedStage(layers=layers, num_layers=plan.placement.num_layers, num_microbatches=total)
+        stage = EmulatedStage(
+            layers=layers, num_layers=plan.placement.num_layers, num_microbatches=total, scaled=self._scaled
+        )
         if state.url is not None:
             for layer in layers.indices:
                 stage.restore(layer, self._stored[state.step, layer])

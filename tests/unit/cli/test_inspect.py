@@ -25,6 +25,7 @@ from holdfast.telemetry.events import (
     Pinned,
     Reattached,
     Rebuilt,
+    RolledBack,
     Resumed,
     StepOps,
     Suspected,
@@ -60,6 +61,7 @@ TOLD = [
     (Installed(generation=3, workers=("0.0",), strategy="boundary"), "generation 3: 1 workers, between two steps"),
     (Agreed(generation=2, step=4, recomputed_microbatches=1), "generation 2 runs from step 4"),
     (Rebuilt(generation=2), "generation 2 is connected"),
+    (RolledBack(step=4, generation=2, why="too large"), "the updates of step 4 are made again: too large"),
     (Parted(worker="1.0", step=6), "worker 1.0 has left before step 6"),
     (
         Synced(worker="1.0", entered=6, step=8, bytes=1_234_567),

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Reduction, WorkerProgram, parse_instructions
+from holdfast.core.lower import Reduction, parse_instructions
 from holdfast.core.placement import LayerRange, Placement, split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.core.routes import Route, Routes
@@ -27,7 +27,7 @@ def ordered(*rows):
 
 def programs(*rows, reductions=()):
     split = [row.split(": ") for row in rows]
-    return [WorkerProgram(WorkerId.parse(name), parse_instructions(text, reductions)) for name, text in split]
+    return {WorkerId.parse(name): parse_instructions(text, reductions) for name, text in split}
 
 
 def test_good_plans_are_accepted():

@@ -1,5 +1,7 @@
 """A worker's life and its steps, driven by hand: no sockets, no clock, no other worker."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ from holdfast.control.messages import (
 from holdfast.core.builders import gpipe_orders, regular_plan
 from holdfast.core.faults import Point
 from holdfast.core.ids import MicroBatch
-from holdfast.core.lower import Compute, Payload, WorkerProgram, lower
+from holdfast.core.lower import Compute, Payload, lower
 from holdfast.core.placement import LayerRange, regular_placement, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.routes import Route, Routes, home_routes
@@ -202,7 +204,7 @@ def test_who_does_not_hold_the_last_layer_reports_no_step(tmp_path):
 def test_expected_receives_are_those_that_are_taken(tmp_path):
     effects = Shell(LAST, tmp_path).run().effects
     expected = [receive for effect in effects if isinstance(effect, Expect) for receive in effect.receives]
-    assert expected == [effect.receive for effect in effects if isinstance(effect, Take)]
+    assert expected == [(effect.receive, effect.step) for effect in effects if isinstance(effect, Take)]
 
 
 def digests(shell):
@@ -310,7 +312,8 @@ def run_alone(instructions):
     """Runs a forged program for a worker that holds everything."""
     (worker,) = ALONE.workers
     stage = stage_of(worker, ALONE)
-    program = WorkerProgram(worker, instructions)
+    (honest,) = lower(ALONE)
+    program = dataclasses.replace(honest, operations=tuple(i for i in instructions if isinstance(i, Compute)))
     execution = Execution(program=program, stage=stage, step=0, number=lambda m: m.index)
     steps, result, started = execution.run(), None, {}
     while True:

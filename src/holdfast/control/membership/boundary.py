@@ -54,7 +54,13 @@ def change_members(state: Membership) -> Decision:
         return prefixed(notices, change_members(replace(state, leaving=state.leaving - going)))
     generation = state.generation + 1
     upcoming = Upcoming(generation=generation, plan=recovery.plan, entering=entering)
-    order = Install(generation=generation, plan=recovery.plan, at_boundary=True, entering=tuple(sorted(entering)))
+    order = Install(
+        generation=generation,
+        plan=recovery.plan,
+        at_boundary=True,
+        entering=tuple(sorted(entering)),
+        staggered=state.staggered,
+    )
     at_once = msgspec.structs.replace(order, at_boundary=False)
     told = (*tell_each(state.alive, order), *tell_each(sorted(entering), at_once))
     return replace(state, upcoming=upcoming), told

@@ -44,6 +44,7 @@ from holdfast.control.membership.losses import on_exited, on_lost
 from holdfast.control.membership.progress import on_finished, on_settled, on_shard, on_step_done
 from holdfast.control.membership.reattaching import on_parted
 from holdfast.control.membership.recovering import on_unreadable
+from holdfast.control.membership.refusing import on_refused
 from holdfast.control.membership.state import Closed, Decision, Membership, Phase, Planned, Tell, Tick, Upcoming, notice
 from holdfast.control.membership.storing import counted
 from holdfast.control.membership.vacancies import on_offer
@@ -61,6 +62,7 @@ from holdfast.control.messages import (
     Message,
     NodeLost,
     Offer,
+    Refused,
     Saved,
     ShardFailed,
     ShardWritten,
@@ -162,6 +164,8 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
             return on_suspect(state, event, now)
         case StepDone():
             return on_step_done(state, event)
+        case Refused():
+            return on_refused(state, event)
         case Finished(worker=worker):
             return on_finished(state, worker)
         case Saved():

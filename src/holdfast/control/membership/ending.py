@@ -12,7 +12,7 @@ from holdfast.core.ids import WorkerId
 __all__ = ["end_if_saved", "end_job", "on_failure", "on_saved", "save", "tell_the_end"]
 
 
-def save(state: Membership, step: int) -> Decision:
+def save(state: Membership, step: int, tallies: tuple[bytes, ...] = ()) -> Decision:
     """Asks the first living owner of each layer to write it, and everyone for the digests of what they hold."""
     state = replace(state, phase=Phase.SAVING, resume_step=step)
     placement = state.healthy.placement.without(state.absent)
@@ -20,7 +20,7 @@ def save(state: Membership, step: int) -> Decision:
 
     def share_of(worker: WorkerId) -> Save:
         layers = tuple(layer for layer, owners in owned.items() if owners and owners[0] == worker)
-        return Save(generation=state.generation, step=step, layers=layers, directory=state.directory)
+        return Save(generation=state.generation, step=step, layers=layers, directory=state.directory, tallies=tallies)
 
     return state, tuple(Tell(to=worker, command=share_of(worker)) for worker in state.full)
 

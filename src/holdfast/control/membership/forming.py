@@ -34,7 +34,7 @@ def form(state: Membership, plan: Plan | None, strategy: str = "", load: StateAt
     )
     if not state.alive:
         return end_job(state, "lost", "every worker is lost; nothing could be saved", "")
-    install = Install(generation=state.generation, plan=plan, load=load)
+    install = Install(generation=state.generation, plan=plan, load=load, staggered=state.staggered)
     return state, (installed(state, strategy), *tell_each(state.alive, install))
 
 
@@ -54,14 +54,14 @@ def on_status(state: Membership, status: Status) -> Decision:
     state = replace(state, statuses={**state.statuses, status.worker: status})
     if state.phase is not Phase.FORMING or not set(state.statuses) >= set(state.alive):
         return state, ()
-    step = _step_to_go_back_to(state)
+    step, tallies = _settled(state, _step_to_go_back_to(state))
     _check_distance(state, step)
     recomputed = _recomputed(state, step)
     agreed = Record(event=Agreed(generation=state.generation, step=step, recomputed_microbatches=recomputed))
     if state.plan is None:
-        return prefixed((agreed,), save(state, step))
+        return prefixed((agreed,), save(state, step, tallies))
     state = replace(state, phase=Phase.RUNNING, resume_step=step, lost_work=(), loading=None)
-    return state, (agreed, *tell_each(state.alive, Resume(generation=state.generation, step=step)))
+    return state, (agreed, *tell_each(state.alive, Resume(generation=state.generation, step=step, tallies=tallies)))
 
 
 def _step_to_go_back_to(state: Membership) -> int:
@@ -70,6 +70,21 @@ def _step_to_go_back_to(state: Membership) -> int:
     if common and state.plan is not None:
         return max(common)
     return min(at for status in state.statuses.values() for _, at in status.layer_steps)
+
+
+def _settled(state: Membership, step: int) -> tuple[int, tuple[bytes, ...]]:
+    """The step to go back to, and the tallies that settle the one before it if some have updated ahead of its verdict.
+
+    A complete tally is enough; so are those of owners of all layers. Without either, that step is given up as well:
+    then nobody has gone further, since that takes its verdict.
+    """
+    last = step - 1
+    tallies = [tally for status in state.statuses.values() for tally in status.tallies if tally.step == last]
+    if complete := [tally.value for tally in tallies if tally.complete]:
+        return step, (complete[0],)
+    if all(status.unsettled != last for status in state.statuses.values()):
+        return step, ()
+    return (step, tuple(tally.value for tally in tallies)) if state.plan is not None else (last, ())
 
 
 def _check_distance(state: Membership, step: int) -> None:

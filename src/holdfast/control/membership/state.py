@@ -150,6 +150,8 @@ class Membership:
         suspected_at: when the first unexplained suspicion of this generation came; None if none.
         reformations: generations begun in a row because of suspicions alone.
         checkpoints: what is written of checkpoints.
+        staggered: whether updates are made ahead of the verdict.
+        refusals: the last steps in which that had to be made up for because gradients were scaled.
         revision: how many changes there were that a coordinator which is started again must know of.
         detached: workers that are not lost and whose process has no connection, and since when.
         returned: workers that are back at a coordinator that was started again, and what they said.
@@ -196,6 +198,8 @@ class Membership:
     suspicion: str = ""
     reformations: int = 0
     checkpoints: CheckpointLedger = field(default_factory=CheckpointLedger)
+    staggered: bool = False
+    refusals: tuple[int, ...] = ()
     revision: int = 0
     detached: Mapping[WorkerId, float] = field(default_factory=dict)
     returned: Mapping[WorkerId, Hello] = field(default_factory=dict)

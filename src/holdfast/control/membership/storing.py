@@ -51,6 +51,8 @@ def to_store(before: Membership, after: Membership) -> StoredDecision | None:
         leaving=tuple(sorted(after.leaving)),
         expected=tuple(sorted(after.expected)),
         pids=tuple(sorted(after.pids.items())),
+        staggered=after.staggered,
+        refusals=after.refusals,
         ended=after.ended,
     )
 
@@ -84,6 +86,8 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         leaving=frozenset(stored.leaving),
         expected=frozenset(stored.expected),
         pids=dict(stored.pids),
+        staggered=stored.staggered,
+        refusals=stored.refusals,
         reattach_until=reattach_until,
         agent_away=True,
         ended=stored.ended,

@@ -1,0 +1,35 @@
+"""Steps that were updated ahead of their verdict and did not stand: all make those updates again, or wait from now on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.membership.recovering import recover
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, prefixed
+from holdfast.control.messages import Refused
+from holdfast.telemetry.events import Notice, RolledBack
+
+__all__ = ["on_refused"]
+
+OFTEN, WITHIN = 3, 50
+"""So many scaled steps within so many: waiting for the verdict costs less than making up for it."""
+
+
+def on_refused(state: Membership, refused: Refused) -> Decision:
+    """All go back to the step before at once, and make its update again as the verdict wants it.
+
+    Nothing failed, so the generation keeps its members. If gradients are scaled often, updates wait for the verdict
+    from now on, for the rest of the job.
+    """
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    why = "a gradient was not finite" if refused.omitted else "the gradients are scaled"
+    noted = [Record(event=RolledBack(step=refused.step, generation=state.generation, why=why))]
+    scaled = () if refused.omitted else (refused.step,)
+    state = replace(state, refusals=(*state.refusals, *scaled)[-OFTEN:])
+    if state.staggered and len(state.refusals) == OFTEN and state.refusals[-1] - state.refusals[0] < WITHIN:
+        state = replace(state, staggered=False)
+        steps = ", ".join(map(str, state.refusals))
+        text = f"gradients were scaled in steps {steps}: updates wait for the norm from now on"
+        noted.append(Record(event=Notice(worker="coordinator", text=text)))
+    return prefixed(noted, recover(state))
