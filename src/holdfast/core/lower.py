@@ -329,7 +329,7 @@ def _riding(
 ) -> Iterator[Instruction]:
     """The operations, and before F and the backward of the micro-batches that chains ride on, the chains' messages.
 
-    A worker that does not run such a micro-batch, as another one took its place on the route, passes the chain on first.
+    A worker that does not run such a micro-batch, as it stands in for another on the route, passes the chain on first.
     """
     before: dict[tuple[bool, MicroBatch], list[_Chain]] = {}
     visited = {op.microbatch for op in row}

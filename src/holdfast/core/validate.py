@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.core.evaluate import memory_held
@@ -74,7 +74,7 @@ def render_table(orders: Orders, mark: tuple[WorkerId, int] | None = None) -> st
 
 
 def dry_run(programs: Mapping[WorkerId, tuple[Instruction, ...]]) -> Fault | None:
-    """Runs the instructions of all workers in no particular sequence; sends never wait, reductions wait for all members.
+    """Runs the instructions of all workers in no particular sequence; sends never wait, reductions wait for all.
 
     Returns:
         None if all end and every message is sent once and received once; else the first thing that is wrong. If

@@ -112,7 +112,8 @@ def healthy_plan(job: Job, num_layers: int) -> Plan:
         ConfigError: more stages than layers.
     """
     stages = split_evenly(num_layers, job.grid.stages)
-    plan = regular_plan(job.grid.pipelines, stages, job.grid.microbatches, job.train.technique)
+    order = "gpipe" if job.train.technique == "gpipe" else "1f1b"
+    plan = regular_plan(job.grid.pipelines, stages, job.grid.microbatches, order)
     validate(plan)
     return plan
 

@@ -189,7 +189,7 @@ class Execution:
         step: the step to run.
         number: the global number of a micro-batch.
         closing: whether the step is settled at its end; else only if, in the step before, all were ready to go over.
-        previous: the verdict over the step before, if that was updated ahead of it; None as soon as it is known to stand.
+        previous: over the step before, if that was updated ahead of it; None as soon as it is known to stand.
         on_settled: what is yielded when the step before is found to stand.
         ops: the operations run so far, readable at any time.
         verdict: over this step; None until it is reduced.

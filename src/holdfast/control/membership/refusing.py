@@ -1,4 +1,4 @@
-"""Steps that were updated ahead of their verdict and did not stand: all make those updates again, or wait from now on."""
+"""Steps that were updated ahead of their verdict and do not stand: all make those updates again."""
 
 from __future__ import annotations
 

@@ -1,0 +1,75 @@
+"""Updates ahead of the verdict, on real processes: the bits are those of steps that wait for it, whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.telemetry.events import Notice, RolledBack, StepOps, read_events
+
+pytestmark = pytest.mark.dist
+
+STAGGERED = ("train.technique=staggered",)
+POINTS = ["start", "forward", "backward", "reduce", "verdict", "update", "commit"]
+
+
+def survives(runs, name, *faults, overrides=(), healthy=None):
+    healthy = healthy or runs.healthy(name, overrides)
+    return runs.survives(name, *faults, overrides=(*overrides, *STAGGERED), healthy=healthy)
+
+
+def rolled_back(summary):
+    return [event.step for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, RolledBack)]
+
+
+@pytest.mark.parametrize("name", ["gpt", "convnet"])
+def test_without_any_failure(runs, name):
+    summary = survives(runs, name)
+    assert summary.generations == 1
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_one_kill_at_each_point_of_a_step(runs, point):
+    survives(runs, "gpt", f"kill:1.2@2:{point}")
+
+
+@pytest.mark.parametrize("worker", ["1.0", "1.1", "1.2", "1.3"])
+@pytest.mark.parametrize("point", ["update", "commit"])
+def test_half_done_updates_in_every_stage(runs, worker, point):
+    """Where one stage is a step ahead of another."""
+    survives(runs, "gpt", f"kill:{worker}@1:{point}")
+
+
+def test_two_kills_in_one_step_and_one_in_the_recovery(runs):
+    summary = survives(runs, "convnet", "kill:0.1@1:update", "kill:2.3@1:forward", "kill:1.0@1:replay")
+    assert summary.generations >= 3
+
+
+def test_eight_of_twelve_lost_one_after_another(runs):
+    victims = ["0.0", "1.1", "2.2", "0.3", "1.0", "2.1", "0.2", "1.3"]
+    faults = [f"kill:{worker}@{step}:{POINTS[step % 7]}" for step, worker in enumerate(victims)]
+    survives(runs, "gpt", *faults, overrides=("train.steps=10",))
+
+
+def test_a_worker_leaves_and_comes_back(runs):
+    survives(runs, "small", "leave:1.1@3", "join:1.1@8", "slow:0.0@5:3x", overrides=("train.steps=30",))
+
+
+def test_frequent_clipping_is_made_up_for_and_then_waited_for(runs):
+    overrides = ("train.clip_norm=0.05", "train.steps=8")
+    summary = survives(runs, "gpt", "kill:2.1@5:backward", overrides=overrides)
+    assert len(rolled_back(summary)) == 3, "then the job waits for the norm"
+    notices = [e.text for _, e in read_events(summary.run_dir / "events.jsonl") if isinstance(e, Notice)]
+    assert any("updates wait for the norm from now on" in text for text in notices)
+
+
+def test_the_next_step_begins_before_the_step_has_ended_everywhere(runs):
+    """What it is for: the first stage's forwards of a step run while others still wait for nothing but the verdict."""
+    summary = runs.train("gpt", overrides=STAGGERED)
+    events = read_events(summary.run_dir / "events.jsonl")
+    done = {(e.step, e.worker): at for at, e in events if isinstance(e, StepOps)}
+    began = {(e.step, e.worker): e.ops[0][3] for _, e in events if isinstance(e, StepOps)}
+    workers = {worker for _, worker in done}
+    ahead = [
+        began[step + 1, worker] < max(done[step, other] for other in workers) for step in range(2) for worker in workers
+    ]
+    assert any(ahead)
