@@ -38,6 +38,19 @@ JOBS = {
         "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9},
         "train": {"steps": 4, "seed": 3},
     },
+    "poisoned": {
+        "name": "poisoned",
+        "model": {
+            "kind": "python",
+            "target": f"{Path(__file__).with_name('poisoned_model.py')}:build",
+            "loss": f"{Path(__file__).with_name('poisoned_model.py')}:loss",
+            "arguments": {"layer": 0, "one_in": 15},
+        },
+        "data": {"kind": "digits"},
+        "grid": {"pipelines": 2, "stages": 4, "microbatches": 4, "microbatch_size": 4},
+        "optimizer": {"kind": "adamw", "lr": 1.0e-2},
+        "train": {"steps": 8, "seed": 3},
+    },
     "small": {
         "name": "small",
         "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8, "dropout": 0.1},

@@ -21,6 +21,11 @@ def rolled_back(summary):
     return [event.step for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, RolledBack)]
 
 
+def steps_left_out(summary):
+    events = read_events(summary.run_dir / "events.jsonl")
+    return {event.step for _, event in events if isinstance(event, StepOps) and event.omitted}
+
+
 @pytest.mark.parametrize("name", ["gpt", "convnet"])
 def test_without_any_failure(runs, name):
     summary = survives(runs, name)
@@ -60,6 +65,26 @@ def test_frequent_clipping_is_made_up_for_and_then_waited_for(runs):
     assert len(rolled_back(summary)) == 3, "then the job waits for the norm"
     notices = [e.text for _, e in read_events(summary.run_dir / "events.jsonl") if isinstance(e, Notice)]
     assert any("updates wait for the norm from now on" in text for text in notices)
+
+
+@pytest.mark.parametrize("layer", [0, 2, 3], ids=["first", "middle", "last"])
+def test_gradients_that_are_not_finite_leave_their_steps_out(runs, layer):
+    """On one stage, which all others hear of when they have updated already; together with a kill."""
+    overrides = (f"model.arguments.layer={layer}",)
+    left_out = steps_left_out(runs.healthy("poisoned", overrides))
+    assert 0 < len(left_out) < 8
+    summary = survives(runs, "poisoned", f"kill:0.1@{min(left_out) + 1}:forward", overrides=overrides)
+    assert rolled_back(summary)
+    assert set(rolled_back(summary)) <= left_out
+
+
+@pytest.mark.parametrize("worker", ["0.0", "1.1", "1.3"])
+def test_a_kill_while_a_step_is_made_again(runs, worker):
+    """On the way back from a refused step: in the recovery itself."""
+    overrides = ("model.arguments.layer=1",)
+    left_out = steps_left_out(runs.healthy("poisoned", overrides))
+    summary = survives(runs, "poisoned", f"kill:{worker}@{min(left_out) + 1}:install", overrides=overrides)
+    assert rolled_back(summary)
 
 
 def test_the_next_step_begins_before_the_step_has_ended_everywhere(runs):

@@ -150,3 +150,30 @@ def test_malformed_reductions_are_refused():
     with pytest.raises(InvalidSchedule, match="sorted workers"):
         Reduction((1,), (WorkerId(1, 0), WorkerId(0, 0)))
     assert Reduction((0, 9), (WorkerId(0, 0),)).name == "L0+9"
+
+
+def riding(plan, worker):
+    return format_instructions(next(p for p in lower(plan) if p.worker == WorkerId.parse(worker)).staggered)
+
+
+def test_the_verdict_on_a_step_rides_on_the_first_micro_batch_of_the_next():
+    plan = regular_plan(1, split_evenly(3, 3), 2)
+    assert riding(plan, "0.0") == (
+        "SEND_TALLY0.0>0.1 F0.0 SEND_ACT0.0>0.1 F0.1 SEND_ACT0.1>0.1 RECV_VERDICT0.0<0.1 RECV_GRAD0.0<0.1 B0.0 "
+        "RECV_GRAD0.1<0.1 B0.1 REDUCE_L0 STEP_L0"
+    )
+    assert riding(plan, "0.1") == (
+        "RECV_TALLY0.0<0.0 SEND_TALLY0.0>0.2 RECV_ACT0.0<0.0 F0.0 SEND_ACT0.0>0.2 RECV_ACT0.1<0.0 F0.1 SEND_ACT0.1>0.2 "
+        "RECV_VERDICT0.0<0.2 SEND_VERDICT0.0>0.0 RECV_GRAD0.0<0.2 B0.0 SEND_GRAD0.0>0.0 RECV_GRAD0.1<0.2 B0.1 "
+        "SEND_GRAD0.1>0.0 REDUCE_L1 STEP_L1"
+    )
+    assert riding(plan, "0.2").startswith("RECV_TALLY0.0<0.1 RECV_ACT0.0<0.1 F0.0 SEND_VERDICT0.0>0.1 B0.0")
+
+
+def test_a_listener_passes_the_verdict_on_before_all_else():
+    plan = regular_plan(2, split_evenly(3, 3), 2)
+    lost = WorkerId(1, 1)
+    listening = with_listeners(adaptive_plan(plan, [lost]), [(lost, plan.placement.layers_of(lost))])
+    text = riding(listening, "1.1")
+    assert text.startswith("RECV_TALLY") and text.endswith("REDUCE_L1 STEP_L1")
+    assert [word.split("_")[1][:4] for word in text.split()[:4]] == ["TALL", "TALL", "VERD", "VERD"]

@@ -78,6 +78,14 @@ def backward(route: Sequence[Stage], step: int, microbatch: int, split: bool = F
 
 def reduce(stages: Sequence[Stage]) -> dict[Reduction, Tensor]:
     """Sum all messages, hand them to all owners and settle the verdict."""
+    sums, tally = add_up(stages)
+    for stage in stages:
+        stage.conclude(tally)
+    return sums
+
+
+def add_up(stages: Sequence[Stage]) -> tuple[dict[Reduction, Tensor], Tensor]:
+    """Sum all messages, hand them to all owners and return the sums and the tally of all."""
     sums: dict[Reduction, Tensor] = {}
     for stage in stages:
         for reduction in stage.reductions:
@@ -88,9 +96,8 @@ def reduce(stages: Sequence[Stage]) -> dict[Reduction, Tensor]:
         for reduction in stage.reductions:
             stage.accept(reduction, sums[reduction].clone())
         tally = stage.tally() if tally is None else Stage.merge_tallies(tally, stage.tally())
-    for stage in stages:
-        stage.conclude(tally)
-    return sums
+    assert tally is not None
+    return sums, tally
 
 
 def commit(stages: Sequence[Stage]) -> None:
