@@ -60,7 +60,7 @@ def test_a_refusal_is_one_more_generation_of_the_same_members_and_plan():
     installed = job.commands(Install)
     assert set(installed) == set(PLAN.workers)
     assert all(each.plan == PLAN and each.staggered and not each.at_boundary for each in installed.values())
-    assert [type(event) for event in job.recorded][0] is RolledBack
+    assert isinstance(job.recorded[0], RolledBack)
     assert job.state.generation == 2
 
 

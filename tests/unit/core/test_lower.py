@@ -175,5 +175,6 @@ def test_a_listener_passes_the_verdict_on_before_all_else():
     lost = WorkerId(1, 1)
     listening = with_listeners(adaptive_plan(plan, [lost]), [(lost, plan.placement.layers_of(lost))])
     text = riding(listening, "1.1")
-    assert text.startswith("RECV_TALLY") and text.endswith("REDUCE_L1 STEP_L1")
+    assert text.startswith("RECV_TALLY")
+    assert text.endswith("REDUCE_L1 STEP_L1")
     assert [word.split("_")[1][:4] for word in text.split()[:4]] == ["TALL", "TALL", "VERD", "VERD"]

@@ -31,6 +31,12 @@ def poisoned(job: Any, step: int) -> Any:
     return job
 
 
+def stands(stages: list[Stage], tally: Tensor) -> bool:
+    """Settles the step on all workers, which agree."""
+    (verdict,) = {stage.settle(tally) for stage in stages}
+    return verdict
+
+
 def train_ahead(job: Any, ranges: list[tuple[int, int]], begun: int) -> tuple[list[Stage], list[int]]:
     """Trains with every update ahead of its verdict, which comes after ``begun`` forwards of the next step."""
     stages, redone, tally = job.stages(ranges), [], None
@@ -39,7 +45,7 @@ def train_ahead(job: Any, ranges: list[tuple[int, int]], begun: int) -> tuple[li
             stage.begin(step)
         for microbatch in range(begun if step else 0):
             forward(stages, step, microbatch)
-        if step and not all([stage.settle(tally) for stage in stages]):
+        if step and not stands(stages, tally):
             redone.append(step - 1)
             for stage in stages:
                 stage.redo()
@@ -54,7 +60,7 @@ def train_ahead(job: Any, ranges: list[tuple[int, int]], begun: int) -> tuple[li
         for stage in stages:
             stage.presume()
         commit(stages)
-    if not all([stage.settle(tally) for stage in stages]):
+    if not stands(stages, tally):
         redone.append(STEPS - 1)
         for stage in stages:
             stage.redo()
