@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy
 import socket
-import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from holdfast import Fault, Job, Summary, parse_job, train
-from holdfast.control.store import StoredDecision
+from holdfast.control.store import DecisionStore
 from holdfast.core.faults import FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
@@ -145,11 +143,8 @@ def check_executed(run_dir: Path) -> None:
 
 def stored_plans(run_dir: Path) -> dict:
     """The plans of all generations, as the coordinator stored them before it sent them."""
-    with closing(sqlite3.connect(run_dir / "control.db")) as db:
-        rows = db.execute("SELECT body FROM decisions").fetchall()
-    decisions = [msgspec.json.decode(body, type=StoredDecision) for (body,) in rows]
-    prepared = {each.upcoming.generation: each.upcoming.plan for each in decisions if each.upcoming is not None}
-    return prepared | {decision.generation: decision.plan for decision in decisions}
+    with closing(DecisionStore(run_dir / "control.db")) as store:
+        return store.plans()
 
 
 class Absence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ET
 
@@ -62,3 +63,13 @@ def test_the_timeline_says_what_each_worker_lost(summary):
     assert Mode.ENTERING not in seen["0.0"]
     longest = max(s.end - s.start for s in rows["0.0"].stretches if s.mode is Mode.RECOVERING)
     assert longest > 1.9, "the hang is found after two seconds, in which the survivors get nothing done"
+
+
+def test_the_trace_shows_every_operation_beside_its_plan(summary, capsys):
+    assert main(["inspect", str(summary.run_dir), "--perfetto"]) == 0
+    events = json.loads(capsys.readouterr().out)["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    measured = [(e["pid"], e["tid"], e["name"], e["args"]["step"]) for e in spans if e["pid"] < 1000]
+    planned = [(e["pid"] - 1000, e["tid"], e["name"], e["args"]["step"]) for e in spans if e["pid"] >= 1000]
+    assert measured
+    assert set(measured) <= set(planned), "nothing ran that was not planned"

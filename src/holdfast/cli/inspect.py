@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
+from holdfast.control.store import DecisionStore
+from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError
 from holdfast.telemetry.events import (
     Agreed,
@@ -37,6 +40,7 @@ from holdfast.telemetry.events import (
 from holdfast.telemetry.picture import draw_svg, draw_text
 from holdfast.telemetry.report import report
 from holdfast.telemetry.timeline import BOUNDARY, run_timeline
+from holdfast.telemetry.trace import render_run_trace
 
 __all__ = ["add_inspect_parser", "narrate", "tell_checkpoint"]
 
@@ -51,6 +55,11 @@ def add_inspect_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
         default="text",
         help="text: a picture in letters, then what happened when (default); svg: a picture, to standard output",
     )
+    parser.add_argument(
+        "--perfetto",
+        action="store_true",
+        help="print what every worker ran, beside its plan, as a trace for https://ui.perfetto.dev",
+    )
     parser.set_defaults(run=run)
 
 
@@ -63,11 +72,26 @@ def run(args: argparse.Namespace) -> int:
         timed = read_events(path)
     except (msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"{path}: is no log of events: {error}") from None
-    if args.format == "svg":
+    if args.perfetto:
+        print(render_run_trace(timed, _plans(Path(args.run_dir))), end="")
+    elif args.format == "svg":
         print(draw_svg(run_timeline(timed), title=_title(timed)), end="")
     else:
         print(f"{draw_text(run_timeline(timed))}\n\n{narrate(timed)}" if timed else narrate(timed))
     return 0
+
+
+def _plans(run_dir: Path) -> dict[int, Plan]:
+    """The plans of all generations.
+
+    Raises:
+        ConfigError: the run kept its decisions elsewhere.
+    """
+    path = run_dir / "control.db"
+    if not path.is_file():
+        raise ConfigError(f"{run_dir}: has no control.db, so its plans are not known (etcd kept them)")
+    with closing(DecisionStore(path)) as store:
+        return store.plans()
 
 
 def _title(timed: list[tuple[float, Event]]) -> str:

@@ -74,6 +74,16 @@ class DecisionStore:
         row = self._db.execute("SELECT body FROM decisions ORDER BY revision DESC LIMIT 1").fetchone()
         return None if row is None else msgspec.json.decode(row[0], type=StoredDecision)
 
+    def plans(self) -> dict[int, Plan]:
+        """Returns the plan of every generation that had one."""
+        found: dict[int, Plan] = {}
+        for (body,) in self._db.execute("SELECT body FROM decisions ORDER BY revision"):
+            decision = msgspec.json.decode(body, type=StoredDecision)
+            for each in (decision, decision.upcoming):
+                if each is not None and each.plan is not None:
+                    found[each.generation] = each.plan
+        return found
+
     def close(self) -> None:
         """Closes the database."""
         self._db.close()
