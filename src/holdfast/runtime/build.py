@@ -6,9 +6,8 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-import time
-from collections.abc import Callable, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +22,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
+from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.data.digits import Digits
 from holdfast.data.sampler import load_microbatch
@@ -34,7 +34,7 @@ from holdfast.optim.undo import inverse_of
 from holdfast.runtime.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.life import LifeStage
 from holdfast.runtime.model import Loss, Model, infer_boundaries, tie_groups
-from holdfast.runtime.processes import EmulatedTimes, Probed
+from holdfast.runtime.processes import Probed
 from holdfast.runtime.stage import Stage
 from holdfast.storage.checkpoints import Facts
 
@@ -60,6 +60,7 @@ class StageParts:
         activation: comes from the stage before; None on the first.
         gradient: comes from the stage behind; None on the last.
         tally: verdicts are made of it.
+        emulated_bytes: sizes that incoming messages are to have, where what they hold is a small stand-in.
     """
 
     stage: LifeStage
@@ -67,6 +68,7 @@ class StageParts:
     activation: TensorSpec | None
     gradient: TensorSpec | None
     tally: TensorSpec
+    emulated_bytes: Mapping[Payload, int] = field(default_factory=dict)
 
     def spec_of(self, payload: Payload) -> TensorSpec:
         """What an incoming message of this kind holds."""
@@ -287,7 +289,7 @@ def build_stage(
     plan: Plan,
     worker: WorkerId,
     boundaries: tuple[TensorSpec, ...] = (),
-    emulate: EmulatedTimes | None = None,
+    emulate: Profile | None = None,
 ) -> StageParts:
     """Builds one worker's stage.
 
@@ -296,11 +298,11 @@ def build_stage(
         plan: the plan of the healthy grid.
         worker: whose stage.
         boundaries: what every layer hands on, see :func:`probe`; not needed to emulate.
-        emulate: sleep so long instead of computing; None to compute.
+        emulate: sleep as long as it says instead of computing; None to compute.
     """
     owned = plan.placement.layers_of(worker)
     if emulate is not None:
-        return _emulated(job, owned, plan.placement.num_layers, emulate)
+        return _emulated(job, owned, emulate)
     model = build_model(job)
     stage = Stage(
         layers=model.layers,
@@ -326,14 +328,20 @@ def build_stage(
     )
 
 
-def _emulated(job: Job, owned: LayerRange, num_layers: int, times: EmulatedTimes) -> StageParts:
+def _emulated(job: Job, owned: LayerRange, profile: Profile) -> StageParts:
+    layers = profile.layers
     stage = EmulatedStage(
-        layers=owned,
-        num_layers=num_layers,
-        num_microbatches=job.global_microbatches,
-        times=times,
-        sleep=time.sleep,
+        layers=owned, num_layers=len(layers), num_microbatches=job.global_microbatches, profile=profile
     )
     words = TensorSpec(shape=(WIDTH,), dtype="int64")
-    tally = TensorSpec(shape=(num_layers, 3), dtype="float64")
-    return StageParts(stage=stage, ties=(), activation=words, gradient=words, tally=tally)
+    return StageParts(
+        stage=stage,
+        ties=(),
+        activation=words,
+        gradient=words,
+        tally=TensorSpec(shape=(len(layers), 3), dtype="float64"),
+        emulated_bytes={
+            Payload.ACTIVATION: layers[owned.start - 1].boundary_bytes if owned.start else 0,
+            Payload.GRADIENT: layers[owned.stop - 1].boundary_bytes,
+        },
+    )

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,12 +30,14 @@ from holdfast.control.sabotage import Sabotage
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.tls import channel_credentials, server_credentials
 from holdfast.core.faults import Fault
+from holdfast.core.lower import Payload
 from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StorageError
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.build import StageParts, build_stage, probe
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
 from holdfast.runtime.copying import StateCopier
+from holdfast.runtime.delayed import DelayedTransport
 from holdfast.runtime.exchange import RelayExchange
 from holdfast.runtime.gloo import GlooTransport
 from holdfast.runtime.injection import Injector
@@ -46,6 +48,7 @@ from holdfast.runtime.resume import find, with_found
 from holdfast.runtime.shell import Shell
 from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.transfer import StateServer
+from holdfast.runtime.transport import Transport
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.events import EventLog, FaultInjected, Notice, WorkerReady, read_events
@@ -91,6 +94,7 @@ class _Worker:
         self._spec = spec
         self._log = EventLog(spec.events)
         self._shell: Shell | None = None
+        self._emulated_bytes: Mapping[Payload, int] = {}
         self._client = ControlClient(
             spec.address,
             spec.token,
@@ -121,7 +125,7 @@ class _Worker:
 
     def _live(self) -> None:
         spec = self._spec
-        parts = build_stage(spec.job, spec.plan, spec.worker, spec.boundaries, spec.emulate)
+        parts = self._build(spec.plan)
         if spec.resume is not None:
             _restore(parts.stage, spec.resume)
         self._shell = shell = self._make_shell(parts)
@@ -150,7 +154,7 @@ class _Worker:
         shell = Shell(
             life=life,
             stage=parts.stage,
-            transport=GlooTransport(spec.worker, exchange, host=spec.host),
+            transport=self._transport(exchange),
             exchange=exchange,
             attach=self._client.start,
             send=self._client.send,
@@ -172,14 +176,27 @@ class _Worker:
             shell.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, shell.injector.reach)
         return shell
 
+    def _transport(self, exchange: RelayExchange) -> Transport:
+        """Gloo's; if compute is emulated, messages take as long as the profile says."""
+        spec = self._spec
+        gloo = GlooTransport(spec.worker, exchange, host=spec.host)
+        if spec.emulate is None:
+            return gloo
+        return DelayedTransport(gloo, spec.emulate.link, lambda payload: self._emulated_bytes.get(payload, 0))
+
+    def _build(self, plan: Plan) -> StageParts:
+        spec = self._spec
+        parts = build_stage(spec.job, plan, spec.worker, spec.boundaries, spec.emulate)
+        self._emulated_bytes = parts.emulated_bytes
+        return parts
+
     def _rebuild(self, plan: Plan, state: StateAt) -> StageParts:
         """A new compute engine, for the place that we have in ``plan``.
 
         Raises:
             StorageError: a layer of the state is missing, damaged or cannot be read.
         """
-        spec = self._spec
-        parts = build_stage(spec.job, plan, spec.worker, spec.boundaries, spec.emulate)
+        parts = self._build(plan)
         if state.url is not None:
             _load(parts.stage, state.url, state.step)
         return parts
