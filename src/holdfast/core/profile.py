@@ -48,8 +48,8 @@ class LayerProfile:
         forward_s: seconds of F.
         backward_input_s: seconds of I.
         backward_weight_s: seconds of W.
-        held_after_forward_bytes: memory that a micro-batch holds from the start of F until I.
-        held_after_input_bytes: what of it is still held after I, until W.
+        held_after_forward_bytes: memory that a micro-batch holds after F, until I or B.
+        held_after_input_bytes: memory that it holds after I, until W; may be more, where a forward pass is run again.
         boundary_bytes: size of the layer's output, which is sent where the pipeline is cut after it.
         parameter_bytes: size of its parameters.
         optimizer_bytes: size of their optimizer state.
@@ -77,11 +77,6 @@ class LayerProfile:
 
     def __post_init__(self) -> None:
         _check_numbers(self, f"layer {self.name!r}")
-        if self.held_after_input_bytes > self.held_after_forward_bytes:
-            raise ConfigError(
-                f"layer {self.name!r}: held_after_input_bytes = {self.held_after_input_bytes} is more than "
-                f"held_after_forward_bytes = {self.held_after_forward_bytes}"
-            )
         if self.split_s > self.backward_input_s + self.backward_weight_s:
             raise ConfigError(f"layer {self.name!r}: split_s = {self.split_s} is more than I and W take together")
 
@@ -98,10 +93,17 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The connection between two workers: a message of n bytes takes ``latency_s + n / bytes_per_s`` seconds."""
+    """The connection between two workers: a message of n bytes takes ``latency_s + n / bytes_per_s`` seconds.
+
+    Attributes:
+        latency_s: seconds that any message takes.
+        bytes_per_s: how fast its bytes follow.
+        spread: distance between the quartiles of what was measured, in seconds, by the size of the message in bytes.
+    """
 
     latency_s: float
     bytes_per_s: float
+    spread: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.latency_s < math.inf or not 0 < self.bytes_per_s < math.inf:
@@ -318,6 +320,8 @@ def parse_costs(
 def costs_from_profile(profile: Profile, *, capacity_bytes: float | None = None) -> Costs:
     """Returns costs in seconds and bytes; a worker's are the sums over the layers that its placement gives it.
 
+    Memory is taken at the start of F and only given back then, so where more is held after I than after F, F takes it.
+
     Args:
         profile: what was measured.
         capacity_bytes: memory that the micro-batches of a worker may hold; None: no limit.
@@ -326,6 +330,9 @@ def costs_from_profile(profile: Profile, *, capacity_bytes: float | None = None)
     def row(value: Callable[[LayerProfile], float]) -> tuple[float, ...]:
         return tuple(value(layer) for layer in profile.layers)
 
+    def held(layer: LayerProfile) -> float:
+        return max(layer.held_after_forward_bytes, layer.held_after_input_bytes)
+
     link = profile.link
     return Costs(
         forward=row(lambda layer: layer.forward_s),
@@ -333,8 +340,8 @@ def costs_from_profile(profile: Profile, *, capacity_bytes: float | None = None)
         weight=row(lambda layer: layer.backward_weight_s),
         optimizer=row(lambda layer: layer.optimizer_s),
         comm=row(lambda layer: link.seconds_of(layer.boundary_bytes))[:-1],
-        takes=row(lambda layer: layer.held_after_forward_bytes),
-        gives_input=row(lambda layer: layer.held_after_forward_bytes - layer.held_after_input_bytes),
+        takes=row(held),
+        gives_input=row(lambda layer: held(layer) - layer.held_after_input_bytes),
         gives_weight=row(lambda layer: layer.held_after_input_bytes),
         capacity=None if capacity_bytes is None else (capacity_bytes,) * len(profile.layers),
     )

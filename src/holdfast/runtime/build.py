@@ -43,9 +43,11 @@ __all__ = [
     "build_dataset",
     "build_model",
     "build_stage",
+    "checkpointed_layers",
     "fingerprint_data",
     "fingerprint_model",
     "load_target",
+    "microbatch_loader",
     "probe",
 ]
 
@@ -204,9 +206,10 @@ def probe(job: Job) -> Probed:
     """
     model = build_model(job)
     _check_commit(job, model, build_optimizer(job))
+    checkpointed_layers(job, len(model.layers))
     _lr_scale(job)(0)
     dataset = build_dataset(job)
-    sample, _ = _loader(job, lambda: dataset)(0, 0)
+    sample, _ = microbatch_loader(job, lambda: dataset)(0, 0)
     return Probed(boundaries=infer_boundaries(model.layers, sample), facts=_facts(job, model, dataset))
 
 
@@ -259,6 +262,21 @@ def _check_commit(job: Job, model: Model, optimizer: OptimizerFactory) -> None:
             raise ConfigError(f"resilience.commit: undo is impossible: {error}; use shadow") from error
 
 
+def checkpointed_layers(job: Job, num_layers: int) -> frozenset[int]:
+    """Returns the layers that keep only their input and are run again for their backward pass.
+
+    Raises:
+        ConfigError: the job names one that the model does not have.
+    """
+    chosen = job.model.checkpoint_activations
+    layers = frozenset(range(num_layers) if chosen is True else chosen or ())
+    if beyond := [layer for layer in layers if layer >= num_layers]:
+        raise ConfigError(
+            f"model.checkpoint_activations: there is no layer {min(beyond)}; layers are 0 to {num_layers - 1}"
+        )
+    return layers
+
+
 def _lr_scale(job: Job) -> Callable[[int], float]:
     return partial(
         learning_rate_scale,
@@ -268,7 +286,7 @@ def _lr_scale(job: Job) -> Callable[[int], float]:
     )
 
 
-def _loader(job: Job, dataset: Callable[[], Any]) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]:
+def microbatch_loader(job: Job, dataset: Callable[[], Any]) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]:
     """Loads a micro-batch as a pure function of seed, step and its global number; opens the data when first asked."""
 
     def load(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -314,9 +332,10 @@ def build_stage(
         numerics=job.train.numerics,
         seed=job.train.seed,
         num_microbatches=job.global_microbatches,
-        load=_loader(job, cache(lambda: build_dataset(job))),
+        load=microbatch_loader(job, cache(lambda: build_dataset(job))),
         clip_norm=job.train.clip_norm,
         commit=job.resilience.commit,
+        checkpointed=checkpointed_layers(job, len(model.layers)),
     )
     groups = tie_groups(model.ties)
     return StageParts(

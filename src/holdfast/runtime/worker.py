@@ -53,7 +53,15 @@ from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.events import EventLog, FaultInjected, Notice, WorkerReady, read_events
 
-__all__ = ["run_coordinator", "run_digest", "run_find", "run_probe", "run_worker"]
+__all__ = [
+    "answering",
+    "run_coordinator",
+    "run_digest",
+    "run_find",
+    "run_probe",
+    "run_worker",
+    "start_process",
+]
 
 _PR_SET_PDEATHSIG = 1
 _TELL_S = 10.0
@@ -68,7 +76,7 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-def _start_process() -> None:
+def start_process() -> None:
     """Ctrl-C reaches every process of the terminal; the agent alone decides what it means."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -83,7 +91,7 @@ def _move(namespace: Namespace | None) -> None:
 
 def run_worker(spec: WorkerSpec) -> None:
     """Runs one worker to its end; exits with 0 after an orderly shutdown."""
-    _start_process()
+    start_process()
     _move(spec.namespace)
     torch.set_num_threads(1)
     _Worker(spec).run()
@@ -268,7 +276,7 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     After failure: started again with the same store and port, it goes on where the decisions in the store end. With
     several coordinators it stands by until it leads, and exits with 3 when another one leads instead.
     """
-    _start_process()
+    start_process()
     _move(spec.namespace)
     control, log = spec.job.control, EventLog(spec.events)
     coordinator = (lambda: _win(spec, log)) if spec.store.startswith("etcd:") else _coordinator(spec, log, None)
@@ -366,22 +374,22 @@ def run_probe(job: Job, answer: Connection) -> None:
 
     Sends ``ok`` and what was found, or ``error`` and what the user should change.
     """
-    _start_process()
+    start_process()
     torch.set_num_threads(1)
-    _answering(answer, lambda: msgspec.json.encode(probe(job)).decode())
+    answering(answer, lambda: msgspec.json.encode(probe(job)).decode())
 
 
 def run_find(job: Job, resume: ResumeFrom | None, checkpoints: str, facts: Facts, answer: Connection) -> None:
     """Sends ``ok`` and the checkpoint to go on from, if any, as JSON; or ``error`` and what the user should change."""
-    _start_process()
-    _answering(answer, lambda: msgspec.json.encode(find(job, resume, checkpoints, facts)).decode())
+    start_process()
+    answering(answer, lambda: msgspec.json.encode(find(job, resume, checkpoints, facts)).decode())
 
 
 def run_digest(directory: str, answer: Connection) -> None:
     """Sends ``ok`` and the two hashes of the layers saved in ``directory``."""
-    _start_process()
+    start_process()
     torch.set_num_threads(1)
-    _answering(answer, lambda: _hashes(Path(directory)))
+    answering(answer, lambda: _hashes(Path(directory)))
 
 
 def _hashes(directory: Path) -> str:
@@ -389,7 +397,8 @@ def _hashes(directory: Path) -> str:
     return f"{digest.weights_sha256} {digest.state_sha256}"
 
 
-def _answering(answer: Connection, work: Callable[[], str]) -> None:
+def answering(answer: Connection, work: Callable[[], str]) -> None:
+    """Sends ``ok`` and what ``work`` returns, or ``error`` and what the user should change; ends the process."""
     try:
         text = "ok " + work()
     except ConfigError as error:
