@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -58,12 +57,12 @@ def save_profile(profile: Profile, path: str | Path) -> None:
     """
     target = Path(path)
     text = msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
+    part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-        with open(number, "wb") as file:
-            file.write(text)
-        os.replace(name, target)
+        part.write_bytes(text)
+        os.replace(part, target)
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
