@@ -66,7 +66,7 @@ def main() -> int:
             progress(f"{grid} run {repetition + 1}/{options.repetitions}: {_brief(row)}")
     summary = [_summary(grid, recorder.rows) for grid in grids]
     _show(summary)
-    recorder.write([{**row, **{m: row[m].to_json() for m in METRICS}} for row in summary])
+    recorder.write([{**row, **{m: row[m].to_json() for m in (*METRICS, *PHASES)}} for row in summary])
     return int(any(row["error"] for row in recorder.rows))
 
 
