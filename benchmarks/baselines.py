@@ -30,18 +30,19 @@ from typing import Any
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.core.faults import Fault
+from holdfast.core.profile import Profile
 from holdfast.recovery.checkfreq import checkpoint_interval
-from holdfast.runtime.processes import EmulatedTimes
 from holdfast.runtime.train import Summary, train
 from holdfast.telemetry.events import Agreed, Checkpointed, Event, Pinned, Rebuilt, WorkerReady, read_events
 from measure import Interval, Recorder, interval, print_table, progress, ratio_interval, time_limit
-from measured_run import measured_run
+from measured_run import measured_run, op_profile
 
 ADAPTIVE, RESTART, CHECKFREQ, BY_RULE = "adaptive", "checkpoint-restart", "checkfreq", "checkfreq by its rule"
 SNAPSHOTS = "snapshots"
 IN_PLACE = (ADAPTIVE, SNAPSHOTS)
 TARGETS = {RESTART: 98.9, CHECKFREQ: 98.1, SNAPSHOTS: 98.1, BY_RULE: None}
 METRICS = ("recovery_s", "to_commit_s")
+_LAYERS = 8
 Timed = list[tuple[float, Event]]
 
 
@@ -99,7 +100,7 @@ def _job(side: str, every: int, steps: int, options: argparse.Namespace) -> Job:
     return parse_job(
         {
             "name": "baselines",
-            "model": {"kind": "gpt", "layers": 6, "width": 64, "heads": 2, "context": 16, "dropout": 0},
+            "model": {"kind": "gpt", "layers": _LAYERS - 2, "width": 64, "heads": 2, "context": 16, "dropout": 0},
             "data": {"kind": "text", "path": __file__},
             "grid": {"pipelines": pipelines, "stages": stages, "microbatches": options.microbatches},
             "train": {"steps": steps},
@@ -113,16 +114,15 @@ def _job(side: str, every: int, steps: int, options: argparse.Namespace) -> Job:
     )
 
 
-def _times(options: argparse.Namespace) -> EmulatedTimes:
-    seconds = options.op_ms / 1000
-    return EmulatedTimes(forward_s=seconds, backward_input_s=seconds, backward_weight_s=seconds)
+def _profile(options: argparse.Namespace) -> Profile:
+    return op_profile(_LAYERS, int(options.grid.split("x")[1]), options.op_ms / 1000)
 
 
 def _rule(options: argparse.Namespace) -> dict[str, Any]:
     """What CheckFreq's rule says, from a failure-free run with a checkpoint every 4 steps."""
     with tempfile.TemporaryDirectory(prefix="holdfast-baselines-") as directory, time_limit(options.limit_s):
         job = _job(CHECKFREQ, 4, 16, options)
-        summary = train(job, run_dir=Path(directory) / "run", emulate=_times(options))
+        summary = train(job, run_dir=Path(directory) / "run", emulate=_profile(options))
         events = list(read_events(summary.run_dir / "events.jsonl"))
     pins = [(at, event) for at, event in events if isinstance(event, Pinned)]
     taken = sorted({event.step for _, event in pins} - {job.train.steps})
@@ -143,7 +143,7 @@ def measure(side: str, every: int, kill_step: int, options: argparse.Namespace) 
     fault = Fault.parse(f"kill:{int(options.grid[0]) // 2}.1@{kill_step}:backward")
     job = _job(side, every, kill_step + 2, options)
     row = partial(_row, side, every, fault)
-    return measured_run(job, row, limit_s=options.limit_s, faults=[fault], emulate=_times(options))
+    return measured_run(job, row, limit_s=options.limit_s, faults=[fault], emulate=_profile(options))
 
 
 def _row(side: str, every: int, fault: Fault, summary: Summary) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from typing import Any
 
 from holdfast.config.load import parse_job
 from holdfast.core.faults import Fault
-from holdfast.runtime.processes import EmulatedTimes
 from holdfast.runtime.train import train
 from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Reattached, StepOps, read_events
 from measure import Recorder, interval, print_table, progress, time_limit
+from measured_run import op_profile
 
 TARGET_S = 0.5
 METRICS = ("restarted_s", "reattached_s")
+_LAYERS = 12
 
 
 def main() -> int:
@@ -46,16 +47,15 @@ def measure(grid: str, options: argparse.Namespace) -> dict[str, Any]:
     """One run, with one death of the coordinator."""
     pipelines, stages = map(int, grid.split("x"))
     tree = {
-        "model": {"kind": "gpt", "layers": 8, "width": 8, "heads": 1, "context": 8, "dropout": 0},
+        "model": {"kind": "gpt", "layers": _LAYERS - 2, "width": 8, "heads": 1, "context": 8, "dropout": 0},
         "data": {"kind": "text", "path": __file__},
         "grid": {"pipelines": pipelines, "stages": stages, "microbatches": 6},
         "train": {"steps": 6},
     }
-    seconds = options.op_ms / 1000
-    times = EmulatedTimes(forward_s=seconds, backward_input_s=seconds, backward_weight_s=seconds)
+    profile = op_profile(_LAYERS, stages, options.op_ms / 1000)
     with tempfile.TemporaryDirectory(prefix="holdfast-coordinator-") as folder, time_limit(options.limit_s):
         run_dir = Path(folder) / "run"
-        train(parse_job(tree), run_dir=run_dir, faults=[Fault.parse("kill-coordinator@2")], emulate=times)
+        train(parse_job(tree), run_dir=run_dir, faults=[Fault.parse("kill-coordinator@2")], emulate=profile)
         return _row(read_events(run_dir / "events.jsonl"))
 
 

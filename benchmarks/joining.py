@@ -15,15 +15,14 @@ from typing import Any
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.core.faults import Fault
-from holdfast.runtime.processes import EmulatedTimes
 from holdfast.runtime.train import Summary
 from holdfast.telemetry.events import FaultInjected, Installed, StepOps, WorkerReady, read_events
 from measure import Recorder, interval, print_table, progress
-from measured_run import measured_run
+from measured_run import measured_run, op_profile
 
 TARGET_STEPS = 3
 METRICS = ("start_s", "steps_to_useful", "ready_to_useful_s", "survivors_delay_steps")
-_LAYERS = 10
+_LAYERS = 12
 _KILL_STEP, _JOIN_STEP = 3, 6
 
 
@@ -66,11 +65,10 @@ def _options() -> argparse.Namespace:
 
 def measure(real: bool, options: argparse.Namespace) -> dict[str, Any]:
     """Trains once with one worker lost and come back; returns the row, with ``error`` set if the run failed."""
-    seconds = options.op_ms / 1000
-    times = EmulatedTimes(forward_s=seconds, backward_input_s=seconds, backward_weight_s=seconds)
     faults = [Fault.parse(f"kill:1.1@{_KILL_STEP}:backward"), Fault.parse(f"join:1.1@{_JOIN_STEP}")]
-    emulate = None if real else times
-    return measured_run(_job(real, options), _row, limit_s=options.limit_s, faults=faults, emulate=emulate)
+    job = _job(real, options)
+    emulate = None if real else op_profile(_LAYERS, job.grid.stages, options.op_ms / 1000)
+    return measured_run(job, _row, limit_s=options.limit_s, faults=faults, emulate=emulate)
 
 
 def _job(real: bool, options: argparse.Namespace) -> Job:

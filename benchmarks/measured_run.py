@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Job, Summary, train
+from holdfast.core.profile import Profile, uniform_profile
 from holdfast.errors import HoldfastError
 from holdfast.runtime.agent import Interrupted
 from measure import time_limit
 
-__all__ = ["measured_run"]
+__all__ = ["measured_run", "op_profile"]
 
 
 def measured_run(
@@ -36,3 +37,11 @@ def measured_run(
         except (HoldfastError, Interrupted, TimeoutError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
         return row(summary)
+
+
+def op_profile(num_layers: int, num_stages: int, op_s: float) -> Profile:
+    """What to emulate where each F, I and W of a worker takes ``op_s`` seconds: stages hold equally many layers."""
+    if num_layers % num_stages:
+        raise SystemExit(f"{num_layers} layers cannot be shared evenly by {num_stages} stages, choose another grid")
+    layer_s = op_s * num_stages / num_layers
+    return uniform_profile(num_layers, forward_s=layer_s, backward_input_s=layer_s, backward_weight_s=layer_s)

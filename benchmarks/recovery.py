@@ -19,19 +19,17 @@ from holdfast.core.builders import adaptive_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
-from holdfast.core.plan import Plan
-from holdfast.core.profile import Costs
+from holdfast.core.profile import Profile, costs_from_profile
 from holdfast.runtime.agent import healthy_plan
-from holdfast.runtime.processes import EmulatedTimes
 from holdfast.runtime.train import Summary
 from holdfast.telemetry.report import FailureReport
 from measure import Interval, Recorder, interval, print_table, progress
-from measured_run import measured_run
+from measured_run import measured_run, op_profile
 
 TARGET_S = 0.100
 PHASES = ("detect_s", "agree_s", "rebuild_s", "redo_s")
 METRICS = ("detected_s", "agreed_s", "rebuilt_s", "overhead_s", "healthy_excess_s", "rerouted_excess_s")
-_LAYERS = 10
+_LAYERS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +66,7 @@ def main() -> int:
             progress(f"{grid} run {repetition + 1}/{options.repetitions}: {_brief(row)}")
     summary = [_summary(grid, recorder.rows) for grid in grids]
     _show(summary)
-    recorder.write([{**row, **{m: row[m].to_json() for m in METRICS}} for row in summary])
+    recorder.write([{**row, **{m: row[m].to_json() for m in (*METRICS, *PHASES)}} for row in summary])
     return int(any(row["error"] for row in recorder.rows))
 
 
@@ -92,10 +90,9 @@ def measure(grid: Grid, options: argparse.Namespace) -> dict[str, Any]:
     """Trains once with one kill; returns the row, with ``error`` set and no numbers if the run failed."""
     job = _job(grid, options)
     fault = Fault(kind=FaultKind.KILL, worker=grid.victim, step=options.kill_step, point=Point(options.point))
-    seconds = options.op_ms / 1000
-    times = EmulatedTimes(forward_s=seconds, backward_input_s=seconds, backward_weight_s=seconds)
-    row = partial(_row, job, fault, seconds)
-    return measured_run(job, row, limit_s=options.limit_s, faults=[fault], emulate=times)
+    profile = op_profile(_LAYERS, grid.stages, options.op_ms / 1000)
+    row = partial(_row, job, fault, profile)
+    return measured_run(job, row, limit_s=options.limit_s, faults=[fault], emulate=profile)
 
 
 def _job(grid: Grid, options: argparse.Namespace) -> Job:
@@ -109,13 +106,13 @@ def _job(grid: Grid, options: argparse.Namespace) -> Job:
     return parse_job(tree)
 
 
-def _row(job: Job, fault: Fault, seconds: float, summary: Summary) -> dict[str, Any]:
+def _row(job: Job, fault: Fault, profile: Profile, summary: Summary) -> dict[str, Any]:
     failures = summary.report.failures
     if summary.unfired or len(failures) != 1:
         return {"error": f"{len(failures)} failures instead of one; not fired: {summary.unfired}"}
     healthy = healthy_plan(job, _LAYERS)
     rerouted = adaptive_plan(healthy, [fault.worker])
-    planned, redone = _makespan(healthy, seconds), _makespan(rerouted, seconds)
+    planned, redone = (evaluate(plan, costs_from_profile(profile)).makespan for plan in (healthy, rerouted))
     failure = failures[0]
     if failure.resumed_s is None:
         return {"error": "no step was committed after the failure"}
@@ -136,26 +133,6 @@ def _row(job: Job, fault: Fault, seconds: float, summary: Summary) -> dict[str, 
         "rerouted_excess_s": _step_s(commits, range(fault.step, job.train.steps)) - redone,
         "recomputed_pairs": failure.recomputed_microbatches,
     }
-
-
-def _makespan(plan: Plan, seconds: float) -> float:
-    """The planned length of one step where every operation of a worker takes ``seconds``, whatever its layers."""
-    per_layer = {
-        index: seconds / len(layers.indices) for _, layers in plan.placement.ranges for index in layers.indices
-    }
-    row = tuple(per_layer[index] for index in range(plan.placement.num_layers))
-    zeros = (0.0,) * len(row)
-    costs = Costs(
-        forward=row,
-        input=row,
-        weight=row,
-        optimizer=zeros,
-        comm=zeros[1:],
-        takes=zeros,
-        gives_input=zeros,
-        gives_weight=zeros,
-    )
-    return evaluate(plan, costs).makespan
 
 
 def _step_s(commits: dict[int, float], steps: range) -> float:

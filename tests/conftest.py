@@ -13,9 +13,19 @@ from pathlib import Path
 
 import boto3
 import pytest
+import torch
 
 from holdfast.control.etcd import Etcd
 from holdfast.errors import StorageError
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that need a GPU are skipped where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="torch finds no GPU that it can use"))
+
 
 SERVER = """
 import sys

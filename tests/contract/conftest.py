@@ -12,6 +12,7 @@ import pytest
 
 import holdfast.errors
 from holdfast.core.ids import WorkerId
+from holdfast.core.profile import Link
 from holdfast.runtime.forks import FORKS, ForkedProcess
 from holdfast.testing.memory import MemoryHub
 
@@ -153,6 +154,8 @@ class GlooCluster:
 class MemoryCluster:
     """Workers in threads of this process."""
 
+    link = None
+
     def __init__(self):
         self._hub = MemoryHub()
         self._serve = runpy.run_path(str(WORKER))["serve"]
@@ -164,7 +167,7 @@ class MemoryCluster:
 
         def live():
             with theirs:
-                self._serve(theirs, worker, self._hub)
+                self._serve(theirs, worker, self._hub, self.link)
 
         thread = threading.Thread(target=live, daemon=True)
         thread.start()
@@ -183,7 +186,13 @@ class MemoryCluster:
             thread.join(LIMIT_S)
 
 
-@pytest.fixture(params=[GlooCluster, MemoryCluster], ids=["gloo", "memory"])
+class DelayedCluster(MemoryCluster):
+    """The same with messages that take 2 ms."""
+
+    link = Link(latency_s=0.001, bytes_per_s=1e6)
+
+
+@pytest.fixture(params=[GlooCluster, MemoryCluster, DelayedCluster], ids=["gloo", "memory", "delayed"])
 def cluster(request):
     made = request.param()
     yield made

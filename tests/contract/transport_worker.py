@@ -11,6 +11,7 @@ import threading
 import torch
 
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.runtime.delayed import DelayedTransport
 from holdfast.runtime.exchange import RelayExchange
 from holdfast.runtime.gloo import GlooTransport
 from holdfast.testing.memory import MemoryTransport
@@ -57,7 +58,7 @@ class Calls:
         return len(os.listdir("/proc/self/task"))
 
 
-def serve(connection, worker, hub=None):
+def serve(connection, worker, hub=None, link=None):
     """Serves one test until it says quit, or its end of the pipe is closed."""
     sending = threading.Lock()
 
@@ -67,6 +68,8 @@ def serve(connection, worker, hub=None):
 
     exchange = RelayExchange(worker, lambda blob: say("blob", blob.to, blob.generation, blob.key, blob.value))
     transport = GlooTransport(worker, exchange) if hub is None else MemoryTransport(worker, hub)
+    if link is not None:
+        transport = DelayedTransport(transport, link, lambda payload: 1_000)
     calls = queue.SimpleQueue()
     threading.Thread(target=_work, args=(calls, Calls(transport), say), daemon=True).start()
     while True:

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from holdfast.config.load import parse_job
+from holdfast.core.profile import uniform_profile
 from holdfast.errors import ConfigError
-from holdfast.runtime.processes import EmulatedTimes
 from holdfast.runtime.train import Summary, train
 from holdfast.storage.blobs import RESERVED_BYTES, LocalStore, open_store
 from holdfast.storage.checkpoints import Checkpoints
@@ -168,9 +168,9 @@ def _blocks(folder: Path) -> int:
 
 def test_emulated_runs_go_on_too(tmp_path):
     job = parse_job({**GPT, "checkpoint": {"every": 2}})
-    times = EmulatedTimes()
-    whole = train(job, run_dir=tmp_path / "a", emulate=times)
-    resumed = train(job, run_dir=tmp_path / "b", emulate=times, resume=f"{tmp_path / 'a'}@2")
+    profile = uniform_profile(4)
+    whole = train(job, run_dir=tmp_path / "a", emulate=profile)
+    resumed = train(job, run_dir=tmp_path / "b", emulate=profile, resume=f"{tmp_path / 'a'}@2")
     assert resumed.weights_sha256 == whole.weights_sha256
     assert resumed.report.commits[0][0] == 2
 

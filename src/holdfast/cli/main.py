@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from holdfast.cli.certs import add_certs_parser
 from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.plan import add_plan_parser
+from holdfast.cli.profile import add_profile_parser
 from holdfast.cli.train import add_train_parser
 from holdfast.errors import ConfigError, HoldfastError, InfeasiblePlan, StateUnavailable
 
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", dest="command", required=True)
     add_train_parser(commands)
     add_plan_parser(commands)
+    add_profile_parser(commands)
     add_inspect_parser(commands)
     add_certs_parser(commands)
     args = parser.parse_args(argv)

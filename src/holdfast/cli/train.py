@@ -11,6 +11,7 @@ from pathlib import Path
 from holdfast.cli.inspect import tell_checkpoint
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
+from holdfast.config.profiles import load_profile
 from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
 from holdfast.runtime.agent import Interrupted
@@ -55,6 +56,12 @@ def add_train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         help="go on from the newest sound checkpoint of a run directory, a folder or s3://BUCKET/PREFIX, or from that "
         "of STEP; the grid may be another one, the global batch may not",
     )
+    parser.add_argument(
+        "--emulate",
+        metavar="PROFILE.json",
+        help="sleep as long as this profile says instead of computing, on as many layers as it has; all else is real. "
+        "The hash tells whether every micro-batch took its way through every layer",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     parser.set_defaults(run=run)
 
@@ -65,8 +72,17 @@ def run(args: argparse.Namespace) -> int:
     faults = tuple(Fault.parse(text) for text in args.faults)
     line = ProgressLine(job, quiet=args.quiet)
     run_dir = Path(args.run_dir) if args.run_dir else None
+    emulate = load_profile(args.emulate) if args.emulate else None
     try:
-        summary = train(job, run_dir=run_dir, faults=faults, resume=args.resume, on_event=_tell, on_progress=line.show)
+        summary = train(
+            job,
+            run_dir=run_dir,
+            faults=faults,
+            emulate=emulate,
+            resume=args.resume,
+            on_event=_tell,
+            on_progress=line.show,
+        )
     except Interrupted as interruption:
         line.end()
         print(f"holdfast: {interruption}: every process is ended", file=sys.stderr)

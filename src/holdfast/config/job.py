@@ -41,6 +41,10 @@ class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Base of the sections without a kind."""
 
 
+Checkpointed = bool | tuple[Count, ...]
+"""Layers that keep only their input and are run again for their backward pass: all, none, or those of these indices."""
+
+
 class GptModel(_Section, tag="gpt", frozen=True, kw_only=True):
     """A byte-level GPT; its output head shares the token embedding's weight."""
 
@@ -49,12 +53,14 @@ class GptModel(_Section, tag="gpt", frozen=True, kw_only=True):
     heads: Positive = 4
     context: Positive = 128
     dropout: Fraction = 0.1
+    checkpoint_activations: Checkpointed = False
 
 
 class ConvnetModel(_Section, tag="convnet", frozen=True, kw_only=True):
     """A small convolutional net with batch-norm, for 8x8 images."""
 
     width: Positive = 16
+    checkpoint_activations: Checkpointed = False
 
 
 class PythonModel(_Section, tag="python", frozen=True, kw_only=True):
@@ -66,6 +72,7 @@ class PythonModel(_Section, tag="python", frozen=True, kw_only=True):
     target: str
     loss: str | None = None
     arguments: dict[str, Any] = {}
+    checkpoint_activations: Checkpointed = False
 
 
 class TextData(_Section, tag="text", frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 from holdfast.core.placement import LayerRange
+from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError
 
 __all__ = [
@@ -18,8 +19,12 @@ __all__ = [
     "StageCosts",
     "costs_from_profile",
     "parse_costs",
+    "uniform_profile",
     "unit_costs",
 ]
+
+_AT_ONCE = 1e18
+"""Bytes per second of a link that takes no time worth mentioning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +48,15 @@ class LayerProfile:
         forward_s: seconds of F.
         backward_input_s: seconds of I.
         backward_weight_s: seconds of W.
-        held_after_forward_bytes: memory that a micro-batch holds from the start of F.
-        held_after_input_bytes: what of it is still held after I, until W.
+        held_after_forward_bytes: memory that a micro-batch holds after F, until I or B.
+        held_after_input_bytes: memory that it holds after I, until W; may be more, where a forward pass is run again.
         boundary_bytes: size of the layer's output, which is sent where the pipeline is cut after it.
         parameter_bytes: size of its parameters.
         optimizer_bytes: size of their optimizer state.
         optimizer_s: seconds of its optimizer step.
+        backward_s: seconds of B; None: I and W together take ``split_s`` longer.
+        split_s: seconds by which I and W, run apart, take longer than B.
+        spread: distance between the quartiles of what was measured, in seconds, by the name of the time.
         by_gpus: times on 2, 4, ... accelerators, by their number as text.
     """
 
@@ -62,29 +70,50 @@ class LayerProfile:
     parameter_bytes: int
     optimizer_bytes: int
     optimizer_s: float = 0.0
+    backward_s: float | None = None
+    split_s: float = 0.0
+    spread: Mapping[str, float] = field(default_factory=dict, hash=False)
     by_gpus: Mapping[str, GpuProfile] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _check_numbers(self, f"layer {self.name!r}")
-        if self.held_after_input_bytes > self.held_after_forward_bytes:
-            raise ConfigError(
-                f"layer {self.name!r}: held_after_input_bytes = {self.held_after_input_bytes} is more than "
-                f"held_after_forward_bytes = {self.held_after_forward_bytes}"
-            )
+        if self.split_s > self.backward_input_s + self.backward_weight_s:
+            raise ConfigError(f"layer {self.name!r}: split_s = {self.split_s} is more than I and W take together")
+
+    def seconds_of(self, kind: OpKind) -> float:
+        """Returns how long one operation on one micro-batch takes."""
+        split = self.backward_input_s + self.backward_weight_s
+        return {
+            OpKind.F: self.forward_s,
+            OpKind.I: self.backward_input_s,
+            OpKind.W: self.backward_weight_s,
+            OpKind.B: split - self.split_s if self.backward_s is None else self.backward_s,
+        }[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The connection between two workers: a message of n bytes takes ``latency_s + n / bytes_per_s`` seconds."""
+    """The connection between two workers: a message of n bytes takes ``latency_s + n / bytes_per_s`` seconds.
+
+    Attributes:
+        latency_s: seconds that any message takes.
+        bytes_per_s: how fast its bytes follow.
+        spread: distance between the quartiles of what was measured, in seconds, by the size of the message in bytes.
+    """
 
     latency_s: float
     bytes_per_s: float
+    spread: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if self.latency_s < 0 or not self.bytes_per_s > 0:
+        if not 0 <= self.latency_s < math.inf or not 0 < self.bytes_per_s < math.inf:
             raise ConfigError(
                 f"a link needs latency_s >= 0 and bytes_per_s > 0, not {self.latency_s}, {self.bytes_per_s}"
             )
+
+    def seconds_of(self, size_bytes: float) -> float:
+        """Returns how long a message travels."""
+        return self.latency_s + size_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,15 +124,25 @@ class Profile:
         layers: the layers of the model, in order; at least one.
         link: the connection between workers.
         machine: what it was measured on, for people.
+        iterations: how often each time was measured; the times are medians. 0: they were not measured.
+        estimated: whether the times were computed from numbers of operations and bytes instead.
     """
 
     layers: tuple[LayerProfile, ...]
     link: Link
     machine: Mapping[str, str | int | float] = field(default_factory=dict, hash=False)
+    iterations: int = 0
+    estimated: bool = False
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise ConfigError("a profile needs at least one layer, found none")
+        if self.iterations < 0:
+            raise ConfigError(f"a profile's iterations = {self.iterations} are impossible, expected a number from 0")
+
+    def seconds_of(self, kind: OpKind, layers: LayerRange) -> float:
+        """Returns how long one operation takes a worker that holds these layers."""
+        return sum(self.layers[layer].seconds_of(kind) for layer in layers.indices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +251,35 @@ def unit_costs(num_layers: int) -> Costs:
     )
 
 
+def uniform_profile(
+    num_layers: int,
+    *,
+    forward_s: float = 0.0,
+    backward_input_s: float = 0.0,
+    backward_weight_s: float = 0.0,
+    optimizer_s: float = 0.0,
+    boundary_bytes: int = 0,
+    link: Link | None = None,
+) -> Profile:
+    """Returns a made-up profile of layers that are all alike, on links that take no time unless told otherwise."""
+    layers = (
+        LayerProfile(
+            name=f"layer {index}",
+            forward_s=forward_s,
+            backward_input_s=backward_input_s,
+            backward_weight_s=backward_weight_s,
+            held_after_forward_bytes=0,
+            held_after_input_bytes=0,
+            boundary_bytes=boundary_bytes,
+            parameter_bytes=0,
+            optimizer_bytes=0,
+            optimizer_s=optimizer_s,
+        )
+        for index in range(num_layers)
+    )
+    return Profile(layers=tuple(layers), link=link or Link(latency_s=0.0, bytes_per_s=_AT_ONCE))
+
+
 def parse_costs(
     num_stages: int, *, costs: str = "1,1,1", comm: str = "0", optimizer: str = "0", memory: str | None = None
 ) -> Costs:
@@ -252,6 +320,8 @@ def parse_costs(
 def costs_from_profile(profile: Profile, *, capacity_bytes: float | None = None) -> Costs:
     """Returns costs in seconds and bytes; a worker's are the sums over the layers that its placement gives it.
 
+    Memory is taken at the start of F and only given back then, so where more is held after I than after F, F takes it.
+
     Args:
         profile: what was measured.
         capacity_bytes: memory that the micro-batches of a worker may hold; None: no limit.
@@ -260,15 +330,18 @@ def costs_from_profile(profile: Profile, *, capacity_bytes: float | None = None)
     def row(value: Callable[[LayerProfile], float]) -> tuple[float, ...]:
         return tuple(value(layer) for layer in profile.layers)
 
+    def held(layer: LayerProfile) -> float:
+        return max(layer.held_after_forward_bytes, layer.held_after_input_bytes)
+
     link = profile.link
     return Costs(
         forward=row(lambda layer: layer.forward_s),
         input=row(lambda layer: layer.backward_input_s),
         weight=row(lambda layer: layer.backward_weight_s),
         optimizer=row(lambda layer: layer.optimizer_s),
-        comm=row(lambda layer: link.latency_s + layer.boundary_bytes / link.bytes_per_s)[:-1],
-        takes=row(lambda layer: layer.held_after_forward_bytes),
-        gives_input=row(lambda layer: layer.held_after_forward_bytes - layer.held_after_input_bytes),
+        comm=row(lambda layer: link.seconds_of(layer.boundary_bytes))[:-1],
+        takes=row(held),
+        gives_input=row(lambda layer: held(layer) - layer.held_after_input_bytes),
         gives_weight=row(lambda layer: layer.held_after_input_bytes),
         capacity=None if capacity_bytes is None else (capacity_bytes,) * len(profile.layers),
     )

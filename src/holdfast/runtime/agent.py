@@ -21,6 +21,7 @@ import msgspec
 
 from holdfast.config.job import Job
 from holdfast.config.load import dump_job
+from holdfast.config.profiles import save_profile
 from holdfast.control.client import ControlClient
 from holdfast.control.etcd import Etcd, parse_store_url
 from holdfast.control.messages import Command, Ended, Fence, Hello, Message, Progress, Spawn, Strike
@@ -29,6 +30,7 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.placement import group_into_nodes, split_evenly
 from holdfast.core.plan import Plan
+from holdfast.core.profile import Profile
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, StorageError
 from holdfast.runtime.crew import Crew
@@ -36,13 +38,13 @@ from holdfast.runtime.forks import FORKS, ForkedProcess
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.processes import (
     CoordinatorSpec,
-    EmulatedTimes,
     Found,
     Probed,
     ResumeFrom,
     WorkerSpec,
     coordinator_main,
     digest_main,
+    emulated_probe,
     find_main,
     probe_main,
 )
@@ -126,7 +128,8 @@ class Agent:
         job: the job.
         run_dir: a directory of the job's own; must not hold an earlier run.
         faults: what is to happen, to whom, when.
-        emulate: sleep so long instead of computing; None to compute.
+        emulate: sleep as long as it says instead of computing, on its number of layers; the job's model and data are
+            not even built. None to compute.
         isolate: run every node in a network namespace of its own, so that its link can be cut. Linux, root.
         resume: the checkpoint to go on from; None to begin anew.
         on_event: called with what is worth a line before training starts, such as a checkpoint that was rejected.
@@ -136,7 +139,7 @@ class Agent:
     job: Job
     run_dir: Path
     faults: tuple[Fault, ...] = ()
-    emulate: EmulatedTimes | None = None
+    emulate: Profile | None = None
     isolate: bool = False
     resume: ResumeFrom | None = None
     on_event: Callable[[Event], None] = lambda event: None
@@ -165,8 +168,8 @@ class Agent:
             if self._isolated:
                 self._networks = stack.enter_context(Networks(self._num_nodes()))
             stack.enter_context(self._processes())
-            probed = msgspec.json.decode(self._ask(probe_main, self.job), type=Probed)
-            plan = healthy_plan(self.job, len(probed.boundaries))
+            probed = self._probe()
+            plan = healthy_plan(self.job, probed.facts.layers)
             found = self._find(probed)
             self._claim_directory()
             log = stack.enter_context(contextlib.closing(EventLog(self.run_dir / "events.jsonl")))
@@ -178,6 +181,11 @@ class Agent:
             outcome = self._watch(self._supervisor(log))
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
             return self._with_hashes(outcome)
+
+    def _probe(self) -> Probed:
+        if self.emulate is not None:
+            return emulated_probe(self.job, self.emulate)
+        return msgspec.json.decode(self._ask(probe_main, self.job), type=Probed)
 
     @property
     def _checkpoints(self) -> str:
@@ -257,6 +265,8 @@ class Agent:
                 )
             with (self.run_dir / "job.yaml").open("x") as file:
                 file.write(dump_job(self.job))
+            if self.emulate is not None:
+                save_profile(self.emulate, self.run_dir / "profile.json")
         except FileExistsError:
             raise ConfigError(
                 f"--run-dir {self.run_dir}: is taken; choose a new directory, nothing was overwritten"

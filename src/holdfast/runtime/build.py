@@ -6,9 +6,8 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-import time
-from collections.abc import Callable, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +22,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
+from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.data.digits import Digits
 from holdfast.data.sampler import load_microbatch
@@ -34,7 +34,7 @@ from holdfast.optim.undo import inverse_of
 from holdfast.runtime.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.life import LifeStage
 from holdfast.runtime.model import Loss, Model, infer_boundaries, tie_groups
-from holdfast.runtime.processes import EmulatedTimes, Probed
+from holdfast.runtime.processes import Probed
 from holdfast.runtime.stage import Stage
 from holdfast.storage.checkpoints import Facts
 
@@ -43,9 +43,11 @@ __all__ = [
     "build_dataset",
     "build_model",
     "build_stage",
+    "checkpointed_layers",
     "fingerprint_data",
     "fingerprint_model",
     "load_target",
+    "microbatch_loader",
     "probe",
 ]
 
@@ -60,6 +62,7 @@ class StageParts:
         activation: comes from the stage before; None on the first.
         gradient: comes from the stage behind; None on the last.
         tally: verdicts are made of it.
+        emulated_bytes: sizes that incoming messages are to have, where what they hold is a small stand-in.
     """
 
     stage: LifeStage
@@ -67,6 +70,7 @@ class StageParts:
     activation: TensorSpec | None
     gradient: TensorSpec | None
     tally: TensorSpec
+    emulated_bytes: Mapping[Payload, int] = field(default_factory=dict)
 
     def spec_of(self, payload: Payload) -> TensorSpec:
         """What an incoming message of this kind holds."""
@@ -202,9 +206,10 @@ def probe(job: Job) -> Probed:
     """
     model = build_model(job)
     _check_commit(job, model, build_optimizer(job))
+    checkpointed_layers(job, len(model.layers))
     _lr_scale(job)(0)
     dataset = build_dataset(job)
-    sample, _ = _loader(job, lambda: dataset)(0, 0)
+    sample, _ = microbatch_loader(job, lambda: dataset)(0, 0)
     return Probed(boundaries=infer_boundaries(model.layers, sample), facts=_facts(job, model, dataset))
 
 
@@ -257,6 +262,21 @@ def _check_commit(job: Job, model: Model, optimizer: OptimizerFactory) -> None:
             raise ConfigError(f"resilience.commit: undo is impossible: {error}; use shadow") from error
 
 
+def checkpointed_layers(job: Job, num_layers: int) -> frozenset[int]:
+    """Returns the layers that keep only their input and are run again for their backward pass.
+
+    Raises:
+        ConfigError: the job names one that the model does not have.
+    """
+    chosen = job.model.checkpoint_activations
+    layers = frozenset(range(num_layers) if chosen is True else chosen or ())
+    if beyond := [layer for layer in layers if layer >= num_layers]:
+        raise ConfigError(
+            f"model.checkpoint_activations: there is no layer {min(beyond)}; layers are 0 to {num_layers - 1}"
+        )
+    return layers
+
+
 def _lr_scale(job: Job) -> Callable[[int], float]:
     return partial(
         learning_rate_scale,
@@ -266,7 +286,7 @@ def _lr_scale(job: Job) -> Callable[[int], float]:
     )
 
 
-def _loader(job: Job, dataset: Callable[[], Any]) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]:
+def microbatch_loader(job: Job, dataset: Callable[[], Any]) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]:
     """Loads a micro-batch as a pure function of seed, step and its global number; opens the data when first asked."""
 
     def load(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -287,7 +307,7 @@ def build_stage(
     plan: Plan,
     worker: WorkerId,
     boundaries: tuple[TensorSpec, ...] = (),
-    emulate: EmulatedTimes | None = None,
+    emulate: Profile | None = None,
 ) -> StageParts:
     """Builds one worker's stage.
 
@@ -296,11 +316,11 @@ def build_stage(
         plan: the plan of the healthy grid.
         worker: whose stage.
         boundaries: what every layer hands on, see :func:`probe`; not needed to emulate.
-        emulate: sleep so long instead of computing; None to compute.
+        emulate: sleep as long as it says instead of computing; None to compute.
     """
     owned = plan.placement.layers_of(worker)
     if emulate is not None:
-        return _emulated(job, owned, plan.placement.num_layers, emulate)
+        return _emulated(job, owned, emulate)
     model = build_model(job)
     stage = Stage(
         layers=model.layers,
@@ -312,9 +332,10 @@ def build_stage(
         numerics=job.train.numerics,
         seed=job.train.seed,
         num_microbatches=job.global_microbatches,
-        load=_loader(job, cache(lambda: build_dataset(job))),
+        load=microbatch_loader(job, cache(lambda: build_dataset(job))),
         clip_norm=job.train.clip_norm,
         commit=job.resilience.commit,
+        checkpointed=checkpointed_layers(job, len(model.layers)),
     )
     groups = tie_groups(model.ties)
     return StageParts(
@@ -326,14 +347,20 @@ def build_stage(
     )
 
 
-def _emulated(job: Job, owned: LayerRange, num_layers: int, times: EmulatedTimes) -> StageParts:
+def _emulated(job: Job, owned: LayerRange, profile: Profile) -> StageParts:
+    layers = profile.layers
     stage = EmulatedStage(
-        layers=owned,
-        num_layers=num_layers,
-        num_microbatches=job.global_microbatches,
-        times=times,
-        sleep=time.sleep,
+        layers=owned, num_layers=len(layers), num_microbatches=job.global_microbatches, profile=profile
     )
     words = TensorSpec(shape=(WIDTH,), dtype="int64")
-    tally = TensorSpec(shape=(num_layers, 3), dtype="float64")
-    return StageParts(stage=stage, ties=(), activation=words, gradient=words, tally=tally)
+    return StageParts(
+        stage=stage,
+        ties=(),
+        activation=words,
+        gradient=words,
+        tally=TensorSpec(shape=(len(layers), 3), dtype="float64"),
+        emulated_bytes={
+            Payload.ACTIVATION: layers[owned.start - 1].boundary_bytes if owned.start else 0,
+            Payload.GRADIENT: layers[owned.stop - 1].boundary_bytes,
+        },
+    )

@@ -2,22 +2,24 @@
 
 Each layer's weight, activation and gradient is a few integers, mixed by a hash of (step, layer, micro-batch) and of
 what came in. A wrong route, a lost or doubled micro-batch or a stale weight changes the final hash, as it would in a
-real model; time is spent asleep instead of computing. It serves the simulated cluster and the timing of many workers
-on few cores.
+real model; the seconds that a profile gives to each operation are spent asleep instead of computing. It serves the
+simulated cluster and the timing of many workers on few cores.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from holdfast.core.placement import LayerRange
+from holdfast.core.profile import Profile
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError, LedgerError
-from holdfast.runtime.processes import EmulatedTimes
 
 __all__ = ["WIDTH", "EmulatedStage"]
 
@@ -32,8 +34,10 @@ class EmulatedStage:
         layers: the range that we own.
         num_layers: of the whole model.
         num_microbatches: of one step, over all pipelines.
-        times: how long operations take.
-        sleep: how to let time pass; None if the shell does (under a virtual clock).
+        profile: how long each layer's operations and optimizer step take; None if they take no time (under a virtual
+            clock, the shell lets it pass).
+        clock: seconds that only go forward.
+        sleep: lets seconds pass.
         scaled: which share of the steps has gradients that must be scaled, as clipping by the global norm does.
     """
 
@@ -43,12 +47,14 @@ class EmulatedStage:
         layers: LayerRange,
         num_layers: int,
         num_microbatches: int,
-        times: EmulatedTimes | None = None,
-        sleep: Callable[[float], None] | None = None,
+        profile: Profile | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
         scaled: float = 0.0,
     ) -> None:
-        self.times = times or EmulatedTimes()
-        self._sleep = sleep
+        self._op_s = {} if profile is None else {kind: profile.seconds_of(kind, layers) for kind in OpKind}
+        self._update_s = {} if profile is None else {i: profile.layers[i].optimizer_s for i in layers.indices}
+        self._clock, self._sleep = clock, sleep
         self._layers = layers
         self._num_layers = num_layers
         self._num_microbatches = num_microbatches
@@ -85,7 +91,10 @@ class EmulatedStage:
 
     def forward(self, step: int, microbatch: int, activation: torch.Tensor | None) -> torch.Tensor | None:
         """See StagePort.forward."""
-        self._spend(OpKind.F)
+        with self._lasting(self._op_s.get(OpKind.F, 0.0)):
+            return self._forward(step, microbatch, activation)
+
+    def _forward(self, step: int, microbatch: int, activation: torch.Tensor | None) -> torch.Tensor | None:
         value = _words(step, microbatch) if activation is None else activation
         for layer in self._layers.indices:
             self._inputs[layer, microbatch] = value
@@ -98,7 +107,10 @@ class EmulatedStage:
 
     def backward(self, kind: OpKind, step: int, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """See StagePort.backward."""
-        self._spend(kind)
+        with self._lasting(self._op_s.get(kind, 0.0)):
+            return self._backward(kind, step, microbatch, gradient)
+
+    def _backward(self, kind: OpKind, step: int, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if kind is not OpKind.W:
             value = self._gradients.pop(microbatch) if gradient is None else gradient
             self._gradients[microbatch] = value
@@ -200,7 +212,8 @@ class EmulatedStage:
             return
         shadow = 1 - self._live[layer]
         words = _words(self._steps[layer], 1) if self._scaled else _words(self._steps[layer])
-        self._weights[layer][shadow] = _mix(self._weight(layer), self._reduced[layer], words)
+        with self._lasting(self._update_s.get(layer, 0.0)):
+            self._weights[layer][shadow] = _mix(self._weight(layer), self._reduced[layer], words)
 
     def swap(self, layer: int) -> None:
         """See StagePort.swap."""
@@ -281,9 +294,13 @@ class EmulatedStage:
     def _weight(self, layer: int) -> torch.Tensor:
         return self._weights[layer][self._live[layer]]
 
-    def _spend(self, kind: OpKind) -> None:
-        if self._sleep is not None and self.times.of(kind) > 0:
-            self._sleep(self.times.of(kind))
+    @contextmanager
+    def _lasting(self, seconds: float) -> Iterator[None]:
+        """Makes what is within end so long after it began; what it takes by itself is part of that."""
+        until = self._clock() + seconds
+        yield
+        while seconds and (left := until - self._clock()) > 0:
+            self._sleep(left)
 
 
 def _mix(*values: torch.Tensor) -> torch.Tensor:

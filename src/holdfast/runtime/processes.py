@@ -9,46 +9,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+import holdfast
 from holdfast.config.job import Job
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
-from holdfast.core.schedule import OpKind
+from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.errors import ConfigError
 from holdfast.runtime.isolation import Namespace
 from holdfast.storage.checkpoints import Facts, Rejected
 
 __all__ = [
     "CoordinatorSpec",
-    "EmulatedTimes",
     "Found",
     "Probed",
     "ResumeFrom",
     "WorkerSpec",
     "coordinator_main",
     "digest_main",
+    "emulated_probe",
     "find_main",
     "probe_main",
     "worker_main",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmulatedTimes:
-    """Seconds that a stage sleeps for each operation; a fused backward sleeps for I and W."""
-
-    forward_s: float = 0.0
-    backward_input_s: float = 0.0
-    backward_weight_s: float = 0.0
-
-    def of(self, kind: OpKind) -> float:
-        """Seconds of one operation."""
-        return {
-            OpKind.F: self.forward_s,
-            OpKind.I: self.backward_input_s,
-            OpKind.W: self.backward_weight_s,
-            OpKind.B: self.backward_input_s + self.backward_weight_s,
-        }[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +67,7 @@ class WorkerSpec:
         events: path of the job's log.
         boundaries: what every layer hands on, from the first to the last; empty if emulated.
         faults: what is to happen to this worker.
-        emulate: sleep so long instead of computing; None to compute.
+        emulate: sleep as long as it says instead of computing; None to compute.
         namespace: the network to move to before anything else; None to stay in the host's.
         checkpoints: url of where the job's checkpoints go.
         resume: the checkpoint to load the layers from, with its step; None to begin anew.
@@ -97,7 +81,7 @@ class WorkerSpec:
     events: str
     boundaries: tuple[TensorSpec, ...]
     faults: tuple[Fault, ...]
-    emulate: EmulatedTimes | None
+    emulate: Profile | None
     checkpoints: str
     resume: ResumeFrom | None
     namespace: Namespace | None = None
@@ -154,6 +138,31 @@ class Probed:
 
     boundaries: tuple[TensorSpec, ...]
     facts: Facts
+
+
+def emulated_probe(job: Job, profile: Profile) -> Probed:
+    """Returns what the probe of a job would find if its model were the layers of a profile: it is not even built.
+
+    Raises:
+        ConfigError: more stages than layers.
+    """
+    if job.grid.stages > len(profile.layers):
+        raise ConfigError(
+            f"grid.stages: {job.grid.stages} stages for a profile of {len(profile.layers)} layers; "
+            f"at most {len(profile.layers)}"
+        )
+    facts = Facts(
+        job=job.name,
+        holdfast=holdfast.__version__,
+        seed=job.train.seed,
+        layers=len(profile.layers),
+        microbatches=job.global_microbatches,
+        microbatch_size=job.grid.microbatch_size,
+        optimizer=job.optimizer.kind,
+        model="emulated",
+        data="emulated",
+    )
+    return Probed(boundaries=(), facts=facts)
 
 
 def worker_main(spec: WorkerSpec) -> None:

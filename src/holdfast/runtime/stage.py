@@ -72,11 +72,19 @@ def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
 
 @dataclass(slots=True)
 class _Cell:
-    """One layer's forward pass of one micro-batch: its input, its output with the graph, its record."""
+    """One layer's forward pass of one micro-batch.
+
+    Attributes:
+        input: what the layer was given.
+        output: what it returned, with the graph; without it if it is to be run again.
+        record: what travels with its gradients.
+        again: the seed of a forward pass that is run again for its backward pass; None if the graph was kept.
+    """
 
     input: Tensor
     output: Tensor
     record: Tensor | None
+    again: int | None = None
 
 
 @dataclass(slots=True)
@@ -156,6 +164,8 @@ class Stage:
         commit: how a step can be taken back.
         num_layers: layers of the model, where ``layers`` are those of the range only.
         device: where to compute.
+        checkpointed: layers of the model that keep only their input and are run again for their backward pass. The
+            second pass is the same code under the same seed, so the gradients have the same bits.
 
     Raises:
         ConfigError: layers share a parameter that was not untied, or a parameter's type is not supported.
@@ -179,6 +189,7 @@ class Stage:
         commit: Commit = "shadow",
         num_layers: int | None = None,
         device: torch.device | None = None,
+        checkpointed: frozenset[int] = frozenset(),
     ) -> None:
         self.layer_range = layer_range
         self.num_layers = len(layers) if num_layers is None else num_layers
@@ -187,6 +198,7 @@ class Stage:
         self._loss, self._lr_scale, self._load = loss, lr_scale, load
         self._seed, self._num_microbatches, self._clip_norm = seed, num_microbatches, clip_norm
         self._device = device or torch.device("cpu")
+        self._checkpointed = checkpointed
         own = layers if num_layers is not None else layers[layer_range.start : layer_range.stop]
         _check_own(own, layer_range)
         pairs = zip(layer_range.indices, own, strict=True)
@@ -243,8 +255,9 @@ class Stage:
         cells = []
         for index, owned in self._owned.items():
             source = _cut(current, wants_gradient=index > 0)
-            cell = self._run_layer(index, owned, source, layer_seed(self._seed, step, microbatch, index))
-            cells.append(cell)
+            seed = layer_seed(self._seed, step, microbatch, index)
+            cell = self._run_layer(index, owned, source, seed)
+            cells.append(_without_graph(index, cell, seed) if index in self._checkpointed else cell)
             current = cell.output
         self._contexts[microbatch] = context = _Context(cells)
         if self.layer_range.stop < self.num_layers:
@@ -662,6 +675,8 @@ class Stage:
         for index in reversed(self.layer_range.indices):
             cell = context.cells.pop()
             owned = self._owned[index]
+            if cell.again is not None:
+                cell = _Cell(cell.input, self._run_layer(index, owned, cell.input, cell.again).output, cell.record)
             with owned.stats.apart() if owned.stats.width else nullcontext():
                 if kind is OpKind.B:
                     found, weights = _whole(owned, cell, _canonical(gradient))
@@ -744,6 +759,13 @@ def _check_buffers(index: int, owned: _Owned, versions: Sequence[tuple[Tensor, i
                 f"layer {index} ({type(owned.module).__name__}) changes its buffer {name!r} in the forward pass; only"
                 " batch-norm's running statistics may change, because the order of micro-batches is not fixed"
             )
+
+
+def _without_graph(index: int, cell: _Cell, seed: int) -> _Cell:
+    """Returns a cell that keeps only what is needed to run the layer again."""
+    if cell.input._version:
+        raise ConfigError(f"layer {index} changes its input in place; leave it out of model.checkpoint_activations")
+    return _Cell(cell.input, cell.output.detach(), cell.record, again=seed)
 
 
 def _whole(owned: _Owned, cell: _Cell, gradient: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:

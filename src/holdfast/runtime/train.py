@@ -11,9 +11,9 @@ from pathlib import Path
 from holdfast.config.job import Job
 from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
+from holdfast.core.profile import Profile
 from holdfast.errors import ConfigError, InternalError, StateUnavailable
 from holdfast.runtime.agent import Agent, Outcome
-from holdfast.runtime.processes import EmulatedTimes
 from holdfast.runtime.resume import parse_resume
 from holdfast.telemetry.events import Event, read_events
 from holdfast.telemetry.report import RunReport, report
@@ -73,7 +73,7 @@ def train(
     *,
     run_dir: str | Path | None = None,
     faults: Iterable[Fault] = (),
-    emulate: EmulatedTimes | None = None,
+    emulate: Profile | None = None,
     resume: str | Path | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -86,7 +86,8 @@ def train(
         job: what to train, see :func:`holdfast.config.load.load_job`.
         run_dir: an empty or new directory; default ``runs/NAME-DATE-TIME``.
         faults: what is to be killed when, to see that training survives it.
-        emulate: sleep so long instead of computing; for timing protocols, not for training.
+        emulate: sleep as long as this profile says instead of computing, on its number of layers; for timing protocols
+            and plans, not for training. Model and data of the job are not even built.
         resume: go on from the newest sound checkpoint of a run directory, a folder or a URL; with ``@STEP`` behind it,
             from that one.
         on_event: called with what is worth a line before training starts: checkpoints that were rejected, and why.

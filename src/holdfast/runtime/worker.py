@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,12 +30,14 @@ from holdfast.control.sabotage import Sabotage
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.tls import channel_credentials, server_credentials
 from holdfast.core.faults import Fault
+from holdfast.core.lower import Payload
 from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StorageError
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.build import StageParts, build_stage, probe
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
 from holdfast.runtime.copying import StateCopier
+from holdfast.runtime.delayed import DelayedTransport
 from holdfast.runtime.exchange import RelayExchange
 from holdfast.runtime.gloo import GlooTransport
 from holdfast.runtime.injection import Injector
@@ -46,11 +48,20 @@ from holdfast.runtime.resume import find, with_found
 from holdfast.runtime.shell import Shell
 from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.transfer import StateServer
+from holdfast.runtime.transport import Transport
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.events import EventLog, FaultInjected, Notice, WorkerReady, read_events
 
-__all__ = ["run_coordinator", "run_digest", "run_find", "run_probe", "run_worker"]
+__all__ = [
+    "answering",
+    "run_coordinator",
+    "run_digest",
+    "run_find",
+    "run_probe",
+    "run_worker",
+    "start_process",
+]
 
 _PR_SET_PDEATHSIG = 1
 _TELL_S = 10.0
@@ -65,7 +76,7 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-def _start_process() -> None:
+def start_process() -> None:
     """Ctrl-C reaches every process of the terminal; the agent alone decides what it means."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -80,7 +91,7 @@ def _move(namespace: Namespace | None) -> None:
 
 def run_worker(spec: WorkerSpec) -> None:
     """Runs one worker to its end; exits with 0 after an orderly shutdown."""
-    _start_process()
+    start_process()
     _move(spec.namespace)
     torch.set_num_threads(1)
     _Worker(spec).run()
@@ -91,6 +102,7 @@ class _Worker:
         self._spec = spec
         self._log = EventLog(spec.events)
         self._shell: Shell | None = None
+        self._emulated_bytes: Mapping[Payload, int] = {}
         self._client = ControlClient(
             spec.address,
             spec.token,
@@ -121,7 +133,7 @@ class _Worker:
 
     def _live(self) -> None:
         spec = self._spec
-        parts = build_stage(spec.job, spec.plan, spec.worker, spec.boundaries, spec.emulate)
+        parts = self._build(spec.plan)
         if spec.resume is not None:
             _restore(parts.stage, spec.resume)
         self._shell = shell = self._make_shell(parts)
@@ -150,7 +162,7 @@ class _Worker:
         shell = Shell(
             life=life,
             stage=parts.stage,
-            transport=GlooTransport(spec.worker, exchange, host=spec.host),
+            transport=self._transport(exchange),
             exchange=exchange,
             attach=self._client.start,
             send=self._client.send,
@@ -172,14 +184,27 @@ class _Worker:
             shell.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, shell.injector.reach)
         return shell
 
+    def _transport(self, exchange: RelayExchange) -> Transport:
+        """Gloo's; if compute is emulated, messages take as long as the profile says."""
+        spec = self._spec
+        gloo = GlooTransport(spec.worker, exchange, host=spec.host)
+        if spec.emulate is None:
+            return gloo
+        return DelayedTransport(gloo, spec.emulate.link, lambda payload: self._emulated_bytes.get(payload, 0))
+
+    def _build(self, plan: Plan) -> StageParts:
+        spec = self._spec
+        parts = build_stage(spec.job, plan, spec.worker, spec.boundaries, spec.emulate)
+        self._emulated_bytes = parts.emulated_bytes
+        return parts
+
     def _rebuild(self, plan: Plan, state: StateAt) -> StageParts:
         """A new compute engine, for the place that we have in ``plan``.
 
         Raises:
             StorageError: a layer of the state is missing, damaged or cannot be read.
         """
-        spec = self._spec
-        parts = build_stage(spec.job, plan, spec.worker, spec.boundaries, spec.emulate)
+        parts = self._build(plan)
         if state.url is not None:
             _load(parts.stage, state.url, state.step)
         return parts
@@ -251,7 +276,7 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     After failure: started again with the same store and port, it goes on where the decisions in the store end. With
     several coordinators it stands by until it leads, and exits with 3 when another one leads instead.
     """
-    _start_process()
+    start_process()
     _move(spec.namespace)
     control, log = spec.job.control, EventLog(spec.events)
     coordinator = (lambda: _win(spec, log)) if spec.store.startswith("etcd:") else _coordinator(spec, log, None)
@@ -349,22 +374,22 @@ def run_probe(job: Job, answer: Connection) -> None:
 
     Sends ``ok`` and what was found, or ``error`` and what the user should change.
     """
-    _start_process()
+    start_process()
     torch.set_num_threads(1)
-    _answering(answer, lambda: msgspec.json.encode(probe(job)).decode())
+    answering(answer, lambda: msgspec.json.encode(probe(job)).decode())
 
 
 def run_find(job: Job, resume: ResumeFrom | None, checkpoints: str, facts: Facts, answer: Connection) -> None:
     """Sends ``ok`` and the checkpoint to go on from, if any, as JSON; or ``error`` and what the user should change."""
-    _start_process()
-    _answering(answer, lambda: msgspec.json.encode(find(job, resume, checkpoints, facts)).decode())
+    start_process()
+    answering(answer, lambda: msgspec.json.encode(find(job, resume, checkpoints, facts)).decode())
 
 
 def run_digest(directory: str, answer: Connection) -> None:
     """Sends ``ok`` and the two hashes of the layers saved in ``directory``."""
-    _start_process()
+    start_process()
     torch.set_num_threads(1)
-    _answering(answer, lambda: _hashes(Path(directory)))
+    answering(answer, lambda: _hashes(Path(directory)))
 
 
 def _hashes(directory: Path) -> str:
@@ -372,7 +397,8 @@ def _hashes(directory: Path) -> str:
     return f"{digest.weights_sha256} {digest.state_sha256}"
 
 
-def _answering(answer: Connection, work: Callable[[], str]) -> None:
+def answering(answer: Connection, work: Callable[[], str]) -> None:
+    """Sends ``ok`` and what ``work`` returns, or ``error`` and what the user should change; ends the process."""
     try:
         text = "ok " + work()
     except ConfigError as error:

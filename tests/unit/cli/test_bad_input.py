@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.config.profiles import save_profile
 from holdfast.core.faults import FaultKind, Point
+from holdfast.core.profile import uniform_profile
 from holdfast.telemetry.events import (
     Agreed,
     Detected,
@@ -39,6 +41,7 @@ train: {steps: 2}
 def job(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
+    save_profile(uniform_profile(1), tmp_path / "one.json")
     return str(path)
 
 
@@ -89,6 +92,48 @@ def complaint(done):
             "verdict, update, commit, checkpoint, detect, persist, broadcast, install, copy, replay",
         ),
         (["train"], "holdfast train: the following arguments are required: JOB.yaml (see holdfast train --help)"),
+        (
+            ["train", "job.yaml", "--emulate", "none.json"],
+            "holdfast: none.json: No such file or directory; expected a profile, as `holdfast profile JOB.yaml --out "
+            "FILE` writes it",
+        ),
+        (
+            ["train", "job.yaml", "--emulate", "one.json", "--set", "grid.stages=2"],
+            "holdfast: grid.stages: 2 stages for a profile of 1 layers; at most 1",
+        ),
+        (
+            ["train", "job.yaml", "--set", "model.checkpoint_activations=3"],
+            "holdfast: job.yaml: model.checkpoint_activations: expected `bool | array`, got 3",
+        ),
+        (
+            ["train", "job.yaml", "--set", "model.checkpoint_activations=[6, 7]"],
+            "holdfast: model.checkpoint_activations: there is no layer 7; layers are 0 to 6",
+        ),
+        (
+            ["profile", "none.yaml", "--out", "p.json"],
+            "holdfast: none.yaml: No such file or directory; expected a job file in YAML",
+        ),
+        (
+            ["profile", "job.yaml", "--out", "job.yaml"],
+            "holdfast: --out job.yaml: exists already, nothing was overwritten; choose another file or use --force",
+        ),
+        (
+            ["profile", "job.yaml", "--out", "no/p.json"],
+            "holdfast: --out no/p.json: there is no folder no; expected a file in one that exists",
+        ),
+        (["profile", "job.yaml", "--out", ".", "--force"], "holdfast: --out .: is a folder; expected a file"),
+        (
+            ["profile", "job.yaml", "--out", "p.json", "--iterations", "0"],
+            "holdfast: --iterations 0 is impossible: expected a whole number from 1",
+        ),
+        (
+            ["profile", "job.yaml"],
+            "holdfast profile: the following arguments are required: --out (see holdfast profile --help)",
+        ),
+        (
+            ["profile", "job.yaml", "--out", "p.json", "--set", "data={kind: text, path: nothing.txt}"],
+            "holdfast: data.path: 'nothing.txt' names no file",
+        ),
         (["inspect", "."], "holdfast: .: is no run directory, it has no events.jsonl"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -162,7 +207,7 @@ def test_run_as_a_module_it_says_no_more(job, tmp_path):
 def test_help_names_every_command(holdfast):
     done = holdfast("--help")
     assert done.returncode == 0
-    for command in ("train", "plan", "inspect"):
+    for command in ("train", "plan", "profile", "inspect"):
         assert f"\n    {command} " in done.stdout
 
 

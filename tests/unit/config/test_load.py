@@ -46,7 +46,11 @@ def complaint(tree, *overrides):
             1,
             "zzz: unknown key; known: checkpoint, control, data, grid, model, name, optimizer, resilience, train",
         ),
-        ("model.hieght", 1, "model.hieght: unknown key; known: context, dropout, heads, kind, layers, width"),
+        (
+            "model.hieght",
+            1,
+            "model.hieght: unknown key; known: checkpoint_activations, context, dropout, heads, kind, layers, width",
+        ),
         ("data.context", 1, "data.context: unknown key; known: kind, path"),
         (
             "grid.kind",

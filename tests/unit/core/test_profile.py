@@ -9,8 +9,10 @@ from holdfast.core.profile import (
     Profile,
     costs_from_profile,
     parse_costs,
+    uniform_profile,
     unit_costs,
 )
+from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError
 
 
@@ -49,6 +51,29 @@ def test_costs_of_a_worker_are_sums_over_its_layers():
     assert (stage.backward, stage.total) == (10.0, 11.5)
     assert costs.comm == (0.75, 0.75)
     assert costs.num_layers == 3
+
+
+def test_a_layer_that_holds_more_after_its_i_takes_it_from_the_start():
+    costs = costs_from_profile(Profile(layers=(layer("x", held_after_input_bytes=25),), link=PROFILE.link))
+    assert (costs.takes, costs.gives_input, costs.gives_weight) == ((25,), (0,), (25,))
+
+
+def test_a_fused_backward_pass_takes_what_was_measured_or_what_splitting_does_not_add():
+    times = [layer("x", **changes).seconds_of(OpKind.B) for changes in ({}, {"split_s": 1.5}, {"backward_s": 4.0})]
+    assert times == [5.0, 3.5, 4.0]
+    assert [layer("x").seconds_of(kind) for kind in (OpKind.F, OpKind.I, OpKind.W)] == [1.0, 2.0, 3.0]
+    assert PROFILE.seconds_of(OpKind.I, LayerRange(0, 2)) == 4.0
+
+
+def test_a_message_takes_latency_and_what_its_bytes_take():
+    assert PROFILE.link.seconds_of(100) == 0.75
+
+
+def test_a_made_up_profile_has_layers_that_are_all_alike():
+    made = uniform_profile(3, forward_s=0.1, optimizer_s=0.2, boundary_bytes=10, link=Link(latency_s=1, bytes_per_s=10))
+    assert costs_from_profile(made).of(LayerRange(1, 3)).forward == pytest.approx(0.2)
+    assert costs_from_profile(made).comm == (2.0, 2.0)
+    assert costs_from_profile(uniform_profile(2)).comm == (0.0,)
 
 
 def test_flags_give_one_layer_per_stage_and_integers_stay_integers():
@@ -91,8 +116,8 @@ def test_bad_flags_are_named(flags, message):
 def test_impossible_measurements_are_refused():
     with pytest.raises(ConfigError, match=r"layer 'x': forward_s = -1"):
         layer("x", forward_s=-1.0)
-    with pytest.raises(ConfigError, match="held_after_input_bytes = 11"):
-        layer("x", held_after_input_bytes=11)
+    with pytest.raises(ConfigError, match=r"split_s = 5\.5 is more than I and W take together"):
+        layer("x", split_s=5.5)
     with pytest.raises(ConfigError, match="bytes_per_s"):
         Link(latency_s=0, bytes_per_s=0)
     with pytest.raises(ConfigError, match="at least one layer"):

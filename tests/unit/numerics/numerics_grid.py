@@ -31,6 +31,7 @@ class Job:
     numerics: Numerics = "exact"
     clip_norm: float | None = None
     commit: Commit = "shadow"
+    checkpointed: frozenset[int] = frozenset()
     optimizer: Any = field(default_factory=lambda: make_optimizer("adamw", lr=1e-2, weight_decay=0.1))
 
     def stages(self, ranges: Sequence[tuple[int, int]]) -> list[Stage]:
@@ -49,6 +50,7 @@ class Job:
                 load=self.load,
                 clip_norm=self.clip_norm,
                 commit=self.commit,
+                checkpointed=self.checkpointed,
             )
             for start, stop in ranges
         ]

@@ -415,6 +415,64 @@ def test_unusual_layers_give_the_same_bits_on_two_grids(case: str, split: bool) 
     assert losses == cut_losses
 
 
+CHECKPOINTED = [frozenset(range(6)), frozenset({0, 2, 5})]
+
+
+@pytest.mark.parametrize("chosen", CHECKPOINTED, ids=["all", "some"])
+@pytest.mark.parametrize("grid", ["two_by_two", "split", "other_order"])
+def test_gpt_with_dropout_has_the_same_bits_without_its_activations(
+    grid: str, chosen: frozenset[int], gpt_reference: Any
+) -> None:
+    stages, losses = train(gpt_job(checkpointed=chosen), steps=3, **GPT_GRIDS[grid])
+    assert digest(stages) == gpt_reference[0]
+    assert losses == gpt_reference[1]
+
+
+@pytest.mark.parametrize("chosen", CHECKPOINTED, ids=["all", "some"])
+@pytest.mark.parametrize("grid", ["two_by_two", "split"])
+def test_batch_norm_has_the_same_bits_without_its_activations(
+    grid: str, chosen: frozenset[int], convnet_reference: Any
+) -> None:
+    stages, losses = train(convnet_job(checkpointed=chosen), steps=3, **CONVNET_GRIDS[grid])
+    assert digest(stages) == convnet_reference[0]
+    assert losses == convnet_reference[1]
+
+
+@pytest.mark.parametrize("case", [name for name in UNUSUAL if name != "bfloat16"])
+def test_unusual_layers_have_the_same_bits_without_their_activations(case: str) -> None:
+    layers, chosen = UNUSUAL[case], frozenset(range(len(UNUSUAL[case])))
+    kept, losses = train(small_job(*layers), [(0, len(layers))], [[0]], 2)
+    for split in (False, True):
+        again, again_losses = train(
+            small_job(*layers, checkpointed=chosen), [(0, 1), (1, len(layers))], [[0, 1]], 2, split=split
+        )
+        assert digest(kept) == digest(again)
+        assert losses == again_losses
+
+
+def test_a_checkpointed_layer_keeps_no_graph_and_runs_twice() -> None:
+    calls = []
+
+    class Watched(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(torch.is_grad_enabled())
+            return super().forward(x)
+
+    (stage,) = small_job(lambda: Watched(4, 4), checkpointed=frozenset({0})).stages([(0, 1)])
+    stage.forward(0, 0, None)
+    (cell,) = stage._contexts[0].cells
+    assert cell.output.grad_fn is None
+    stage.backward(OpKind.I, 0, 0, None)
+    stage.backward(OpKind.W, 0, 0, None)
+    assert calls == [True, True], "W uses the graph that I made anew"
+
+
+def test_a_checkpointed_layer_that_changes_its_input_is_refused() -> None:
+    job = small_job(lambda: nn.Sequential(nn.ReLU(inplace=True), linear()), checkpointed=frozenset({0}))
+    with pytest.raises(ConfigError, match=r"layer 0 changes its input in place; leave it out of model\.checkpoint"):
+        train(job, [(0, 1)], [[0]], 1)
+
+
 def test_one_weight_in_three_layers() -> None:
     shared: list[nn.Module] = []
 

@@ -1,0 +1,148 @@
+"""``holdfast profile``: measures what each layer of a job costs, for planning and for emulation.
+
+One process trains every layer as a stage of its own and times F, I, W, B and the end of a step, with what a micro-batch
+holds after F and after I; then two processes send messages to and fro over the job's own transport. Times are medians,
+in seconds, for one micro-batch; the file is JSON. Nothing is trained that anybody keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from holdfast.config.load import load_job
+from holdfast.config.profiles import save_profile
+from holdfast.core.profile import LayerProfile, Profile
+from holdfast.errors import ConfigError
+from holdfast.profiling.profiler import measure_profile
+
+__all__ = ["add_profile_parser", "describe"]
+
+_SHOWN_EVERY_S = 10.0
+
+
+def add_profile_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the ``profile`` command; its ``run`` default is :func:`run`."""
+    parser = commands.add_parser("profile", help="measure what each layer of a job costs", description=__doc__)
+    parser.add_argument("job", metavar="JOB.yaml", help="the job file; its grid gives the size of a micro-batch")
+    parser.add_argument("--out", metavar="FILE", required=True, help="where to write; must not exist, see --force")
+    parser.add_argument("--iterations", default="100", metavar="N", help="how often to measure; default 100")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to compute; default cpu")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of the job file, such as model.checkpoint_activations=true; may be repeated",
+    )
+    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    parser.add_argument("--quiet", action="store_true", help="no progress line")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, writes the file, prints a table and returns the exit code 0.
+
+    Raises:
+        ConfigError: the job or a flag cannot be used; the message names it and what would be right.
+    """
+    job = load_job(args.job, args.overrides)
+    iterations = _count(args.iterations)
+    _check_free(Path(args.out), force=args.force)
+    line = _ProgressLine(iterations, quiet=args.quiet)
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        profile = measure_profile(job, iterations=iterations, device=args.device, on_iteration=line.show)
+    finally:
+        line.end()
+        signal.signal(signal.SIGTERM, before)
+    save_profile(profile, args.out)
+    print(describe(profile))
+    print(f"written to {args.out}")
+    return 0
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or not int(text):
+        raise ConfigError(f"--iterations {text} is impossible: expected a whole number from 1")
+    return int(text)
+
+
+def _check_free(out: Path, *, force: bool) -> None:
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}; expected a file in one that exists")
+    if out.is_dir():
+        raise ConfigError(f"--out {out}: is a folder; expected a file")
+    if out.exists() and not force:
+        raise ConfigError(f"--out {out}: exists already, nothing was overwritten; choose another file or use --force")
+
+
+class _ProgressLine:
+    """One line that tells iterations done and time left; a new line per ten seconds off a terminal."""
+
+    def __init__(self, iterations: int, *, quiet: bool) -> None:
+        self._iterations = iterations
+        self._quiet = quiet
+        self._terminal = sys.stderr.isatty()
+        self._begin: tuple[int, float] | None = None
+        self._shown = 0.0
+        self._open = False
+
+    def show(self, done: int) -> None:
+        """Shows that so many iterations are done."""
+        now = time.monotonic()
+        first, since = self._begin = self._begin or (done, now)
+        if self._quiet or not (self._terminal or done == self._iterations or now - self._shown >= _SHOWN_EVERY_S):
+            return
+        self._shown = now
+        text = f"iteration {done}/{self._iterations}"
+        if done > first:
+            left = round((self._iterations - done) * (now - since) / (done - first))
+            text += f"  left {left // 60}:{left % 60:02d}"
+        print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr)
+        self._open = self._terminal
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Ends the line."""
+        if self._open:
+            print(file=sys.stderr)
+            self._open = False
+
+
+def describe(profile: Profile) -> str:
+    """Returns a table for people."""
+    width = max(len(layer.name) for layer in profile.layers)
+    head = f"{'layer':{width}}" + "".join(f"{name:>9}" for name in ("F ms", "I ms", "W ms", "B ms", "step ms"))
+    head += "".join(f"{name:>13}" for name in ("after F kB", "after I kB", "boundary kB", "weights kB"))
+    rows = [f"{layer.name:{width}}" + _numbers(layer) for layer in profile.layers]
+    link = profile.link
+    ends = f"link: {link.latency_s * 1e6:.0f} us and {link.bytes_per_s / 1e6:.0f} MB/s; "
+    ends += ", ".join(f"{name} {value}" for name, value in profile.machine.items())
+    return "\n".join([head, *rows, ends])
+
+
+def _numbers(layer: LayerProfile) -> str:
+    seconds = (
+        layer.forward_s,
+        layer.backward_input_s,
+        layer.backward_weight_s,
+        layer.backward_s or 0.0,
+        layer.optimizer_s,
+    )
+    sizes = (
+        layer.held_after_forward_bytes,
+        layer.held_after_input_bytes,
+        layer.boundary_bytes,
+        layer.parameter_bytes,
+    )
+    return "".join(f"{value * 1e3:9.3f}" for value in seconds) + "".join(f"{size / 1e3:13.1f}" for size in sizes)

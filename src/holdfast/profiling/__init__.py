@@ -1,0 +1,1 @@
+"""Measures a job: what each layer costs, and what a message costs."""

@@ -1,0 +1,83 @@
+"""The processes that measure: one for the layers, two for the link between workers. One compute thread each."""
+
+from __future__ import annotations
+
+import os
+import platform
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import torch
+
+from holdfast.config.job import Job
+from holdfast.errors import ConfigError
+from holdfast.profiling.layers import measure_layers
+from holdfast.profiling.link import answer_messages, measure_link
+from holdfast.profiling.processes import PROGRESS, Measured
+from holdfast.runtime.worker import answering, start_process
+
+__all__ = ["run_echo", "run_layers", "run_link"]
+
+
+def run_layers(job: Job, iterations: int, device: str, answer: Connection) -> None:
+    """Sends how many iterations are done after each, then ``ok`` and Measured; or ``error`` and what to change."""
+    start_process()
+    torch.set_num_threads(1)
+
+    def measure() -> str:
+        chosen = _device(device)
+        machine = _machine(chosen)
+        layers = measure_layers(
+            job,
+            iterations=iterations,
+            device=chosen,
+            on_iteration=lambda done: answer.send_bytes(b"%s %d" % (PROGRESS.encode(), done)),
+        )
+        return msgspec.json.encode(Measured(layers=layers, machine=machine)).decode()
+
+    answering(answer, measure)
+
+
+def run_link(job: Job, rounds: int, pipe: Connection, answer: Connection) -> None:
+    """Sends ``ok`` and the link."""
+    start_process()
+    torch.set_num_threads(1)
+    answering(answer, lambda: msgspec.json.encode(measure_link(job, pipe, rounds)).decode())
+
+
+def run_echo(job: Job, rounds: int, pipe: Connection, answer: Connection) -> None:
+    """Sends ``ok`` when every message was sent back."""
+    start_process()
+    torch.set_num_threads(1)
+
+    def echo() -> str:
+        answer_messages(job, pipe, rounds)
+        return ""
+
+    answering(answer, echo)
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no GPU that it can use; expected cpu")
+    return torch.device(name, 0) if name == "cuda" else torch.device(name)
+
+
+def _machine(device: torch.device) -> dict[str, str | int | float]:
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return {
+        "device": gpu or "cpu",
+        "processor": _processor(),
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def _processor() -> str:
+    """The name that Linux gives to the processor, else what Python knows."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next((name for name in names if name), platform.processor() or platform.machine())

@@ -1,0 +1,218 @@
+"""Measures what each layer of a job costs, by training it: every layer is a stage of its own, in one process.
+
+So what is timed is what a worker runs: graphs cut at each layer, seeds, the split backward pass, sums and their
+ledger, the update on a copy. One iteration is one step with two micro-batches: one goes through F, I and W, the other
+through F and B.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from functools import cache, partial, reduce
+
+import torch
+from torch import Tensor
+
+from holdfast.config.job import Job
+from holdfast.core.placement import LayerRange
+from holdfast.core.profile import LayerProfile
+from holdfast.core.schedule import OpKind
+from holdfast.errors import ConfigError
+from holdfast.profiling.held import Held
+from holdfast.profiling.samples import spread
+from holdfast.profiling.timers import Timer, timer_for
+from holdfast.runtime.build import build_dataset, build_model, build_optimizer, checkpointed_layers, microbatch_loader
+from holdfast.runtime.model import Model, infer_boundaries, num_bytes
+from holdfast.runtime.stage import Reduction, Stage
+
+__all__ = ["LayerBench", "measure_layers"]
+
+_WARM_UP = 3
+_MICROBATCHES = 2
+_NAMES = {
+    OpKind.F: "forward_s",
+    OpKind.I: "backward_input_s",
+    OpKind.W: "backward_weight_s",
+    OpKind.B: "backward_s",
+}
+_OPTIMIZER = "optimizer_s"
+
+
+def measure_layers(
+    job: Job, *, iterations: int, device: torch.device, on_iteration: Callable[[int], None]
+) -> tuple[LayerProfile, ...]:
+    """Returns what each layer costs.
+
+    Args:
+        job: whose model, data, optimizer and numerics; its grid gives the size of a micro-batch.
+        iterations: how often everything is timed, after a few times to get warm; at least 1.
+        device: where.
+        on_iteration: called after every iteration with how many are done.
+
+    Raises:
+        ConfigError: something in the job cannot be used; a gradient was not finite.
+    """
+    bench = LayerBench(job, device)
+    for _ in range(_WARM_UP):
+        bench.iterate()
+    held = bench.held_bytes()
+    bench.timer.forget()
+    for done in range(1, iterations + 1):
+        bench.iterate()
+        on_iteration(done)
+    return bench.profiles(held)
+
+
+class LayerBench:
+    """All layers of a job's model, ready to be timed.
+
+    Args:
+        job: see :func:`measure_layers`.
+        device: where to compute.
+
+    Attributes:
+        timer: what was timed so far; names are (layer, name of the time).
+    """
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        model = build_model(job)
+        self._job_load = microbatch_loader(job, cache(lambda: build_dataset(job)))
+        self._num_microbatches = job.global_microbatches
+        self._kept: tuple[Tensor, Tensor] | None = None
+        self._names = tuple(f"{index}.{type(layer).__name__}" for index, layer in enumerate(model.layers))
+        self._boundaries = infer_boundaries(model.layers, self._load(0, 0)[0])
+        self._stages = tuple(self._stage(job, model, index, device) for index in range(len(model.layers)))
+        self._step = 0
+        self.timer: Timer = timer_for(device)
+
+    def _stage(self, job: Job, model: Model, index: int, device: torch.device) -> Stage:
+        return Stage(
+            layers=[model.layers[index]],
+            layer_range=LayerRange(index, index + 1),
+            num_layers=len(model.layers),
+            ties=model.ties,
+            loss=model.loss,
+            optimizer=build_optimizer(job),
+            lr_scale=lambda step: 1.0,
+            numerics=job.train.numerics,
+            seed=job.train.seed,
+            num_microbatches=_MICROBATCHES,
+            load=self._load,
+            clip_norm=job.train.clip_norm,
+            commit=job.resilience.commit,
+            device=device,
+            checkpointed=checkpointed_layers(job, len(model.layers)),
+        )
+
+    def _load(self, step: int, microbatch: int) -> tuple[Tensor, Tensor]:
+        number = step * _MICROBATCHES + microbatch
+        return self._kept or self._job_load(*divmod(number, self._num_microbatches))
+
+    def iterate(self) -> None:
+        """Trains one step, and times it.
+
+        Raises:
+            ConfigError: a gradient was not finite, so that there is no optimizer step to time.
+        """
+        for stage in self._stages:
+            stage.begin(self._step)
+        self._run(0, OpKind.I, OpKind.W)
+        self._run(1, OpKind.B)
+        self._finish()
+        self._step += 1
+
+    def _run(self, microbatch: int, *kinds: OpKind) -> None:
+        step, value = self._step, None
+        for index, stage in enumerate(self._stages):
+            value = self._time(index, OpKind.F, partial(stage.forward, step, microbatch, value))
+        for kind in kinds:
+            value = None
+            for index, stage in reversed(tuple(enumerate(self._stages))):
+                value = self._time(index, kind, partial(stage.backward, kind, step, microbatch, value))
+        self.timer.settle()
+
+    def _time(self, index: int, kind: OpKind, work: Callable[[], Tensor | None]) -> Tensor | None:
+        return self.timer.time((index, _NAMES[kind]), work)
+
+    def _finish(self) -> None:
+        """Does and times what a layer costs at the end of a step, apart from what others are waited for."""
+        sums = self._reduce()
+        for index, stage in enumerate(self._stages):
+            for reduction in stage.reductions:
+                self.timer.time((index, _OPTIMIZER), partial(stage.accept, reduction, sums[reduction]))
+        tally = reduce(Stage.merge_tallies, [stage.tally() for stage in self._stages])
+        for index, stage in enumerate(self._stages):
+            stage.conclude(tally)
+            if stage.omitted:
+                raise ConfigError(
+                    f"a gradient was not finite in iteration {self._step}: there is no optimizer step to time; "
+                    "check the data, or lower optimizer.lr"
+                )
+            self.timer.time((index, _OPTIMIZER), partial(stage.update, index))
+            self.timer.time((index, _OPTIMIZER), partial(stage.swap, index))
+        self.timer.settle()
+
+    def _reduce(self) -> dict[Reduction, Tensor]:
+        sums: dict[Reduction, Tensor] = {}
+        for index, stage in enumerate(self._stages):
+            for reduction in stage.reductions:
+                message = self.timer.time((index, _OPTIMIZER), partial(stage.message, reduction))
+                sums[reduction] = sums[reduction] + message if reduction in sums else message
+        return sums
+
+    def held_bytes(self) -> tuple[tuple[int, int], ...]:
+        """Returns what one micro-batch holds in each layer after F, and after I. The step is thrown away."""
+        self._kept = self._load(self._step, 0)  # so that what the data set holds is not counted
+        after_forward, watches, value = [], [], None
+        for stage in self._stages:
+            stage.begin(self._step)
+            watch = Held(_tensors_of(stage))
+            with watch:
+                value = stage.forward(self._step, 0, value)
+            value = None if value is None else value.clone()
+            after_forward.append(watch.alive_bytes())
+            watches.append(watch)
+        after_input = []
+        for stage, watch in reversed(tuple(zip(self._stages, watches, strict=True))):
+            with watch:
+                if value is not None:
+                    watch.note(value)
+                value = stage.backward(OpKind.I, self._step, 0, value)
+            value = None if value is None else value.clone()
+            after_input.append(watch.alive_bytes())
+        self._kept = None
+        for stage in self._stages:
+            stage.discard()
+        return tuple(zip(after_forward, reversed(after_input), strict=True))
+
+    def profiles(self, held: tuple[tuple[int, int], ...]) -> tuple[LayerProfile, ...]:
+        """Returns the medians of what was timed, with what is held; see :meth:`held_bytes`."""
+        return tuple(self._profile(index, *each) for index, each in enumerate(held))
+
+    def _profile(self, index: int, after_forward: int, after_input: int) -> LayerProfile:
+        samples = {name: self.timer.samples[index, name] for name in (*_NAMES.values(), _OPTIMIZER)}
+        medians = {name: statistics.median(values) for name, values in samples.items()}
+        split = medians["backward_input_s"] + medians["backward_weight_s"]
+        state = self._stages[index].export(index)
+        entries = [value for entry in state.optimizer.values() for value in entry.values()]
+        return LayerProfile(
+            name=self._names[index],
+            forward_s=medians["forward_s"],
+            backward_input_s=medians["backward_input_s"],
+            backward_weight_s=medians["backward_weight_s"],
+            backward_s=medians["backward_s"],
+            optimizer_s=medians[_OPTIMIZER],
+            split_s=max(0.0, split - medians["backward_s"]),
+            held_after_forward_bytes=after_forward,
+            held_after_input_bytes=after_input,
+            boundary_bytes=num_bytes(self._boundaries[index]),
+            parameter_bytes=sum(value.nbytes for value in state.parameters.values()),
+            optimizer_bytes=sum(value.nbytes for value in entries if isinstance(value, Tensor)),
+            spread={name: spread(values) for name, values in samples.items()},
+        )
+
+
+def _tensors_of(stage: Stage) -> list[Tensor]:
+    state = stage.export(stage.layer_range.start)
+    return [*state.parameters.values(), *state.buffers.values()]

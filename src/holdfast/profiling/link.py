@@ -1,0 +1,105 @@
+"""Measures what a message costs: two processes send messages to and fro over the job's own transport."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+
+import msgspec
+import torch
+
+from holdfast.config.job import Job
+from holdfast.control.messages import Message
+from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Payload
+from holdfast.core.profile import Link
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.profiling.samples import fit_link
+from holdfast.runtime.exchange import RelayExchange
+from holdfast.runtime.gloo import GlooTransport
+from holdfast.runtime.transport import MessageKey, Transport
+
+__all__ = ["SIZES", "answer_messages", "measure_link"]
+
+SIZES = (8, 4 * 2**20)
+"""Bytes of a small and of a large message."""
+
+_PAIR = (WorkerId(0, 0), WorkerId(0, 1))
+_WARM_UP = 3
+
+
+class _Word(msgspec.Struct, frozen=True, array_like=True):
+    """What one end puts into the exchange."""
+
+    generation: int
+    key: str
+    value: bytes
+
+
+def measure_link(job: Job, pipe: Connection, rounds: int) -> Link:
+    """Returns latency and bandwidth, half of what a message takes to and fro.
+
+    Args:
+        job: its transport is used.
+        pipe: to the process that runs :func:`answer_messages`; the two find each other through it.
+        rounds: how often each size is sent; at least 1.
+    """
+    transport = _connect(job, 0, pipe)
+    times: dict[int, list[float]] = {size: [] for size in SIZES}
+    for round_ in range(_WARM_UP + rounds):
+        for index, size in enumerate(SIZES):
+            start = time.perf_counter()
+            _send(transport, 0, round_, index)
+            _receive(transport, 0, round_, index)
+            if round_ >= _WARM_UP:
+                times[size].append((time.perf_counter() - start) / 2)
+    transport.close()
+    return fit_link(times)
+
+
+def answer_messages(job: Job, pipe: Connection, rounds: int) -> None:
+    """Sends every message back that :func:`measure_link` sends."""
+    transport = _connect(job, 1, pipe)
+    for round_ in range(_WARM_UP + rounds):
+        for index in range(len(SIZES)):
+            _receive(transport, 1, round_, index)
+            _send(transport, 1, round_, index)
+    transport.drain()
+
+
+def _connect(job: Job, end: int, pipe: Connection) -> Transport:
+    exchange = RelayExchange(_PAIR[end], partial(_tell, pipe))
+    threading.Thread(target=_hear, args=(pipe, exchange.deliver), daemon=True).start()
+    transport = GlooTransport(_PAIR[end], exchange, host=job.control.host)
+    transport.build(1, (_PAIR,))
+    return transport
+
+
+def _tell(pipe: Connection, message: Message) -> None:
+    pipe.send_bytes(msgspec.msgpack.encode(_Word(message.generation, message.key, message.value)))  # type: ignore[union-attr]
+
+
+def _hear(pipe: Connection, deliver: Callable[[int, str, bytes], None]) -> None:
+    while True:
+        try:
+            word = msgspec.msgpack.decode(pipe.recv_bytes(), type=_Word)
+        except (EOFError, OSError):
+            return
+        deliver(word.generation, word.key, word.value)
+
+
+def _key(sender: int, round_: int, index: int) -> MessageKey:
+    payload = Payload.GRADIENT if sender else Payload.ACTIVATION
+    return MessageKey(generation=1, step=round_, payload=payload, microbatch=index)
+
+
+def _send(transport: Transport, end: int, round_: int, index: int) -> None:
+    transport.send(_key(end, round_, index), _PAIR[1 - end], torch.zeros(SIZES[index], dtype=torch.uint8))
+
+
+def _receive(transport: Transport, end: int, round_: int, index: int) -> None:
+    spec = TensorSpec(shape=(SIZES[index],), dtype="uint8")
+    transport.receive(_key(1 - end, round_, index), _PAIR[1 - end], spec).wait()

@@ -1,0 +1,99 @@
+"""Measures a job in processes of its own; imports no torch itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+
+from holdfast.config.job import Job
+from holdfast.core.profile import Link, Profile
+from holdfast.errors import ConfigError, InternalError
+from holdfast.profiling.processes import PROGRESS, Measured, echo_main, layers_main, link_main
+from holdfast.runtime.forks import FORKS, ForkedProcess
+
+__all__ = ["measure_profile"]
+
+
+def measure_profile(
+    job: Job,
+    *,
+    iterations: int = 100,
+    device: str = "cpu",
+    on_iteration: Callable[[int], None] = lambda done: None,
+) -> Profile:
+    """Measures what every layer of a job and every message between workers cost.
+
+    Call it under ``if __name__ == "__main__":``, as everything that starts processes.
+
+    Args:
+        job: what is trained; its grid gives the size of a micro-batch, no more.
+        iterations: how often everything is measured; at least 1.
+        device: ``cpu`` or ``cuda``. Messages go over the transport that training uses in any case.
+        on_iteration: called with how many are done, after each.
+
+    Raises:
+        ConfigError: something in the job cannot be used, or there is no such device.
+
+    After failure: no process is left, also after KeyboardInterrupt.
+    """
+    # Gloo reports on stderr that the other end is gone, as it is when it is done.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    with _Children() as children:
+        answer = children.start(layers_main, job, iterations, device)
+        measured = msgspec.json.decode(_answer(answer, on_iteration), type=Measured)
+        one_end, other_end = FORKS.Pipe()
+        answers = [
+            children.start(main, job, iterations, end) for main, end in ((link_main, one_end), (echo_main, other_end))
+        ]
+        one_end.close()
+        other_end.close()
+        link = msgspec.json.decode(_answer(answers[0]), type=Link)
+    return Profile(layers=measured.layers, link=link, machine=measured.machine, iterations=iterations)
+
+
+class _Children(contextlib.AbstractContextManager["_Children"]):
+    """Processes that are ended with the context, however it ends."""
+
+    def __init__(self) -> None:
+        self._processes: list[ForkedProcess] = []
+
+    def start(self, main: Callable[..., None], *arguments: Any) -> Connection:
+        """Starts a process; returns where its answer comes."""
+        ours, theirs = FORKS.Pipe(duplex=False)
+        process = ForkedProcess(target=main, args=(*arguments, theirs), name=main.__name__, daemon=True)
+        process.start()
+        self._processes.append(process)
+        theirs.close()
+        return ours
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+
+def _answer(answer: Connection, on_iteration: Callable[[int], None] = lambda done: None) -> str:
+    for kind, text in _words(answer):
+        match kind:
+            case "ok":
+                return text
+            case "error":
+                raise ConfigError(text)
+            case kind if kind == PROGRESS:
+                on_iteration(int(text))
+            case _:
+                raise InternalError(text)
+    raise InternalError("a process that measures ended without an answer")
+
+
+def _words(answer: Connection) -> Iterator[tuple[str, str]]:
+    with contextlib.suppress(EOFError):
+        while True:
+            kind, _, text = answer.recv_bytes().decode().partition(" ")
+            yield kind, text

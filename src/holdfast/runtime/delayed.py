@@ -1,0 +1,117 @@
+"""A transport whose messages take as long as on the links of a profile, over one that is faster.
+
+The sender's clock travels with each message, and whoever takes it waits until it would have arrived. So neither end is
+held up while a message is under way, and several may be under way at once. All workers must be on one machine, where
+they share the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Payload
+from holdfast.core.profile import Link
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.errors import StaleGeneration
+from holdfast.runtime.model import num_bytes, torch_dtype
+from holdfast.runtime.transport import Handle, MessageKey, Transport
+
+__all__ = ["DelayedTransport"]
+
+_STAMP_BYTES = 8
+
+
+class DelayedTransport:
+    """See :class:`holdfast.runtime.transport.Transport`; reductions are not delayed.
+
+    Args:
+        inner: what carries everything.
+        link: how long messages take.
+        bytes_of: size that an incoming message is to have, if larger than it is; asked when its receive begins.
+        clock: seconds, the same for all workers.
+    """
+
+    def __init__(
+        self,
+        inner: Transport,
+        link: Link,
+        bytes_of: Callable[[Payload], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inner = inner
+        self._link = link
+        self._bytes_of = bytes_of
+        self._clock = clock
+        self._aborted = 0
+        self._changed = threading.Condition()
+
+    def build(self, generation: int, groups: tuple[tuple[WorkerId, ...], ...]) -> None:
+        """See Transport.build."""
+        self._inner.build(generation, groups)
+
+    def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
+        """See Transport.send."""
+        stamp = torch.tensor([self._clock()], dtype=torch.float64).view(torch.uint8)
+        self._inner.send(key, peer, torch.cat((stamp, tensor.detach().contiguous().view(-1).view(torch.uint8))))
+
+    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
+        """See Transport.receive; the handle's ``wait`` ends when the message would have arrived."""
+        stamped = TensorSpec(shape=(_STAMP_BYTES + num_bytes(spec),), dtype="uint8")
+        delay_s = self._link.seconds_of(max(num_bytes(spec), self._bytes_of(key.payload)))
+        return _Travelling(self, self._inner.receive(key, peer, stamped), spec, key.generation, delay_s)
+
+    def all_reduce(self, members: tuple[WorkerId, ...], tensor: torch.Tensor) -> Handle:
+        """See Transport.all_reduce."""
+        return self._inner.all_reduce(members, tensor)
+
+    def drain(self) -> None:
+        """See Transport.drain."""
+        self._inner.drain()
+
+    def abort(self, generation: int) -> None:
+        """See Transport.abort."""
+        with self._changed:
+            self._aborted = max(self._aborted, generation)
+            self._changed.notify_all()
+        self._inner.abort(generation)
+
+    def abandon(self) -> None:
+        """See Transport.abandon."""
+        self._inner.abandon()
+
+    def close(self) -> None:
+        """See Transport.close."""
+        self._inner.close()
+
+    def _wait_until(self, moment: float, generation: int) -> None:
+        with self._changed:
+            while self._aborted < generation:
+                left = moment - self._clock()
+                if left <= 0:
+                    return
+                self._changed.wait(left)
+            raise StaleGeneration(generation)
+
+
+class _Travelling:
+    """A message that may have come already, but is not here yet."""
+
+    def __init__(
+        self, transport: DelayedTransport, handle: Handle, spec: TensorSpec, generation: int, delay_s: float
+    ) -> None:
+        self._transport = transport
+        self._handle = handle
+        self._spec = spec
+        self._generation = generation
+        self._delay_s = delay_s
+
+    def wait(self) -> torch.Tensor:
+        stamped = self._handle.wait()
+        sent_s = float(stamped[:_STAMP_BYTES].view(torch.float64).item())
+        self._transport._wait_until(sent_s + self._delay_s, self._generation)
+        return stamped[_STAMP_BYTES:].view(torch_dtype(self._spec)).view(self._spec.shape)

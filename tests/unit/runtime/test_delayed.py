@@ -1,0 +1,104 @@
+"""Messages that travel: they come when they would, hold nobody up, and give way to an abort."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Payload
+from holdfast.core.profile import Link
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.errors import StaleGeneration
+from holdfast.runtime.delayed import DelayedTransport
+from holdfast.runtime.transport import MessageKey
+from holdfast.testing.memory import MemoryHub, MemoryTransport
+
+A, B = WorkerId(0, 0), WorkerId(0, 1)
+SPEC = TensorSpec(shape=(2,), dtype="int64")
+WORDS = torch.tensor([7, -7])
+SIZES = {Payload.ACTIVATION: 1_000_000, Payload.GRADIENT: 100_000}
+
+
+def key(payload=Payload.ACTIVATION, microbatch=0):
+    return MessageKey(generation=1, step=0, payload=payload, microbatch=microbatch)
+
+
+def pair(link):
+    hub = MemoryHub()
+    ends = [DelayedTransport(MemoryTransport(worker, hub), link, lambda p: SIZES.get(p, 0)) for worker in (A, B)]
+    threads = [threading.Thread(target=end.build, args=(1, ((A, B),))) for end in ends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("payload", "seconds"), [(Payload.ACTIVATION, 0.11), (Payload.GRADIENT, 0.02), (Payload.TALLY, 0.010_001_6)]
+)
+def test_a_message_takes_what_its_emulated_size_takes(payload, seconds):
+    a, b = pair(Link(latency_s=0.01, bytes_per_s=1e7))
+    start = time.monotonic()
+    a.send(key(payload), B, WORDS)
+    sent_s = time.monotonic() - start
+    handle = b.receive(key(payload), A, SPEC)
+    assert torch.equal(handle.wait(), WORDS)
+    assert seconds <= time.monotonic() - start
+    assert sent_s < seconds, "the sender is not held up"
+
+
+def test_messages_travel_at_the_same_time_and_while_nobody_waits():
+    a, b = pair(Link(latency_s=0.2, bytes_per_s=1e12))
+    start = time.monotonic()
+    for microbatch in range(5):
+        a.send(key(microbatch=microbatch), B, WORDS)
+    handles = [b.receive(key(microbatch=microbatch), A, SPEC) for microbatch in range(5)]
+    for handle in handles:
+        handle.wait()
+    assert 0.2 <= time.monotonic() - start < 0.4, "five times 0.2 s if they went one after another"
+
+
+def test_a_message_that_came_long_ago_is_there_at_once():
+    clocks = {"now": 0.0}
+    hub = MemoryHub()
+    a, b = (
+        DelayedTransport(
+            MemoryTransport(w, hub), Link(latency_s=50.0, bytes_per_s=1e9), lambda p: 0, lambda: clocks["now"]
+        )
+        for w in (A, B)
+    )
+    builder = threading.Thread(target=a.build, args=(1, ((A, B),)))
+    builder.start()
+    b.build(1, ((A, B),))
+    builder.join()
+    a.send(key(), B, WORDS)
+    clocks["now"] = 51.0
+    assert torch.equal(b.receive(key(), A, SPEC).wait(), WORDS)
+
+
+def test_an_abort_ends_the_wait_for_a_message_under_way():
+    a, b = pair(Link(latency_s=3600.0, bytes_per_s=1e9))
+    a.send(key(), B, WORDS)
+    handle = b.receive(key(), A, SPEC)
+    ended = []
+
+    def wait():
+        try:
+            handle.wait()
+        except StaleGeneration as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    b.abort(1)
+    waiting.join(10.0)
+    assert len(ended) == 1
+
+
+def test_reductions_are_not_delayed():
+    a, b = pair(Link(latency_s=3600.0, bytes_per_s=1.0))
+    handles = [end.all_reduce((A, B), WORDS) for end in (a, b)]
+    assert all(torch.equal(handle.wait(), 2 * WORDS) for handle in handles)
