@@ -172,7 +172,7 @@ class EmulatedStage:
         """See StagePort.conclude; every layer must have been heard of."""
         self._scaled = self._judge(tally)
         if self._missed is not None:
-            self._missed.append((self._reduced, self._scaled))
+            self._missed.append((dict(self._reduced), self._scaled))
 
     def presume(self) -> None:
         """See StagePort.presume."""

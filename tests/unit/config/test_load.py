@@ -119,7 +119,7 @@ def complaint(tree, *overrides):
         ("model.kind", "gtp", "model.kind: expected one of gpt, convnet, python, got 'gtp'"),
         ("data.kind", "texts", "data.kind: expected one of text, digits, python, got 'texts'"),
         ("train.numerics", "exakt", "train.numerics: expected one of exact, fast, got 'exakt'"),
-        ("train.technique", "2f2b", "train.technique: expected one of 1f1b, gpipe, got '2f2b'"),
+        ("train.technique", "2f2b", "train.technique: expected one of 1f1b, gpipe, decoupled, staggered, got '2f2b'"),
         ("optimizer.schedule", "step", "optimizer.schedule: expected one of constant, cosine, linear, got 'step'"),
         ("optimizer.lr", 0, "optimizer.lr: expected `float` > 0.0, got 0"),
         ("optimizer.lr", float("nan"), "optimizer.lr: expected `float` > 0.0, got nan"),
