@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.core.ids import MicroBatch, WorkerId
@@ -10,7 +11,7 @@ from holdfast.core.profile import Costs, StageCosts
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InvalidSchedule
 
-__all__ = ["Span", "Timeline", "evaluate", "op_time", "peak_memory", "timeline"]
+__all__ = ["Span", "Timeline", "evaluate", "op_time", "peak_memory", "steady_period", "timeline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,46 @@ def _staggered_period(plan: Plan, stages: dict[WorkerId, StageCosts], spans: tup
     )
 
 
+def steady_period(
+    plan: Plan, costs: Costs, *, staggered: bool = False, ties: tuple[tuple[int, ...], ...] = (), steps: int = 12
+) -> float:
+    """Returns the time between consecutive steps when many are run one after another, each as soon as it can be.
+
+    That is what a run should show. It is never longer than the period of a schedule with the same orders, whose stages
+    may have to wait for one another a little differently in the first steps.
+
+    Args:
+        plan: a plan that :func:`holdfast.core.validate.validate` accepts.
+        costs: costs per layer of the same model.
+        staggered: whether each layer is updated as soon as its own owners are done.
+        ties: tuples of layers that share weights, and are updated together.
+        steps: how many are run; the second half counts.
+
+    Raises:
+        InvalidSchedule: workers wait for one another, so that the step never ends.
+    """
+    stages = {worker: costs.of(layers) for worker, layers in plan.placement.ranges}
+    units = [*((layer,) for layer in range(plan.placement.num_layers)), *ties]
+    together = [{worker for layer in unit for worker in plan.placement.owners(layer)} for unit in units]
+    if not staggered:
+        together = [set(stages)]
+    free = dict.fromkeys(stages, 0.0)
+    begins: list[float] = []
+    for _ in range(steps):
+        spans = _Run(plan, costs, stages, free).spans()
+        begins.append(min(span.start for span in spans))
+        ends = dict(free)
+        for span in spans:
+            ends[span.worker] = max(ends[span.worker], span.end)
+        reduced = [(workers, max(ends[worker] for worker in workers)) for workers in together]
+        free = {
+            worker: max(end for workers, end in reduced if worker in workers) + stage.optimizer
+            for worker, stage in stages.items()
+        }
+    half = steps // 2
+    return (begins[-1] - begins[-1 - half]) / half
+
+
 def op_time(kind: OpKind, stage: StageCosts) -> float:
     """Returns how long an operation occupies its worker."""
     match kind:
@@ -145,7 +186,14 @@ _Output = tuple[WorkerId, MicroBatch, bool]
 class _Run:
     """Runs the orders in no particular sequence of workers; a worker that lacks its input is woken when it arrives."""
 
-    def __init__(self, plan: Plan, costs: Costs, stages: dict[WorkerId, StageCosts]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        costs: Costs,
+        stages: dict[WorkerId, StageCosts],
+        free: Mapping[WorkerId, float] | None = None,
+    ) -> None:
+        self._free = free or {}
         self._rows = dict(plan.orders.rows)
         self._routes = {route.microbatch: route.workers for route in plan.routes.routes}
         self._stops = {worker: layers.stop for worker, layers in plan.placement.ranges}
@@ -166,7 +214,7 @@ class _Run:
     def _advance(self, worker: WorkerId) -> list[WorkerId]:
         """Runs a worker's operations until one lacks its input; returns the workers that waited for results."""
         done, stage, woken = self._spans[worker], self._stages[worker], []
-        now = done[-1].end if done else 0
+        now = done[-1].end if done else self._free.get(worker, 0)
         for op in self._rows[worker][len(done) :]:
             needs, delay = self._input(worker, op)
             if needs is not None and needs not in self._ends:
