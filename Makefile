@@ -44,6 +44,7 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/undo_accuracy.py
 	$(BIN)/python benchmarks/baselines.py
 	$(BIN)/python benchmarks/planner.py
+	$(BIN)/python benchmarks/slipstream.py
 
 bench-peers: $(STAMP)  ## the same kill in other systems; installs them into an environment of their own
 	$(BIN)/python benchmarks/peers.py
