@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.bounds import BoundRules, StageBounds, bound_of_loads
+from holdfast.core.bounds import BoundRules, StageBounds, bound
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -207,7 +207,7 @@ def test_the_coupled_bound_of_a_grid_is_that_of_its_worst_stage():
     )
     rules = BoundRules(coupled=True, staggered=False)
     stages = StageBounds(grid.each, grid.comm, rules)
-    found = bound_of_loads(grid.each, grid.comm, (3, 6), rules)
+    found = bound(grid.each, grid.comm, (3, 6), rules)
     assert found.makespan == max(stages.of(0, 3).makespan, stages.of(1, 6).makespan)
     shop = open_shop(grid, [WorkerId(0, 1)], coupled=True)
     plan = to_plan(shop, list_schedule(shop, plain_urgency(shop)).rows)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from holdfast.core.ids import WorkerId
-from holdfast.core.placement import LayerRange, Placement
-from holdfast.core.profile import Costs, StageCosts
-from holdfast.errors import ConfigError, StateUnavailable
+from holdfast.core.profile import StageCosts
 
-__all__ = ["Bound", "BoundRules", "StageBounds", "bound", "bound_of_loads", "failures_per_stage"]
+__all__ = ["Bound", "BoundRules", "StageBounds", "bound"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +35,12 @@ class BoundRules:
 
 
 def bound(
-    placement: Placement, failures: Sequence[int], microbatches: int, costs: Costs, rules: BoundRules | None = None
+    each: Sequence[StageCosts], comm: Sequence[float], loads: Sequence[int], rules: BoundRules | None = None
 ) -> Bound:
-    """Returns lower bounds for every plan in which layers stay where they are.
+    """Returns lower bounds for every plan of a regular grid in which layers stay where they are.
 
     Let stage s take f, b and w for F, I and W, and c for a message to the next stage. The living workers of s share all
-    micro-batches, so the busiest has at least ``n = ceil(pipelines * microbatches / living)`` of them.
+    micro-batches, so the busiest has at least ``n = ceil(pipelines * microbatches / living)`` of them, its load.
 
     - *Fill*: between its first F and its first I or B, any worker of s computes nothing but F, of at most k
       micro-batches, which are all that it may hold at once. That takes at least the way to the last stage and back. So
@@ -59,27 +56,6 @@ def bound(
 
     Where every backward is coupled, b + w stands for b, and W is part of it. Where the optimizer is synchronous, the
     period is the makespan and the longest optimizer step. docs/planner.md has the proofs at length.
-
-    Args:
-        placement: the regular grid *without* failures.
-        failures: how many workers of stage 0, 1, ... have failed.
-        microbatches: micro-batches per pipeline, at least 1.
-        costs: costs per layer.
-        rules: what schedules may do; default: everything.
-
-    Raises:
-        ConfigError: the grid is not regular, or ``failures`` has another number of stages.
-        StateUnavailable: a stage has no living worker.
-    """
-    stages = _stages(placement)
-    loads = _loads(placement, stages, failures, microbatches)
-    return bound_of_loads([costs.of(layers) for layers in stages], _cuts(stages, costs), loads, rules)
-
-
-def bound_of_loads(
-    each: Sequence[StageCosts], comm: Sequence[float], loads: Sequence[int], rules: BoundRules | None = None
-) -> Bound:
-    """Returns the bounds of :func:`bound` from what it derives from a grid.
 
     Args:
         each: the costs of every stage.
@@ -139,45 +115,3 @@ class StageBounds:
         if self._rules.classic:
             most = min(most, len(self._each) - stage)
         return max(0, self._until_back[stage] - most * costs.forward)
-
-
-def failures_per_stage(placement: Placement, failed: Iterable[WorkerId]) -> tuple[int, ...]:
-    """Returns how many of the failed workers held the layers of stage 0, 1, ...
-
-    Args:
-        placement: the regular grid without failures.
-        failed: workers of that grid.
-
-    Raises:
-        ConfigError: the grid is not regular, or a worker is not in it.
-    """
-    lost = [placement.layers_of(worker) for worker in failed]
-    return tuple(lost.count(layers) for layers in _stages(placement))
-
-
-def _stages(placement: Placement) -> tuple[LayerRange, ...]:
-    ranges = [layers for _, layers in placement.ranges]
-    stages = tuple(sorted(set(ranges)))
-    ends = [0, *(layers.stop for layers in stages)]
-    if [layers.start for layers in stages] != ends[:-1] or len({ranges.count(layers) for layers in stages}) > 1:
-        raise ConfigError(f"a bound needs a regular grid, not stages {', '.join(map(str, stages))}")
-    return stages
-
-
-def _cuts(stages: Sequence[LayerRange], costs: Costs) -> list[float]:
-    return [costs.comm[layers.stop - 1] for layers in stages[:-1]]
-
-
-def _loads(
-    placement: Placement, stages: tuple[LayerRange, ...], failures: Sequence[int], microbatches: int
-) -> tuple[int, ...]:
-    """Returns the least number of micro-batches on the busiest living worker of every stage."""
-    pipelines = len(placement.ranges) // len(stages)
-    if len(failures) != len(stages):
-        raise ConfigError(f"failures {tuple(failures)} name {len(failures)} stages, but the grid has {len(stages)}")
-    lost = tuple(
-        layer for layers, x in zip(stages, failures, strict=True) if x >= pipelines for layer in layers.indices
-    )
-    if lost:
-        raise StateUnavailable(lost, f"{max(failures)} of {pipelines} workers of a stage failed")
-    return tuple(-(-pipelines * microbatches // (pipelines - x)) for x in failures)

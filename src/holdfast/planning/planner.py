@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from holdfast.core.bounds import Bound, BoundRules, bound_of_loads
+from holdfast.core.bounds import Bound, BoundRules, bound
 from holdfast.core.builders import Limit as Held
 from holdfast.core.builders import one_f_one_b
 from holdfast.core.ids import WorkerId
@@ -207,7 +207,7 @@ def plan_bound(grid: Grid, failures: tuple[int, ...], technique: Technique) -> B
         failures: failed workers of every stage, fewer than pipelines each.
         technique: what schedules may do.
     """
-    return bound_of_loads(grid.each, grid.comm, [load(grid, count) for count in failures], technique.rules)
+    return bound(grid.each, grid.comm, [load(grid, count) for count in failures], technique.rules)
 
 
 def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int) -> Found:
