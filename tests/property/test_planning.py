@@ -1,5 +1,6 @@
 """Any small grid, any survivable failures, any uneven costs: engines, bounds and proofs against one another."""
 
+import dataclasses
 import itertools
 from collections import Counter
 
@@ -19,6 +20,8 @@ from holdfast.planning.array_scheduler import array_schedule
 from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urgency
 from holdfast.planning.planner import Engine, Technique, make_plan, plan_bound
 from holdfast.planning.shop import Grid, open_shop, to_plan
+from holdfast.planning.solvers import counting, cp_sat
+from holdfast.planning.solvers.process import answer_of, problem_of
 from holdfast.planning.timing import (
     as_late_as_possible,
     as_soon_as_possible,
@@ -198,6 +201,33 @@ def test_cp_sat_is_between_the_bound_and_the_list_scheduler(problem, technique):
     assert quick.bound.period <= exact.bound.period <= exact.found.period <= quick.found.period
 
 
+@settings(max_examples=12, deadline=None)
+@given(problems(pipelines=2, stages=3, microbatches=3), TECHNIQUES, st.integers(1, 3))
+def test_counting_and_a_variable_per_start_find_the_same_optimum(problem, technique, unit):
+    grid, failed = problem
+    costs = grid.costs
+    times = {k: tuple(unit * (1 + t % 3) for t in getattr(costs, k)) for k in ("forward", "input", "weight")}
+    others = {k: tuple(unit * (t % 3) for t in getattr(costs, k)) for k in ("comm", "optimizer")}
+    grid = dataclasses.replace(grid, costs=dataclasses.replace(costs, **times, **others))
+    quick = make_plan(grid, failed, technique, time_limit_s=0.0)
+    value, goal = technique.minimised(quick.found), technique.minimised(quick.bound)
+    staggered = technique is Technique.STAGGERED
+    asked, scale = problem_of(
+        quick.shop, staggered=staggered, hint=quick.schedule, value=value, goal=goal, time_limit_s=60
+    )
+    assert counting.suits(asked)
+    counted = counting.solve(asked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "suits", lambda problem: False)
+        started = cp_sat.solve(asked)
+    assert counted["status"] == started["status"] == "OPTIMAL"
+    assert counted["value"] == started["value"] == counted["bound"] >= goal
+    found = answer_of(quick.shop, counted, scale).schedule
+    check(quick.shop, found)
+    measured = measure(quick.shop, found, staggered=staggered)
+    assert (measured.period if staggered else measured.makespan) == counted["value"]
+
+
 def test_the_coupled_bound_of_a_grid_is_that_of_its_worst_stage():
     grid = Grid(
         pipelines=2,
@@ -228,6 +258,14 @@ def test_cp_sat_proves_the_running_example_with_the_memory_of_1f1b():
     found = make_plan(grid, [WorkerId(1, 2)], Technique.ADAPTIVE, time_limit_s=30, engine=Engine.CP_SAT)
     assert found.optimal
     assert found.found.makespan == found.bound.makespan == 36
+
+
+@pytest.mark.parametrize(("memory", "period"), [("1,0,1,4", 29), ("1,0,1,5", 28), ("1,0,1,6", 27)])
+def test_cp_sat_proves_the_staggered_running_example(memory, period):
+    grid = Grid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory=memory))
+    found = make_plan(grid, [WorkerId(1, 2)], Technique.STAGGERED, time_limit_s=60, engine=Engine.CP_SAT)
+    assert found.optimal
+    assert found.found.period == found.bound.period == period
 
 
 def test_a_solver_without_time_leaves_the_list_schedule():
