@@ -48,6 +48,7 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument("--costs", metavar="F,I,W", help="time of F, I and W; B takes I + W; default: 1,1,1")
     parser.add_argument("--comm", metavar="C", help="time of a message between stages; default: 0")
     parser.add_argument("--optimizer-cost", metavar="O", help="time of the optimizer step; default: 0")
+    parser.add_argument("--split-cost", metavar="S", help="by how much I takes longer apart from W; default: 0")
     parser.add_argument(
         "--memory",
         metavar="aF,aI,aW,cap",
@@ -160,6 +161,7 @@ def _given(args: argparse.Namespace, num_stages: int) -> tuple[Costs, tuple[Laye
         costs=args.costs or "1,1,1",
         comm=args.comm or "0",
         optimizer=args.optimizer_cost or "0",
+        split=args.split_cost or "0",
         memory=args.memory,
     )
     return costs, split_evenly(num_stages, num_stages)
@@ -167,7 +169,7 @@ def _given(args: argparse.Namespace, num_stages: int) -> tuple[Costs, tuple[Laye
 
 def _profiled(args: argparse.Namespace, job: Job | None, num_stages: int) -> tuple[Costs, tuple[LayerRange, ...]]:
     """Returns the costs of a profile, in seconds and bytes, and the stages into which it is cut best."""
-    for flag in ("costs", "comm", "optimizer_cost"):
+    for flag in ("costs", "comm", "optimizer_cost", "split_cost"):
         if getattr(args, flag) is not None:
             name = f"--{flag.replace('_', '-')}"
             raise ConfigError(

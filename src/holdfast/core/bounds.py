@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 
 from holdfast.core.profile import StageCosts
 
@@ -45,17 +46,22 @@ def bound(
     - *Fill*: between its first F and its first I or B, any worker of s computes nothing but F, of at most k
       micro-batches, which are all that it may hold at once. That takes at least the way to the last stage and back. So
       the worker is idle for that way less k f, if this is positive.
-    - *Load*: the busiest worker computes for n (f + b + w), and is idle as said. Of the makespan this lies after the
-      first forward has come down to s; of the period of stage s, the optimizer step follows.
+    - *Drain*: between its last F and the I or B of that, it computes nothing but I, W and B of the others that it held
+      at that F. That, too, takes at least the way to the last stage and back. If n > k, it comes after the fill.
+    - *Load*: the busiest worker computes for n (f + b + w), and is idle as said in both. Of the makespan this lies
+      after the first forward has come down to s; of the period of stage s, the optimizer step follows.
     - *Chain*: take any stage r up to s. No F of s starts before some worker of r has started, plus (f + c) of every
-      stage from r to just before s. From then on the busiest worker of s computes all its F and I, n (f + b), with the
-      idle time of the fill. The last of these is an I, as every F has its I after it. Its gradient still goes back over
-      (c + b) of every stage between s and r, and r itself then computes its W, w. A full backward takes b + w for I,
-      hence no less. So the time between the first start and the last end on stage r, to which r's optimizer step is
-      added in any period, is at least the sum. Of the makespan, the way from stage 0 to r comes before it.
+      stage from r to just before s. From then on the busiest worker of s computes all its F and I, n (f + b), and W of
+      all micro-batches but those that it may still hold at its last F, and is idle as said in both. The last of these
+      is an I, as every F has its I after it. Its gradient still goes back over (c + b) of every stage between s and r,
+      and r itself then computes its W, w. A full backward takes b + w for I, hence no less. So the time between the
+      first start and the last end on stage r, to which r's optimizer step is added in any period, is at least the sum.
+      Of the makespan, the way from stage 0 to r comes before it.
 
-    Where every backward is coupled, b + w stands for b, and W is part of it. Where the optimizer is synchronous, the
-    period is the makespan and the longest optimizer step. docs/planner.md has the proofs at length.
+    Where every backward is coupled, b + w stands for b, and W is part of it. Where I takes longer apart from W, the
+    lesser of that and of b + w stands for b, and what is left of b + w for w, but not in n (f + b + w). Where the
+    optimizer is synchronous, the period is the makespan and the longest optimizer step. docs/planner.md has the proofs
+    at length.
 
     Args:
         each: the costs of every stage.
@@ -84,8 +90,9 @@ class StageBounds:
         """
         self._rules = rules = rules or BoundRules()
         self._each = each
-        self._back_op = [stage.backward if rules.coupled else stage.input for stage in each]
-        after = [0 if rules.coupled else stage.weight for stage in each]
+        least = [stage.weight if rules.coupled else min(stage.split, stage.weight) for stage in each]
+        self._back_op = [stage.input + more for stage, more in zip(each, least, strict=True)]
+        self._after = after = [stage.weight - more for stage, more in zip(each, least, strict=True)]
         self._down = list(accumulate((each[s].forward + comm[s] for s in range(len(comm))), initial=0))
         back = list(accumulate((self._back_op[s] + comm[s] for s in range(len(comm))), initial=0))
         self._longest = max(stage.optimizer for stage in each)
@@ -95,23 +102,58 @@ class StageBounds:
         self._home = [back[s] + home[s] for s in range(len(each))]
         own = (after[r] - back[r] - self._down[r] + each[r].optimizer for r in range(len(each)))
         self._round = [self._down[s] + back[s] + most for s, most in enumerate(accumulate(own, max))]
+        self._drain = [self._drained(stage) for stage in range(len(each))]
 
     def of(self, stage: int, load: int) -> Bound:
         """Returns the bound if the busiest worker of a stage runs ``load`` micro-batches, at least 1."""
         costs = self._each[stage]
         idle = self._idle(stage, load)
         work = idle + load * costs.total
-        through = idle + load * (costs.forward + self._back_op[stage])
+        through = idle + load * (costs.forward + self._back_op[stage]) + self._forced(stage, load)
         makespan = self._down[stage] + max(work, through + self._home[stage])
         if not self._rules.staggered:
             return Bound(period=makespan + self._longest, makespan=makespan)
         return Bound(period=max(work + costs.optimizer, through + self._round[stage]), makespan=makespan)
 
     def _idle(self, stage: int, load: int) -> float:
-        """Returns how long a worker is idle before its first I or B, at least."""
-        costs, most = self._each[stage], load
-        if costs.capacity is not None and costs.takes > 0:
-            most = min(most, int(costs.capacity * (1 + 1e-12) // costs.takes))
-        if self._rules.classic:
-            most = min(most, len(self._each) - stage)
-        return max(0, self._until_back[stage] - most * costs.forward)
+        """Returns how long a worker is idle before its first I or B and between its last F and the I or B of that."""
+        costs, held = self._each[stage], self._held(stage)
+        fill = max(0, self._until_back[stage] - min(held, load) * costs.forward)
+        return fill + self._drain[stage] if load > held else max(fill, self._drain[stage])
+
+    def _held(self, stage: int) -> float:
+        """Returns how many micro-batches a worker may hold between F and I or B."""
+        costs = self._each[stage]
+        by_memory = _fit(costs.capacity, costs.takes)
+        return min(by_memory, len(self._each) - stage) if self._rules.classic else by_memory
+
+    def _drained(self, stage: int) -> float:
+        """Returns how long a worker is idle, at least, between its last F and the I or B of that.
+
+        Meanwhile it runs only I and W, or B, of what it held besides at that F: of x micro-batches both, of others W.
+        """
+        costs, held = self._each[stage], self._held(stage)
+        way = self._until_back[stage] - costs.forward
+        both, kept = costs.input_apart + costs.weight, costs.takes - costs.gives_input
+        if held == inf or costs.capacity is None:
+            return max(0, way - (held - 1) * both) if held < inf else 0
+        most: float = 0
+        for x in range(int(held)):
+            left = costs.capacity - (x + 1) * costs.takes
+            most = max(
+                most, x * both + (0 if self._rules.coupled or not costs.weight else _fit(left, kept) * costs.weight)
+            )
+        return max(0, way - most)
+
+    def _forced(self, stage: int, load: int) -> float:
+        """Returns the time of W that memory does not let wait until the last F has started."""
+        costs = self._each[stage]
+        if costs.capacity is None:
+            return 0
+        waiting = 1 + _fit(costs.capacity - costs.takes, costs.takes - costs.gives_input)
+        return max(0, load - waiting) * self._after[stage] if waiting < inf else 0
+
+
+def _fit(room: float | None, each: float) -> float:
+    """Returns how many of what takes ``each`` fit into the room, which may be without a limit."""
+    return inf if room is None or each <= 0 else int((room + 1e-12 * abs(room)) // each)

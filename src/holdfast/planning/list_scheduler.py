@@ -20,11 +20,13 @@ class Schedule:
         starts: the start of every operation, by its number; those of W are unused where the backward is coupled.
         rows: the operations of every worker, in order.
         sequence: all operations in an order in which each comes after what it needs.
+        fused: the visits whose I and W are one B; the start of I is its own, and W starts, without length, at its end.
     """
 
     starts: list[float]
     rows: list[list[int]]
     sequence: list[int]
+    fused: frozenset[int] = frozenset()
 
 
 def plain_urgency(shop: Shop) -> list[int]:

@@ -33,8 +33,15 @@ def test_unequal_stages_and_messages():
     assert found == Bound(period=10 + 3 + 20 + 21 + 3 + 11 + 8 + 2, makespan=76)
 
 
-def test_memory_forces_idle_time_before_the_first_backward():
-    assert of((0, 0, 0, 0), parse_costs(4, memory="2,1,1,4")).period == 6 * 3 + (4 + 3 - 2)
+def test_memory_forces_idle_time_before_the_first_backward_and_after_the_last_forward():
+    before, after = 4 + 3 - 2, 3 + 3 - 2
+    assert of((0, 0, 0, 0), parse_costs(4, memory="2,1,1,4")).period == 6 * 3 + before + after
+
+
+def test_memory_forces_w_before_the_last_forward():
+    forced = 9 - 4
+    assert of((0, 0, 1, 0), parse_costs(4, memory="1,0,1,4")).period == 2 + 9 * 2 + forced + 2 + 1
+    assert of((0, 0, 1, 0), parse_costs(4, memory="1,0,1,5")).period == 27
 
 
 def test_coupled_and_synchronous_schedules_have_bounds_of_their_own():

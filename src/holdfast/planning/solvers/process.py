@@ -131,7 +131,7 @@ def _latest(shop: Shop, value: float, staggered: bool) -> float:
     for s, stage in enumerate(each):
         most = max(loads[s * shop.grid.pipelines + p] for p in range(shop.grid.pipelines))
         ends.append(latest + most * stage.weight)
-        latest -= stage.input + (shop.grid.comm[s] if s < len(each) - 1 else 0)
+        latest -= shop.durations[1][s] + (shop.grid.comm[s] if s < len(each) - 1 else 0)
     return max(ends)
 
 
