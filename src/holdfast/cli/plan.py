@@ -161,7 +161,7 @@ def _given(args: argparse.Namespace, num_stages: int) -> tuple[Costs, tuple[Laye
         costs=args.costs or "1,1,1",
         comm=args.comm or "0",
         optimizer=args.optimizer_cost or "0",
-        split=args.split_cost or "0",
+        split=args.split_cost,
         memory=args.memory,
     )
     return costs, split_evenly(num_stages, num_stages)

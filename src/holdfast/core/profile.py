@@ -296,7 +296,7 @@ def parse_costs(
     costs: str = "1,1,1",
     comm: str = "0",
     optimizer: str = "0",
-    split: str = "0",
+    split: str | None = None,
     memory: str | None = None,
 ) -> Costs:
     """Returns the costs that the flags of ``holdfast plan`` describe, for a grid in which each stage is one layer.
@@ -308,7 +308,7 @@ def parse_costs(
         costs: ``F,I,W``.
         comm: time of a message.
         optimizer: time of the optimizer step.
-        split: by how much I takes longer apart from W than within B.
+        split: by how much I takes longer apart from W than within B; None: not at all.
         memory: ``aF,aI,aW,cap``; None: no limit, memory counted in micro-batches.
 
     Raises:
@@ -331,7 +331,7 @@ def parse_costs(
         gives_input=gives_input,
         gives_weight=gives_weight,
         capacity=cap[0] if cap else None,
-        split=_parse_column("--split-cost", split, num_stages),
+        split=None if split is None else _parse_column("--split-cost", split, num_stages),
     )
 
 

@@ -75,6 +75,18 @@ def test_adaptive_with_and_without_limits(plan_json, memory, makespan):
     assert plan_json(f"{GRID} --failed 1.2{memory} --time-limit 0.2")["makespan"] == makespan
 
 
+def test_the_cost_of_a_split_is_paid_where_it_buys_more(plan_json):
+    flags = "--grid 1x2 --microbatches 4 --costs 3:2,2:5,4:1 --technique decoupled --time-limit 0.2 --split-cost"
+    cheap, dear = plan_json(f"{flags} 1"), plan_json(f"{flags} 9:8")
+    assert cheap["makespan"] <= dear["makespan"]
+    lengths = {(kind, name): end - start for name, row in cheap["orders"].items() for kind, _, _, start, end in row}
+    assert lengths.items() <= {
+        *{("F", "0.0"): 3, ("I", "0.0"): 3, ("W", "0.0"): 4, ("B", "0.0"): 6}.items(),
+        *{("F", "0.1"): 2, ("I", "0.1"): 6, ("W", "0.1"): 1, ("B", "0.1"): 6}.items(),
+    }
+    assert {op[0] for row in dear["orders"].values() for op in row} == {"F", "B"}
+
+
 def test_one_stage_is_optimal(plan_json):
     found = plan_json("--grid 2x1 --microbatches 3 --costs 0.5,0.25,1 --failures 1")
     assert found["optimal"] is True
@@ -222,6 +234,7 @@ def test_with_a_profile_memory_is_a_number_of_bytes(plan_json, profiled):
     [
         ("--costs 1,1,1", "--costs 1,1,1: --profile .* gives that"),
         ("--optimizer-cost 1", "--optimizer-cost 1: --profile"),
+        ("--split-cost 1", "--split-cost 1: --profile"),
         ("--memory 2,1,1,8", "--memory 2,1,1,8: expected bytes"),
         ("--memory 0", "--memory 0 is impossible: expected bytes.* above 0"),
         ("--grid 2x9", "9 stages do not fit a model of 7 layers"),
