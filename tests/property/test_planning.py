@@ -1,5 +1,6 @@
 """Any small grid, any survivable failures, any uneven costs: engines, bounds and proofs against one another."""
 
+import dataclasses
 import itertools
 from collections import Counter
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.bounds import BoundRules, StageBounds, bound_of_loads
+from holdfast.core.bounds import BoundRules, StageBounds, bound
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -17,13 +18,17 @@ from holdfast.errors import InvalidSchedule
 from holdfast.planning import timing
 from holdfast.planning.array_scheduler import array_schedule
 from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urgency
+from holdfast.planning.normalise import per_stage
 from holdfast.planning.planner import Engine, Technique, make_plan, plan_bound
 from holdfast.planning.shop import Grid, open_shop, to_plan
+from holdfast.planning.solvers import counting, cp_sat
+from holdfast.planning.solvers.process import answer_of, problem_of
 from holdfast.planning.timing import (
     as_late_as_possible,
     as_soon_as_possible,
     check,
     measure,
+    rows_to_run,
     sequence_of,
     settle,
     stage_windows,
@@ -35,7 +40,7 @@ TECHNIQUES = st.sampled_from([Technique.ADAPTIVE, Technique.DECOUPLED, Technique
 
 
 @st.composite
-def problems(draw, pipelines=4, stages=5, microbatches=6):
+def problems(draw, pipelines=4, stages=5, microbatches=6, splits=True):
     dp, pp, m = draw(st.integers(1, pipelines)), draw(st.integers(1, stages)), draw(st.integers(1, microbatches))
 
     def row(least, most, count=pp):
@@ -49,6 +54,7 @@ def problems(draw, pipelines=4, stages=5, microbatches=6):
         weight=row(0, 9),
         optimizer=row(0, 5),
         comm=row(0, 4, pp - 1),
+        split=draw(st.none() | st.just(row(0, 6))) if splits else None,
         takes=takes,
         gives_input=gives_input,
         gives_weight=gives_weight,
@@ -177,7 +183,7 @@ def timed(shop, rows):
 
 
 @FEW
-@given(problems(pipelines=1, stages=2, microbatches=2), st.booleans())
+@given(problems(pipelines=1, stages=2, microbatches=2, splits=False), st.booleans())
 def test_brute_force_bound_and_search_agree(problem, staggered):
     grid, failed = problem
     technique = Technique.STAGGERED if staggered else Technique.DECOUPLED
@@ -186,6 +192,28 @@ def test_brute_force_bound_and_search_agree(problem, staggered):
     assert (lower.period if staggered else lower.makespan) <= exact
     planned = make_plan(grid, failed, technique, time_limit_s=0.05)
     assert (planned.found.period if staggered else planned.found.makespan) >= exact
+
+
+@MANY
+@given(problems(pipelines=3, stages=4, microbatches=5), st.randoms(use_true_random=False), st.booleans())
+def test_no_mixture_of_whole_and_split_backwards_beats_the_bound(problem, rng, staggered):
+    grid, failed = problem
+    shop = open_shop(grid, failed)
+    urgency = plain_urgency(shop)
+    rng.shuffle(urgency)
+    schedule = list_schedule(shop, urgency, limits=[rng.randint(1, 5) for _ in grid.stages])
+    pairs = [pair for row in schedule.rows for pair in itertools.pairwise(row) if pair[1] - pair[0] == shop.num_visits]
+    whole = {before - shop.num_visits for before, _ in pairs if before >= shop.num_visits and rng.random() < 0.7}
+    mixed = settle(shop, dataclasses.replace(schedule, fused=frozenset(whole)), staggered=staggered)
+    check(shop, mixed)
+    technique = Technique.STAGGERED if staggered else Technique.DECOUPLED
+    found = measure(shop, mixed, staggered=staggered)
+    lower = plan_bound(grid, per_stage(failed, shop.num_stages), technique)
+    assert lower.period <= found.period
+    assert lower.makespan <= found.makespan
+    plan = to_plan(shop, rows_to_run(shop, mixed))
+    validate(plan, costs=grid.costs)
+    assert evaluate(plan, grid.costs).makespan <= found.makespan
 
 
 @settings(max_examples=5, deadline=None)
@@ -198,6 +226,31 @@ def test_cp_sat_is_between_the_bound_and_the_list_scheduler(problem, technique):
     assert quick.bound.period <= exact.bound.period <= exact.found.period <= quick.found.period
 
 
+@settings(max_examples=12, deadline=None)
+@given(problems(pipelines=2, stages=3, microbatches=3, splits=False), TECHNIQUES, st.integers(1, 3))
+def test_counting_and_a_variable_per_start_find_the_same_optimum(problem, technique, unit):
+    grid, failed = problem
+    costs = grid.costs
+    times = {k: tuple(unit * (1 + t % 3) for t in getattr(costs, k)) for k in ("forward", "input", "weight")}
+    others = {k: tuple(unit * (t % 3) for t in getattr(costs, k)) for k in ("comm", "optimizer")}
+    grid = dataclasses.replace(grid, costs=dataclasses.replace(costs, **times, **others))
+    shop, staggered = open_shop(grid, failed, coupled=technique.rules.coupled), technique is Technique.STAGGERED
+    hint = list_schedule(shop, plain_urgency(shop))
+    value = technique.minimised(measure(shop, hint, staggered=staggered))
+    goal = technique.minimised(plan_bound(grid, per_stage(failed, shop.num_stages), technique))
+    asked, scale = problem_of(shop, staggered=staggered, hint=hint, value=value, goal=goal, time_limit_s=60)
+    assert counting.suits(asked)
+    counted = counting.solve(asked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "suits", lambda problem: False)
+        started = cp_sat.solve(asked)
+    assert counted["status"] == started["status"] == "OPTIMAL"
+    assert counted["value"] == started["value"] == counted["bound"] >= goal
+    found = answer_of(shop, counted, scale).schedule
+    check(shop, found)
+    assert technique.minimised(measure(shop, found, staggered=staggered)) == counted["value"]
+
+
 def test_the_coupled_bound_of_a_grid_is_that_of_its_worst_stage():
     grid = Grid(
         pipelines=2,
@@ -207,7 +260,7 @@ def test_the_coupled_bound_of_a_grid_is_that_of_its_worst_stage():
     )
     rules = BoundRules(coupled=True, staggered=False)
     stages = StageBounds(grid.each, grid.comm, rules)
-    found = bound_of_loads(grid.each, grid.comm, (3, 6), rules)
+    found = bound(grid.each, grid.comm, (3, 6), rules)
     assert found.makespan == max(stages.of(0, 3).makespan, stages.of(1, 6).makespan)
     shop = open_shop(grid, [WorkerId(0, 1)], coupled=True)
     plan = to_plan(shop, list_schedule(shop, plain_urgency(shop)).rows)
@@ -228,6 +281,14 @@ def test_cp_sat_proves_the_running_example_with_the_memory_of_1f1b():
     found = make_plan(grid, [WorkerId(1, 2)], Technique.ADAPTIVE, time_limit_s=30, engine=Engine.CP_SAT)
     assert found.optimal
     assert found.found.makespan == found.bound.makespan == 36
+
+
+@pytest.mark.parametrize(("memory", "period"), [("1,0,1,4", 29), ("1,0,1,5", 28), ("1,0,1,6", 27)])
+def test_cp_sat_proves_the_staggered_running_example(memory, period):
+    grid = Grid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory=memory))
+    found = make_plan(grid, [WorkerId(1, 2)], Technique.STAGGERED, time_limit_s=60, engine=Engine.CP_SAT)
+    assert found.optimal
+    assert found.found.period == found.bound.period == period
 
 
 def test_a_solver_without_time_leaves_the_list_schedule():

@@ -11,18 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.config.job import ConvnetModel, GptModel, Job, PythonModel
 from holdfast.config.load import load_job
+from holdfast.config.profiles import load_profile
 from holdfast.core.evaluate import Timeline
 from holdfast.core.ids import WorkerId
 from holdfast.core.pictures import render_svg, render_trace
-from holdfast.core.placement import split_evenly
+from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.plan import Plan
-from holdfast.core.profile import parse_costs
+from holdfast.core.profile import Costs, costs_from_profile, parse_costs
 from holdfast.core.render import render_timeline
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import normalised
+from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Engine, Planned, Technique, make_plan
 from holdfast.planning.shop import Grid
 from holdfast.planning.timing import to_timeline
@@ -37,12 +40,20 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     """Adds the ``plan`` command; its ``run`` default is :func:`run`."""
     parser = subparsers.add_parser("plan", help="build, prove, time and show the plan of a grid", description=__doc__)
     parser.add_argument("job", nargs="?", metavar="JOB.yaml", help="take grid and micro-batches from this job file")
+    parser.add_argument(
+        "--profile", metavar="FILE", help="times, sizes and cuts from `holdfast profile`, in s and bytes"
+    )
     parser.add_argument("--grid", metavar="DPxPP", help="pipelines x stages, such as 3x4")
     parser.add_argument("--microbatches", metavar="M", help="micro-batches per pipeline")
-    parser.add_argument("--costs", default="1,1,1", metavar="F,I,W", help="time of F, I and W; B takes I + W")
-    parser.add_argument("--comm", default="0", metavar="C", help="time of a message between stages")
-    parser.add_argument("--optimizer-cost", default="0", metavar="O", help="time of the optimizer step")
-    parser.add_argument("--memory", metavar="aF,aI,aW,cap", help="what F takes, I and W give back, and the limit")
+    parser.add_argument("--costs", metavar="F,I,W", help="time of F, I and W; B takes I + W; default: 1,1,1")
+    parser.add_argument("--comm", metavar="C", help="time of a message between stages; default: 0")
+    parser.add_argument("--optimizer-cost", metavar="O", help="time of the optimizer step; default: 0")
+    parser.add_argument("--split-cost", metavar="S", help="by how much I takes longer apart from W; default: 0")
+    parser.add_argument(
+        "--memory",
+        metavar="aF,aI,aW,cap",
+        help="what F takes, I and W give back, and the limit; with --profile the limit alone, in bytes",
+    )
     failures = parser.add_mutually_exclusive_group()
     failures.add_argument("--failed", default="", metavar="1.2,0.3", help="the workers that have failed")
     failures.add_argument(
@@ -114,16 +125,17 @@ class _Result:
 
 
 def _read(args: argparse.Namespace) -> _Task:
-    if args.job:
-        _take_grid_of(args)
+    job = load_job(args.job) if args.job else None
+    if job is not None:
+        args.grid = args.grid or f"{job.grid.pipelines}x{job.grid.stages}"
+        args.microbatches = args.microbatches or str(job.grid.microbatches)
     num_pipelines, num_stages = _parse_grid(args.grid)
+    costs, stages = _profiled(args, job, num_stages) if args.profile else _given(args, num_stages)
     grid = Grid(
         pipelines=num_pipelines,
-        stages=split_evenly(num_stages, num_stages),
+        stages=stages,
         microbatches=_parse_count("--microbatches", args.microbatches, 1),
-        costs=parse_costs(
-            num_stages, costs=args.costs, comm=args.comm, optimizer=args.optimizer_cost, memory=args.memory
-        ),
+        costs=costs,
     )
     failed = _parse_failed(args.failed, grid)
     technique = Technique(
@@ -134,10 +146,56 @@ def _read(args: argparse.Namespace) -> _Task:
         grid=grid,
         failed=failed,
         technique=technique,
-        time_limit_s=_parse_seconds("--time-limit", args.time_limit or ("60" if args.all_failures else "10")),
+        time_limit_s=_parse_above_0(
+            "--time-limit", args.time_limit or ("60" if args.all_failures else "10"), "seconds, such as 10"
+        ),
         engine=Engine(args.solver),
         fill=_parse_fill(args.all_failures, args.out),
     )
+
+
+def _given(args: argparse.Namespace, num_stages: int) -> tuple[Costs, tuple[LayerRange, ...]]:
+    """Returns the costs that the flags give; each stage is one layer."""
+    costs = parse_costs(
+        num_stages,
+        costs=args.costs or "1,1,1",
+        comm=args.comm or "0",
+        optimizer=args.optimizer_cost or "0",
+        split=args.split_cost,
+        memory=args.memory,
+    )
+    return costs, split_evenly(num_stages, num_stages)
+
+
+def _profiled(args: argparse.Namespace, job: Job | None, num_stages: int) -> tuple[Costs, tuple[LayerRange, ...]]:
+    """Returns the costs of a profile, in seconds and bytes, and the stages into which it is cut best."""
+    for flag in ("costs", "comm", "optimizer_cost", "split_cost"):
+        if getattr(args, flag) is not None:
+            name = f"--{flag.replace('_', '-')}"
+            raise ConfigError(
+                f"{name} {getattr(args, flag)}: --profile {args.profile} gives that: expected one of both"
+            )
+    profile = load_profile(args.profile)
+    expected = None if job is None else _num_layers(job)
+    if expected not in (None, len(profile.layers)):
+        raise ConfigError(
+            f"--profile {args.profile} has {len(profile.layers)} layers, but the model of {args.job} has {expected}: "
+            "is it the profile of another model?"
+        )
+    room = None if args.memory is None else _parse_above_0("--memory", args.memory, "bytes, such as 16e9")
+    costs = costs_from_profile(profile, capacity_bytes=room)
+    return costs, balanced_stages(costs, num_stages)
+
+
+def _num_layers(job: Job) -> int | None:
+    """Returns how many layers the model of a job has; None where only building it would tell."""
+    match job.model:
+        case GptModel(layers=blocks):
+            return blocks + 2
+        case ConvnetModel():
+            return 7
+        case PythonModel():
+            return None
 
 
 def _parse_fill(failures: str | None, folder: str | None) -> tuple[int, Path] | None:
@@ -146,13 +204,6 @@ def _parse_fill(failures: str | None, folder: str | None) -> tuple[int, Path] | 
     if failures is None or folder is None:
         raise ConfigError("--all-failures N and --out DIR go together: expected both, to fill a plan library")
     return _parse_count("--all-failures", failures, 1), Path(folder)
-
-
-def _take_grid_of(args: argparse.Namespace) -> None:
-    """Fills in what the flags leave open from a job file; costs stay those of ``--costs``."""
-    grid = load_job(args.job).grid
-    args.grid = args.grid or f"{grid.pipelines}x{grid.stages}"
-    args.microbatches = args.microbatches or str(grid.microbatches)
 
 
 def _parse_grid(text: str | None) -> tuple[int, int]:
@@ -170,13 +221,13 @@ def _parse_count(flag: str, text: str | None, least: int) -> int:
     return int(text)
 
 
-def _parse_seconds(flag: str, text: str) -> float:
+def _parse_above_0(flag: str, text: str, expected: str) -> float:
     try:
         value = float(text)
     except ValueError as error:
-        raise ConfigError(f"{flag} {text}: expected seconds, such as 10") from error
+        raise ConfigError(f"{flag} {text}: expected {expected}") from error
     if not 0 < value < math.inf:
-        raise ConfigError(f"{flag} {text} is impossible: expected seconds above 0, such as 10")
+        raise ConfigError(f"{flag} {text} is impossible: expected {expected}, and above 0")
     return value
 
 

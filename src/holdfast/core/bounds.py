@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 
-from holdfast.core.ids import WorkerId
-from holdfast.core.placement import LayerRange, Placement
-from holdfast.core.profile import Costs, StageCosts
-from holdfast.errors import ConfigError, StateUnavailable
+from holdfast.core.profile import StageCosts
 
-__all__ = ["Bound", "BoundRules", "StageBounds", "bound", "bound_of_loads", "failures_per_stage"]
+__all__ = ["Bound", "BoundRules", "StageBounds", "bound"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,48 +36,32 @@ class BoundRules:
 
 
 def bound(
-    placement: Placement, failures: Sequence[int], microbatches: int, costs: Costs, rules: BoundRules | None = None
+    each: Sequence[StageCosts], comm: Sequence[float], loads: Sequence[int], rules: BoundRules | None = None
 ) -> Bound:
-    """Returns lower bounds for every plan in which layers stay where they are.
+    """Returns lower bounds for every plan of a regular grid in which layers stay where they are.
 
     Let stage s take f, b and w for F, I and W, and c for a message to the next stage. The living workers of s share all
-    micro-batches, so the busiest has at least ``n = ceil(pipelines * microbatches / living)`` of them.
+    micro-batches, so the busiest has at least ``n = ceil(pipelines * microbatches / living)`` of them, its load.
 
     - *Fill*: between its first F and its first I or B, any worker of s computes nothing but F, of at most k
       micro-batches, which are all that it may hold at once. That takes at least the way to the last stage and back. So
       the worker is idle for that way less k f, if this is positive.
-    - *Load*: the busiest worker computes for n (f + b + w), and is idle as said. Of the makespan this lies after the
-      first forward has come down to s; of the period of stage s, the optimizer step follows.
+    - *Drain*: between its last F and the I or B of that, it computes nothing but I, W and B of the others that it held
+      at that F. That, too, takes at least the way to the last stage and back. If n > k, it comes after the fill.
+    - *Load*: the busiest worker computes for n (f + b + w), and is idle as said in both. Of the makespan this lies
+      after the first forward has come down to s; of the period of stage s, the optimizer step follows.
     - *Chain*: take any stage r up to s. No F of s starts before some worker of r has started, plus (f + c) of every
-      stage from r to just before s. From then on the busiest worker of s computes all its F and I, n (f + b), with the
-      idle time of the fill. The last of these is an I, as every F has its I after it. Its gradient still goes back over
-      (c + b) of every stage between s and r, and r itself then computes its W, w. A full backward takes b + w for I,
-      hence no less. So the time between the first start and the last end on stage r, to which r's optimizer step is
-      added in any period, is at least the sum. Of the makespan, the way from stage 0 to r comes before it.
+      stage from r to just before s. From then on the busiest worker of s computes all its F and I, n (f + b), and W of
+      all micro-batches but those that it may still hold at its last F, and is idle as said in both. The last of these
+      is an I, as every F has its I after it. Its gradient still goes back over (c + b) of every stage between s and r,
+      and r itself then computes its W, w. A full backward takes b + w for I, hence no less. So the time between the
+      first start and the last end on stage r, to which r's optimizer step is added in any period, is at least the sum.
+      Of the makespan, the way from stage 0 to r comes before it.
 
-    Where every backward is coupled, b + w stands for b, and W is part of it. Where the optimizer is synchronous, the
-    period is the makespan and the longest optimizer step. docs/planner.md has the proofs at length.
-
-    Args:
-        placement: the regular grid *without* failures.
-        failures: how many workers of stage 0, 1, ... have failed.
-        microbatches: micro-batches per pipeline, at least 1.
-        costs: costs per layer.
-        rules: what schedules may do; default: everything.
-
-    Raises:
-        ConfigError: the grid is not regular, or ``failures`` has another number of stages.
-        StateUnavailable: a stage has no living worker.
-    """
-    stages = _stages(placement)
-    loads = _loads(placement, stages, failures, microbatches)
-    return bound_of_loads([costs.of(layers) for layers in stages], _cuts(stages, costs), loads, rules)
-
-
-def bound_of_loads(
-    each: Sequence[StageCosts], comm: Sequence[float], loads: Sequence[int], rules: BoundRules | None = None
-) -> Bound:
-    """Returns the bounds of :func:`bound` from what it derives from a grid.
+    Where every backward is coupled, b + w stands for b, and W is part of it. Where I takes longer apart from W, the
+    lesser of that and of b + w stands for b, and what is left of b + w for w, but not in n (f + b + w). Where the
+    optimizer is synchronous, the period is the makespan and the longest optimizer step. docs/planner.md has the proofs
+    at length.
 
     Args:
         each: the costs of every stage.
@@ -108,8 +90,9 @@ class StageBounds:
         """
         self._rules = rules = rules or BoundRules()
         self._each = each
-        self._back_op = [stage.backward if rules.coupled else stage.input for stage in each]
-        after = [0 if rules.coupled else stage.weight for stage in each]
+        least = [stage.weight if rules.coupled else min(stage.split, stage.weight) for stage in each]
+        self._back_op = [stage.input + more for stage, more in zip(each, least, strict=True)]
+        self._after = after = [stage.weight - more for stage, more in zip(each, least, strict=True)]
         self._down = list(accumulate((each[s].forward + comm[s] for s in range(len(comm))), initial=0))
         back = list(accumulate((self._back_op[s] + comm[s] for s in range(len(comm))), initial=0))
         self._longest = max(stage.optimizer for stage in each)
@@ -119,65 +102,58 @@ class StageBounds:
         self._home = [back[s] + home[s] for s in range(len(each))]
         own = (after[r] - back[r] - self._down[r] + each[r].optimizer for r in range(len(each)))
         self._round = [self._down[s] + back[s] + most for s, most in enumerate(accumulate(own, max))]
+        self._drain = [self._drained(stage) for stage in range(len(each))]
 
     def of(self, stage: int, load: int) -> Bound:
         """Returns the bound if the busiest worker of a stage runs ``load`` micro-batches, at least 1."""
         costs = self._each[stage]
         idle = self._idle(stage, load)
         work = idle + load * costs.total
-        through = idle + load * (costs.forward + self._back_op[stage])
+        through = idle + load * (costs.forward + self._back_op[stage]) + self._forced(stage, load)
         makespan = self._down[stage] + max(work, through + self._home[stage])
         if not self._rules.staggered:
             return Bound(period=makespan + self._longest, makespan=makespan)
         return Bound(period=max(work + costs.optimizer, through + self._round[stage]), makespan=makespan)
 
     def _idle(self, stage: int, load: int) -> float:
-        """Returns how long a worker is idle before its first I or B, at least."""
-        costs, most = self._each[stage], load
-        if costs.capacity is not None and costs.takes > 0:
-            most = min(most, int(costs.capacity * (1 + 1e-12) // costs.takes))
-        if self._rules.classic:
-            most = min(most, len(self._each) - stage)
-        return max(0, self._until_back[stage] - most * costs.forward)
+        """Returns how long a worker is idle before its first I or B and between its last F and the I or B of that."""
+        costs, held = self._each[stage], self._held(stage)
+        fill = max(0, self._until_back[stage] - min(held, load) * costs.forward)
+        return fill + self._drain[stage] if load > held else max(fill, self._drain[stage])
+
+    def _held(self, stage: int) -> float:
+        """Returns how many micro-batches a worker may hold between F and I or B."""
+        costs = self._each[stage]
+        by_memory = _fit(costs.capacity, costs.takes)
+        return min(by_memory, len(self._each) - stage) if self._rules.classic else by_memory
+
+    def _drained(self, stage: int) -> float:
+        """Returns how long a worker is idle, at least, between its last F and the I or B of that.
+
+        Meanwhile it runs only I and W, or B, of what it held besides at that F: of x micro-batches both, of others W.
+        """
+        costs, held = self._each[stage], self._held(stage)
+        way = self._until_back[stage] - costs.forward
+        both, kept = costs.input_apart + costs.weight, costs.takes - costs.gives_input
+        if held == inf or costs.capacity is None:
+            return max(0, way - (held - 1) * both) if held < inf else 0
+        most: float = 0
+        for x in range(int(held)):
+            left = costs.capacity - (x + 1) * costs.takes
+            most = max(
+                most, x * both + (0 if self._rules.coupled or not costs.weight else _fit(left, kept) * costs.weight)
+            )
+        return max(0, way - most)
+
+    def _forced(self, stage: int, load: int) -> float:
+        """Returns the time of W that memory does not let wait until the last F has started."""
+        costs = self._each[stage]
+        if costs.capacity is None:
+            return 0
+        waiting = 1 + _fit(costs.capacity - costs.takes, costs.takes - costs.gives_input)
+        return max(0, load - waiting) * self._after[stage] if waiting < inf else 0
 
 
-def failures_per_stage(placement: Placement, failed: Iterable[WorkerId]) -> tuple[int, ...]:
-    """Returns how many of the failed workers held the layers of stage 0, 1, ...
-
-    Args:
-        placement: the regular grid without failures.
-        failed: workers of that grid.
-
-    Raises:
-        ConfigError: the grid is not regular, or a worker is not in it.
-    """
-    lost = [placement.layers_of(worker) for worker in failed]
-    return tuple(lost.count(layers) for layers in _stages(placement))
-
-
-def _stages(placement: Placement) -> tuple[LayerRange, ...]:
-    ranges = [layers for _, layers in placement.ranges]
-    stages = tuple(sorted(set(ranges)))
-    ends = [0, *(layers.stop for layers in stages)]
-    if [layers.start for layers in stages] != ends[:-1] or len({ranges.count(layers) for layers in stages}) > 1:
-        raise ConfigError(f"a bound needs a regular grid, not stages {', '.join(map(str, stages))}")
-    return stages
-
-
-def _cuts(stages: Sequence[LayerRange], costs: Costs) -> list[float]:
-    return [costs.comm[layers.stop - 1] for layers in stages[:-1]]
-
-
-def _loads(
-    placement: Placement, stages: tuple[LayerRange, ...], failures: Sequence[int], microbatches: int
-) -> tuple[int, ...]:
-    """Returns the least number of micro-batches on the busiest living worker of every stage."""
-    pipelines = len(placement.ranges) // len(stages)
-    if len(failures) != len(stages):
-        raise ConfigError(f"failures {tuple(failures)} name {len(failures)} stages, but the grid has {len(stages)}")
-    lost = tuple(
-        layer for layers, x in zip(stages, failures, strict=True) if x >= pipelines for layer in layers.indices
-    )
-    if lost:
-        raise StateUnavailable(lost, f"{max(failures)} of {pipelines} workers of a stage failed")
-    return tuple(-(-pipelines * microbatches // (pipelines - x)) for x in failures)
+def _fit(room: float | None, each: float) -> float:
+    """Returns how many of what takes ``each`` fit into the room, which may be without a limit."""
+    return inf if room is None or each <= 0 else int((room + 1e-12 * abs(room)) // each)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, Placement, regular_placement
 from holdfast.core.plan import Plan
@@ -112,18 +111,15 @@ def regular_plan(
     return Plan(placement=placement, routes=routes, orders=orders)
 
 
-def adaptive_plan(
-    healthy: Plan, failed: Iterable[WorkerId], costs: Costs | None = None, *, limit: Limit = Limit.CLASSIC
-) -> Plan:
+def adaptive_plan(healthy: Plan, failed: Iterable[WorkerId], costs: Costs | None = None) -> Plan:
     """Returns the plan for what is left of a healthy one: re-routed around the failed workers, and list-scheduled.
 
-    With :attr:`Limit.MEMORY` it schedules once with and once without 1F1B's own limit and returns the faster.
+    Workers keep 1F1B's own limits of micro-batches.
 
     Args:
         healthy: the plan with every worker at its place, whose routes are home routes.
         failed: all workers that are gone.
         costs: costs per layer; default F = I = W = 1 without communication.
-        limit: what limits the micro-batches that a worker holds.
 
     Raises:
         StateUnavailable: a layer is left without an owner.
@@ -138,15 +134,7 @@ def adaptive_plan(
     gone = frozenset(failed)
     routes = reroute(healthy.placement, healthy.routes, gone)
     placement = healthy.placement.without(gone)
-    limits = (Limit.CLASSIC,) if limit is Limit.CLASSIC else (Limit.CLASSIC, Limit.MEMORY)
-    plans = [
-        Plan(placement=placement, routes=routes, orders=one_f_one_b(placement, routes, costs, limit=each))
-        for each in limits
-    ]
-    if len(plans) == 1:
-        return plans[0]
-    priced = unit_costs(placement.num_layers) if costs is None else costs
-    return min(plans, key=lambda plan: evaluate(plan, priced).makespan)
+    return Plan(placement=placement, routes=routes, orders=one_f_one_b(placement, routes, costs))
 
 
 @dataclass(slots=True, eq=False)

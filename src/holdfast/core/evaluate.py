@@ -152,7 +152,7 @@ def op_time(kind: OpKind, stage: StageCosts) -> float:
         case OpKind.B:
             return stage.backward
         case OpKind.I:
-            return stage.input
+            return stage.input_apart
         case OpKind.W:
             return stage.weight
 

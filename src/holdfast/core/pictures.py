@@ -17,41 +17,45 @@ __all__ = ["render_svg", "render_trace"]
 
 _COLOURS = {OpKind.F: "#9ec5e8", OpKind.I: "#f2c48d", OpKind.W: "#b5d99c", OpKind.B: "#e9a6a6"}
 _NAMES = {OpKind.F: "forward", OpKind.I: "backward, input", OpKind.W: "backward, weights", OpKind.B: "backward"}
-_ROW, _STRIP, _LEFT, _TOP = 22, 10, 52, 30
+_ROW, _STRIP, _LEFT, _TOP, _BETWEEN = 22, 10, 52, 30, 8
+_LEAST, _MOST, _LEGIBLE = 960, 4000, 22
+"""Pixels: the width of a picture, at least and at most, and of an operation in which its micro-batch can be read."""
 
 
 def render_svg(
-    plan: Plan, costs: Costs, timeline: Timeline, *, failed: Iterable[WorkerId] = (), width: int = 960
+    plan: Plan, costs: Costs, timeline: Timeline, *, failed: Iterable[WorkerId] = (), width: int | None = None
 ) -> str:
     """Returns a picture: a row per worker by stage, colours for kinds of operation, memory in a strip below each row.
 
-    A micro-batch's index stands in its operations where there is room. Micro-batches of other pipelines have a thick
-    frame and stand as pipeline.index; failed workers are hatched.
+    A micro-batch's index stands in its operations where there is room; a strip is full at the memory's limit.
+    Micro-batches of other pipelines have a thick frame and stand as pipeline.index; failed workers are hatched.
 
     Args:
         plan: the plan.
         costs: costs per layer, for the memory.
         timeline: the times of the plan.
         failed: workers that are gone, drawn as empty rows.
-        width: pixels of the picture.
+        width: pixels of the picture; default: as many as make most operations legible, within reason.
     """
     gone = frozenset(failed)
     rows = sorted({*plan.workers, *gone}, key=lambda worker: (worker.stage, worker.pipeline))
     origin = min((span.start for span in timeline.spans), default=0)
+    width = width or _width(timeline)
     scale = (width - _LEFT - 10) / (timeline.makespan or 1)
     spans: defaultdict[WorkerId, list[Span]] = defaultdict(list)
     for span in timeline.spans:
         spans[span.worker].append(span)
-    height = _TOP + len(rows) * (_ROW + _STRIP + 4) + 24
+    stages = sorted({worker.stage for worker in rows})
+    height = _TOP + len(rows) * (_ROW + _STRIP + 4) + len(stages) * _BETWEEN + 16
     body = [*_legend()]
     for number, worker in enumerate(rows):
-        top = _TOP + number * (_ROW + _STRIP + 4)
+        top = _TOP + number * (_ROW + _STRIP + 4) + stages.index(worker.stage) * _BETWEEN
         body.append(f'<text x="{_LEFT - 6}" y="{top + 15}" text-anchor="end">{worker}</text>')
         if worker in gone:
             length = timeline.makespan * scale
             body.append(f'<rect x="{_LEFT}" y="{top}" width="{length:.2f}" height="{_ROW}" fill="url(#gone)"/>')
             continue
-        for span in spans[worker]:
+        for span in sorted(spans[worker], key=_is_guest):
             body += _box(span, _LEFT + (span.start - origin) * scale, (span.end - span.start) * scale, top)
         body += _memory(plan, costs, worker, spans[worker], origin, scale, top + _ROW + 1)
     body.append(
@@ -83,15 +87,28 @@ def _legend() -> Iterator[str]:
 
 def _box(span: Span, left: float, length: float, top: float) -> Iterator[str]:
     microbatch = span.op.microbatch
-    guest = microbatch.pipeline != span.worker.pipeline
+    guest = _is_guest(span)
     frame = 'stroke="black" stroke-width="1.6"' if guest else 'stroke="#555" stroke-width="0.5"'
     yield (
         f'<rect x="{left:.2f}" y="{top}" width="{length:.2f}" height="{_ROW}" '
         f'fill="{_COLOURS[span.op.kind]}" {frame}><title>{span.op} {span.start:g} to {span.end:g}</title></rect>'
     )
     text = str(microbatch) if guest else str(microbatch.index)
-    if length >= 6 * len(text):
-        yield f'<text x="{left + length / 2:.2f}" y="{top + 15}" text-anchor="middle">{text}</text>'
+    size = next((size for size in (11, 9, 7) if length >= 0.62 * size * len(text) + 2), None)
+    if size:
+        yield f'<text x="{left + length / 2:.2f}" y="{top + 15}" font-size="{size}" text-anchor="middle">{text}</text>'
+
+
+def _is_guest(span: Span) -> bool:
+    """Whether a worker runs it for another pipeline; these are drawn last, so that nothing covers their frames."""
+    return span.op.microbatch.pipeline != span.worker.pipeline
+
+
+def _width(timeline: Timeline) -> int:
+    """Returns the pixels at which half of the operations are legible."""
+    lengths = sorted(span.end - span.start for span in timeline.spans if span.end > span.start)
+    wanted = _LEGIBLE * timeline.makespan / lengths[len(lengths) // 2] if lengths else 0
+    return min(_MOST, max(_LEAST, _LEFT + 10 + int(wanted)))
 
 
 def _memory(

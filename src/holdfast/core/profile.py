@@ -151,13 +151,14 @@ class StageCosts:
 
     Attributes:
         forward: time of F.
-        input: time of I.
+        input: time of I within B.
         weight: time of W. B takes ``input + weight``.
         optimizer: time of the optimizer step.
         takes: memory taken at the start of F.
         gives_input: memory given back at the end of I.
         gives_weight: memory given back at the end of W. The end of B gives back both.
         capacity: memory that may be held; None: no limit.
+        split: by how much I takes longer apart from W than within B.
     """
 
     forward: float
@@ -168,6 +169,12 @@ class StageCosts:
     gives_input: float
     gives_weight: float
     capacity: float | None
+    split: float = 0
+
+    @property
+    def input_apart(self) -> float:
+        """Time of I."""
+        return self.input + self.split
 
     @property
     def backward(self) -> float:
@@ -176,7 +183,7 @@ class StageCosts:
 
     @property
     def total(self) -> float:
-        """Time of all operations of one micro-batch."""
+        """Time of all operations of one micro-batch, at least."""
         return self.forward + self.input + self.weight
 
 
@@ -186,7 +193,7 @@ class Costs:
 
     Attributes:
         forward: time of F, one number per layer.
-        input: time of I.
+        input: time of I within B.
         weight: time of W.
         optimizer: time of the optimizer step.
         comm: time of a message where the pipeline is cut after layer 0, 1, ...: one number fewer than layers.
@@ -194,6 +201,7 @@ class Costs:
         gives_input: memory that the end of I gives back.
         gives_weight: memory that the end of W gives back.
         capacity: memory of a worker whose first layer is 0, 1, ...; None: no limit.
+        split: by how much I takes longer apart from W than within B; None: not at all.
     """
 
     forward: tuple[float, ...]
@@ -205,6 +213,7 @@ class Costs:
     gives_input: tuple[float, ...]
     gives_weight: tuple[float, ...]
     capacity: tuple[float, ...] | None = None
+    split: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -233,6 +242,7 @@ class Costs:
             gives_input=sum(self.gives_input[at]),
             gives_weight=sum(self.gives_weight[at]),
             capacity=None if self.capacity is None else self.capacity[layers.start],
+            split=0 if self.split is None else sum(self.split[at]),
         )
 
 
@@ -281,7 +291,13 @@ def uniform_profile(
 
 
 def parse_costs(
-    num_stages: int, *, costs: str = "1,1,1", comm: str = "0", optimizer: str = "0", memory: str | None = None
+    num_stages: int,
+    *,
+    costs: str = "1,1,1",
+    comm: str = "0",
+    optimizer: str = "0",
+    split: str | None = None,
+    memory: str | None = None,
 ) -> Costs:
     """Returns the costs that the flags of ``holdfast plan`` describe, for a grid in which each stage is one layer.
 
@@ -292,6 +308,7 @@ def parse_costs(
         costs: ``F,I,W``.
         comm: time of a message.
         optimizer: time of the optimizer step.
+        split: by how much I takes longer apart from W than within B; None: not at all.
         memory: ``aF,aI,aW,cap``; None: no limit, memory counted in micro-batches.
 
     Raises:
@@ -314,6 +331,7 @@ def parse_costs(
         gives_input=gives_input,
         gives_weight=gives_weight,
         capacity=cap[0] if cap else None,
+        split=None if split is None else _parse_column("--split-cost", split, num_stages),
     )
 
 
@@ -333,10 +351,14 @@ def costs_from_profile(profile: Profile, *, capacity_bytes: float | None = None)
     def held(layer: LayerProfile) -> float:
         return max(layer.held_after_forward_bytes, layer.held_after_input_bytes)
 
+    def split(layer: LayerProfile) -> float:
+        more = layer.backward_input_s + layer.backward_weight_s - layer.seconds_of(OpKind.B)
+        return min(max(0.0, more), layer.backward_input_s)
+
     link = profile.link
     return Costs(
         forward=row(lambda layer: layer.forward_s),
-        input=row(lambda layer: layer.backward_input_s),
+        input=row(lambda layer: layer.backward_input_s - split(layer)),
         weight=row(lambda layer: layer.backward_weight_s),
         optimizer=row(lambda layer: layer.optimizer_s),
         comm=row(lambda layer: link.seconds_of(layer.boundary_bytes))[:-1],
@@ -344,6 +366,7 @@ def costs_from_profile(profile: Profile, *, capacity_bytes: float | None = None)
         gives_input=row(lambda layer: held(layer) - layer.held_after_input_bytes),
         gives_weight=row(lambda layer: layer.held_after_input_bytes),
         capacity=None if capacity_bytes is None else (capacity_bytes,) * len(profile.layers),
+        split=row(split),
     )
 
 

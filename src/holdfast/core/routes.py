@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from itertools import pairwise
 
 from holdfast.core.ids import MicroBatch, WorkerId
@@ -68,6 +69,10 @@ class Routes:
         return tuple(route.microbatch for route in self.routes if worker in route.workers)
 
 
+_StandIns = dict[tuple[MicroBatch, WorkerId], WorkerId]
+"""Who runs a micro-batch in the place of a failed worker."""
+
+
 def home_routes(num_pipelines: int, num_stages: int, microbatches: int) -> Routes:
     """Returns the routes of a healthy regular grid: every micro-batch stays in its own pipeline.
 
@@ -111,16 +116,21 @@ def reroute(placement: Placement, routes: Routes, failed: Iterable[WorkerId]) ->
     """
     gone = frozenset(failed)
     _check_survivable(placement, gone)
-    stand_ins: dict[tuple[MicroBatch, WorkerId], WorkerId] = {}
+    visits: defaultdict[WorkerId, list[MicroBatch]] = defaultdict(list)
+    for route in routes.routes:
+        for worker in route.workers:
+            visits[worker].append(route.microbatch)
+    stand_ins: _StandIns = {}
     for turn, (layers, lost) in enumerate(sorted(_failed_by_range(placement, gone).items())):
-        peers = [worker for worker, held in placement.ranges if held == layers and worker not in gone]
+        peers = [(len(visits[w]), w) for w, held in placement.ranges if held == layers and w not in gone]
         if not peers:
             raise InfeasiblePlan(
                 f"worker {lost[0]} is gone and no living worker holds exactly its layers {layers}: "
                 "re-routing keeps ranges whole, so layers have to move first"
             )
         turn %= len(peers)
-        stand_ins |= _share(routes, frozenset(lost), peers[turn:] + peers[:turn])
+        strays = [(microbatch, worker) for worker in lost for microbatch in visits[worker]]
+        stand_ins |= _share(strays, peers[turn:] + peers[:turn])
     return Routes(tuple(_detour(route, gone, stand_ins) for route in routes.routes))
 
 
@@ -142,20 +152,23 @@ def _failed_by_range(placement: Placement, gone: frozenset[WorkerId]) -> dict[La
     return dict(groups)
 
 
-def _share(
-    routes: Routes, lost: frozenset[WorkerId], peers: list[WorkerId]
-) -> dict[tuple[MicroBatch, WorkerId], WorkerId]:
-    """Gives each visit to a lost worker to the least-loaded peer; equal ones take turns in the order given."""
-    loads = Counter(worker for route in routes.routes for worker in route.workers if worker in peers)
-    visits = [(route.microbatch, worker) for route in routes.routes for worker in route.workers if worker in lost]
-    shares: dict[tuple[MicroBatch, WorkerId], WorkerId] = {}
+def _share(visits: list[tuple[MicroBatch, WorkerId]], peers: list[tuple[int, WorkerId]]) -> _StandIns:
+    """Gives each visit to the least-loaded peer; equal ones take turns in the order given.
+
+    Args:
+        visits: the visits to failed workers that hold the same layers.
+        peers: the load and the name of the living workers that hold these layers.
+    """
+    heap = [(load, turn, peer) for turn, (load, peer) in enumerate(peers)]
+    heapify(heap)
+    shares: _StandIns = {}
     for visit in sorted(visits, key=lambda visit: (visit[0].index, visit[0].pipeline)):
-        shares[visit] = min(peers, key=lambda peer: loads[peer])
-        loads[shares[visit]] += 1
+        load, turn, shares[visit] = heap[0]
+        heapreplace(heap, (load + 1, turn, shares[visit]))
     return shares
 
 
-def _detour(route: Route, gone: frozenset[WorkerId], stand_ins: dict[tuple[MicroBatch, WorkerId], WorkerId]) -> Route:
+def _detour(route: Route, gone: frozenset[WorkerId], stand_ins: _StandIns) -> Route:
     if gone.isdisjoint(route.workers):
         return route
     workers = tuple(stand_ins.get((route.microbatch, worker), worker) for worker in route.workers)

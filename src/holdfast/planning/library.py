@@ -24,7 +24,7 @@ from holdfast.planning.timing import Measure, sequence_of
 
 __all__ = ["Filled", "PlanLibrary", "breakpoints", "serve"]
 
-_FORMAT = 1
+_FORMAT = 2
 _LARGE, _COARSE = 200_000, 0.005
 """Operations from which schedules are shared by counts whose bounds differ by up to this fraction."""
 
@@ -322,18 +322,18 @@ def _digest(grid: Grid, technique: Technique) -> str:
 
 
 def _encode(planned: Planned) -> bytes:
-    """A line of JSON, then the workers of all visits, the sequence and the starts as little-endian arrays."""
+    """A line of JSON, then the workers of all visits, the sequence, what is fused and the starts as arrays."""
     schedule = planned.schedule
     integral = all(isinstance(start, int) for start in schedule.starts)
     starts: array[float] = array("q" if integral else "d", schedule.starts)
-    visits, sequence = array("i", planned.shop.worker_of), array("i", schedule.sequence)
+    parts = [array("i", numbers) for numbers in (planned.shop.worker_of, schedule.sequence, sorted(schedule.fused))]
     head = {
         "failed": [str(worker) for worker in sorted(planned.shop.failed)],
         "optimal": planned.optimal,
         "integral": integral,
-        "lengths": [len(visits), len(sequence), len(starts)],
+        "lengths": [*map(len, parts), len(starts)],
     }
-    return json.dumps(head).encode() + b"\n" + visits.tobytes() + sequence.tobytes() + starts.tobytes()
+    return json.dumps(head).encode() + b"\n" + b"".join(part.tobytes() for part in parts) + starts.tobytes()
 
 
 def _decode(body: bytes, grid: Grid, technique: Technique) -> Planned:
@@ -341,7 +341,7 @@ def _decode(body: bytes, grid: Grid, technique: Technique) -> Planned:
     line, _, rest = body.partition(b"\n")
     head = json.loads(line)
     arrays = []
-    for kind, length in zip(("i", "i", "q" if head["integral"] else "d"), head["lengths"], strict=True):
+    for kind, length in zip(("i", "i", "i", "q" if head["integral"] else "d"), head["lengths"], strict=True):
         part: array[float] = array(kind)
         size = length * part.itemsize
         part.frombytes(rest[:size])
@@ -353,7 +353,8 @@ def _decode(body: bytes, grid: Grid, technique: Technique) -> Planned:
     rows: list[list[int]] = [[] for _ in range(shop.num_workers)]
     for number in arrays[1]:
         rows[worker_of[int(number) % shop.num_visits]].append(int(number))
-    schedule = Schedule(starts=arrays[2], rows=rows, sequence=sequence_of(shop, rows))
+    fused = frozenset(map(int, arrays[2]))
+    schedule = Schedule(starts=arrays[3], rows=rows, sequence=sequence_of(shop, rows), fused=fused)
     lost = tuple(sum(worker.stage == stage for worker in failed) for stage in range(shop.num_stages))
     lower = plan_bound(grid, lost, technique)
     return judge(shop, technique, schedule, lower, started=started, proved=head["optimal"])

@@ -207,7 +207,7 @@ def _cheapest(best: Sequence[float], prices: Sequence[float], failures: int) -> 
 def _alone(grid: Grid, stage: int, visits: int) -> float:
     each, comm = grid.each, grid.comm
     costs = each[stage]
-    trip = sum(each[s].forward + each[s].input + 2 * comm[s - 1] for s in range(stage + 1, len(each)))
+    trip = sum(each[s].forward + each[s].input_apart + 2 * comm[s - 1] for s in range(stage + 1, len(each)))
     room = inf if costs.capacity is None else costs.capacity
     kept = costs.takes - costs.gives_input - costs.gives_weight
     now, held, weights = 0.0, 0.0, 0
@@ -217,10 +217,15 @@ def _alone(grid: Grid, stage: int, visits: int) -> float:
         can_forward = forwards < visits and held + costs.takes <= room * (1 + 1e-12)
         due = returns[backwards] if backwards < forwards else inf
         if due <= now:
-            now, backwards, weights, held = now + costs.input, backwards + 1, weights + 1, held - costs.gives_input
+            now, backwards, weights, held = (
+                now + costs.input_apart,
+                backwards + 1,
+                weights + 1,
+                held - costs.gives_input,
+            )
         elif can_forward and not (weights and now + costs.forward > due > now + costs.weight):
             now, forwards, held = now + costs.forward, forwards + 1, held + costs.takes
-            returns.append(max(now + trip, returns[-1] + costs.forward + costs.input if returns else 0))
+            returns.append(max(now + trip, returns[-1] + costs.forward + costs.input_apart if returns else 0))
         elif weights and (now + costs.weight <= due or (forwards < visits and not can_forward)):
             now, weights, held = now + costs.weight, weights - 1, held - costs.gives_weight
         elif due < inf:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from holdfast.core.bounds import Bound, BoundRules, bound_of_loads
+from holdfast.core.bounds import Bound, BoundRules, bound
 from holdfast.core.builders import Limit as Held
 from holdfast.core.builders import one_f_one_b
 from holdfast.core.ids import WorkerId
@@ -19,7 +19,16 @@ from holdfast.planning.normalise import load, per_stage
 from holdfast.planning.search import Found, reached, search
 from holdfast.planning.shop import Grid, Shop, open_shop, to_plan, to_routes
 from holdfast.planning.solvers.process import problem_of, run_solver
-from holdfast.planning.timing import Measure, check, from_orders, fuse, measure
+from holdfast.planning.timing import (
+    Measure,
+    as_soon_as_possible,
+    check,
+    from_orders,
+    fuse,
+    measure,
+    rows_to_run,
+    split_up,
+)
 
 __all__ = ["Engine", "Planned", "Technique", "judge", "make_plan", "plan_bound"]
 
@@ -83,9 +92,9 @@ class Planned:
 
     @property
     def plan(self) -> Plan:
-        """The plan as a value of the core, with B where the split buys nothing; made anew by each call."""
+        """The plan as a value of the core, made anew by each call."""
         stages = self.shop.grid.stages
-        plan = to_plan(self.shop, fuse(self.shop, self.schedule))
+        plan = to_plan(self.shop, rows_to_run(self.shop, self.schedule))
         return with_listeners(plan, [(worker, stages[worker.stage]) for worker in self.spares])
 
     @property
@@ -142,19 +151,21 @@ def make_plan(
     planned = judge(shop, technique, best.schedule, lower, started=started)
     if engine is Engine.LIST or planned.optimal:
         return planned
-    return _solve_exactly(planned, engine, time_limit_s * (1 - share), started)
+    return _solve_exactly(planned, best, engine, time_limit_s * (1 - share), started)
 
 
 def judge(
     shop: Shop, technique: Technique, schedule: Schedule, lower: Bound, *, started: float, proved: bool = False
 ) -> Planned:
-    """Returns a schedule with what it comes to, once it is proved right.
+    """Returns a schedule, with B where the split buys nothing, and what it comes to, once it is proved right.
 
     Raises:
         InvalidSchedule: it breaks a rule.
     """
+    staggered = technique is Technique.STAGGERED
+    schedule = fuse(shop, schedule, staggered=staggered)
     check(shop, schedule)
-    found = measure(shop, schedule, staggered=technique is Technique.STAGGERED)
+    found = measure(shop, schedule, staggered=staggered)
     return Planned(
         shop=shop,
         technique=technique,
@@ -167,25 +178,32 @@ def judge(
     )
 
 
-def _solve_exactly(planned: Planned, engine: Engine, time_limit_s: float, started: float) -> Planned:
-    """Returns the better of a plan and what a solver makes of it, with the better bound of both."""
+def _solve_exactly(planned: Planned, best: Found, engine: Engine, time_limit_s: float, started: float) -> Planned:
+    """Returns the better of a plan and what a solver makes of it, with the better bound of both.
+
+    Solvers know no B beside I and W. So they prove something only where B takes no less time than these.
+    """
     shop, technique = planned.shop, planned.technique
+    staggered = technique is Technique.STAGGERED
+    hint = best.schedule
+    if hint.fused:
+        hint = as_soon_as_possible(shop, replace(hint, fused=frozenset()), [0] * shop.num_stages)
     problem, scale = problem_of(
         shop,
-        staggered=technique is Technique.STAGGERED,
-        hint=planned.schedule,
-        value=technique.minimised(planned.found),
+        staggered=staggered,
+        hint=hint,
+        value=technique.minimised(measure(shop, hint, staggered=staggered)),
         goal=technique.minimised(planned.bound),
         time_limit_s=time_limit_s,
     )
     answer = run_solver(engine.value.replace("-", "_"), shop, problem, scale)
     if answer is None:
         return replace(planned, solve_s=time.perf_counter() - started)
-    lower = _raise_bound(planned, answer.bound)
-    solved = judge(shop, technique, answer.schedule, lower, started=started, proved=answer.proved)
+    proves = shop.coupled or not any(stage.split for stage in shop.grid.each)
+    lower = _raise_bound(planned, answer.bound) if proves else planned.bound
+    solved = judge(shop, technique, answer.schedule, lower, started=started, proved=answer.proved and proves)
     better = solved.found.period < planned.found.period or solved.optimal
-    best = solved if better else planned
-    return replace(best, bound=lower, solve_s=time.perf_counter() - started)
+    return replace(solved if better else planned, bound=lower, solve_s=time.perf_counter() - started)
 
 
 def _raise_bound(planned: Planned, proved: float) -> Bound:
@@ -207,7 +225,7 @@ def plan_bound(grid: Grid, failures: tuple[int, ...], technique: Technique) -> B
         failures: failed workers of every stage, fewer than pipelines each.
         technique: what schedules may do.
     """
-    return bound_of_loads(grid.each, grid.comm, [load(grid, count) for count in failures], technique.rules)
+    return bound(grid.each, grid.comm, [load(grid, count) for count in failures], technique.rules)
 
 
 def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int) -> Found:
@@ -216,11 +234,22 @@ def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, 
         return _builders(shop, Held.CLASSIC)
     small = shop.num_operations <= (_SMALL if time_limit_s else _AT_ONCE)
     first = [_builders(shop, held) for held in Held] if shop.coupled and small else []
+    if not shop.coupled and any(stage.split for stage in shop.grid.each):
+        time_limit_s /= 2
+        first = [_all_fused(shop, technique, lower, time_limit_s, seed)]
     best = min(first, key=lambda found: found.value, default=None)
-    if best is not None and best.value <= goal:
+    if best is not None and reached(best.value, goal):
         return best
     found = search(shop, staggered=staggered, goal=goal, time_limit_s=time_limit_s, seed=seed)
     return found if best is None or found.value < best.value else best
+
+
+def _all_fused(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int) -> Found:
+    """The best schedule that has nothing but B: the split may cost more than it buys."""
+    staggered, goal = technique is Technique.STAGGERED, technique.minimised(lower)
+    coupled = open_shop(shop.grid, shop.failed, coupled=True, worker_of=shop.worker_of)
+    found = search(coupled, staggered=staggered, goal=goal, time_limit_s=time_limit_s, seed=seed)
+    return Found(schedule=split_up(shop, found.schedule), value=found.value)
 
 
 def _builders(shop: Shop, held: Held) -> Found:

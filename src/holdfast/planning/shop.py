@@ -129,7 +129,7 @@ def open_shop(
         coupled=coupled,
         durations=(
             tuple(stage.forward for stage in each),
-            tuple(stage.backward if coupled else stage.input for stage in each),
+            tuple(stage.backward if coupled else stage.input_apart for stage in each),
             tuple(stage.weight for stage in each),
         ),
         room=tuple(float("inf") if stage.capacity is None else stage.capacity * (1 + 1e-12) for stage in each),

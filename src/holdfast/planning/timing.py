@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +26,10 @@ __all__ = [
     "from_orders",
     "fuse",
     "measure",
+    "rows_to_run",
     "sequence_of",
     "settle",
+    "split_up",
     "stage_windows",
     "to_timeline",
 ]
@@ -64,8 +68,27 @@ def stage_windows(shop: Shop, schedule: Schedule) -> tuple[list[float], list[flo
     for stage in range(shop.num_stages):
         rows = [row for row in schedule.rows[stage * pipelines : (stage + 1) * pipelines] if row]
         first.append(min(schedule.starts[row[0]] for row in rows))
-        last.append(max(schedule.starts[row[-1]] + shop.durations[row[-1] // shop.num_visits][stage] for row in rows))
+        last.append(max(schedule.starts[row[-1]] + _length(shop, schedule.fused, row[-1]) for row in rows))
     return first, last
+
+
+def _length(shop: Shop, fused: frozenset[int], number: int) -> float:
+    """Returns the time that an operation takes."""
+    kind, visit = divmod(number, shop.num_visits)
+    stage = visit % shop.num_stages
+    if visit not in fused or not kind:
+        return shop.durations[kind][stage]
+    return shop.grid.costs.of(shop.grid.stages[stage]).backward if kind == 1 else 0
+
+
+def _lengths(shop: Shop, fused: frozenset[int]) -> list[float]:
+    """Returns the time that every operation takes."""
+    copies = shop.num_visits // shop.num_stages
+    found = [time for row in shop.durations for time in row * copies]
+    for visit in fused:
+        for number in (visit + shop.num_visits, visit + 2 * shop.num_visits):
+            found[number] = _length(shop, fused, number)
+    return found
 
 
 def as_soon_as_possible(shop: Shop, schedule: Schedule, releases: Sequence[float]) -> Schedule:
@@ -77,6 +100,7 @@ def as_soon_as_possible(shop: Shop, schedule: Schedule, releases: Sequence[float
         releases: no worker of stage 0, 1, ... starts before this.
     """
     visits, stages, at, comm = shop.num_visits, shop.num_stages, shop.worker_of, shop.grid.comm
+    lengths = _lengths(shop, schedule.fused)
     ready = [releases[worker // shop.grid.pipelines] for worker in range(shop.num_workers)]
     starts: list[float] = [0] * (3 * visits)
     for number in schedule.sequence:
@@ -84,12 +108,12 @@ def as_soon_as_possible(shop: Shop, schedule: Schedule, releases: Sequence[float
         stage, worker = visit % stages, at[visit]
         start = ready[worker]
         if kind == 0 and stage:
-            start = max(start, starts[number - 1] + shop.durations[0][stage - 1] + comm[stage - 1])
+            start = max(start, starts[number - 1] + lengths[number - 1] + comm[stage - 1])
         elif kind == 1 and stage < stages - 1:
-            start = max(start, starts[number + 1] + shop.durations[1][stage + 1] + comm[stage])
+            start = max(start, starts[number + 1] + lengths[number + 1] + comm[stage])
         starts[number] = start
-        ready[worker] = start + shop.durations[kind][stage]
-    return Schedule(starts=starts, rows=schedule.rows, sequence=schedule.sequence)
+        ready[worker] = start + lengths[number]
+    return replace(schedule, starts=starts)
 
 
 def as_late_as_possible(shop: Shop, schedule: Schedule, deadlines: Sequence[float]) -> Schedule:
@@ -104,6 +128,7 @@ def as_late_as_possible(shop: Shop, schedule: Schedule, deadlines: Sequence[floa
     if moments is not None:
         return _late_at_once(shop, schedule, moments, deadlines)
     visits, stages, at, comm = shop.num_visits, shop.num_stages, shop.worker_of, shop.grid.comm
+    lengths = _lengths(shop, schedule.fused)
     left = [deadlines[worker // shop.grid.pipelines] for worker in range(shop.num_workers)]
     starts: list[float] = [0] * (3 * visits)
     for number in reversed(schedule.sequence):
@@ -114,13 +139,13 @@ def as_late_as_possible(shop: Shop, schedule: Schedule, deadlines: Sequence[floa
             end = min(end, starts[number + 1] - comm[stage])
         elif kind == 1 and stage:
             end = min(end, starts[number - 1] - comm[stage - 1])
-        starts[number] = left[worker] = end - shop.durations[kind][stage]
-    return Schedule(starts=starts, rows=schedule.rows, sequence=schedule.sequence)
+        starts[number] = left[worker] = end - lengths[number]
+    return replace(schedule, starts=starts)
 
 
 def _moments(shop: Shop, schedule: Schedule) -> list[_Whole] | None:
     """Returns the operations that start together, first moment first; None if few do, or if some take no time."""
-    if len(schedule.sequence) < _MANY or min(map(min, shop.durations)) <= 0:
+    if len(schedule.sequence) < _MANY or min(map(min, shop.durations)) <= 0 or schedule.fused:
         return None
     order = np.asarray(schedule.sequence, dtype=np.int64)
     starts = np.asarray(schedule.starts, dtype=np.float64)[order]
@@ -144,7 +169,7 @@ def _late_at_once(shop: Shop, schedule: Schedule, moments: list[_Whole], deadlin
     starts[np.isinf(starts)] = 0
     whole = isinstance(schedule.starts[0], int) and bool(np.all(starts[:-1] == np.rint(starts[:-1])))
     found = starts[:-1].astype(np.int64) if whole else starts[:-1]
-    return Schedule(starts=found.tolist(), rows=schedule.rows, sequence=schedule.sequence)
+    return replace(schedule, starts=found.tolist())
 
 
 def _who_waits(shop: Shop) -> tuple[_Whole, _Array]:
@@ -194,15 +219,15 @@ def settle(shop: Shop, schedule: Schedule, *, staggered: bool, rounds: int = 8, 
 def _from_zero(schedule: Schedule) -> Schedule:
     earliest = min(schedule.starts[row[0]] for row in schedule.rows if row)
     starts = [start - earliest for start in schedule.starts] if earliest else schedule.starts
-    return Schedule(starts=starts, rows=schedule.rows, sequence=schedule.sequence)
+    return replace(schedule, starts=starts)
 
 
 def check(shop: Shop, schedule: Schedule) -> None:
     """Returns if a schedule is right.
 
-    Rules: every operation runs once, on the worker of its visit; no worker runs two at a time; every operation starts
-    after what it needs has ended and arrived; the memory held never exceeds the limit. Times that keep all this are a
-    proof that the orders do not deadlock.
+    Rules: every operation runs once, on the worker of its visit; the I and the W of a B follow one another; no worker
+    runs two at a time; every operation starts after what it needs has ended and arrived; the memory held never exceeds
+    the limit. Times that keep all this are a proof that the orders do not deadlock.
 
     Raises:
         InvalidSchedule: a rule is broken.
@@ -210,8 +235,8 @@ def check(shop: Shop, schedule: Schedule) -> None:
     rows = [np.asarray(row, dtype=np.int64) for row in schedule.rows]
     starts = np.asarray(schedule.starts, dtype=np.float64)
     _check_rows(shop, rows)
-    lengths = np.repeat(np.asarray(shop.durations, dtype=np.float64)[:, None, :], shop.num_visits // shop.num_stages, 1)
-    ends = starts + lengths.reshape(-1)
+    _check_fused(shop, schedule)
+    ends = starts + np.asarray(_lengths(shop, schedule.fused), dtype=np.float64)
     slack = 1e-9 * max(1.0, float(np.max(ends)))
     _check_needs(shop, starts, ends, slack)
     each = shop.grid.each
@@ -230,6 +255,17 @@ def _check_rows(shop: Shop, rows: Sequence[_Whole]) -> None:
     astray = np.nonzero(np.asarray(shop.worker_of)[everything % shop.num_visits] != owner)[0]
     if len(astray):
         raise InvalidSchedule("a micro-batch does not visit this worker", worker=_name(shop, int(owner[astray[0]])))
+
+
+def _check_fused(shop: Shop, schedule: Schedule) -> None:
+    """I and W of a B follow one another; the row of each fused visit is searched in one pass."""
+    visits, left = shop.num_visits, set(schedule.fused)
+    for row in schedule.rows if left else ():
+        left -= {before - visits for before, after in pairwise(row) if visits <= before == after - visits}
+    if left:
+        raise InvalidSchedule(
+            "I and W of one B do not follow one another", worker=_name(shop, shop.worker_of[min(left)])
+        )
 
 
 def _check_needs(shop: Shop, starts: _Array, ends: _Array, slack: float) -> None:
@@ -272,44 +308,86 @@ def _name(shop: Shop, worker: int) -> str:
     return f"{pipeline}.{stage}"
 
 
-def fuse(shop: Shop, schedule: Schedule) -> list[list[int]]:
-    """Returns the rows with I and W as one B wherever nothing is gained by their split, at unchanged times.
+def fuse(shop: Shop, schedule: Schedule, *, staggered: bool) -> Schedule:
+    """Returns the schedule with I and W as one B wherever nothing is gained by their split; never a longer one.
 
-    That is where W follows its I at once and whoever waits for the gradient does not start before W has ended. A B has
-    the number of its I plus twice the visits.
+    That is where W follows its I at once and whoever waits for the gradient does not start before B has ended, and
+    where I takes as long apart from W as B. If B is shorter than both, the times are settled anew.
+
+    Args:
+        shop: the problem.
+        schedule: a schedule of it; one that has B already stays as it is.
+        staggered: whether the period counts, else the makespan.
     """
-    visits, comm = shop.num_visits, shop.grid.comm
-    starts, rows = schedule.starts, schedule.rows
-    if shop.coupled:
-        return rows
-    found: list[list[int]] = []
-    for worker, row in enumerate(rows):
+    if shop.coupled or schedule.fused:
+        return schedule
+    visits, each = shop.num_visits, shop.grid.each
+    starts, fused = list(schedule.starts), frozenset(_fusible(shop, schedule))
+    for visit in fused:
+        starts[visit + 2 * visits] = starts[visit + visits] + each[visit % shop.num_stages].backward
+    found = replace(schedule, starts=starts, fused=fused)
+    if not fused or not any(stage.split for stage in each):
+        return found
+    settled = settle(shop, found, staggered=staggered)
+    return min(settled, found, key=lambda made: _worth(measure(shop, made, staggered=staggered), staggered))
+
+
+def _worth(found: Measure, staggered: bool) -> float:
+    return found.period if staggered else found.makespan
+
+
+def _fusible(shop: Shop, schedule: Schedule) -> Iterator[int]:
+    visits, comm, starts, each = shop.num_visits, shop.grid.comm, schedule.starts, shop.grid.each
+    for worker, row in enumerate(schedule.rows):
         stage = worker // shop.grid.pipelines
-        takes_i, takes_w = shop.durations[1][stage], shop.durations[2][stage]
-        fused: list[int] = []
-        for number in row:
-            before = number - visits
-            at_once = number >= 2 * visits and fused[-1] == before and starts[number] == starts[before] + takes_i
-            if at_once and (stage == 0 or starts[before - 1] >= starts[number] + takes_w + comm[stage - 1]):
-                fused[-1] = before + 2 * visits
-            else:
-                fused.append(number)
-        found.append(fused)
-    return found
+        takes_i, takes_b = shop.durations[1][stage], each[stage].backward
+        for before, number in pairwise(row):
+            if number < 2 * visits or before != number - visits or starts[number] != starts[before] + takes_i:
+                continue
+            needed = starts[before - 1] - comm[stage - 1] if stage else inf
+            if needed >= starts[before] + takes_b or takes_i >= takes_b:
+                yield before - visits
+
+
+def split_up(shop: Shop, coupled: Schedule) -> Schedule:
+    """Returns a coupled schedule as one of the problem in which I and W may be apart: all of them are one B.
+
+    Args:
+        shop: the problem.
+        coupled: a schedule of the same problem with coupled backwards.
+    """
+    visits, each = shop.num_visits, shop.grid.each
+
+    def apart(row: Iterable[int]) -> list[int]:
+        return [each for number in row for each in ((number, number + visits) if number >= visits else (number,))]
+
+    starts = list(coupled.starts)
+    for visit in range(visits):
+        starts[visit + 2 * visits] = starts[visit + visits] + each[visit % shop.num_stages].backward
+    rows = [apart(row) for row in coupled.rows]
+    return Schedule(starts=starts, rows=rows, sequence=apart(coupled.sequence), fused=frozenset(range(visits)))
+
+
+def rows_to_run(shop: Shop, schedule: Schedule) -> list[list[int]]:
+    """Returns the operations of every worker, with one number for a B: that of its W and the visits."""
+    visits, fused = shop.num_visits, schedule.fused
+    if not fused:
+        return schedule.rows
+    inputs = {visit + visits for visit in fused}
+    weights = {visit + 2 * visits for visit in fused}
+    return [[n + 2 * visits if n in inputs else n for n in row if n not in weights] for row in schedule.rows]
 
 
 def to_timeline(shop: Shop, plan: Plan, schedule: Schedule, *, staggered: bool) -> Timeline:
     """Returns the timeline of a plan that :func:`holdfast.planning.shop.to_plan` made of this schedule."""
     spans: list[Span] = []
+    lengths = _lengths(shop, schedule.fused)
     for worker, ops in plan.orders.rows:
         for op in ops:
             microbatch = op.microbatch.index * shop.grid.pipelines + op.microbatch.pipeline
-            visit = microbatch * shop.num_stages + worker.stage
-            start = schedule.starts[_KINDS[op.kind] * shop.num_visits + visit]
-            length = shop.durations[_KINDS[op.kind]][worker.stage]
-            if op.kind is OpKind.B and not shop.coupled:
-                length += shop.durations[2][worker.stage]
-            spans.append(Span(worker, op, start, start + length))
+            number = _KINDS[op.kind] * shop.num_visits + microbatch * shop.num_stages + worker.stage
+            start = schedule.starts[number]
+            spans.append(Span(worker, op, start, start + lengths[number]))
     return timeline(plan, shop.grid.costs, tuple(spans), staggered=staggered)
 
 

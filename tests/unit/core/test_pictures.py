@@ -30,6 +30,17 @@ def test_the_picture_has_every_operation_every_worker_and_what_failed():
     assert len(thick) == len(guests) == 9
 
 
+def test_a_long_step_gets_a_wide_picture_in_which_it_can_be_read():
+    grid = Grid(pipelines=1, stages=split_evenly(3, 3), microbatches=60, costs=COSTS)
+    plan = make_plan(grid, [], Technique.DECOUPLED, time_limit_s=0.0).plan
+    timeline = evaluate(plan, COSTS)
+    root = ElementTree.fromstring(render_svg(plan, COSTS, timeline))
+    assert 960 < int(root.get("width")) <= 4000
+    labels = [text.text for text in root.iter(f"{SVG}text") if text.get("text-anchor") == "middle"]
+    assert len(labels) > len(timeline.spans) / 2
+    assert ElementTree.fromstring(render_svg(plan, COSTS, timeline, width=500)).get("width") == "500"
+
+
 def test_the_trace_has_every_operation_at_its_time():
     events = json.loads(render_trace(TIMELINE, microseconds=2))["traceEvents"]
     found = {(e["pid"], e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"}

@@ -1,10 +1,12 @@
 import argparse
 import json
+import re
 
 import pytest
 
 from holdfast.cli.plan import add_plan_parser
 from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
+from holdfast.models import convnet, gpt
 
 
 def call(*flags):
@@ -71,6 +73,18 @@ def test_the_example_decoupled_and_staggered(plan_json, flags, number, value):
 @pytest.mark.parametrize(("memory", "makespan"), [("", 33), (" --memory 1,0,1,4:3:2:1", 36)])
 def test_adaptive_with_and_without_limits(plan_json, memory, makespan):
     assert plan_json(f"{GRID} --failed 1.2{memory} --time-limit 0.2")["makespan"] == makespan
+
+
+def test_the_cost_of_a_split_is_paid_where_it_buys_more(plan_json):
+    flags = "--grid 1x2 --microbatches 4 --costs 3:2,2:5,4:1 --technique decoupled --time-limit 0.2 --split-cost"
+    cheap, dear = plan_json(f"{flags} 1"), plan_json(f"{flags} 9:8")
+    assert cheap["makespan"] <= dear["makespan"]
+    lengths = {(kind, name): end - start for name, row in cheap["orders"].items() for kind, _, _, start, end in row}
+    assert lengths.items() <= {
+        *{("F", "0.0"): 3, ("I", "0.0"): 3, ("W", "0.0"): 4, ("B", "0.0"): 6}.items(),
+        *{("F", "0.1"): 2, ("I", "0.1"): 6, ("W", "0.1"): 1, ("B", "0.1"): 6}.items(),
+    }
+    assert {op[0] for row in dear["orders"].values() for op in row} == {"F", "B"}
 
 
 def test_one_stage_is_optimal(plan_json):
@@ -160,3 +174,93 @@ def test_a_library_is_filled(capsys, tmp_path):
 def test_bad_flags_of_the_planner_are_named(flags, message):
     with pytest.raises(ConfigError, match=message):
         call(*flags.split())
+
+
+def profile_of(num_layers):
+    """A profile of uneven layers, in which a stage cut by count would be far from balanced."""
+    layers = [
+        {
+            "name": f"layer{k}",
+            "forward_s": 0.002 + 0.001 * (k == 0),
+            "backward_input_s": 0.003,
+            "backward_weight_s": 0.001 + 0.009 * (k == num_layers - 1),
+            "held_after_forward_bytes": 1000,
+            "held_after_input_bytes": 400,
+            "boundary_bytes": 2000,
+            "parameter_bytes": 100,
+            "optimizer_bytes": 200,
+            "optimizer_s": 0.004,
+        }
+        for k in range(num_layers)
+    ]
+    return {"layers": layers, "link": {"latency_s": 0.0001, "bytes_per_s": 2e7}, "machine": {}}
+
+
+JOB = """
+model: {kind: gpt, layers: 5, width: 16, heads: 2, context: 8}
+data: {kind: text, path: stdlib}
+grid: {pipelines: 2, stages: 3, microbatches: 4, microbatch_size: 1}
+train: {steps: 1}
+"""
+
+
+@pytest.fixture
+def profiled(tmp_path):
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "profile.json").write_text(json.dumps(profile_of(7)))
+    return f"{tmp_path}/job.yaml --profile {tmp_path}/profile.json"
+
+
+def test_a_job_is_planned_from_its_profile(plan_json, profiled):
+    found = plan_json(f"{profiled} --failed 1.1 --technique staggered --time-limit 0.1")
+    assert sorted(found["orders"]) == ["0.0", "0.1", "0.2", "1.0", "1.2"]
+    first = found["orders"]["0.0"][0]
+    lengths = {name: row[0][4] - row[0][3] for name, row in found["orders"].items()}
+    assert first[:3] == ["F", 0, 0]
+    assert lengths["0.0"] == pytest.approx(0.007)
+    assert lengths["0.2"] == pytest.approx(0.002)
+    assert found["orders"]["0.1"][0][3] >= lengths["0.0"] + 0.0002
+
+
+def test_with_a_profile_memory_is_a_number_of_bytes(plan_json, profiled):
+    flags = f"{profiled} --technique staggered --time-limit 0.1 --memory"
+    assert max(plan_json(f"{flags} 6000")["peak_memory"].values()) <= 6000
+    with pytest.raises(InfeasiblePlan, match=r"no cut of 7 layers into 3 stages"):
+        call(*f"{flags} 2000".split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--costs 1,1,1", "--costs 1,1,1: --profile .* gives that"),
+        ("--optimizer-cost 1", "--optimizer-cost 1: --profile"),
+        ("--split-cost 1", "--split-cost 1: --profile"),
+        ("--memory 2,1,1,8", "--memory 2,1,1,8: expected bytes"),
+        ("--memory 0", "--memory 0 is impossible: expected bytes.* above 0"),
+        ("--grid 2x9", "9 stages do not fit a model of 7 layers"),
+    ],
+)
+def test_flags_that_do_not_go_with_a_profile_are_named(profiled, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        call(*profiled.split(), *flags.split())
+
+
+def test_the_profile_of_another_model_is_refused(tmp_path, profiled):
+    (tmp_path / "profile.json").write_text(json.dumps(profile_of(9)))
+    with pytest.raises(ConfigError, match=r"has 9 layers, but the model of .*job\.yaml has 7"):
+        call(*profiled.split())
+    with pytest.raises(ConfigError, match=r"missing\.json: No such file"):
+        call(*GRID.split(), "--profile", str(tmp_path / "missing.json"))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("{kind: gpt, layers: 3}", len(gpt.build(layers=3, width=16, heads=2, context=8))),
+        ("{kind: convnet}", len(convnet.build())),
+    ],
+)
+def test_the_layers_of_a_model_that_ships_are_counted_without_building_it(tmp_path, model, expected):
+    (tmp_path / "job.yaml").write_text(re.sub("model: {.*", f"model: {model}", JOB))
+    (tmp_path / "profile.json").write_text(json.dumps(profile_of(expected)))
+    assert call(str(tmp_path / "job.yaml"), "--profile", str(tmp_path / "profile.json")) == 0

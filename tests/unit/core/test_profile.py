@@ -122,3 +122,21 @@ def test_impossible_measurements_are_refused():
         Link(latency_s=0, bytes_per_s=0)
     with pytest.raises(ConfigError, match="at least one layer"):
         Profile(layers=(), link=Link(latency_s=0, bytes_per_s=1))
+
+
+def test_what_a_profile_says_of_a_split_is_taken_from_i():
+    layer = LayerProfile(
+        name="a",
+        forward_s=1.0,
+        backward_input_s=3.0,
+        backward_weight_s=2.0,
+        held_after_forward_bytes=4,
+        held_after_input_bytes=1,
+        boundary_bytes=0,
+        parameter_bytes=0,
+        optimizer_bytes=0,
+        split_s=0.5,
+    )
+    profile = Profile(layers=(layer, layer), link=Link(latency_s=0.0, bytes_per_s=1.0))
+    stage = costs_from_profile(profile).of(LayerRange(0, 2))
+    assert (stage.input_apart, stage.weight, stage.backward) == (6.0, 4.0, 9.0)

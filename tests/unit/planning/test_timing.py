@@ -1,4 +1,5 @@
 import dataclasses
+from itertools import pairwise
 
 import pytest
 
@@ -11,7 +12,7 @@ from holdfast.errors import InfeasiblePlan, InvalidSchedule, StateUnavailable
 from holdfast.planning.list_scheduler import list_schedule, plain_urgency
 from holdfast.planning.planner import Technique, make_plan
 from holdfast.planning.shop import Grid, open_shop, to_plan
-from holdfast.planning.timing import check, from_orders, fuse, measure, settle, to_timeline
+from holdfast.planning.timing import check, from_orders, fuse, measure, rows_to_run, settle, to_timeline
 
 COSTS = parse_costs(3, costs="3:5:4,2:6:4,4:1:3", comm="1:2", optimizer="3:0:7", memory="3,1,2,12:9:6")
 GRID = Grid(pipelines=2, stages=split_evenly(3, 3), microbatches=4, costs=COSTS)
@@ -98,11 +99,58 @@ def test_backwards_are_fused_where_the_split_buys_nothing():
     grid = dataclasses.replace(GRID, pipelines=1)
     shop = open_shop(grid, [])
     schedule = settle(shop, list_schedule(shop, plain_urgency(shop)), staggered=True)
-    plan = to_plan(shop, fuse(shop, schedule))
+    fused = fuse(shop, schedule, staggered=True)
+    check(shop, fused)
+    plan = to_plan(shop, rows_to_run(shop, fused))
     kinds = [op.kind.value for _, row in plan.orders.rows for op in row]
     assert 0 < kinds.count("B") < 3 * grid.microbatches
     assert kinds.count("I") == kinds.count("W") == 3 * grid.microbatches - kinds.count("B")
     validate(plan, costs=COSTS)
-    timeline = to_timeline(shop, plan, schedule, staggered=True)
+    timeline = to_timeline(shop, plan, fused, staggered=True)
     assert timeline.period == measure(shop, schedule, staggered=True).period
     assert evaluate(plan, COSTS).makespan <= timeline.makespan
+
+
+def test_a_b_in_two_parts_is_found():
+    shop = open_shop(dataclasses.replace(GRID, pipelines=1), [])
+    schedule = settle(shop, list_schedule(shop, plain_urgency(shop)), staggered=True)
+    visits = shop.num_visits
+    inputs = [pair for row in schedule.rows for pair in pairwise(row) if pair[0] // visits == 1]
+    apart = next(before for before, after in inputs if after != before + visits)
+    with pytest.raises(InvalidSchedule, match="do not follow one another"):
+        check(shop, dataclasses.replace(schedule, fused=frozenset([apart - visits])))
+
+
+@pytest.mark.parametrize("split", ["1:3:2", "9:8:7"])
+def test_a_split_that_costs_time_is_made_only_where_it_buys_more(split):
+    costs = parse_costs(3, costs="3:5:4,2:6:4,4:1:3", comm="1:2", optimizer="3:0:7", split=split)
+    grid = dataclasses.replace(GRID, costs=costs)
+    free = make_plan(dataclasses.replace(GRID, costs=dataclasses.replace(costs, split=None)), [], Technique.STAGGERED)
+    made = make_plan(grid, [], Technique.STAGGERED, time_limit_s=0.3)
+    coupled = make_plan(grid, [], Technique.ADAPTIVE, time_limit_s=0.3)
+    assert free.found.period <= made.found.period <= coupled.found.period
+    assert made.bound.period <= made.found.period
+    validate(made.plan, costs=costs)
+    timeline = to_timeline(made.shop, made.plan, made.schedule, staggered=True)
+    assert timeline.period == made.found.period
+    lengths = {(str(span.op.kind), span.worker.stage): span.end - span.start for span in timeline.spans}
+    expected = {
+        "F": (3, 5, 4),
+        "I": [b + int(s) for b, s in zip((2, 6, 4), split.split(":"), strict=True)],
+        "W": (4, 1, 3),
+    }
+    expected["B"] = (6, 7, 7)
+    assert all(length == expected[kind][stage] for (kind, stage), length in lengths.items())
+    if split == "9:8:7":
+        assert {kind for kind, _ in lengths} == {"F", "B"}
+
+
+def test_fused_operations_shorten_a_schedule_whose_split_costs_time():
+    grid = Grid(pipelines=1, stages=split_evenly(1, 1), microbatches=4, costs=parse_costs(1, costs="3,2,4", split="1"))
+    shop = open_shop(grid, [])
+    schedule = list_schedule(shop, [n for v in range(4) for n in (v, 4 + v, 8 + v)])
+    assert measure(shop, schedule, staggered=True).period == 4 * (3 + 2 + 1 + 4)
+    fused = fuse(shop, schedule, staggered=True)
+    check(shop, fused)
+    assert measure(shop, fused, staggered=True).period == 4 * (3 + 2 + 4)
+    assert make_plan(grid, [], Technique.STAGGERED).optimal

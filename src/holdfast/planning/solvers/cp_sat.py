@@ -1,4 +1,8 @@
-"""The child process that solves a schedule with CP-SAT: a problem as JSON on stdin, the best found on stdout."""
+"""The child process that solves a schedule with CP-SAT: a problem as JSON on stdin, the best found on stdout.
+
+Short times in whole numbers are solved by counting (:mod:`holdfast.planning.solvers.counting`), all others with a
+variable for every start.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
+from holdfast.planning.solvers import counting
 from holdfast.planning.solvers.child import Problem, answer
 
 __all__ = ["solve"]
@@ -18,6 +23,8 @@ def solve(problem: dict[str, Any]) -> dict[str, Any]:
     Args:
         problem: as :func:`holdfast.planning.solvers.process.problem_of` makes it.
     """
+    if counting.suits(problem):
+        return counting.solve(problem)
     model = _Model(problem)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = problem["time_limit_s"]
@@ -50,31 +57,23 @@ class _Model:
         self._add_hint()
 
     def _start(self, number: int) -> Any:
-        """A variable, or a number where it is fixed."""
-        fixed = self._p["fixed"][number] if self._p["fixed"] else None
-        if number >= self._kinds * self._visits:
-            return 0
-        return fixed if fixed is not None else self.model.new_int_var(0, self._horizon, f"s{number}")
+        """A variable; W where the backward is coupled is no operation."""
+        return self.model.new_int_var(0, self._horizon, "") if number < self._kinds * self._visits else 0
 
     def _end(self, number: int) -> Any:
         return self.starts[number] + self._length(number)
-
-    def _add(self, constraint: Any) -> None:
-        """Adds a constraint; one between fixed numbers is a plain bool, and holds already."""
-        if not isinstance(constraint, bool):
-            self.model.add(constraint)
 
     def _add_needs(self) -> None:
         comm = self._p["comm"]
         for visit in range(self._visits):
             stage, back = visit % self._stages, visit + self._visits
             if stage < self._stages - 1:
-                self._add(self.starts[visit + 1] >= self._end(visit) + comm[stage])
-                self._add(self.starts[back] >= self._end(back + 1) + comm[stage])
+                self.model.add(self.starts[visit + 1] >= self._end(visit) + comm[stage])
+                self.model.add(self.starts[back] >= self._end(back + 1) + comm[stage])
             else:
-                self._add(self.starts[back] >= self._end(visit))
+                self.model.add(self.starts[back] >= self._end(visit))
             if self._kinds == 3:
-                self._add(self.starts[back + self._visits] >= self._end(back))
+                self.model.add(self.starts[back + self._visits] >= self._end(back))
 
     def _add_workers(self) -> None:
         for worker, row in self._shared.visits_of_workers().items():
@@ -110,12 +109,10 @@ class _Model:
         If one overtakes another, let them exchange names from there on: the one that was first everywhere before is
         ready for the earlier turn, the other for the later one, and workers hold as many micro-batches as they did.
         """
-        if self._p["fixed"]:
-            return
         for entries in self._equal_routes():
             for before, entry in pairwise(entries):
                 for offset in self._offsets():
-                    self._add(self.starts[entry + offset] >= self._end(before + offset))
+                    self.model.add(self.starts[entry + offset] >= self._end(before + offset))
 
     def _equal_routes(self) -> list[list[int]]:
         """The first visits of micro-batches with equal routes, in the order of their numbers."""

@@ -7,8 +7,9 @@ import json
 import math
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +17,7 @@ from holdfast.errors import ConfigError, SolverTimeout
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.shop import Shop
 
-__all__ = ["Answer", "Scale", "problem_of", "run_solver", "scale_of"]
+__all__ = ["Answer", "Scale", "answer_of", "problem_of", "run_solver", "scale_of"]
 
 _GRACE_S = 20.0
 """What a solver may take beyond its own limit, for starting and for building the model."""
@@ -67,7 +68,6 @@ def problem_of(
     value: float,
     goal: float,
     time_limit_s: float,
-    fixed: Sequence[float | None] | None = None,
     threads: int = 2,
 ) -> tuple[dict[str, Any], Scale]:
     """Returns the problem as the solvers read it, and its scale.
@@ -79,7 +79,6 @@ def problem_of(
         value: what the hint comes to.
         goal: a lower bound.
         time_limit_s: seconds for the solver.
-        fixed: for every operation its start if it must not move.
         threads: of the solver.
     """
     each = shop.grid.each
@@ -91,8 +90,7 @@ def problem_of(
 
     memory = [(stage.takes, stage.gives_input, stage.gives_weight) for stage in each]
     bytes_scale = scale_of([m for row in memory for m in row] or [1.0])
-    last = max((hint.starts[row[-1]] for row in hint.rows if row), default=0)
-    longest = max(max(row) for row in shop.durations)
+    exact = scale.exact and bytes_scale.exact
     return {
         "pipelines": shop.grid.pipelines,
         "stages": shop.num_stages,
@@ -102,15 +100,39 @@ def problem_of(
         "durations": [[whole(t) for t in row] for row in shop.durations],
         "comm": [whole(t) for t in shop.grid.comm],
         "optimizer": [whole(stage.optimizer) for stage in each],
-        "memory": [[round(m * bytes_scale.per_unit) for m in row] for row in memory],
+        "memory": [
+            [
+                math.ceil(round(taken * bytes_scale.per_unit, 6)),
+                *(int(round(m * bytes_scale.per_unit, 6)) for m in given),
+            ]
+            for taken, *given in memory
+        ],
         "room": [None if math.isinf(room) else int(room * bytes_scale.per_unit) for room in shop.room],
-        "horizon": whole(last + longest) + (whole(value) // 4 if staggered else 0),
-        "goal": math.floor(goal * scale.per_unit) if scale.exact else 0,
+        "exact": exact,
+        "value": whole(value),
+        "horizon": whole(_latest(shop, value, staggered) if exact else 2 * max(hint.starts) + value),
+        "goal": math.floor(goal * scale.per_unit) if exact else 0,
         "hint": [whole(start) for start in hint.starts],
-        "fixed": None if fixed is None else [None if start is None else whole(start) for start in fixed],
         "time_limit_s": time_limit_s,
         "threads": threads,
-    }, scale
+    }, replace(scale, exact=exact)
+
+
+def _latest(shop: Shop, value: float, staggered: bool) -> float:
+    """Returns when some best schedule has ended, if it is not worse than ``value`` and begins at 0.
+
+    Staggered, the window of stage 0 begins first, and all I of a stage end before it does: the way back and a W of
+    stage 0 earlier. W that are left then may follow one another at once.
+    """
+    if not staggered:
+        return value
+    each, loads = shop.grid.each, Counter(shop.worker_of)
+    latest, ends = value - each[0].optimizer - each[0].weight, []
+    for s, stage in enumerate(each):
+        most = max(loads[s * shop.grid.pipelines + p] for p in range(shop.grid.pipelines))
+        ends.append(latest + most * stage.weight)
+        latest -= shop.durations[1][s] + (shop.grid.comm[s] if s < len(each) - 1 else 0)
+    return max(ends)
 
 
 def run_solver(module: str, shop: Shop, problem: dict[str, Any], scale: Scale) -> Answer | None:
@@ -142,7 +164,17 @@ def run_solver(module: str, shop: Shop, problem: dict[str, Any], scale: Scale) -
         raise SolverTimeout(f"{module} did not end within {limit + _GRACE_S:g} s: expected a longer limit") from error
     if done.returncode:
         raise SolverTimeout(f"{module} failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
-    answer = json.loads(done.stdout)
+    return answer_of(shop, json.loads(done.stdout), scale)
+
+
+def answer_of(shop: Shop, answer: dict[str, Any], scale: Scale) -> Answer | None:
+    """Returns the answer of a solver in the units of the costs; None if it found nothing.
+
+    Args:
+        shop: the problem.
+        answer: what the solver's process printed.
+        scale: of the problem that it was given.
+    """
     if not answer["starts"]:
         return None
     return Answer(
