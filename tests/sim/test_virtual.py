@@ -21,7 +21,7 @@ from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Install
 from holdfast.telemetry.report import report
 from holdfast.testing.virtual import VirtualCluster, VirtualResult
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "150"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "75"))
 CHUNK = 25
 STEPS = 3
 FIRST_EFFECT_AFTER_INSTALL = 4

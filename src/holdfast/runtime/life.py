@@ -460,13 +460,14 @@ class WorkerLife:
         if install.plan is None or not isinstance(command, Resume):
             return command
         self._forget_executed()
-        if self.worker in install.entering:
+        enters = self.worker in install.entering
+        if enters:
             yield from self._enter(install.plan, install.entering, command.step)
         else:
             yield from self._go_back(command.step, command.tallies)
             if self.generation > 1 and command.step <= self._step():
                 yield Reach(Point.REPLAY, command.step)
-        return (yield from self._run_steps(command.step, recovering=self.generation > 1))
+        return (yield from self._run_steps(command.step, recovering=self.generation > 1 and not enters))
 
     def _enter(self, plan: Plan, entering: tuple[WorkerId, ...], step: int) -> Life:
         """Begins to take part without any state, which our peers give us meanwhile."""
