@@ -1,11 +1,14 @@
-"""Everything that holds for steps that wait for their verdict holds for steps that do not."""
+"""Everything that holds for 1F1B, whose steps wait for their verdict, holds for the planner's staggered plans."""
 
 import pytest
 
+from holdfast.planning.planner import Technique
 from holdfast.testing.virtual import VirtualCluster
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["synchronous", "staggered"])
-def _commit(request, monkeypatch):
-    """Every test runs twice: with updates after the verdict, and ahead of it."""
-    monkeypatch.setitem(VirtualCluster.__init__.__kwdefaults__, "staggered", request.param)
+def _technique(request, monkeypatch):
+    """Every test runs twice: with updates after the verdict, and ahead of it with the planner's plans."""
+    defaults = VirtualCluster.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "staggered", request.param)
+    monkeypatch.setitem(defaults, "technique", Technique.STAGGERED if request.param else None)

@@ -10,7 +10,7 @@ import torch
 from holdfast.config.load import parse_job
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
-from holdfast.runtime.agent import healthy_plan
+from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.build import build_stage, probe
 from holdfast.testing.virtual import VirtualCluster
 

@@ -15,7 +15,7 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
-from holdfast.runtime.agent import healthy_plan
+from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.build import build_stage, probe
 from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Installed, Reattached, StepOps
 from holdfast.telemetry.report import report

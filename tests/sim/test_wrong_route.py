@@ -11,7 +11,7 @@ from holdfast.config.load import parse_job
 from holdfast.core.ids import WorkerId
 from holdfast.core.schedule import OpKind
 from holdfast.errors import LedgerError
-from holdfast.runtime.agent import healthy_plan
+from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.build import build_stage, probe
 
 JOB = {

@@ -23,15 +23,32 @@ from holdfast.core.profile import Costs, costs_from_profile, parse_costs
 from holdfast.core.render import render_timeline
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan
+from holdfast.planning.jobs import profile_of, stages_of, terms_of
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import normalised
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Engine, Planned, Technique, make_plan
 from holdfast.planning.shop import Grid
 from holdfast.planning.timing import to_timeline
+from holdfast.planning.training import regular_grid, tries_for
 
 __all__ = ["add_plan_parser", "run"]
 
+_OTHER_THAN_TRAINED = (
+    "grid",
+    "microbatches",
+    "costs",
+    "comm",
+    "optimizer_cost",
+    "split_cost",
+    "memory",
+    "profile",
+    "technique",
+    "time_limit",
+    "all_failures",
+    "out",
+)
+"""Flags that ask for another plan than that of a job's training."""
 _PROVED_TWICE = 50_000
 """Operations up to which the core's validator, which works on messages, proves the plan as well."""
 
@@ -39,7 +56,12 @@ _PROVED_TWICE = 50_000
 def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the ``plan`` command; its ``run`` default is :func:`run`."""
     parser = subparsers.add_parser("plan", help="build, prove, time and show the plan of a grid", description=__doc__)
-    parser.add_argument("job", nargs="?", metavar="JOB.yaml", help="take grid and micro-batches from this job file")
+    parser.add_argument(
+        "job",
+        nargs="?",
+        metavar="JOB.yaml",
+        help="take grid and micro-batches from this job; its whole plan, if the planner makes that",
+    )
     parser.add_argument(
         "--profile", metavar="FILE", help="times, sizes and cuts from `holdfast profile`, in s and bytes"
     )
@@ -84,7 +106,14 @@ def run(args: argparse.Namespace) -> int:
     task = _read(args)
     if task.fill is not None:
         return _fill(task, *task.fill)
-    planned = make_plan(task.grid, task.failed, task.technique, time_limit_s=task.time_limit_s, engine=task.engine)
+    planned = make_plan(
+        task.grid,
+        task.failed,
+        task.technique,
+        time_limit_s=task.time_limit_s,
+        engine=task.engine,
+        tries=task.tries,
+    )
     plan = planned.plan
     if planned.shop.num_operations <= _PROVED_TWICE:
         validate(plan, costs=task.grid.costs)
@@ -115,6 +144,7 @@ class _Task:
     time_limit_s: float
     engine: Engine
     fill: tuple[int, Path] | None
+    tries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +156,8 @@ class _Result:
 
 def _read(args: argparse.Namespace) -> _Task:
     job = load_job(args.job) if args.job else None
+    if job is not None and (trained := _as_trained(args, job)) is not None:
+        return trained
     if job is not None:
         args.grid = args.grid or f"{job.grid.pipelines}x{job.grid.stages}"
         args.microbatches = args.microbatches or str(job.grid.microbatches)
@@ -151,6 +183,32 @@ def _read(args: argparse.Namespace) -> _Task:
         ),
         engine=Engine(args.solver),
         fill=_parse_fill(args.all_failures, args.out),
+    )
+
+
+def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
+    """Returns the task of which training takes the plans; None if flags ask for another, or it makes none like this."""
+    asked = any(getattr(args, flag) is not None for flag in _OTHER_THAN_TRAINED) or args.solver != Engine.LIST
+    num_layers = _num_layers(job)
+    if num_layers is None and job.train.profile is not None:
+        num_layers = len(load_profile(job.train.profile).layers)
+    if asked or num_layers is None:
+        return None
+    profile = profile_of(job, num_layers)
+    terms = terms_of(job, num_layers, profile)
+    if terms is None:
+        return None
+    stages = stages_of(job, num_layers, profile)
+    grid = regular_grid(job.grid.pipelines, stages, job.grid.microbatches, terms)
+    failed = _parse_failed(args.failed, grid) or _normalised(args.failures, grid, terms.technique)
+    return _Task(
+        grid=grid,
+        failed=failed,
+        technique=terms.technique,
+        time_limit_s=math.inf,
+        engine=Engine.LIST,
+        fill=None,
+        tries=tries_for(grid, at_once=bool(failed)),
     )
 
 

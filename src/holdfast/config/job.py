@@ -129,7 +129,10 @@ class Train(_Plain, frozen=True, kw_only=True):
     """``numerics``: exact (same bits on any grid, whatever fails) or fast (fp32 sums).
 
     ``technique``: how steps are scheduled: ``gpipe``; ``1f1b``; ``decoupled``, with the two halves of the backward pass
-    apart; ``staggered``, in which each layer is updated as soon as its own gradients are reduced, besides.
+    apart; ``staggered``, in which each layer is updated as soon as its own gradients are reduced, besides. The plans of
+    these two come from the planner. ``profile``: a file of `holdfast profile` that tells it what each layer costs;
+    without one all cost the same. ``in_flight``: micro-batches that a worker may hold at once, from the start of F to
+    the end of W; default: twice as many as stages.
     """
 
     steps: Positive
@@ -137,6 +140,8 @@ class Train(_Plain, frozen=True, kw_only=True):
     numerics: Literal["exact", "fast"] = "exact"
     clip_norm: PositiveFloat | None = None
     technique: Literal["1f1b", "gpipe", "decoupled", "staggered"] = "1f1b"
+    profile: str | None = None
+    in_flight: Positive | None = None
 
 
 class Resilience(_Plain, frozen=True, kw_only=True):

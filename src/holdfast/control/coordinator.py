@@ -138,6 +138,7 @@ class Coordinator:
     _unplannable: set[frozenset[WorkerId]] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _committing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _planning: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         """Keeps the generation that the store told, for the log."""
@@ -309,12 +310,20 @@ class Coordinator:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._goodbye.wait(), TICK_S)
             self._take([Tick(now=self.clock())])
-            await self._plan_ahead()
+            self._keep_planning()
             if self._resigned:
                 return False
         with contextlib.suppress(TimeoutError):  # it may still be on its way, and waits to hear how the job ended
             await asyncio.wait_for(self._agent_here.wait(), AGENT_S)
         return True
+
+    def _keep_planning(self) -> None:
+        """Plans ahead beside everything else: time passes, and messages come, however long a plan takes."""
+        if self._planning is not None:
+            if not self._planning.done():
+                return
+            self._planning.result()  # a bug in it is none to be silent about
+        self._planning = asyncio.get_running_loop().create_task(self._plan_ahead())
 
     async def _plan_ahead(self) -> None:
         """Prepares the answers to the losses that could come next, while nothing else is to be done."""

@@ -167,9 +167,9 @@ def lower(plan: Plan, ties: tuple[tuple[int, ...], ...] = ()) -> tuple[WorkerPro
 
     Every operation receives its input if that comes from another worker, computes, and sends its result on. Then come
     the reductions: own layers from the last to the first, as backward finishes them, then the ties that touch own
-    layers. Then the verdict: along the route of micro-batch ``p.0`` of every pipeline p that adds a worker, a tally
-    travels to the last worker and the verdict back; a worker that no such route visits takes a peer's place on a copy
-    of one, under a name beyond all micro-batches. Last come the optimizer steps, in ascending order of layers.
+    layers. Then the verdict: along every route that adds a worker, first those of micro-batches ``p.0``, a tally
+    travels to the last worker and the verdict back; a worker that no route visits takes a peer's place on a copy of
+    one, under a name beyond all micro-batches. Last come the optimizer steps, in ascending order of layers.
     Everywhere all workers go through common reductions and chains in the same order, so these cannot deadlock.
 
     In the staggered form the verdict on a step rides on the next one: a chain's tally goes from worker to worker right
@@ -297,11 +297,15 @@ class _Chain:
 
 
 def _chains(plan: Plan) -> tuple[_Chain, ...]:
-    """The routes that the verdict takes: in order of pipelines, those that add a worker."""
+    """The routes that the verdict takes: by index and pipeline, those that add a worker.
+
+    Only a worker that computes nothing is visited by none. One that computes must ride on a micro-batch of its own: it
+    could not wait for another's before all that it runs without making others wait.
+    """
     chains: list[_Chain] = []
     covered: set[WorkerId] = set()
-    for route in plan.routes.routes:
-        if route.microbatch.index == 0 and not covered.issuperset(route.workers):
+    for route in sorted(plan.routes.routes, key=lambda route: (route.microbatch.index, route.microbatch.pipeline)):
+        if not covered.issuperset(route.workers):
             chains.append(_Chain(route.microbatch, route.microbatch, route.workers))
             covered.update(route.workers)
     beyond = 1 + max((route.microbatch.index for route in plan.routes.routes), default=-1)

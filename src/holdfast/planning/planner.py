@@ -123,6 +123,7 @@ def make_plan(
     time_limit_s: float = 1.0,
     engine: Engine = Engine.LIST,
     seed: int = 0,
+    tries: int | None = None,
 ) -> Planned:
     """Returns the best schedule that an engine finds in time, checked.
 
@@ -133,6 +134,8 @@ def make_plan(
         time_limit_s: seconds for the search, at least 0; one schedule is always made.
         engine: what makes schedules.
         seed: of the search's random numbers.
+        tries: the most schedules that the list engine makes, at least 1; None: no limit. With it and endless time,
+            equal arguments give equal plans.
 
     Raises:
         StateUnavailable: a stage has no living worker.
@@ -147,7 +150,7 @@ def make_plan(
     shop = open_shop(grid, gone, coupled=technique.rules.coupled)
     lower = plan_bound(grid, per_stage(gone, len(grid.stages)), technique)
     share = 1.0 if engine is Engine.LIST else 0.2
-    best = _solve(shop, technique, lower, time_limit_s * share, seed)
+    best = _solve(shop, technique, lower, time_limit_s * share, seed, tries)
     planned = judge(shop, technique, best.schedule, lower, started=started)
     if engine is Engine.LIST or planned.optimal:
         return planned
@@ -228,7 +231,7 @@ def plan_bound(grid: Grid, failures: tuple[int, ...], technique: Technique) -> B
     return bound(grid.each, grid.comm, [load(grid, count) for count in failures], technique.rules)
 
 
-def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int) -> Found:
+def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int, tries: int | None) -> Found:
     staggered, goal = technique is Technique.STAGGERED, technique.minimised(lower)
     if technique is Technique.ONE_F_ONE_B:
         return _builders(shop, Held.CLASSIC)
@@ -240,7 +243,7 @@ def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, 
     best = min(first, key=lambda found: found.value, default=None)
     if best is not None and reached(best.value, goal):
         return best
-    found = search(shop, staggered=staggered, goal=goal, time_limit_s=time_limit_s, seed=seed)
+    found = search(shop, staggered=staggered, goal=goal, time_limit_s=time_limit_s, seed=seed, tries=tries)
     return found if best is None or found.value < best.value else best
 
 

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, islice, product
 
 from holdfast.planning.array_scheduler import array_schedule, suits
 from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urgency
@@ -62,7 +62,9 @@ class Found:
     value: float
 
 
-def search(shop: Shop, *, staggered: bool, goal: float, time_limit_s: float, seed: int = 0) -> Found:
+def search(
+    shop: Shop, *, staggered: bool, goal: float, time_limit_s: float, seed: int = 0, tries: int | None = None
+) -> Found:
     """Returns the best schedule found until one reaches the goal or the time is over; at least one is made.
 
     First come rules: how many micro-batches a stage may hold, as a multiple of 1F1B's own number and more, and for how
@@ -75,23 +77,38 @@ def search(shop: Shop, *, staggered: bool, goal: float, time_limit_s: float, see
         goal: a lower bound; no schedule is better.
         time_limit_s: seconds; may be exceeded by one schedule.
         seed: of the random numbers.
+        tries: the most schedules to make, at least 1; None: no limit. With it and endless time, equal arguments give
+            equal schedules.
 
     Source:
         Zero Bubble Pipeline Parallelism (Qi et al.) for the schedules ZB-H1 and ZB-H2.
     """
     until = time.monotonic() + time_limit_s
     best: Found | None = None
-    for found in _make_at_once(shop, staggered) if suits(shop) else _make_plain(shop, staggered):
+    rules = _make_at_once(shop, staggered) if suits(shop) else _make_plain(shop, staggered)
+    made = 0
+    for found in islice(rules, tries):
+        made += 1
         best = found if best is None or found.value < best.value else best
         if reached(best.value, goal) or time.monotonic() >= until:
             return best
     assert best is not None
     if suits(shop):
         return best
-    return improve(shop, best, staggered=staggered, goal=goal, until=until, seed=seed)
+    left = None if tries is None else tries - made
+    return improve(shop, best, staggered=staggered, goal=goal, until=until, seed=seed, tries=left)
 
 
-def improve(shop: Shop, best: Found, *, staggered: bool, goal: float, until: float, seed: int = 0) -> Found:
+def improve(
+    shop: Shop,
+    best: Found,
+    *,
+    staggered: bool,
+    goal: float,
+    until: float,
+    seed: int = 0,
+    tries: int | None = None,
+) -> Found:
     """Returns the best schedule found by forward-backward justification until the goal or the time is reached.
 
     The latest start of every operation in a schedule says how urgent it is; the next schedule follows these urgencies,
@@ -104,10 +121,13 @@ def improve(shop: Shop, best: Found, *, staggered: bool, goal: float, until: flo
         goal: a lower bound.
         until: when to stop, by ``time.monotonic``.
         seed: of the random numbers.
+        tries: the most schedules to make; None: no limit.
     """
     rng = random.Random(seed)
     current = best
-    while not reached(best.value, goal) and time.monotonic() < until:
+    for _ in count() if tries is None else range(tries):
+        if reached(best.value, goal) or time.monotonic() >= until:
+            break
         urgency = _urgency(shop, current.schedule, rng)
         patience = rng.choice(_PATIENCE)
         found = _judge(shop, list_schedule(shop, urgency, patience=patience, limits=_any_limits(shop, rng)), staggered)

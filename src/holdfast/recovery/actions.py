@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
+from holdfast.planning.training import Terms
 
 __all__ = [
     "Abort",
@@ -104,10 +105,14 @@ Action = Abort | TakeBack | Restore | InstallPlan | CopyState | LoadState | Spaw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """What takes the job from one plan to the next, in order, and the strategy that chose it."""
+    """What takes the job from one plan to the next, in order, and the strategy that chose it.
+
+    ``note``: what the user should know of how its plan was made; empty if nothing.
+    """
 
     strategy: str
     actions: tuple[Action, ...]
+    note: str = ""
 
     @property
     def plan(self) -> Plan | None:
@@ -150,6 +155,7 @@ class ClusterView:
         entering: those of them that are there and get their state now.
         checkpoint: the step of the newest state that can be loaded; None if there is none.
         wait_s: how long to wait for new workers before a smaller grid is chosen.
+        terms: what the planner goes by; None if plans keep to 1F1B's rules.
     """
 
     healthy: Plan
@@ -157,3 +163,4 @@ class ClusterView:
     entering: frozenset[WorkerId] = frozenset()
     checkpoint: int | None = None
     wait_s: float = 0.0
+    terms: Terms | None = None

@@ -10,10 +10,11 @@ from types import MappingProxyType
 
 from holdfast.core.builders import adaptive_plan
 from holdfast.core.ids import WorkerId
-from holdfast.core.plan import with_listeners
+from holdfast.core.plan import Plan, with_listeners
 from holdfast.core.shrink import shrunken_plan
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, StateUnavailable
+from holdfast.planning.training import Rerouted, Terms, replanned, rerouted
 from holdfast.recovery.actions import (
     Abort,
     Action,
@@ -51,7 +52,8 @@ def adaptive(view: ClusterView) -> RecoveryPlan:
     When a layer has no owner left, see :func:`fall_back`.
 
     Source: SlipStream, section 3.1 and "Rerouting micro-batches" in 4.3. Here the plan is always computed from the
-    healthy one and the set of all lost workers, so that it does not depend on the order of the failures.
+    healthy one and the set of all lost workers, so that it does not depend on the order of the failures. With the
+    ``decoupled`` and ``staggered`` techniques (3.2, 3.3) the planner makes it.
     """
     return _reroute(view, "adaptive", TakeBack())
 
@@ -59,11 +61,20 @@ def adaptive(view: ClusterView) -> RecoveryPlan:
 def _reroute(view: ClusterView, name: str, go_back: Action, *then: Action) -> RecoveryPlan:
     """The survivors go back and on without the lost; what comes ``then`` nobody waits for."""
     try:
-        plan = adaptive_plan(view.healthy, view.lost)
+        found = _without_lost(view)
     except StateUnavailable as error:
         return fall_back(view, error.layers)
+    actions: tuple[Action, ...] = (Abort(), go_back, InstallPlan(plan=found.plan), Recompute(), *then)
+    return RecoveryPlan(strategy=name, actions=actions, note=found.note)
+
+
+def _without_lost(view: ClusterView) -> Rerouted:
+    """The plan in which the others do what the lost did, proved right."""
+    if view.terms is not None:
+        return rerouted(view.healthy, view.lost, view.terms)
+    plan = adaptive_plan(view.healthy, view.lost)
     validate(plan)
-    return RecoveryPlan(strategy=name, actions=(Abort(), go_back, InstallPlan(plan=plan), Recompute(), *then))
+    return Rerouted(plan=plan)
 
 
 def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
@@ -83,11 +94,18 @@ def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
     healthy = view.healthy
     left = [worker for worker in healthy.workers if worker not in view.lost or worker in view.entering]
     most = max(held.stop - held.start for _, held in healthy.placement.ranges)
-    num_layers = healthy.placement.num_layers
-    plan = shrunken_plan(left, healthy.routes.microbatches, num_layers, max_layers=2 * most)
-    validate(plan)
+    plan = _shrunken(left, healthy, 2 * most, view.terms)
     actions = (Abort(), LoadState(step=view.checkpoint), InstallPlan(plan=plan))
     return RecoveryPlan(strategy="fallback", actions=actions)
+
+
+def _shrunken(left: list[WorkerId], healthy: Plan, max_layers: int, terms: Terms | None) -> Plan:
+    """The smaller grid, proved right; the planner schedules it where it can."""
+    costs = None if terms is None else terms.costs
+    num_layers, microbatches = healthy.placement.num_layers, healthy.routes.microbatches
+    plan = shrunken_plan(left, microbatches, num_layers, max_layers=max_layers, costs=costs)
+    validate(plan)
+    return plan if terms is None else replanned(plan, terms)
 
 
 def checkpoint_restart(view: ClusterView) -> RecoveryPlan:
@@ -141,14 +159,16 @@ def at_boundary(view: ClusterView) -> RecoveryPlan:
     Args:
         view: who computes afterwards, and who enters.
     """
-    answer = adaptive(ClusterView(healthy=view.healthy, lost=view.lost))  # no checkpoint: nobody goes back for this
+    # No checkpoint: nobody goes back for this.
+    answer = adaptive(ClusterView(healthy=view.healthy, lost=view.lost, terms=view.terms))
     if answer.plan is None:
         return answer
     ranges = [(worker, view.healthy.placement.layers_of(worker)) for worker in sorted(view.entering)]
     plan = with_listeners(answer.plan, ranges)
     validate(plan)
     copies = tuple(CopyState(layers=layers, target=worker) for worker, layers in ranges)
-    return RecoveryPlan(strategy=answer.strategy, actions=(InstallPlan(plan=plan, at_boundary=True), *copies))
+    actions: tuple[Action, ...] = (InstallPlan(plan=plan, at_boundary=True), *copies)
+    return RecoveryPlan(strategy=answer.strategy, actions=actions, note=answer.note)
 
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(

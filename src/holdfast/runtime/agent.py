@@ -26,13 +26,13 @@ from holdfast.control.client import ControlClient
 from holdfast.control.etcd import Etcd, parse_store_url
 from holdfast.control.messages import Command, Ended, Fence, Hello, Message, Progress, Spawn, Strike
 from holdfast.control.tls import check_tls
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault, FaultKind
-from holdfast.core.placement import group_into_nodes, split_evenly
+from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
-from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, StorageError
+from holdfast.planning.jobs import healthy_plan, profile_of, terms_of
+from holdfast.planning.training import Terms
 from holdfast.runtime.crew import Crew
 from holdfast.runtime.forks import FORKS, ForkedProcess
 from holdfast.runtime.isolation import Networks
@@ -107,19 +107,6 @@ def _emulated_digest(directory: Path) -> str:
     return hashlib.sha256(b"".join(texts)).hexdigest()
 
 
-def healthy_plan(job: Job, num_layers: int) -> Plan:
-    """Returns the plan of a job's whole grid.
-
-    Raises:
-        ConfigError: more stages than layers.
-    """
-    stages = split_evenly(num_layers, job.grid.stages)
-    order = "gpipe" if job.train.technique == "gpipe" else "1f1b"
-    plan = regular_plan(job.grid.pipelines, stages, job.grid.microbatches, order)
-    validate(plan)
-    return plan
-
-
 @dataclass(slots=True, kw_only=True)
 class Agent:
     """Runs one job on this machine.
@@ -169,13 +156,16 @@ class Agent:
                 self._networks = stack.enter_context(Networks(self._num_nodes()))
             stack.enter_context(self._processes())
             probed = self._probe()
-            plan = healthy_plan(self.job, probed.facts.layers)
+            num_layers = probed.facts.layers
+            profile = self.emulate or profile_of(self.job, num_layers)
+            plan = healthy_plan(self.job, num_layers, profile, probed.ties)
+            terms = terms_of(self.job, num_layers, profile, probed.ties)
             found = self._find(probed)
             self._claim_directory()
             log = stack.enter_context(contextlib.closing(EventLog(self.run_dir / "events.jsonl")))
             log.write(time.monotonic(), self._started())
             self._tell_resumed(log, found)
-            spec = self._coordinator_spec(plan, probed)
+            spec = self._coordinator_spec(plan, terms, probed)
             ports = [self._start_coordinator(spec) for _ in range(self.job.control.coordinators)]
             stack.enter_context(contextlib.closing(self._start(spec, ports, probed, log)))
             outcome = self._watch(self._supervisor(log))
@@ -374,10 +364,11 @@ class Agent:
             grace_s=self.job.control.fence_grace_s,
         )
 
-    def _coordinator_spec(self, plan: Plan, probed: Probed) -> CoordinatorSpec:
+    def _coordinator_spec(self, plan: Plan, terms: Terms | None, probed: Probed) -> CoordinatorSpec:
         return CoordinatorSpec(
             job=self.job,
             plan=plan,
+            terms=terms,
             token=secrets.token_hex(32),
             store=self._store(),
             events=str(self.run_dir / "events.jsonl"),

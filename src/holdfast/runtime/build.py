@@ -210,7 +210,11 @@ def probe(job: Job) -> Probed:
     _lr_scale(job)(0)
     dataset = build_dataset(job)
     sample, _ = microbatch_loader(job, lambda: dataset)(0, 0)
-    return Probed(boundaries=infer_boundaries(model.layers, sample), facts=_facts(job, model, dataset))
+    return Probed(
+        boundaries=infer_boundaries(model.layers, sample),
+        facts=_facts(job, model, dataset),
+        ties=tie_groups(model.ties),
+    )
 
 
 def _facts(job: Job, model: Model, dataset: Any) -> Facts:

@@ -17,6 +17,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError
+from holdfast.planning.training import Terms
 from holdfast.runtime.isolation import Namespace
 from holdfast.storage.checkpoints import Facts, Rejected
 
@@ -99,6 +100,7 @@ class CoordinatorSpec:
     Attributes:
         job: the job.
         plan: the plan of the healthy grid.
+        terms: what the planner goes by; None if plans keep to 1F1B's rules.
         token: of the job.
         store: path of the decisions, or where in etcd they are; those that are there already are taken up.
         events: path of the job's log.
@@ -122,6 +124,7 @@ class CoordinatorSpec:
     facts: Facts
     port: int
     faults: tuple[Fault, ...]
+    terms: Terms | None = None
     resume: ResumeFrom | None = None
     namespace: Namespace | None = None
     socket: str | None = None
@@ -134,10 +137,14 @@ class CoordinatorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What the probe of a job found: what every layer hands on, from the first to the last, and what it is."""
+    """What the probe of a job found: what every layer hands on, from the first to the last, and what it is.
+
+    ``ties``: tuples of layers that share weights.
+    """
 
     boundaries: tuple[TensorSpec, ...]
     facts: Facts
+    ties: tuple[tuple[int, ...], ...] = ()
 
 
 def emulated_probe(job: Job, profile: Profile) -> Probed:

@@ -8,6 +8,7 @@ import faulthandler
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -66,6 +67,8 @@ __all__ = [
 _PR_SET_PDEATHSIG = 1
 _TELL_S = 10.0
 _SUPERSEDED = 3
+_SWITCH_S = 0.0005
+"""A thread that prepares plans gives way this soon to messages that have come."""
 
 
 def die_with_parent() -> None:
@@ -277,6 +280,7 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     several coordinators it stands by until it leads, and exits with 3 when another one leads instead.
     """
     start_process()
+    sys.setswitchinterval(_SWITCH_S)
     _move(spec.namespace)
     control, log = spec.job.control, EventLog(spec.events)
     coordinator = (lambda: _win(spec, log)) if spec.store.startswith("etcd:") else _coordinator(spec, log, None)
@@ -342,6 +346,7 @@ def _membership(
 ) -> Membership:
     begins = Membership(
         healthy=spec.plan,
+        terms=spec.terms,
         steps=spec.job.train.steps,
         strategy=spec.job.resilience.strategy,
         staggered=spec.job.train.technique == "staggered",

@@ -59,8 +59,11 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.lower import message_number
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
+from holdfast.core.profile import unit_costs
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
+from holdfast.planning.planner import Technique
+from holdfast.planning.training import Terms, replanned
 from holdfast.runtime.emulated import EmulatedStage
 from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
 from holdfast.runtime.injection import strikes
@@ -199,6 +202,7 @@ class VirtualCluster:
         coordinator_deaths: (when it dies, how long it is away), in virtual seconds; messages on their way are lost.
         broken_streams: (when, whose) connections to the coordinator break; messages on their way are lost.
         staggered: whether updates are made ahead of the verdict.
+        technique: of the planner, which then makes all plans, the healthy one too; None: they keep to 1F1B's rules.
         scaled: which share of the steps has gradients that must be scaled.
     """
 
@@ -224,8 +228,15 @@ class VirtualCluster:
         coordinator_deaths: Iterable[tuple[float, float]] = (),
         broken_streams: Iterable[tuple[float, WorkerId]] = (),
         staggered: bool = False,
+        technique: Technique | None = None,
         scaled: float = 0.0,
     ) -> None:
+        terms = None
+        if technique is not None:
+            depth = max(len(route.workers) for route in plan.routes.routes)
+            costs = unit_costs(plan.placement.num_layers)
+            terms = Terms(technique=technique, costs=costs, in_flight=2 * depth, ties=ties)
+            plan = replanned(plan, terms)
         self._scaled = scaled
         self._coordinator_deaths = tuple(coordinator_deaths)
         self._incarnation = 0
@@ -269,6 +280,7 @@ class VirtualCluster:
             restorable=start,
             wait_s=wait_for_replacement,
             staggered=staggered,
+            terms=terms,
         )
         self._nodes = group_into_nodes(plan.workers, workers_per_node)
         self._struck: set[Fault] = set()

@@ -17,6 +17,7 @@ from holdfast.core.placement import LayerRange, Placement, split_evenly
 from holdfast.core.plan import Plan, with_listeners
 from holdfast.core.routes import Route, Routes
 from holdfast.core.schedule import parse_orders
+from holdfast.core.shrink import shrunken_plan
 from holdfast.core.validate import validate
 from holdfast.errors import InvalidSchedule
 
@@ -178,3 +179,12 @@ def test_a_listener_passes_the_verdict_on_before_all_else():
     assert text.startswith("RECV_TALLY")
     assert text.endswith("REDUCE_L1 STEP_L1")
     assert [word.split("_")[1][:4] for word in text.split()[:4]] == ["TALL", "TALL", "VERD", "VERD"]
+
+
+@pytest.mark.parametrize("gone", range(12))
+def test_a_grid_whose_pipelines_begin_at_any_micro_batch_ends_in_both_forms(gone):
+    """Five micro-batches of three pipelines on four new ones: one of these has none with index 0."""
+    whole = regular_plan(3, split_evenly(5, 4), 2)
+    smaller = shrunken_plan(whole.workers, whole.routes.microbatches[:5], 5, max_layers=2)
+    validate(smaller)
+    validate(adaptive_plan(smaller, smaller.workers[gone : gone + 1]))

@@ -2,7 +2,13 @@ import pytest
 
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.placement import split_evenly
+from holdfast.core.plan import with_listeners
+from holdfast.core.profile import unit_costs
+from holdfast.core.schedule import OpKind
+from holdfast.core.shrink import shrunken_plan
 from holdfast.errors import ConfigError
+from holdfast.planning.planner import Technique
+from holdfast.planning.training import Terms, replanned, rerouted
 from holdfast.recovery.actions import (
     Abort,
     Await,
@@ -111,3 +117,49 @@ def test_between_steps_nobody_goes_back_whatever_answers_losses():
     kinds = [type(action) for action in recovery.actions]
     assert (kinds, recovery.loads) == ([InstallPlan, CopyState], None)
     assert LoadState not in kinds
+
+
+BY_RULES = regular_plan(3, split_evenly(6, 3), 3)
+TERMS = Terms(technique=Technique.STAGGERED, costs=unit_costs(6), in_flight=6, ties=((0, 5),))
+PLANNED = replanned(BY_RULES, TERMS)
+
+
+def planned_view(*lost, **options):
+    return ClusterView(healthy=PLANNED, lost=frozenset(lost), terms=TERMS, **options)
+
+
+def test_with_the_planners_techniques_the_planner_answers():
+    lost = PLANNED.workers[4:5]
+    recovery = adaptive(planned_view(*lost))
+    assert recovery.plan == rerouted(PLANNED, lost, TERMS).plan
+    assert recovery.plan != adaptive(view_of(BY_RULES, *lost)).plan
+    assert recovery.note == ""
+
+
+def view_of(plan, *lost):
+    return ClusterView(healthy=plan, lost=frozenset(lost))
+
+
+def test_at_a_boundary_the_planner_answers_too():
+    lost = PLANNED.workers[4:5]
+    recovery = at_boundary(planned_view(*lost, entering=frozenset(lost)))
+    expected = rerouted(PLANNED, lost, TERMS).plan
+    assert recovery.plan == with_listeners(expected, [(lost[0], PLANNED.placement.layers_of(lost[0]))])
+
+
+def test_the_planner_schedules_the_smaller_grid():
+    stage = [worker for worker in PLANNED.workers if worker.stage == 1]
+    recovery = adaptive(planned_view(*stage, checkpoint=4))
+    assert recovery.strategy == "fallback"
+    assert recovery.plan == replanned(recovery.plan, TERMS)
+    assert any(op.kind is OpKind.I for _, row in recovery.plan.orders.rows for op in row)
+
+
+def test_what_the_planner_does_not_know_is_noted():
+    plan = regular_plan(2, split_evenly(8, 4), 4)
+    left = [worker for worker in plan.workers if worker.stage != 1]
+    uneven = shrunken_plan(left, plan.routes.microbatches, 8, max_layers=4)
+    terms = Terms(technique=Technique.DECOUPLED, costs=unit_costs(8), in_flight=8)
+    recovery = adaptive(ClusterView(healthy=uneven, lost=frozenset(uneven.workers[:1]), terms=terms))
+    assert recovery.plan is not None
+    assert "not regular" in recovery.note

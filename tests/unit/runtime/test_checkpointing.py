@@ -16,7 +16,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError, CorruptBlob, InternalError, MissingBlob
 from holdfast.optim.digest import layer_sha256
-from holdfast.runtime.agent import healthy_plan
+from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.build import build_model, build_stage, fingerprint_data, fingerprint_model, probe
 from holdfast.runtime.checkpointing import MAX_PENDING, CheckpointWriter, load_states
 from holdfast.storage.blobs import LocalStore

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.config.load import parse_job
 from holdfast.errors import ConfigError
-from holdfast.runtime.agent import healthy_plan
+from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.build import build_dataset, build_model, load_target, probe
 
 

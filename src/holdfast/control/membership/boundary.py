@@ -14,6 +14,7 @@ from holdfast.control.membership.state import (
     Record,
     Upcoming,
     departed,
+    noted,
     notice,
     prefixed,
     tell_each,
@@ -45,7 +46,8 @@ def change_members(state: Membership) -> Decision:
         return state, ()
     entering = state.arriving
     full = frozenset(state.alive) - going  # nobody goes over before whoever is entering now has caught up
-    view = ClusterView(healthy=state.healthy, lost=frozenset(state.healthy.workers) - full, entering=entering)
+    lost = frozenset(state.healthy.workers) - full
+    view = ClusterView(healthy=state.healthy, lost=lost, entering=entering, terms=state.terms)
     recovery = at_boundary(view)
     if recovery.plan is None:
         layers = ", ".join(map(str, recovery.lost_layers))
@@ -63,7 +65,7 @@ def change_members(state: Membership) -> Decision:
     )
     at_once = msgspec.structs.replace(order, at_boundary=False)
     told = (*tell_each(state.alive, order), *tell_each(sorted(entering), at_once))
-    return replace(state, upcoming=upcoming), told
+    return replace(state, upcoming=upcoming), (*noted(recovery), *told)
 
 
 def on_joined_upcoming(state: Membership, upcoming: Upcoming, joined: Joined) -> Decision:

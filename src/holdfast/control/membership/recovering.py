@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.forming import form
-from holdfast.control.membership.state import Decision, Membership, Phase, departed, notice, prefixed, tell_each
+from holdfast.control.membership.state import Decision, Membership, Phase, departed, noted, notice, prefixed, tell_each
 from holdfast.control.membership.vacancies import spawn
 from holdfast.control.messages import Expel, Unreadable
 from holdfast.core.ids import WorkerId
@@ -19,7 +19,7 @@ __all__ = ["carry_out", "last_resort", "on_unreadable", "plan_recovery", "recove
 
 def plan_recovery(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan:
     """Returns what answers the loss of all of ``lost``, which takes milliseconds: ahead of time where possible."""
-    return strategy_named(state.strategy)(ClusterView(healthy=state.healthy, lost=lost))
+    return strategy_named(state.strategy)(ClusterView(healthy=state.healthy, lost=lost, terms=state.terms))
 
 
 def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
@@ -63,6 +63,7 @@ def last_resort(state: Membership, *, waiting: bool) -> RecoveryPlan:
         entering=state.arriving,
         checkpoint=state.restorable[0].step if state.restorable else None,
         wait_s=state.wait_s if waiting else 0.0,
+        terms=state.terms,
     )
     return strategy_named(state.strategy)(view)
 
@@ -74,7 +75,8 @@ def carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
     if recovery.loads is not None and recovery.plan is not None:
         return _shrink(state, recovery.plan, recovery.strategy)
     state, outputs = form(state, recovery.plan, recovery.strategy)
-    return prefixed(outputs, spawn(state, tuple(place for place in recovery.spawns if place not in state.abandoned)))
+    vacant = tuple(place for place in recovery.spawns if place not in state.abandoned)
+    return prefixed((*noted(recovery), *outputs), spawn(state, vacant))
 
 
 def _wait_for_workers(state: Membership, recovery: RecoveryPlan) -> Decision:
@@ -105,8 +107,8 @@ def _shrink(state: Membership, plan: Plan, strategy: str) -> Decision:
         wait_for_all=False,
     )
     state, outputs = form(state, plan, strategy, load=state.restorable[0])
-    noted = (notice(worker, reason) for worker in idle)
-    return state, (*noted, *outputs, *tell_each(idle, Expel(reason=reason)))
+    told = (notice(worker, reason) for worker in idle)
+    return state, (*told, *outputs, *tell_each(idle, Expel(reason=reason)))
 
 
 def restore_if_whole(state: Membership) -> Decision:
@@ -114,7 +116,7 @@ def restore_if_whole(state: Membership) -> Decision:
     missing = state.lost if state.wait_for_all else state.healthy.placement.without(state.lost).unowned_layers()
     if missing:
         return state, ()
-    recovery = adaptive(ClusterView(healthy=state.healthy, lost=state.lost))
+    recovery = adaptive(ClusterView(healthy=state.healthy, lost=state.lost, terms=state.terms))
     strategy = state.strategy if state.wait_for_all else "fallback"
     state = replace(state, arriving=frozenset(), wait_for_all=False)
     return form(state, recovery.plan, strategy, load=state.restorable[0])
@@ -124,8 +126,8 @@ def on_unreadable(state: Membership, message: Unreadable) -> Decision:
     """The state that everyone was to load is damaged: the one before it, if there is one."""
     left = tuple(each for each in state.restorable if each.step < message.step)
     text = f"the checkpoint of step {message.step} cannot be used: {message.detail}"
-    noted = (notice(message.worker, text),)
+    told = (notice(message.worker, text),)
     state = replace(state, restorable=left)
     if not left:
-        return prefixed(noted, end_job(state, "lost", f"{text}; there is no other", ""))
-    return prefixed(noted, form(state, state.plan, "fallback", load=left[0]))
+        return prefixed(told, end_job(state, "lost", f"{text}; there is no other", ""))
+    return prefixed(told, form(state, state.plan, "fallback", load=left[0]))

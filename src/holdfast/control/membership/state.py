@@ -12,6 +12,7 @@ from holdfast.control.detection import Watch, forget
 from holdfast.control.messages import Command, Ended, Hello, StateAt, Status
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
+from holdfast.planning.training import Terms
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.telemetry.events import Event, Notice
 
@@ -27,6 +28,7 @@ __all__ = [
     "Tick",
     "Upcoming",
     "departed",
+    "noted",
     "notice",
     "prefixed",
     "tell_each",
@@ -117,6 +119,7 @@ class Membership:
         healthy: the plan of the whole grid.
         steps: how many steps the job has; the last committed one is ``steps - 1`` at the end.
         strategy: name of the recovery strategy.
+        terms: what the planner goes by; None if plans keep to 1F1B's rules.
         directory: where the final (or last committed) layers are written.
         generation: version of the membership; 0 until everyone attached once.
         generations: how many of them installed a plan.
@@ -164,6 +167,7 @@ class Membership:
     steps: int
     strategy: str
     directory: str
+    terms: Terms | None = None
     phase: Phase = Phase.GATHERING
     generation: int = 0
     generations: int = 0
@@ -256,6 +260,11 @@ def tell_each(workers: Iterable[WorkerId], command: Command) -> tuple[Tell, ...]
 def notice(worker: WorkerId, text: str) -> Record:
     """Returns what tells the user something about a worker."""
     return Record(event=Notice(worker=str(worker), text=text))
+
+
+def noted(recovery: RecoveryPlan) -> tuple[Record, ...]:
+    """Returns what tells the user how a plan was made, if there is something to tell."""
+    return (Record(event=Notice(worker="coordinator", text=recovery.note)),) if recovery.note else ()
 
 
 def without(values: Mapping[WorkerId, _V], *workers: WorkerId) -> Mapping[WorkerId, _V]:

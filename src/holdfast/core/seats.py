@@ -1,0 +1,119 @@
+"""Who sits where in a regular grid, so that plans for places become plans for the workers on them.
+
+Planners name workers by their place, ``pipeline.stage``. Workers keep their ids for life, and sit elsewhere after the
+grid has shrunk or after they have changed places.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.placement import LayerRange, Placement
+from holdfast.core.plan import Plan
+from holdfast.core.routes import Route, Routes
+from holdfast.core.schedule import Op, Orders
+from holdfast.errors import ConfigError
+
+__all__ = ["Seats", "renamed", "seats_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seats:
+    """A regular grid of workers: every pipeline is cut in the same way and has equally many micro-batches.
+
+    Attributes:
+        stages: the layers of stage 0, 1, ...
+        rows: the workers of pipeline 0, 1, ..., by stage.
+        microbatches: the micro-batches of pipeline 0, 1, ...
+    """
+
+    stages: tuple[LayerRange, ...]
+    rows: tuple[tuple[WorkerId, ...], ...]
+    microbatches: tuple[tuple[MicroBatch, ...], ...]
+
+    @property
+    def workers(self) -> dict[WorkerId, WorkerId]:
+        """The worker on every place."""
+        return {WorkerId(p, s): worker for p, row in enumerate(self.rows) for s, worker in enumerate(row)}
+
+    def places(self, workers: Iterable[WorkerId]) -> frozenset[WorkerId]:
+        """Returns the places of workers.
+
+        Raises:
+            ConfigError: one of them has none.
+        """
+        place_of = {worker: place for place, worker in self.workers.items()}
+        wanted = frozenset(workers)
+        if unknown := wanted - place_of.keys():
+            raise ConfigError(f"worker {min(unknown)} has no place among the {len(place_of)} of the grid")
+        return frozenset(place_of[worker] for worker in wanted)
+
+    def seat(self, plan: Plan) -> Plan:
+        """Returns the plan for workers that a plan for places is."""
+        names = {MicroBatch(p, i): mb for p, row in enumerate(self.microbatches) for i, mb in enumerate(row)}
+        return renamed(plan, self.workers, names)
+
+
+def seats_of(plan: Plan) -> Seats | None:
+    """Returns who sits where in the plan of a whole grid; None if that is not regular.
+
+    Pipelines are in the order of their first micro-batches.
+
+    Args:
+        plan: a plan in which every worker computes.
+    """
+    served: dict[tuple[WorkerId, ...], list[MicroBatch]] = {}
+    for route in plan.routes.routes:
+        served.setdefault(route.workers, []).append(route.microbatch)
+    held = dict(plan.placement.ranges)
+    cuts = {tuple(held[worker] for worker in row) for row in served}
+    seated = Counter(worker for row in served for worker in row)
+    alone = set(seated) == set(held) and max(seated.values()) == 1
+    if len(cuts) != 1 or not alone or len({len(each) for each in served.values()}) != 1:
+        return None
+    return Seats(stages=cuts.pop(), rows=tuple(served), microbatches=tuple(map(tuple, served.values())))
+
+
+def renamed(
+    plan: Plan, workers: Mapping[WorkerId, WorkerId], microbatches: Mapping[MicroBatch, MicroBatch] | None = None
+) -> Plan:
+    """Returns a plan in which others do what these do.
+
+    Args:
+        plan: a plan.
+        workers: who takes whose part; no two take the same. Those that are not in it keep theirs.
+        microbatches: likewise.
+    """
+    other = {} if microbatches is None else microbatches
+
+    def who(worker: WorkerId) -> WorkerId:
+        return workers.get(worker, worker)
+
+    def what(microbatch: MicroBatch) -> MicroBatch:
+        return other.get(microbatch, microbatch)
+
+    placement, routes, orders = plan.placement, plan.routes.routes, plan.orders
+    return Plan(
+        placement=Placement(
+            num_layers=placement.num_layers,
+            ranges=tuple(sorted((who(worker), layers) for worker, layers in placement.ranges)),
+        ),
+        routes=Routes(
+            tuple(
+                sorted(
+                    (Route(what(route.microbatch), tuple(map(who, route.workers))) for route in routes),
+                    key=lambda route: route.microbatch,
+                )
+            )
+        ),
+        orders=Orders(
+            tuple(
+                sorted(
+                    (who(worker), tuple(Op(op.kind, what(op.microbatch)) for op in row)) for worker, row in orders.rows
+                )
+            )
+        ),
+    )

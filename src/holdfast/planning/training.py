@@ -1,0 +1,154 @@
+"""The planner's plans for a job in training: of its whole grid, and of what is left of it after losses.
+
+All of this is pure and bounded by a number of schedules, not by time: equal arguments give equal plans on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import inf
+
+from holdfast.core.builders import adaptive_plan
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import LayerRange, Placement, regular_placement
+from holdfast.core.plan import Plan
+from holdfast.core.profile import Costs
+from holdfast.core.seats import Seats, seats_of
+from holdfast.core.validate import validate
+from holdfast.planning.planner import Technique, make_plan
+from holdfast.planning.shop import Grid
+
+__all__ = [
+    "Rerouted",
+    "Terms",
+    "planned_grid",
+    "regular_grid",
+    "replanned",
+    "rerouted",
+    "tries_for",
+    "within_limit",
+]
+
+_TRIES, _AT_ONCE = 200, 12
+"""Schedules that are made for the whole grid, before training; and at a loss."""
+_OPERATIONS = 60_000
+"""Operations that all schedules made at a loss may have together, which take some tenths of a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the planner goes by, besides the grid.
+
+    Attributes:
+        technique: what schedules may do.
+        costs: costs per layer; their limit of memory is not used.
+        in_flight: micro-batches that a worker may hold from the start of F to the end of W, at least 1.
+        ties: tuples of layers that share weights.
+    """
+
+    technique: Technique
+    costs: Costs
+    in_flight: int
+    ties: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerouted:
+    """A plan for what is left of a grid.
+
+    Attributes:
+        plan: it.
+        note: why it is not the planner's; empty if it is.
+    """
+
+    plan: Plan
+    note: str = ""
+
+
+def within_limit(terms: Terms, placement: Placement) -> Costs:
+    """Returns the costs with the memory of every worker of a placement."""
+    capacity: list[float] = [0.0] * placement.num_layers
+    for _, layers in placement.ranges:
+        takes = terms.in_flight * terms.costs.of(layers).takes
+        capacity[layers.start] = max(capacity[layers.start], takes)
+    return replace(terms.costs, capacity=tuple(capacity))
+
+
+def regular_grid(pipelines: int, stages: tuple[LayerRange, ...], microbatches: int, terms: Terms) -> Grid:
+    """Returns the planner's grid, with the memory of every stage."""
+    costs = within_limit(terms, regular_placement(1, stages))
+    return Grid(pipelines=pipelines, stages=stages, microbatches=microbatches, costs=costs)
+
+
+def tries_for(grid: Grid, *, at_once: bool) -> int:
+    """Returns how many schedules are made for a plan: the whole grid's before training, or one wanted ``at_once``."""
+    operations = 3 * grid.pipelines * len(grid.stages) * grid.microbatches
+    return max(1, min(_AT_ONCE, _OPERATIONS // operations)) if at_once else _TRIES
+
+
+def planned_grid(pipelines: int, stages: tuple[LayerRange, ...], microbatches: int, terms: Terms) -> Plan:
+    """Returns the plan of a whole regular grid, proved right.
+
+    Args:
+        pipelines: at least 1.
+        stages: the layers of stage 0, 1, ...
+        microbatches: per pipeline, at least 1.
+        terms: what the planner goes by.
+
+    Raises:
+        ConfigError: an impossible grid.
+
+    Cost: up to 200 schedules; a second for tens of workers.
+    """
+    grid = regular_grid(pipelines, stages, microbatches, terms)
+    tries = tries_for(grid, at_once=False)
+    return _proved(make_plan(grid, (), terms.technique, time_limit_s=inf, tries=tries).plan, terms)
+
+
+def rerouted(healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
+    """Returns the plan for what is left of a grid, proved right; it depends on the set of the lost alone.
+
+    Where the grid is not regular, which the planner does not know, :func:`holdfast.core.builders.adaptive_plan` serves.
+
+    Args:
+        healthy: the plan of the whole grid.
+        lost: all workers that are gone.
+        terms: what the planner goes by.
+
+    Raises:
+        StateUnavailable: a layer is left without an owner.
+        ConfigError: a lost worker is not in the plan.
+        InfeasiblePlan: re-routing does not allow a plan of a grid that is not regular.
+
+    Cost: up to 12 schedules; milliseconds for tens of workers.
+    """
+    gone = frozenset(lost)
+    if not gone:
+        return Rerouted(plan=healthy)
+        return Rerouted(plan=healthy)
+    seats = seats_of(healthy)
+    if seats is None:
+        plan = adaptive_plan(healthy, gone, within_limit(terms, healthy.placement))
+        note = f"the grid is not regular, which {terms.technique} does not know: planned by 1f1b's rules"
+        return Rerouted(plan=_proved(plan, terms), note=note)
+    return Rerouted(plan=_planned(seats, seats.places(gone), terms))
+
+
+def replanned(plan: Plan, terms: Terms) -> Plan:
+    """Returns a plan of a whole grid with the planner's orders, if it is regular; else as it is."""
+    seats = seats_of(plan)
+    return plan if seats is None else _planned(seats, (), terms)
+
+
+def _planned(seats: Seats, gone: Iterable[WorkerId], terms: Terms) -> Plan:
+    """The planner's answer to places that are empty."""
+    grid = regular_grid(len(seats.rows), seats.stages, len(seats.microbatches[0]), terms)
+    tries = tries_for(grid, at_once=True)
+    planned = make_plan(grid, gone, terms.technique, time_limit_s=inf, tries=tries)
+    return _proved(seats.seat(planned.plan), terms)
+
+
+def _proved(plan: Plan, terms: Terms) -> Plan:
+    validate(plan, ties=terms.ties, costs=within_limit(terms, plan.placement))
+    return plan

@@ -1,0 +1,104 @@
+"""From job files to plans."""
+
+import pytest
+
+from holdfast.config.load import parse_job
+from holdfast.config.profiles import save_profile
+from holdfast.core.builders import regular_plan
+from holdfast.core.placement import split_evenly
+from holdfast.core.profile import LayerProfile, Link, Profile
+from holdfast.core.schedule import OpKind
+from holdfast.errors import ConfigError
+from holdfast.planning.jobs import healthy_plan, profile_of, stages_of, terms_of
+from holdfast.planning.planner import Technique
+
+
+def job(*overrides):
+    tree = {
+        "model": {"kind": "gpt", "layers": 3},
+        "data": {"kind": "digits"},
+        "grid": {"pipelines": 2, "stages": 2, "microbatches": 4},
+        "train": {"steps": 1},
+    }
+    return parse_job(tree, overrides)
+
+
+def profile(*times):
+    layers = (
+        LayerProfile(
+            name=f"layer {index}",
+            forward_s=time,
+            backward_input_s=time,
+            backward_weight_s=2 * time,
+            held_after_forward_bytes=100,
+            held_after_input_bytes=40,
+            boundary_bytes=0,
+            parameter_bytes=1,
+            optimizer_bytes=2,
+        )
+        for index, time in enumerate(times)
+    )
+    return Profile(layers=tuple(layers), link=Link(latency_s=0.01, bytes_per_s=1e9))
+
+
+def kinds(plan):
+    return {op.kind for _, row in plan.orders.rows for op in row}
+
+
+@pytest.mark.parametrize("technique", ["1f1b", "gpipe"])
+def test_what_needs_no_planner_is_as_before(technique):
+    found = job(f"train.technique={technique}")
+    assert terms_of(found, 5) is None
+    assert healthy_plan(found, 5, profile(9, 1, 1, 1, 1)) == regular_plan(2, split_evenly(5, 2), 4, technique)
+
+
+@pytest.mark.parametrize("technique", ["decoupled", "staggered"])
+def test_the_planner_makes_the_plans_of_its_techniques(technique):
+    found = job(f"train.technique={technique}")
+    plan = healthy_plan(found, 5, ties=((0, 4),))
+    assert kinds(plan) >= {OpKind.F, OpKind.I, OpKind.W}
+    assert plan == healthy_plan(found, 5, ties=((0, 4),))
+    assert plan.placement == regular_plan(2, split_evenly(5, 2), 4).placement
+    terms = terms_of(found, 5, ties=((0, 4),))
+    assert (terms.technique, terms.in_flight, terms.ties) == (Technique(technique), 4, ((0, 4),))
+
+
+def test_in_flight_limits_what_a_worker_holds():
+    plan = healthy_plan(job("train.technique=decoupled", "train.in_flight=1"), 5)
+    for _, row in plan.orders.rows:
+        held = 0
+        for op in row:
+            held += {OpKind.F: 1, OpKind.W: -1, OpKind.B: -1, OpKind.I: 0}[op.kind]
+            assert held <= 1
+
+
+def test_a_profile_says_what_layers_cost_and_so_where_the_model_is_cut(tmp_path):
+    save_profile(profile(8, 1, 1, 1, 1), tmp_path / "profile.json")
+    found = job("train.technique=staggered", f"train.profile={tmp_path / 'profile.json'}")
+    known = profile_of(found, 5)
+    assert [str(layers) for layers in stages_of(found, 5, known)] == ["0:1", "1:5"]
+    assert [str(layers) for layers in stages_of(found, 5)] == ["0:3", "3:5"]
+    terms = terms_of(found, 5, known)
+    assert terms.costs.forward == (8, 1, 1, 1, 1)
+    assert terms.costs.comm == (0.01,) * 4
+    assert healthy_plan(found, 5, known).placement.layers_of(healthy_plan(found, 5, known).workers[0]).stop == 1
+
+
+def test_no_profile_is_named():
+    assert profile_of(job(), 5) is None
+
+
+def test_the_profile_of_another_model_is_refused(tmp_path):
+    save_profile(profile(1, 1), tmp_path / "profile.json")
+    with pytest.raises(ConfigError, match=r"train\.profile: .* has 2 layers, but the model has 5"):
+        profile_of(job(f"train.profile={tmp_path / 'profile.json'}"), 5)
+
+
+def test_a_profile_that_is_not_there():
+    with pytest.raises(ConfigError, match=r"nowhere\.json"):
+        profile_of(job("train.profile=nowhere.json"), 5)
+
+
+def test_at_least_one_micro_batch_must_be_in_flight():
+    with pytest.raises(ConfigError, match=r"train\.in_flight"):
+        job("train.in_flight=0")

@@ -1,0 +1,140 @@
+"""The planner's plans for jobs in training."""
+
+from dataclasses import replace
+from itertools import combinations
+from math import inf
+
+import pytest
+
+from holdfast.core.builders import adaptive_plan, regular_plan
+from holdfast.core.evaluate import evaluate, peak_memory
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+from holdfast.core.profile import Costs, unit_costs
+from holdfast.core.schedule import OpKind
+from holdfast.core.seats import renamed
+from holdfast.core.shrink import shrunken_plan
+from holdfast.core.validate import validate
+from holdfast.errors import ConfigError, StateUnavailable
+from holdfast.planning.planner import Technique, make_plan
+from holdfast.planning.shop import Grid
+from holdfast.planning.training import Terms, planned_grid, replanned, rerouted, within_limit
+
+STAGES = split_evenly(4, 4)
+BOTH = [Technique.DECOUPLED, Technique.STAGGERED]
+UNEVEN = Costs(
+    forward=(3.0, 2.0, 4.0, 1.0),
+    input=(2.0, 3.0, 2.0, 5.0),
+    weight=(1.0, 2.0, 3.0, 2.0),
+    optimizer=(1.0, 0.5, 0.0, 2.0),
+    comm=(0.5, 0.25, 1.0),
+    takes=(5.0, 3.0, 4.0, 2.0),
+    gives_input=(2.0, 1.0, 2.0, 1.0),
+    gives_weight=(3.0, 2.0, 2.0, 1.0),
+)
+
+
+def terms(technique=Technique.STAGGERED, costs=None, in_flight=8):
+    return Terms(technique=technique, costs=costs or unit_costs(4), in_flight=in_flight, ties=((0, 3),))
+
+
+def example(which):
+    return planned_grid(3, STAGES, 6, which)
+
+
+def period(plan, which):
+    costs = within_limit(which, plan.placement)
+    return evaluate(plan, costs, staggered=which.technique is Technique.STAGGERED).period
+
+
+@pytest.mark.parametrize(("technique", "healthy", "without"), [(BOTH[0], 21, 28), (BOTH[1], 19, 27)])
+def test_the_running_example_is_as_fast_as_nothing_can_beat(technique, healthy, without):
+    which = terms(technique)
+    plan = example(which)
+    assert period(plan, which) == healthy
+    found = rerouted(plan, [WorkerId(1, 1)], which)
+    assert found.note == ""
+    assert period(found.plan, which) == without
+    assert any(op.kind is OpKind.I for _, row in found.plan.orders.rows for op in row)
+
+
+@pytest.mark.parametrize("technique", BOTH)
+@pytest.mark.parametrize("in_flight", [1, 2, 5, 8])
+def test_no_worker_holds_more_micro_batches_than_it_may(technique, in_flight):
+    which = terms(technique, UNEVEN, in_flight)
+    plan = example(which)
+    for lost in [(), (WorkerId(0, 0),), (WorkerId(0, 1), WorkerId(2, 3))]:
+        left = rerouted(plan, lost, which).plan
+        for worker, layers in left.placement.ranges:
+            stage = UNEVEN.of(layers)
+            assert peak_memory(left.orders.of(worker), stage) <= in_flight * stage.takes * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("technique", BOTH)
+def test_every_loss_of_up_to_two_has_a_proved_plan_that_is_equal_whenever_it_is_made(technique):
+    which = terms(technique, UNEVEN)
+    plan = planned_grid(2, STAGES, 3, which)
+    assert plan == planned_grid(2, STAGES, 3, which)
+    for lost in (*combinations(plan.workers, 1), *combinations(plan.workers, 2)):
+        if len({worker.stage for worker in lost}) < len(lost):
+            with pytest.raises(StateUnavailable):
+                rerouted(plan, lost, which)
+            continue
+        found = rerouted(plan, lost, which)
+        assert found == rerouted(plan, reversed(lost), which)
+        assert set(found.plan.workers) == set(plan.workers) - set(lost)
+        validate(found.plan, ties=which.ties, costs=within_limit(which, found.plan.placement))
+
+
+def test_if_nobody_is_lost_the_plan_stays():
+    which = terms()
+    plan = example(which)
+    assert rerouted(plan, [], which).plan is plan
+
+
+@pytest.mark.parametrize("technique", BOTH)
+def test_it_is_about_places_not_names(technique):
+    which = terms(technique)
+    plan, names = example(which), {WorkerId(0, 0): WorkerId(2, 3), WorkerId(2, 3): WorkerId(0, 0)}
+    swapped = renamed(plan, names)
+    by_name = rerouted(swapped, [WorkerId(2, 3)], which).plan
+    assert by_name == renamed(rerouted(plan, [WorkerId(0, 0)], which).plan, names)
+
+
+def test_a_smaller_grid_is_planned_too():
+    which = terms(Technique.DECOUPLED)
+    plan = planned_grid(2, STAGES, 6, which)
+    smaller = shrunken_plan(plan.workers[2:], plan.routes.microbatches, 4, max_layers=2)
+    found = replanned(smaller, which)
+    assert found.placement == smaller.placement
+    assert period(found, which) < period(smaller, which)
+    lost = rerouted(found, found.workers[:1], which)
+    assert lost.note == ""
+    validate(lost.plan)
+
+
+def test_what_the_planner_does_not_know_is_planned_by_other_rules_and_said():
+    which = terms(costs=unit_costs(5))
+    plan = regular_plan(3, split_evenly(5, 4), 2)
+    uneven = shrunken_plan(plan.workers, plan.routes.microbatches[:5], 5, max_layers=2)
+    assert replanned(uneven, which) is uneven
+    found = rerouted(uneven, uneven.workers[:1], which)
+    assert "not regular" in found.note
+    assert found.plan == adaptive_plan(uneven, uneven.workers[:1], within_limit(which, uneven.placement))
+
+
+def test_a_worker_that_is_not_in_the_grid():
+    which = terms()
+    with pytest.raises(ConfigError, match=r"9\.9"):
+        rerouted(example(which), [WorkerId(9, 9)], which)
+
+
+def test_more_tries_are_never_worse_and_one_is_enough():
+    costs = replace(UNEVEN, capacity=(40.0, 24.0, 32.0, 16.0))
+    grid = Grid(pipelines=3, stages=STAGES, microbatches=6, costs=costs)
+    found = [
+        make_plan(grid, [WorkerId(1, 1)], Technique.STAGGERED, time_limit_s=inf, tries=tries).found.period
+        for tries in (1, 5, 40, 120)
+    ]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < found[0]
