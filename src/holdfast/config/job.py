@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ __all__ = [
     "GptModel",
     "Grid",
     "Job",
+    "LossScale",
     "Model",
     "Optimizer",
     "PythonData",
@@ -125,17 +127,33 @@ class Optimizer(_Plain, frozen=True, kw_only=True):
     warmup_steps: Count = 0
 
 
+class LossScale(_Plain, frozen=True, kw_only=True):
+    """``initial``: what the loss is multiplied by at first, a power of two; it is halved by every step that is omitted
+    and doubled after ``growth_every`` steps in a row that counted.
+    """
+
+    initial: float = 65536.0
+    growth_every: Positive = 2000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.initial <= 2.0**64 or math.frexp(self.initial)[0] != 0.5:
+            raise ValueError(f"Expected initial to be a power of two from 1 to 2^64, got {self.initial}")
+
+
 class Train(_Plain, frozen=True, kw_only=True):
     """``numerics``: exact (same bits on any grid, whatever fails) or fast (fp32 sums).
 
     ``technique``: how steps are scheduled: ``gpipe``; ``1f1b``; ``decoupled``, with the two halves of the backward pass
     apart; ``staggered``, in which each layer is updated as soon as its own gradients are reduced, besides.
+
+    ``loss_scale``: for models in half precision; null scales no loss.
     """
 
     steps: Positive
     seed: Count = 0
     numerics: Literal["exact", "fast"] = "exact"
     clip_norm: PositiveFloat | None = None
+    loss_scale: LossScale | None = None
     technique: Literal["1f1b", "gpipe", "decoupled", "staggered"] = "1f1b"
 
 
