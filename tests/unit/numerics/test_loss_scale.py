@@ -29,7 +29,7 @@ from .test_presumed import STEPS, poisoned, train_ahead
 COMMITS: dict[str, type[CommittedLayer]] = {"shadow": ShadowedLayer, "undo": UndoableLayer}
 JOBS = {"gpt": (gpt_job, [(0, 2), (2, 5)]), "convnet": (convnet_job, [(0, 3), (3, 6)])}
 SCALING = LossScaling(initial=8.0, growth_every=2)
-SMALL = 2.0**-14
+SMALL = 2.0**-20
 """What the loss of the model in half precision is multiplied by."""
 
 
@@ -312,7 +312,7 @@ def test_gradients_too_small_for_half_precision_are_kept() -> None:
     layers = wide.layers
     wide.layers = lambda: [Full(layer) for layer in layers()]
     expected, _ = first_gradient(wide)
-    scaled, finite = first_gradient(half_job(scaling=LossScaling(initial=2.0**16)))
+    scaled, finite = first_gradient(half_job(scaling=LossScaling(initial=2.0**22)))
     lost, _ = first_gradient(half_job())
     assert finite
     assert scaled == pytest.approx(expected, rel=0.01)
@@ -332,7 +332,7 @@ class Full(nn.Module):
 
 
 def test_a_scale_that_is_too_large_comes_down_until_nothing_overflows() -> None:
-    job = half_job(scaling=LossScaling(initial=2.0**40, growth_every=1000))
+    job = half_job(scaling=LossScaling(initial=2.0**46, growth_every=1000))
     (stage,) = job.stages([(0, 4)])
     omitted = []
     for step in range(24):
@@ -340,13 +340,13 @@ def test_a_scale_that_is_too_large_comes_down_until_nothing_overflows() -> None:
         omitted.append(scales([stage]).streak == 0)
     assert omitted[0]
     assert not any(omitted[-4:])
-    assert scales([stage]).value == 2.0 ** (40 - sum(omitted))
+    assert scales([stage]).value == 2.0 ** (46 - sum(omitted))
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["synchronous", "staggered"])
 def test_half_precision_has_the_same_bits_on_every_grid(ahead: bool) -> None:
     """With overflows of its own: the scale grows after every step that counts, until one does not."""
-    scaling = LossScaling(initial=2.0**30, growth_every=1)
+    scaling = LossScaling(initial=2.0**36, growth_every=1)
     expected, _ = train(half_job(scaling=scaling), [(0, 4)], [[0]], STEPS)
     if ahead:
         stages, redone = train_ahead(half_job(scaling=scaling), [(0, 1), (1, 4)], 2)
