@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.optim.digest import load_layer
+from holdfast.optim.loss_scale import LossScaling
 from holdfast.telemetry.events import Notice, RolledBack, StepOps, read_events
 
 pytestmark = pytest.mark.dist
@@ -85,6 +87,26 @@ def test_a_kill_while_a_step_is_made_again(runs, worker):
     left_out = steps_left_out(runs.healthy("poisoned", overrides))
     summary = survives(runs, "poisoned", f"kill:{worker}@{min(left_out) + 1}:install", overrides=overrides)
     assert rolled_back(summary)
+
+
+def test_a_loss_scale_that_changes_ahead_of_the_verdict(runs):
+    """Every omitted step halves it on all stages, which presumed that it grows; a kill takes some of them back."""
+    plain = ("model.arguments.layer=2",)
+    overrides = (*plain, "train.loss_scale={initial: 1024.0, growth_every: 2}")
+    healthy = runs.healthy("poisoned", overrides)
+    left_out = steps_left_out(healthy)
+    assert healthy.weights_sha256 == runs.healthy("poisoned", plain).weights_sha256
+    assert healthy.state_sha256 != runs.healthy("poisoned", plain).state_sha256
+    summary = survives(runs, "poisoned", f"kill:0.1@{min(left_out) + 1}:forward", overrides=overrides)
+    assert rolled_back(summary)
+    assert set(rolled_back(summary)) <= left_out
+    scaling = LossScaling(initial=1024.0, growth_every=2)
+    expected = scaling.first
+    for step in range(8):
+        expected = scaling.after(expected, counted=step not in left_out)
+    files = sorted((summary.run_dir / "final").glob("layer-*.safetensors"))
+    assert [load_layer(file).loss_scale for file in files] == [expected] * 4
+    assert expected.value != 1024.0
 
 
 def test_the_next_step_begins_before_the_step_has_ended_everywhere(runs):

@@ -15,6 +15,7 @@ from holdfast.config.job import (
     GptModel,
     Grid,
     Job,
+    LossScale,
     Optimizer,
     PythonData,
     PythonModel,
@@ -37,6 +38,7 @@ plain = st.recursive(
 arguments = st.dictionaries(text, plain, max_size=3)
 positive = st.floats(min_value=1e-300, max_value=1e300)
 fraction = st.floats(0, 1, exclude_max=True)
+scales = st.builds(LossScale, initial=st.integers(0, 64).map(lambda n: 2.0**n), growth_every=st.integers(1, 10**9))
 data: st.SearchStrategy[Data] = (
     st.builds(TextData, path=text) | st.builds(DigitsData) | st.builds(PythonData, target=text, arguments=arguments)
 )
@@ -75,7 +77,11 @@ def jobs(draw):
         data=draw(data),
         grid=Grid(pipelines=pipelines, stages=draw(st.integers(1, gpt.layers)), microbatches=draw(st.integers(1, 9))),
         optimizer=draw(optimizers()),
-        train=Train(steps=draw(st.integers(1, 10**9)), clip_norm=draw(st.none() | positive)),
+        train=Train(
+            steps=draw(st.integers(1, 10**9)),
+            clip_norm=draw(st.none() | positive),
+            loss_scale=draw(st.none() | scales),
+        ),
         resilience=Resilience(
             tolerate=draw(st.integers(0, pipelines - 1)), commit=draw(st.sampled_from(["shadow", "undo"]))
         ),

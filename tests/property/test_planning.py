@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.bounds import BoundRules, StageBounds, bound
-from holdfast.core.evaluate import evaluate
+from holdfast.core.evaluate import evaluate, steady_period
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import Costs, parse_costs
@@ -40,7 +40,7 @@ TECHNIQUES = st.sampled_from([Technique.ADAPTIVE, Technique.DECOUPLED, Technique
 
 
 @st.composite
-def problems(draw, pipelines=4, stages=5, microbatches=6, splits=True):
+def problems(draw, pipelines=4, stages=5, microbatches=6, splits=True, tied=False):
     dp, pp, m = draw(st.integers(1, pipelines)), draw(st.integers(1, stages)), draw(st.integers(1, microbatches))
 
     def row(least, most, count=pp):
@@ -62,11 +62,13 @@ def problems(draw, pipelines=4, stages=5, microbatches=6, splits=True):
     )
     alive = [draw(st.sets(st.integers(0, dp - 1), min_size=1)) for _ in range(pp)]
     failed = frozenset(WorkerId(p, s) for s in range(pp) for p in range(dp) if p not in alive[s])
-    return Grid(pipelines=dp, stages=split_evenly(pp, pp), microbatches=m, costs=costs), failed
+    pairs = st.lists(st.integers(0, pp - 1), min_size=2, max_size=2, unique=True).map(sorted).map(tuple)
+    ties = tuple(draw(st.lists(pairs, max_size=2))) if tied and pp > 1 else ()
+    return Grid(pipelines=dp, stages=split_evenly(pp, pp), microbatches=m, costs=costs, ties=ties), failed
 
 
 @MANY
-@given(problems(), TECHNIQUES)
+@given(problems(tied=True), TECHNIQUES)
 def test_every_plan_is_proved_twice_and_not_below_its_bound(problem, technique):
     grid, failed = problem
     planned = make_plan(grid, failed, technique, time_limit_s=0.0)
@@ -75,7 +77,9 @@ def test_every_plan_is_proved_twice_and_not_below_its_bound(problem, technique):
     assert planned.found.period >= planned.bound.period
     assert planned.found.makespan >= planned.bound.makespan
     staggered = technique is Technique.STAGGERED
-    assert planned.found.period <= evaluate(plan, grid.costs, staggered=staggered).period
+    at_once = evaluate(plan, grid.costs, staggered=staggered, ties=grid.ties).period
+    assert steady_period(plan, grid.costs, staggered=True, ties=grid.ties) <= planned.found.period + 1e-9
+    assert planned.found.period <= at_once
     own = {worker: set(plan.routes.through(worker)) for worker in plan.workers}
     for worker, visits in own.items():
         assert {mb.index for mb in visits if mb.pipeline == worker.pipeline} == set(range(grid.microbatches))
@@ -85,7 +89,7 @@ def test_every_plan_is_proved_twice_and_not_below_its_bound(problem, technique):
 
 
 @MANY
-@given(problems(), st.randoms(use_true_random=False), st.booleans())
+@given(problems(tied=True), st.randoms(use_true_random=False), st.booleans())
 def test_any_urgency_gives_a_schedule_within_memory(problem, rng, coupled):
     grid, failed = problem
     shop = open_shop(grid, failed, coupled=coupled)
@@ -183,7 +187,7 @@ def timed(shop, rows):
 
 
 @FEW
-@given(problems(pipelines=1, stages=2, microbatches=2, splits=False), st.booleans())
+@given(problems(pipelines=1, stages=2, microbatches=2, splits=False, tied=True), st.booleans())
 def test_brute_force_bound_and_search_agree(problem, staggered):
     grid, failed = problem
     technique = Technique.STAGGERED if staggered else Technique.DECOUPLED
@@ -192,6 +196,57 @@ def test_brute_force_bound_and_search_agree(problem, staggered):
     assert (lower.period if staggered else lower.makespan) <= exact
     planned = make_plan(grid, failed, technique, time_limit_s=0.05)
     assert (planned.found.period if staggered else planned.found.makespan) >= exact
+
+
+def repeats(shop, rows, period):
+    """Whether these orders can be run again and again with this period: no cycle of waiting is longer than it."""
+    each, visits, stages = shop.grid.each, shop.num_visits, shop.num_stages
+    per_stage = [[row for row in rows[s * shop.grid.pipelines :][: shop.grid.pipelines] if row] for s in range(stages)]
+    waits = [(before, after, 0) for row in rows for before, after in itertools.pairwise(row)]
+    for visit, stage in ((visit, visit % stages) for visit in range(visits)):
+        waits += [(visit, visit + visits, 0), (visit + visits, visit + 2 * visits, 0)]
+        if stage < stages - 1:
+            comm = shop.grid.comm[stage]
+            waits += [(visit, visit + 1, comm), (visit + 1 + visits, visit + visits, comm)]
+    for stage, others in enumerate(shop.grid.waits_for):
+        ends = [row[-1] for other in others for row in per_stage[other]]
+        waits += [(end, row[0], each[stage].optimizer - period) for end in ends for row in per_stage[stage]]
+    starts = [0] * (3 * visits)
+    for _ in range(3 * visits + 1):
+        later = list(starts)
+        for before, after, delay in waits:
+            kind, visit = divmod(before, visits)
+            later[after] = max(later[after], later[before] + shop.durations[kind][visit % stages] + delay)
+        if later == starts:
+            return True
+        starts = later
+    return False
+
+
+@MANY
+@given(problems(pipelines=2, stages=4, microbatches=3, splits=False, tied=True), st.randoms(use_true_random=False))
+def test_settled_times_have_the_shortest_period_of_their_orders(problem, rng):
+    """Whether or not layers are tied: what is called its period can be kept up, and nothing shorter by a unit."""
+    grid, failed = problem
+    shop = open_shop(grid, failed)
+    urgency = plain_urgency(shop)
+    rng.shuffle(urgency)
+    schedule = list_schedule(shop, urgency)
+    period = measure(shop, settle(shop, schedule, staggered=True), staggered=True).period
+    assert repeats(shop, schedule.rows, period)
+    assert not repeats(shop, schedule.rows, period - 1)
+
+
+@FEW
+@given(problems(pipelines=3, stages=4, microbatches=4, tied=True))
+def test_ties_never_make_a_period_shorter(problem):
+    grid, failed = problem
+    plan = make_plan(grid, failed, Technique.STAGGERED, time_limit_s=0.0).plan
+    tied = evaluate(plan, grid.costs, staggered=True, ties=grid.ties)
+    apart = evaluate(plan, grid.costs, staggered=True)
+    assert tied.spans == apart.spans
+    assert apart.period <= tied.period
+    assert evaluate(plan, grid.costs, ties=grid.ties).period == evaluate(plan, grid.costs).period, "synchronous"
 
 
 @MANY
@@ -217,7 +272,7 @@ def test_no_mixture_of_whole_and_split_backwards_beats_the_bound(problem, rng, s
 
 
 @settings(max_examples=5, deadline=None)
-@given(problems(pipelines=2, stages=3, microbatches=3), TECHNIQUES)
+@given(problems(pipelines=2, stages=3, microbatches=3, tied=True), TECHNIQUES)
 def test_cp_sat_is_between_the_bound_and_the_list_scheduler(problem, technique):
     grid, failed = problem
     quick = make_plan(grid, failed, technique, time_limit_s=0.05)
@@ -227,7 +282,7 @@ def test_cp_sat_is_between_the_bound_and_the_list_scheduler(problem, technique):
 
 
 @settings(max_examples=12, deadline=None)
-@given(problems(pipelines=2, stages=3, microbatches=3, splits=False), TECHNIQUES, st.integers(1, 3))
+@given(problems(pipelines=2, stages=3, microbatches=3, splits=False, tied=True), TECHNIQUES, st.integers(1, 3))
 def test_counting_and_a_variable_per_start_find_the_same_optimum(problem, technique, unit):
     grid, failed = problem
     costs = grid.costs
@@ -274,6 +329,18 @@ def test_both_solvers_prove_the_same_optimum(engine):
     found = make_plan(grid, [], Technique.STAGGERED, time_limit_s=20, engine=engine)
     assert found.optimal
     assert found.found.period == found.bound.period == 38
+
+
+@pytest.mark.parametrize("engine", [Engine.CP_SAT, Engine.MILP])
+def test_solvers_prove_the_optimum_of_tied_stages(engine):
+    """The same as trying all orders. What is tied waits for the last stage's W, which was nobody's business before."""
+    costs = parse_costs(2, costs="2:3,2:1,1:5", optimizer="6:1")
+    grid = Grid(pipelines=1, stages=split_evenly(2, 2), microbatches=2, costs=costs)
+    tied = dataclasses.replace(grid, ties=((0, 1),))
+    periods = [brute_force(open_shop(each, []), True) for each in (grid, tied)]
+    found = [make_plan(each, [], Technique.STAGGERED, time_limit_s=20, engine=engine) for each in (grid, tied)]
+    assert [each.optimal for each in found] == [True, True]
+    assert [each.found.period for each in found] == periods == [19, 26]
 
 
 def test_cp_sat_proves_the_running_example_with_the_memory_of_1f1b():

@@ -168,6 +168,7 @@ def _read(args: argparse.Namespace) -> _Task:
         stages=stages,
         microbatches=_parse_count("--microbatches", args.microbatches, 1),
         costs=costs,
+        ties=_known_ties(job, costs.num_layers),
     )
     failed = _parse_failed(args.failed, grid)
     technique = Technique(
@@ -243,6 +244,12 @@ def _profiled(args: argparse.Namespace, job: Job | None, num_stages: int) -> tup
     room = None if args.memory is None else _parse_above_0("--memory", args.memory, "bytes, such as 16e9")
     costs = costs_from_profile(profile, capacity_bytes=room)
     return costs, balanced_stages(costs, num_stages)
+
+
+def _known_ties(job: Job | None, num_layers: int) -> tuple[tuple[int, ...], ...]:
+    """Returns the layers that share weights, where the job file tells: the GPT's last one has the first one's."""
+    tied = job is not None and isinstance(job.model, GptModel) and num_layers > 1
+    return ((0, num_layers - 1),) if tied else ()
 
 
 def _num_layers(job: Job) -> int | None:

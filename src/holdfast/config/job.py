@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ __all__ = [
     "GptModel",
     "Grid",
     "Job",
+    "LossScale",
     "Model",
     "Optimizer",
     "PythonData",
@@ -125,6 +127,19 @@ class Optimizer(_Plain, frozen=True, kw_only=True):
     warmup_steps: Count = 0
 
 
+class LossScale(_Plain, frozen=True, kw_only=True):
+    """``initial``: what the loss is multiplied by at first, a power of two; it is halved by every step that is omitted
+    and doubled after ``growth_every`` steps in a row that counted.
+    """
+
+    initial: float = 65536.0
+    growth_every: Positive = 2000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.initial <= 2.0**64 or math.frexp(self.initial)[0] != 0.5:
+            raise ValueError(f"Expected initial to be a power of two from 1 to 2^64, got {self.initial}")
+
+
 class Train(_Plain, frozen=True, kw_only=True):
     """``numerics``: exact (same bits on any grid, whatever fails) or fast (fp32 sums).
 
@@ -133,12 +148,15 @@ class Train(_Plain, frozen=True, kw_only=True):
     these two come from the planner. ``profile``: a file of `holdfast profile` that tells it what each layer costs;
     without one all cost the same. ``in_flight``: micro-batches that a worker may hold at once, from the start of F to
     the end of W; default: twice as many as stages.
+
+    ``loss_scale``: for models in half precision; null scales no loss.
     """
 
     steps: Positive
     seed: Count = 0
     numerics: Literal["exact", "fast"] = "exact"
     clip_norm: PositiveFloat | None = None
+    loss_scale: LossScale | None = None
     technique: Literal["1f1b", "gpipe", "decoupled", "staggered"] = "1f1b"
     profile: str | None = None
     in_flight: Positive | None = None

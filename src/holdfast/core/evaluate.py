@@ -34,7 +34,8 @@ class Timeline:
         period: steady-state time between the starts of consecutive steps. With the optimizer step synchronous over all
             workers, the makespan and the longest optimizer step; staggered, the longest time over all layers from the
             first start on any owner to the end of the optimizer step after the last end on any owner, since the
-            optimizer is a barrier per stage.
+            optimizer is a barrier per stage. Where layers are tied, the last end is that on any
+            owner of any of them.
         peak_memory: the most memory that each worker holds at any time, sorted by worker.
     """
 
@@ -48,7 +49,7 @@ class Timeline:
         return tuple(span for span in self.spans if span.worker == worker)
 
 
-def evaluate(plan: Plan, costs: Costs, *, staggered: bool = False) -> Timeline:
+def evaluate(plan: Plan, costs: Costs, *, staggered: bool = False, ties: tuple[tuple[int, ...], ...] = ()) -> Timeline:
     """Returns when every operation runs, if each starts as soon as its worker is free and its input is there.
 
     An output takes the communication cost of the cut to reach the next worker and occupies neither of the two.
@@ -58,6 +59,7 @@ def evaluate(plan: Plan, costs: Costs, *, staggered: bool = False) -> Timeline:
         plan: a plan that :func:`holdfast.core.validate.validate` accepts.
         costs: costs per layer of the same model.
         staggered: whether each stage runs its optimizer step as soon as its own workers are done.
+        ties: tuples of layers that share weights, and are updated together.
 
     Raises:
         InvalidSchedule: workers wait for one another, so that the step never ends.
@@ -65,10 +67,17 @@ def evaluate(plan: Plan, costs: Costs, *, staggered: bool = False) -> Timeline:
     Cost: linear in the number of operations.
     """
     stages = {worker: costs.of(layers) for worker, layers in plan.placement.ranges}
-    return timeline(plan, costs, _Run(plan, costs, stages).spans(), staggered=staggered)
+    return timeline(plan, costs, _Run(plan, costs, stages).spans(), staggered=staggered, ties=ties)
 
 
-def timeline(plan: Plan, costs: Costs, spans: tuple[Span, ...], *, staggered: bool = False) -> Timeline:
+def timeline(
+    plan: Plan,
+    costs: Costs,
+    spans: tuple[Span, ...],
+    *,
+    staggered: bool = False,
+    ties: tuple[tuple[int, ...], ...] = (),
+) -> Timeline:
     """Returns what the times of all operations come to.
 
     Args:
@@ -76,6 +85,7 @@ def timeline(plan: Plan, costs: Costs, spans: tuple[Span, ...], *, staggered: bo
         costs: costs per layer of the same model.
         spans: all operations, by worker and then in order.
         staggered: whether each stage runs its optimizer step as soon as its own workers are done.
+        ties: tuples of layers that share weights, and are updated together.
     """
     stages = {worker: costs.of(layers) for worker, layers in plan.placement.ranges}
     makespan = max((span.end for span in spans), default=0) - min((span.start for span in spans), default=0)
@@ -83,12 +93,14 @@ def timeline(plan: Plan, costs: Costs, spans: tuple[Span, ...], *, staggered: bo
     return Timeline(
         spans=spans,
         makespan=makespan,
-        period=_staggered_period(plan, stages, spans) if staggered else makespan + longest,
+        period=_staggered_period(plan, stages, spans, ties) if staggered else makespan + longest,
         peak_memory=tuple((worker, peak_memory(row, stages[worker])) for worker, row in plan.orders.rows),
     )
 
 
-def _staggered_period(plan: Plan, stages: dict[WorkerId, StageCosts], spans: tuple[Span, ...]) -> float:
+def _staggered_period(
+    plan: Plan, stages: dict[WorkerId, StageCosts], spans: tuple[Span, ...], ties: tuple[tuple[int, ...], ...]
+) -> float:
     first: dict[WorkerId, float] = {}
     last: dict[WorkerId, float] = {}
     for span in spans:
@@ -98,10 +110,13 @@ def _staggered_period(plan: Plan, stages: dict[WorkerId, StageCosts], spans: tup
     for worker, layers in plan.placement.ranges:
         for layer in layers.indices if worker in first else ():
             owners.setdefault(layer, []).append(worker)
-    return max(
-        (max(last[w] + stages[w].optimizer for w in each) - min(first[w] for w in each) for each in owners.values()),
-        default=0,
-    )
+    periods = [
+        max(last[w] + stages[w].optimizer for w in each) - min(first[w] for w in each) for each in owners.values()
+    ]
+    for tie in ties:
+        reduced = max((last[w] for layer in tie for w in owners.get(layer, ())), default=0)
+        periods += [reduced + stages[w].optimizer - first[w] for layer in tie for w in owners.get(layer, ())]
+    return max(periods, default=0)
 
 
 def steady_period(

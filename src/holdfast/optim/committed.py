@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from holdfast.errors import ConfigError, InternalError
 from holdfast.optim.digest import LayerState, Number
 from holdfast.optim.factory import OptimizerFactory
+from holdfast.optim.loss_scale import LossScale, LossScaling
 
 __all__ = ["CommittedLayer", "Fold", "Version", "copied", "copied_entry"]
 
@@ -30,12 +31,14 @@ class Version:
         weights: the trainable parameters.
         buffers: the persistent buffers.
         optimizer: per trainable parameter, the optimizer's entries.
+        loss_scale: None where losses are not scaled.
     """
 
     step: int | None
     weights: list[Tensor]
     buffers: list[Tensor]
     optimizer: list[dict[str, Any]] = field(default_factory=list)
+    loss_scale: LossScale | None = None
 
 
 class CommittedLayer(ABC):
@@ -51,17 +54,26 @@ class CommittedLayer(ABC):
         factory: makes the optimizer over the trainable parameters.
         tied: names of parameters whose first use is in an earlier layer.
         step: updates made so far.
+        scaling: how the scale of the loss changes; None to scale no loss.
 
     Raises:
         ConfigError: the optimizer's parameter groups are not what this class can keep.
     """
 
     def __init__(
-        self, layer: int, module: nn.Module, factory: OptimizerFactory, *, tied: Sequence[str] = (), step: int = 0
+        self,
+        layer: int,
+        module: nn.Module,
+        factory: OptimizerFactory,
+        *,
+        tied: Sequence[str] = (),
+        step: int = 0,
+        scaling: LossScaling | None = None,
     ) -> None:
         self.layer = layer
         self.module = module
         self._tied = tuple(tied)
+        self._scaling = scaling
         self._parameters = dict(module.named_parameters())
         self._trainable = {name: p for name, p in self._parameters.items() if p.requires_grad}
         kept = module.state_dict().keys()
@@ -73,6 +85,7 @@ class CommittedLayer(ABC):
             weights=[p.data for p in self._trainable.values()],
             buffers=[b.data for b in self._buffers.values()],
             optimizer=[{} for _ in self._trainable],
+            loss_scale=scaling.first if scaling is not None else None,
         )
         self._stand_ins = [nn.Parameter(p.detach(), requires_grad=True) for p in self._trainable.values()]
         self._optimizer: Optimizer | None = factory(list(self._stand_ins)) if self._stand_ins else None
@@ -84,6 +97,11 @@ class CommittedLayer(ABC):
         if self._live.step is None:
             raise InternalError(f"layer {self.layer}: the live state has no step")
         return self._live.step
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """What losses are scaled by in the step that begins with what is live; None where they are not."""
+        return self._live.loss_scale
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -115,7 +133,7 @@ class CommittedLayer(ABC):
 
     @abstractmethod
     def skip(self) -> None:
-        """Prepare a next state that is an unchanged copy: the step counts, nothing else changes.
+        """Prepare a next state that is an unchanged copy but for the step's number and the scale of the loss.
 
         After failure: as `update`.
         """
@@ -150,10 +168,14 @@ class CommittedLayer(ABC):
             buffers={name: b.detach() for name, b in self._buffers.items()},
             optimizer={name: entry for name, entry in entries.items() if entry},
             tied=self._tied,
+            loss_scale=self._live.loss_scale,
         )
 
     def install(self, state: LayerState) -> None:
         """Replace everything by a state from elsewhere. There is nothing to take back to afterwards.
+
+        The state of a run with another setting comes without a scale of the loss, or with one that is of no use here:
+        then the scale is the first one, or none.
 
         Args:
             state: of the same layer; its tensors are copied.
@@ -176,11 +198,16 @@ class CommittedLayer(ABC):
             weights=weights,
             buffers=[b.data for b in self._buffers.values()],
             optimizer=[_placed(state.optimizer.get(name, {}), device) for name in self._trainable],
+            loss_scale=None if self._scaling is None else state.loss_scale or self._scaling.first,
         )
 
     @abstractmethod
     def _forget(self) -> None:
         """Drop what was prepared and what could be taken back."""
+
+    def _next_scale(self, *, counted: bool) -> LossScale | None:
+        scale = self._live.loss_scale
+        return None if self._scaling is None or scale is None else self._scaling.after(scale, counted=counted)
 
     def _require_update(self) -> None:
         if not self.updated:

@@ -1,8 +1,9 @@
 """The whole state of one layer: as a value, as bytes, as a file, and digests over it.
 
 A layer file is a safetensors file. Its tensors are ``parameter.<name>``, ``buffer.<name>`` and
-``optimizer.<parameter>.<entry>``; its metadata has one key, ``holdfast-layer-1``, with the order of names and the
-optimizer's plain numbers as JSON (one key, because the order of several in the file is not fixed).
+``optimizer.<parameter>.<entry>``; its metadata has one key, ``holdfast-layer-1``, with the order of names, the
+optimizer's plain numbers and, where losses are scaled, the scale, as JSON (one key, because the order of several in the
+file is not fixed).
 
 Digests (SHA-256), both over the layers by index:
 
@@ -11,6 +12,7 @@ Digests (SHA-256), both over the layers by index:
 - ``state``: per layer the same bytes; then every persistent buffer in registration order; then, for every parameter in
   registration order that the weights count here, its optimizer entries by ascending name. Each buffer and entry is its
   name in UTF-8, a zero byte, and its bytes: a tensor's elements in its own type, little-endian, or a number's ``repr``.
+  Where the loss is scaled, last ``loss_scale``, a zero byte, and value and streak as ``65536.0:7``.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,6 +32,7 @@ from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
 from holdfast.errors import ConfigError, CorruptBlob, MissingBlob
+from holdfast.optim.loss_scale import LossScale
 
 __all__ = [
     "LayerState",
@@ -60,6 +63,7 @@ class LayerState:
         buffers: persistent buffers by name, in registration order.
         optimizer: per parameter name, the optimizer's entries; tensors or plain numbers. Empty before the first update.
         tied: names of parameters whose first use is in an earlier layer.
+        loss_scale: what losses are scaled by in the next step; None where they are not.
     """
 
     layer: int
@@ -68,6 +72,7 @@ class LayerState:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     optimizer: Mapping[str, Mapping[str, Tensor | Number]] = field(default_factory=dict)
     tied: tuple[str, ...] = ()
+    loss_scale: LossScale | None = None
 
     def clone(self) -> LayerState:
         """Return a copy that shares no memory with this one."""
@@ -120,6 +125,8 @@ def encode_layer(state: LayerState) -> bytes:
         "numbers": numbers,
         "tied": list(state.tied),
     }
+    if state.loss_scale is not None:
+        head["loss_scale"] = asdict(state.loss_scale)
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     return encode_tensors(plain, metadata={_FORMAT: json.dumps(head, sort_keys=True)})
 
@@ -193,6 +200,7 @@ def _assemble(head: dict[str, Any], tensors: Mapping[str, Tensor]) -> LayerState
         number: Number | None = head["numbers"].get(name, {}).get(key)
         return tensors[f"optimizer.{name}.{key}"] if number is None else number
 
+    scale: dict[str, Any] | None = head.get("loss_scale")
     names = [name for name in head["parameters"] if name in head["optimizer"]]
     return LayerState(
         layer=head["layer"],
@@ -201,6 +209,7 @@ def _assemble(head: dict[str, Any], tensors: Mapping[str, Tensor]) -> LayerState
         buffers={name: tensors[f"buffer.{name}"] for name in head["buffers"]},
         optimizer={name: {key: entry(name, key) for key in head["optimizer"][name]} for name in names},
         tied=tuple(head["tied"]),
+        loss_scale=None if scale is None else LossScale(value=scale["value"], streak=scale["streak"]),
     )
 
 
@@ -275,6 +284,8 @@ def _hash_rest(update: _Update, state: LayerState, counted: Mapping[str, Tensor]
         for key, value in sorted(state.optimizer.get(name, {}).items()):
             update(f"{name}.{key}".encode() + b"\0")
             update(_bytes(value) if isinstance(value, Tensor) else repr(value).encode())
+    if state.loss_scale is not None:
+        update(f"loss_scale\0{state.loss_scale.value!r}:{state.loss_scale.streak}".encode())
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from holdfast.optim.committed import CommittedLayer, Fold, Version, copied, copied_entry
 from holdfast.optim.factory import OptimizerFactory
+from holdfast.optim.loss_scale import LossScaling
 
 __all__ = ["ShadowedLayer"]
 
@@ -22,9 +23,16 @@ class ShadowedLayer(CommittedLayer):
     """
 
     def __init__(
-        self, layer: int, module: nn.Module, factory: OptimizerFactory, *, tied: Sequence[str] = (), step: int = 0
+        self,
+        layer: int,
+        module: nn.Module,
+        factory: OptimizerFactory,
+        *,
+        tied: Sequence[str] = (),
+        step: int = 0,
+        scaling: LossScaling | None = None,
     ) -> None:
-        super().__init__(layer, module, factory, tied=tied, step=step)
+        super().__init__(layer, module, factory, tied=tied, step=step, scaling=scaling)
         self._spare = Version(step=None, weights=[], buffers=[])
 
     @property
@@ -46,11 +54,13 @@ class ShadowedLayer(CommittedLayer):
         self._copy_live()
         self._fold(fold, self._spare.buffers)
         self._run_optimizer(self._spare, self._in_order(gradients), lr_scale)
+        self._spare.loss_scale = self._next_scale(counted=True)
         self._spare.step = self.step + 1
 
     def skip(self) -> None:
         """Make the next state an unchanged copy; see `CommittedLayer.skip`."""
         self._copy_live()
+        self._spare.loss_scale = self._next_scale(counted=False)
         self._spare.step = self.step + 1
 
     def swap(self) -> None:

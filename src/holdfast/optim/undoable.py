@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from holdfast.errors import ConfigError
 from holdfast.optim.committed import CommittedLayer, Fold, copied, copied_entry
 from holdfast.optim.factory import OptimizerFactory
+from holdfast.optim.loss_scale import LossScale, LossScaling
 from holdfast.optim.undo import WEIGHT, Inverse, MadeStep, inverse_of
 
 __all__ = ["UndoableLayer"]
@@ -24,6 +25,7 @@ class _Update:
     Attributes:
         step: the step that it leads to.
         buffers: the next buffers; once the update is made, those before.
+        loss_scale: the next scale of the loss; once the update is made, the one before.
         gradients: per trainable parameter; None for one that is left as it is.
         lr_scale: factor on the learning rates.
         kept: per trainable parameter, copies of what cannot be inverted.
@@ -32,6 +34,7 @@ class _Update:
 
     step: int
     buffers: list[Tensor]
+    loss_scale: LossScale | None = None
     gradients: list[Tensor | None] = field(default_factory=list)
     lr_scale: float = 1.0
     kept: list[dict[str, Any]] = field(default_factory=list)
@@ -39,7 +42,7 @@ class _Update:
 
     @property
     def skips(self) -> bool:
-        """Whether only the step number changes."""
+        """Whether there is no optimizer to run."""
         return not any(gradient is not None for gradient in self.gradients)
 
 
@@ -47,9 +50,9 @@ class UndoableLayer(CommittedLayer):
     """A layer whose parameters and optimizer state exist once.
 
     `update` keeps what the step will need: its gradients (until the next update), the learning rate and, rarely, a copy
-    of an entry; `swap` runs the optimizer in place; `take_back` inverts it. Buffers are small, not inverted but kept
-    twice. Weights and optimizer state come back within the bounds of `holdfast.optim.undo`, buffers and skipped steps
-    bitwise.
+    of an entry; `swap` runs the optimizer in place; `take_back` inverts it. Buffers and the loss scale are small, not
+    inverted but kept twice. Weights and optimizer state come back within the bounds of `holdfast.optim.undo`, buffers,
+    loss scale and skipped steps bitwise.
 
     `swap` and `take_back` change several tensors in place: a process that goes on after an exception inside them has
     lost the layer. Death inside them is like death anywhere.
@@ -59,9 +62,16 @@ class UndoableLayer(CommittedLayer):
     """
 
     def __init__(
-        self, layer: int, module: nn.Module, factory: OptimizerFactory, *, tied: Sequence[str] = (), step: int = 0
+        self,
+        layer: int,
+        module: nn.Module,
+        factory: OptimizerFactory,
+        *,
+        tied: Sequence[str] = (),
+        step: int = 0,
+        scaling: LossScaling | None = None,
     ) -> None:
-        super().__init__(layer, module, factory, tied=tied, step=step)
+        super().__init__(layer, module, factory, tied=tied, step=step, scaling=scaling)
         self._inverse: Inverse | None = inverse_of(self._optimizer) if self._optimizer is not None else None
         self._groups = self._places_of_groups()
         self._update: _Update | None = None
@@ -86,6 +96,7 @@ class UndoableLayer(CommittedLayer):
         self._update = _Update(
             step=self.step + 1,
             buffers=buffers,
+            loss_scale=self._next_scale(counted=True),
             gradients=self._in_order(gradients),
             lr_scale=lr_scale,
             kept=self._copies(lr_scale),
@@ -94,7 +105,11 @@ class UndoableLayer(CommittedLayer):
 
     def skip(self) -> None:
         """Prepare to count a step; see `CommittedLayer.skip`."""
-        self._update = _Update(step=self.step + 1, buffers=copied(self._live.buffers, []))
+        self._update = _Update(
+            step=self.step + 1,
+            buffers=copied(self._live.buffers, []),
+            loss_scale=self._next_scale(counted=False),
+        )
 
     def swap(self) -> None:
         """Run the optimizer in place and exchange the buffers; see `CommittedLayer.swap`.
@@ -113,7 +128,7 @@ class UndoableLayer(CommittedLayer):
                     f"{type(self._optimizer).__name__} changes its gradients, which its inverse needs as they were;"
                     " use resilience.commit: shadow"
                 )
-        self._exchange_buffers(update)
+        self._exchange_small(update)
         self._live.step = update.step
 
     def take_back(self, to_step: int) -> None:
@@ -121,7 +136,7 @@ class UndoableLayer(CommittedLayer):
         update = self._update
         if update is not None and self.step == to_step + 1 == update.step:
             self._undo(update)
-            self._exchange_buffers(update)
+            self._exchange_small(update)
             self._live.step = to_step
         self._require_step(to_step)
         if update is not None and update.step > to_step:
@@ -162,8 +177,10 @@ class UndoableLayer(CommittedLayer):
         entries = {} if first else undone.state
         self._live.optimizer[place] = {key: _rounded(value, made.state.get(key)) for key, value in entries.items()}
 
-    def _exchange_buffers(self, update: _Update) -> None:
+    def _exchange_small(self, update: _Update) -> None:
+        """Exchange what is not inverted, but kept twice."""
         self._live.buffers, update.buffers = update.buffers, self._live.buffers
+        self._live.loss_scale, update.loss_scale = update.loss_scale, self._live.loss_scale
         self._bind_buffers()
 
     def _places_of_groups(self) -> list[int]:

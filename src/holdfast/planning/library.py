@@ -96,7 +96,7 @@ def serve(planned: Planned, failed: Sequence[WorkerId]) -> Planned:
 
 
 class PlanLibrary:
-    """Plans in a folder, by the digest of (costs, grid, technique) and the number of failures.
+    """Plans in a folder, by the digest of (costs, grid, ties, technique) and the number of failures.
 
     One schedule serves all counts between two breakpoints of the bound. Files are written whole or not at all, and
     readers notice new ones: a library can be read while another process fills it, and filling it again improves it.
@@ -317,6 +317,7 @@ def _digest(grid: Grid, technique: Technique) -> str:
         [str(layers) for layers in grid.stages],
         grid.microbatches,
         technique.value,
+        *([grid.ties] if grid.ties else []),
     ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -31,12 +31,14 @@ class Grid:
         stages: the layers of stage 0, 1, ...
         microbatches: micro-batches per pipeline, at least 1.
         costs: costs per layer.
+        ties: tuples of layers that share weights, and are updated together.
     """
 
     pipelines: int
     stages: tuple[LayerRange, ...]
     microbatches: int
     costs: Costs
+    ties: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.microbatches < 1:
@@ -48,6 +50,18 @@ class Grid:
                 f"the costs are for {self.costs.num_layers} layers, but the stages hold {self.stages[-1].stop}: "
                 "is it the profile of another model?"
             )
+        if any(not 0 <= layer < self.costs.num_layers for tie in self.ties for layer in tie):
+            raise ConfigError(f"ties {self.ties} are impossible: expected layers 0 to {self.costs.num_layers - 1}")
+
+    @property
+    def waits_for(self) -> tuple[tuple[int, ...], ...]:
+        """For stage 0, 1, ... the stages whose gradients its optimizer step needs: itself and those tied to it."""
+        found = [{stage} for stage in range(len(self.stages))]
+        for tie in self.ties:
+            tied = {s for s, layers in enumerate(self.stages) if any(layer in layers for layer in tie)}
+            for stage in tied:
+                found[stage] |= tied
+        return tuple(tuple(sorted(each)) for each in found)
 
     @property
     def each(self) -> tuple[StageCosts, ...]:

@@ -56,7 +56,8 @@ def measure(shop: Shop, schedule: Schedule, *, staggered: bool) -> Measure:
     each = shop.grid.each
     if not staggered:
         return Measure(period=makespan + max(stage.optimizer for stage in each), makespan=makespan)
-    period = max(end - start + stage.optimizer for start, end, stage in zip(first, last, each, strict=True))
+    waits = zip(first, shop.grid.waits_for, each, strict=True)
+    period = max(max(last[other] for other in tied) - start + stage.optimizer for start, tied, stage in waits)
     return Measure(period=period, makespan=makespan)
 
 
@@ -206,10 +207,9 @@ def settle(shop: Shop, schedule: Schedule, *, staggered: bool, rounds: int = 8, 
         period = measure(shop, schedule, staggered=True).period
         if period < measure(shop, best, staggered=True).period:
             best = schedule
-        wider = [
-            max(deadline, start + period - stage.optimizer)
-            for deadline, start, stage in zip(deadlines, first, each, strict=True)
-        ]
+        allowed = [start + period - stage.optimizer for start, stage in zip(first, each, strict=True)]
+        waited_for = zip(deadlines, shop.grid.waits_for, strict=True)
+        wider = [max(deadline, min(allowed[other] for other in tied)) for deadline, tied in waited_for]
         if wider == deadlines:
             break
         deadlines = wider
@@ -388,7 +388,7 @@ def to_timeline(shop: Shop, plan: Plan, schedule: Schedule, *, staggered: bool) 
             number = _KINDS[op.kind] * shop.num_visits + microbatch * shop.num_stages + worker.stage
             start = schedule.starts[number]
             spans.append(Span(worker, op, start, start + lengths[number]))
-    return timeline(plan, shop.grid.costs, tuple(spans), staggered=staggered)
+    return timeline(plan, shop.grid.costs, tuple(spans), staggered=staggered, ties=shop.grid.ties)
 
 
 _KINDS = {OpKind.F: 0, OpKind.I: 1, OpKind.B: 1, OpKind.W: 2}

@@ -30,6 +30,7 @@ from holdfast.data.text import Text
 from holdfast.errors import ConfigError, NotUndoable
 from holdfast.models import convnet, gpt
 from holdfast.optim.factory import OptimizerFactory, learning_rate_scale, make_optimizer
+from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.undo import inverse_of
 from holdfast.runtime.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.life import LifeStage
@@ -42,6 +43,7 @@ __all__ = [
     "StageParts",
     "build_dataset",
     "build_model",
+    "build_scaling",
     "build_stage",
     "checkpointed_layers",
     "fingerprint_data",
@@ -198,6 +200,12 @@ def build_optimizer(job: Job) -> OptimizerFactory:
     )
 
 
+def build_scaling(job: Job) -> LossScaling | None:
+    """Returns how the scale of the loss changes; None where the job scales no loss."""
+    options = job.train.loss_scale
+    return None if options is None else LossScaling(initial=options.initial, growth_every=options.growth_every)
+
+
 def probe(job: Job) -> Probed:
     """Builds everything once and throws it away; returns what flows between the layers.
 
@@ -339,6 +347,7 @@ def build_stage(
         load=microbatch_loader(job, cache(lambda: build_dataset(job))),
         clip_norm=job.train.clip_norm,
         commit=job.resilience.commit,
+        scaling=build_scaling(job),
         checkpointed=checkpointed_layers(job, len(model.layers)),
     )
     groups = tie_groups(model.ties)

@@ -39,6 +39,7 @@ from holdfast.optim.accumulate import Layout, Numerics, Reduced, check_dtype, ma
 from holdfast.optim.committed import CommittedLayer
 from holdfast.optim.digest import LayerState, decode_layer, encode_layer, layer_file, layer_sha256, save_layer
 from holdfast.optim.factory import OptimizerFactory
+from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.running_stats import RunningStats
 from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undoable import UndoableLayer
@@ -162,6 +163,7 @@ class Stage:
         load: the samples of a micro-batch.
         clip_norm: largest norm of the mean gradient over the whole model; None for no limit.
         commit: how a step can be taken back.
+        scaling: how the scale of the loss changes; None to scale no loss.
         num_layers: layers of the model, where ``layers`` are those of the range only.
         device: where to compute.
         checkpointed: layers of the model that keep only their input and are run again for their backward pass. The
@@ -187,6 +189,7 @@ class Stage:
         load: Loader,
         clip_norm: float | None = None,
         commit: Commit = "shadow",
+        scaling: LossScaling | None = None,
         num_layers: int | None = None,
         device: torch.device | None = None,
         checkpointed: frozenset[int] = frozenset(),
@@ -198,7 +201,7 @@ class Stage:
         self._loss, self._lr_scale, self._load = loss, lr_scale, load
         self._seed, self._num_microbatches, self._clip_norm = seed, num_microbatches, clip_norm
         self._device = device or torch.device("cpu")
-        self._checkpointed = checkpointed
+        self._scaling, self._checkpointed = scaling, checkpointed
         own = layers if num_layers is not None else layers[layer_range.start : layer_range.stop]
         _check_own(own, layer_range)
         pairs = zip(layer_range.indices, own, strict=True)
@@ -600,7 +603,7 @@ class Stage:
             check_dtype(f"{name} of layer {index}", module.get_parameter(name).dtype)
         uses = {dict(tie.places)[index]: tie for tie in self._ties if index in tie.layers}
         later = [name for name, tie in uses.items() if tie.layers[0] != index]
-        committed = commit(index, module, optimizer, tied=later)
+        committed = commit(index, module, optimizer, tied=later, scaling=self._scaling)
         stats = RunningStats(index, module)
         places: dict[Reduction, list[int]] = {(index,): [i for i, name in enumerate(names) if name not in uses]}
         for name, tie in uses.items():  # in the order of the ties, as on every other owner
@@ -664,7 +667,9 @@ class Stage:
 
     def _starting_gradient(self, context: _Context, microbatch: int, gradient: Tensor | None) -> Tensor:
         if context.loss is not None and context.logits is not None:
-            (start,) = torch.autograd.grad(context.loss, [context.logits])
+            scale = self._owned[self.num_layers - 1].committed.loss_scale
+            loss = context.loss if scale is None else context.loss.float() * scale.value
+            (start,) = torch.autograd.grad(loss, [context.logits])
             return start
         if gradient is None:
             raise InternalError(f"backward of micro-batch {microbatch} on layers {self.layer_range} got no gradient")
@@ -719,6 +724,9 @@ class Stage:
     def _add(
         self, layer: int, owned: _Owned, microbatch: int, gradients: Sequence[Tensor | None], record: Tensor | None
     ) -> None:
+        scale = owned.committed.loss_scale
+        if scale is not None:  # in float32, whose range has room for what becomes small
+            gradients = [None if gradient is None else gradient.float() / scale.value for gradient in gradients]
         for reduction, places in owned.places.items():
             self._sums[reduction].add(layer, microbatch, [gradients[place] for place in places])
         if record is not None:

@@ -67,6 +67,18 @@ def complaint(tree, *overrides):
         ("grid.pipelines", -1, "grid.pipelines: expected `int` >= 1, got -1"),
         ("train.steps", 0, "train.steps: expected `int` >= 1, got 0"),
         ("train.seed", -1, "train.seed: expected `int` >= 0, got -1"),
+        (
+            "train.loss_scale.initial",
+            3,
+            "train.loss_scale: expected initial to be a power of two from 1 to 2^64, got 3.0",
+        ),
+        (
+            "train.loss_scale.initial",
+            0.5,
+            "train.loss_scale: expected initial to be a power of two from 1 to 2^64, got 0.5",
+        ),
+        ("train.loss_scale.growth_every", 0, "train.loss_scale.growth_every: expected `int` >= 1, got 0"),
+        ("train.loss_scale.inital", 2, "train.loss_scale.inital: unknown key; did you mean initial?"),
         ("grid.stages", 5, "grid.stages: 5 stages for a model of 4 layers; at most 4"),
         ("model.heads", 5, "model.heads: must divide model.width (32)"),
         (
@@ -301,3 +313,9 @@ def test_who_goes_back_to_checkpoints_takes_no_snapshots():
     text = "resilience.snapshot_every: strategy checkfreq takes no snapshots; expected 0, got 3"
     wait = ("resilience.wait_for_replacement=9", "resilience.snapshot_every=3")
     assert complaint(copy.deepcopy(JOB), *RESTART, *wait) == text
+
+
+def test_a_loss_is_scaled_only_where_the_job_says_so():
+    assert parse_job(JOB).train.loss_scale is None
+    chosen = parse_job(JOB, ["train.loss_scale={}", "train.loss_scale.initial=1024"]).train.loss_scale
+    assert (chosen.initial, chosen.growth_every) == (1024.0, 2000)

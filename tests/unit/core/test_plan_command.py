@@ -222,6 +222,15 @@ def test_a_job_is_planned_from_its_profile(plan_json, profiled):
     assert found["orders"]["0.1"][0][3] >= lengths["0.0"] + 0.0002
 
 
+def test_the_gpts_head_is_tied_to_its_embedding(plan_json, profiled, tmp_path):
+    """Only the job says so. Then the first stage's optimizer waits for the last one's long W."""
+    flags = "--costs 2,2,1:1:5 --optimizer-cost 6:1:1 --time-limit 0.3 --technique"
+    alone, job = "--grid 2x3 --microbatches 4", f"{tmp_path}/job.yaml"
+    assert plan_json(f"{alone} {flags} decoupled")["period"] == plan_json(f"{job} {flags} decoupled")["period"]
+    assert plan_json(f"{alone} {flags} staggered")["period"] < 4 + 4 * 9 + 6
+    assert plan_json(f"{job} {flags} staggered")["period"] >= 4 + 4 * 9 + 6, "the way down, the last stage, the step"
+
+
 def test_with_a_profile_memory_is_a_number_of_bytes(plan_json, profiled):
     flags = f"{profiled} --technique staggered --time-limit 0.1 --memory"
     assert max(plan_json(f"{flags} 6000")["peak_memory"].values()) <= 6000

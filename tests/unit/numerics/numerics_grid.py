@@ -13,6 +13,7 @@ from holdfast.core.schedule import OpKind
 from holdfast.optim.accumulate import Numerics
 from holdfast.optim.digest import RunDigest, digest_states
 from holdfast.optim.factory import make_optimizer
+from holdfast.optim.loss_scale import LossScaling
 from holdfast.runtime.model import Loss, Model
 from holdfast.runtime.stage import Commit, Reduction, Stage
 
@@ -30,6 +31,7 @@ class Job:
     seed: int = 5
     numerics: Numerics = "exact"
     clip_norm: float | None = None
+    scaling: LossScaling | None = None
     commit: Commit = "shadow"
     checkpointed: frozenset[int] = frozenset()
     optimizer: Any = field(default_factory=lambda: make_optimizer("adamw", lr=1e-2, weight_decay=0.1))
@@ -49,6 +51,7 @@ class Job:
                 num_microbatches=self.num_microbatches,
                 load=self.load,
                 clip_norm=self.clip_norm,
+                scaling=self.scaling,
                 commit=self.commit,
                 checkpointed=self.checkpointed,
             )

@@ -1,3 +1,4 @@
+import dataclasses
 import time
 
 import pytest
@@ -49,6 +50,16 @@ def test_a_library_is_read_back(filled, tmp_path):
         assert again.find(GRID, count, STAGGERED).plan == library.find(GRID, count, STAGGERED).plan
     assert again.find(GRID, 7, STAGGERED) is None
     assert again.find(GRID, 1, Technique.DECOUPLED) is None
+
+
+def test_a_plan_for_tied_layers_is_another(filled):
+    library, _ = filled
+    tied = dataclasses.replace(GRID, ties=((0, 3),))
+    assert library.find(tied, 1, STAGGERED) is None
+    made = library.get(tied, 1, STAGGERED)
+    assert made.shop.grid.ties == ((0, 3),)
+    assert made.found.period > library.find(GRID, 1, STAGGERED).found.period
+    assert library.find(tied, 1, STAGGERED) is made
 
 
 def test_a_lookup_takes_less_than_a_millisecond(filled):

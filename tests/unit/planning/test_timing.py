@@ -8,7 +8,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.core.validate import validate
-from holdfast.errors import InfeasiblePlan, InvalidSchedule, StateUnavailable
+from holdfast.errors import ConfigError, InfeasiblePlan, InvalidSchedule, StateUnavailable
 from holdfast.planning.list_scheduler import list_schedule, plain_urgency
 from holdfast.planning.planner import Technique, make_plan
 from holdfast.planning.shop import Grid, open_shop, to_plan
@@ -29,6 +29,26 @@ def test_flat_and_object_form_agree():
     assert to_timeline(SHOP, plan, SCHEDULE, staggered=True) == timeline
     again = from_orders(SHOP, plan.orders)
     assert (again.rows, again.starts) == (SCHEDULE.rows, SCHEDULE.starts)
+
+
+@pytest.mark.parametrize("ties", [((0, 2),), ((0, 1), (1, 2))])
+def test_flat_and_object_form_agree_on_tied_stages(ties):
+    costs = parse_costs(3, costs="3:2:1,2:1:1,1:2:9", comm="1:2", optimizer="3:6:7")
+    shop = open_shop(dataclasses.replace(GRID, costs=costs, ties=ties), [])
+    schedule = list_schedule(shop, plain_urgency(shop))
+    plan = to_plan(shop, schedule.rows)
+    timeline = evaluate(plan, costs, staggered=True, ties=ties)
+    assert timeline.period == measure(shop, schedule, staggered=True).period
+    assert timeline.period > evaluate(plan, costs, staggered=True).period
+    assert to_timeline(shop, plan, schedule, staggered=True) == timeline
+
+
+def test_a_stage_waits_for_those_that_share_a_weight_with_it():
+    costs, ties = parse_costs(6, costs="1,1,1"), ((0, 1), (0, 5), (3, 4))
+    grid = Grid(pipelines=1, stages=split_evenly(6, 3), microbatches=1, costs=costs, ties=ties)
+    assert grid.waits_for == ((0, 2), (1, 2), (0, 1, 2))
+    with pytest.raises(ConfigError, match=r"ties \(\(0, 6\),\) are impossible: expected layers 0 to 5"):
+        dataclasses.replace(grid, ties=((0, 6),))
 
 
 def test_later_starts_never_make_the_period_longer():

@@ -38,6 +38,10 @@ class Problem:
             found.setdefault(worker, []).append(visit)
         return found
 
+    def waited_for(self, stage: int) -> list[int]:
+        """Returns the visits to a stage and to those tied to it, which all come before its optimizer step."""
+        return [visit for other in self.given["waits_for"][stage] for visit in range(other, self.visits, self.stages)]
+
     def stage_of(self, worker: int) -> int:
         """Returns the stage of a worker."""
         return int(worker // self.given["pipelines"])

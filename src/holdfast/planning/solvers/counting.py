@@ -251,7 +251,9 @@ class _Model:
                 self._at_most(takes * sum(each.by(moment) for each in forward), room + given)
 
     def _add_windows(self) -> None:
-        """From the first F of a stage to its last W and its optimizer step, no more than the limit passes."""
+        """From the first F of a stage to its optimizer step, after its last W and those of tied stages, no more than
+        the limit passes.
+        """
         opened = [[self._model.new_bool_var("") for _ in range(self._horizon + 1)] for _ in range(self._stages)]
         self._model.add(opened[0][0] == 1)
         for window in opened:
@@ -263,6 +265,7 @@ class _Model:
                 for start in (each.starts[moment] for each in self._of(worker)[0]):
                     if start is not None:
                         self._model.add_implication(start, opened[s][moment])
-                closed = moment + self._w[s] + self._steps[s] - self.limit - 1
-                if weights.starts[moment] is not None and closed >= 0:
-                    self._model.add_implication(weights.starts[moment], ~opened[s][closed])
+                for other in self._p["waits_for"][s]:  # and the other way round
+                    closed = moment + self._w[s] + self._steps[other] - self.limit - 1
+                    if weights.starts[moment] is not None and closed >= 0:
+                        self._model.add_implication(weights.starts[moment], ~opened[other][closed])

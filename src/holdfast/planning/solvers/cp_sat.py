@@ -128,17 +128,16 @@ class _Model:
     def _add_objective(self) -> None:
         value = self.model.new_int_var(self._p["goal"], self._horizon + max(self._p["optimizer"]), "value")
         after = 2 if self._kinds == 3 else 1
-        for stage in range(self._stages):
-            visits = range(stage, self._visits, self._stages)
-            ends = [self._end(visit + after * self._visits) for visit in visits]
-            if not self._p["staggered"]:
-                for end in ends:
-                    self.model.add(value >= end)
-                continue
+        ends = [self._end(visit + after * self._visits) for visit in range(self._visits)]
+        if not self._p["staggered"]:
+            for end in ends:
+                self.model.add(value >= end)
+        for stage in range(self._stages) if self._p["staggered"] else ():
             first = self.model.new_int_var(0, self._horizon, f"first{stage}")
-            for visit, end in zip(visits, ends, strict=True):
+            for visit in range(stage, self._visits, self._stages):
                 self.model.add(first <= self.starts[visit])
-                self.model.add(value >= end + self._p["optimizer"][stage] - first)
+            for visit in self._shared.waited_for(stage):
+                self.model.add(value >= ends[visit] + self._p["optimizer"][stage] - first)
         self.model.minimize(value)
 
     def _add_hint(self) -> None:

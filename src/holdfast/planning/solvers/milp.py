@@ -105,14 +105,15 @@ class _Model:
     def _add_objective(self) -> None:
         value = self.solver.NumVar(0, 2 * self._large, "value")
         last = (self._kinds - 1) * self._visits
-        for stage in range(self._stages):
-            visits = range(stage, self._visits, self._stages)
-            first = self.solver.NumVar(0, self._large, f"first{stage}") if self._p["staggered"] else 0
-            step = self._p["optimizer"][stage] if self._p["staggered"] else 0
-            for visit in visits:
-                if self._p["staggered"]:
-                    self.solver.Add(first <= self._ends[visit] - self._length(visit))
-                self.solver.Add(value >= self._ends[visit + last] + step - first)
+        if not self._p["staggered"]:
+            for visit in range(self._visits):
+                self.solver.Add(value >= self._ends[visit + last])
+        for stage in range(self._stages) if self._p["staggered"] else ():
+            first = self.solver.NumVar(0, self._large, f"first{stage}")
+            for visit in range(stage, self._visits, self._stages):
+                self.solver.Add(first <= self._ends[visit] - self._length(visit))
+            for visit in self._shared.waited_for(stage):
+                self.solver.Add(value >= self._ends[visit + last] + self._p["optimizer"][stage] - first)
         self.solver.Minimize(value)
 
 

@@ -100,6 +100,7 @@ def problem_of(
         "durations": [[whole(t) for t in row] for row in shop.durations],
         "comm": [whole(t) for t in shop.grid.comm],
         "optimizer": [whole(stage.optimizer) for stage in each],
+        "waits_for": shop.grid.waits_for,
         "memory": [
             [
                 math.ceil(round(taken * bytes_scale.per_unit, 6)),
