@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.telemetry.events import StepOps, read_events
+from holdfast.telemetry.events import Notice, StepOps, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -26,3 +26,13 @@ def test_a_kill_under_the_planners_plans(runs, name, technique, fault):
             ran.setdefault(event.generation, set()).update(kind for kind, *_ in event.ops)
     assert len(ran) == 2
     assert all({"F", "I", "W"} <= kinds for kinds in ran.values()), "before the loss and after it"
+
+
+def test_plans_are_made_ahead_while_training_runs(runs):
+    """The library's process is of the least priority, and ends with the job; whoever dies, the bits are right."""
+    overrides = ("train.technique=staggered", "train.steps=12", "resilience.tolerate=2")
+    healthy = runs.healthy("gpt", ("train.steps=12",))
+    summary = runs.survives("gpt", "kill:1.3@5:backward", "kill:0.2@9:forward", overrides=overrides, healthy=healthy)
+    assert list((summary.run_dir / "plans").glob("*.plan"))
+    events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
+    assert [event for event in events if isinstance(event, Notice)] == []

@@ -5,17 +5,19 @@ The other tests here run with staggered plans, too; see conftest.py.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from functools import cache
 
 import pytest
 
-from holdfast.core.builders import regular_plan
+from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.placement import split_evenly
 from holdfast.planning.planner import Technique
-from holdfast.telemetry.events import Installed, Notice, StepOps
+from holdfast.planning.training import Rerouted, rerouted
+from holdfast.telemetry.events import Agreed, Installed, Notice, PlanImproved, StepOps
 from holdfast.testing.virtual import VirtualCluster
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20"))
@@ -102,3 +104,34 @@ def test_a_grid_that_the_planner_does_not_know_goes_on_and_says_so():
     assert result.outcome == "done", result.detail
     assert result.digest == run(technique=None, grid=grid).digest
     assert any("not regular" in text for text in notices(result))
+
+
+class Alternating:
+    """Offers now 1F1B's and now the planner's plan for who is here, each as if it were better than the one before."""
+
+    def __init__(self, every=1):
+        self._asked, self._every = itertools.count(1), every
+
+    def __call__(self, state):
+        asked = next(self._asked)
+        if state.period is None or asked % self._every or state.terms is None:
+            return None
+        plan = adaptive_plan(state.healthy, state.absent)
+        if plan == state.plan:
+            plan = rerouted(state.healthy, state.absent, state.terms).plan
+        return Rerouted(plan=plan, period=state.period * 0.9)
+
+
+@pytest.mark.parametrize("technique", PLANNED)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_plans_are_swapped_under_load(seed, technique):
+    """While workers die, come and leave; and no worker runs any step twice because of a swap."""
+    draw = random.Random(seed)
+    faults = [f"kill:1.1@2:{draw.choice(POINTS)}"]
+    faults += draw.sample([f"kill:0.2@{draw.randrange(8, 14)}:forward", "join:1.1@6", "leave:2.0@10"], seed % 3)
+    result = run(*faults, technique=technique, seed=seed, steps=25, better=Alternating(1 + seed % 2))
+    check(result, *faults, steps=25)
+    swaps = [event for _, event in result.events if isinstance(event, PlanImproved)]
+    assert swaps
+    if seed % 3 == 0:
+        assert len([event for _, event in result.events if isinstance(event, Agreed)]) == 2, "swaps abort nothing"

@@ -27,6 +27,7 @@ from holdfast.telemetry.events import (
     Notice,
     Parted,
     Pinned,
+    PlanImproved,
     Reattached,
     Rebuilt,
     Resumed,
@@ -210,6 +211,9 @@ def _tell_members(event: Event) -> str | None:
             return f"generation {event.generation} is connected"
         case RolledBack():
             return f"the updates of step {event.step} are made again: {event.why}"
+        case PlanImproved():
+            faster = 1 - event.period / event.before
+            return f"a plan whose steps are {faster:.1%} shorter was found: generation {event.generation}"
         case Parted():
             return f"worker {event.worker} has left before step {event.step}"
         case Synced():

@@ -18,10 +18,12 @@ import grpc
 import grpc.aio
 import msgspec
 
+from holdfast.control.advice import Adviser
 from holdfast.control.checkpoint_ledger import Commit, Settled
 from holdfast.control.etcd import EtcdStore
 from holdfast.control.membership import (
     Closed,
+    Improved,
     Membership,
     Output,
     Phase,
@@ -120,6 +122,7 @@ class Coordinator:
         clock: seconds, monotonic.
         committer: writes the manifests of checkpoints.
         sabotage: strikes this process at named points; None: nothing is to happen to it.
+        adviser: knows of better plans than those made at once; None: nobody does.
     """
 
     membership: Membership
@@ -128,6 +131,7 @@ class Coordinator:
     clock: Callable[[], float]
     committer: Committer | None = None
     sabotage: Sabotage | None = None
+    adviser: Adviser | None = None
 
     _queues: dict[_Peer, _Queue] = field(default_factory=lambda: {_AGENT: asyncio.Queue()})
     _agent_here: asyncio.Event = field(default_factory=asyncio.Event)
@@ -144,7 +148,7 @@ class Coordinator:
         """Keeps the generation that the store told, for the log."""
         self._began_at = self.membership.generation
 
-    def handle(self, event: Message | Closed | Tick | Planned | Settled) -> None:
+    def handle(self, event: Message | Closed | Tick | Planned | Improved | Settled) -> None:
         """Takes one event: decides, stores, records, sends."""
         before = self.membership
         after, outputs = decide(before, event, now=self.clock())
@@ -278,7 +282,7 @@ class Coordinator:
             del self._queues[peer]
         self._take([Closed(worker=worker, pid=pid)])
 
-    def _take(self, events: Sequence[Message | Closed | Tick | Planned | Settled]) -> None:
+    def _take(self, events: Sequence[Message | Closed | Tick | Planned | Improved | Settled]) -> None:
         """Takes events; if a decision or its storing fails, the job ends and everyone is told, instead of waiting."""
         try:
             for event in events:
@@ -340,6 +344,21 @@ class Coordinator:
             if lost not in unplanned(self.membership):
                 return  # somebody was lost meanwhile: other answers are needed now
             self._take([Planned(lost=lost, recovery=recovery)])
+        await self._take_advice()
+
+    async def _take_advice(self) -> None:
+        """Looks for better plans; they may be late, and then change nothing."""
+        if self.adviser is None:
+            return
+        before = self.membership
+        try:
+            news = await asyncio.to_thread(self.adviser.news, before)
+        except HoldfastError as error:
+            self._note(f"no plan is looked up any more: {error}")
+            self.adviser = None
+            return
+        if self.membership.generation == before.generation:
+            self._take(news)
 
 
 async def _first_parcel(request: AsyncIterator[bytes]) -> list[Message]:

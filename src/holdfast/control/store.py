@@ -20,6 +20,7 @@ class StoredUpcoming(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     generation: int
     plan: Plan
     entering: tuple[WorkerId, ...]
+    period: float | None = None
 
 
 class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -32,6 +33,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     generation: int
     healthy: Plan
     plan: Plan | None
+    period: float | None = None
     restorable: tuple[StateAt, ...] = ()
     loading: StateAt | None = None
     lost: tuple[WorkerId, ...] = ()

@@ -14,7 +14,7 @@ from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Terms, planned_grid
 
-__all__ = ["healthy_plan", "profile_of", "stages_of", "terms_of"]
+__all__ = ["healthy_plan", "profile_of", "stages_of", "terms_of", "tolerated"]
 
 
 def profile_of(job: Job, num_layers: int) -> Profile | None:
@@ -63,6 +63,16 @@ def stages_of(job: Job, num_layers: int, profile: Profile | None = None) -> tupl
     """
     stages = split_evenly(num_layers, job.grid.stages)
     return stages if profile is None else balanced_stages(costs_from_profile(profile), job.grid.stages)
+
+
+def tolerated(job: Job) -> int:
+    """Returns for how many failures plans are made ahead: those to tolerate, else of a quarter of the workers.
+
+    0 if the grid survives none.
+    """
+    grid = job.grid
+    wanted = job.resilience.tolerate or max(1, grid.pipelines * grid.stages // 4)
+    return min(wanted, (grid.pipelines - 1) * grid.stages)
 
 
 def healthy_plan(

@@ -14,18 +14,22 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, Placement, regular_placement
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
-from holdfast.core.seats import Seats, seats_of
+from holdfast.core.seats import Seats, renamed, seats_of
 from holdfast.core.validate import validate
+from holdfast.planning.library import PlanLibrary
+from holdfast.planning.normalise import per_stage
 from holdfast.planning.planner import Technique, make_plan
 from holdfast.planning.shop import Grid
 
 __all__ = [
     "Rerouted",
     "Terms",
+    "looked_up",
     "planned_grid",
     "regular_grid",
     "replanned",
     "rerouted",
+    "seated_grid",
     "tries_for",
     "within_limit",
 ]
@@ -59,10 +63,12 @@ class Rerouted:
 
     Attributes:
         plan: it.
+        period: what the planner expects a step to take, in the units of the costs; None if it did not make the plan.
         note: why it is not the planner's; empty if it is.
     """
 
     plan: Plan
+    period: float | None = None
     note: str = ""
 
 
@@ -132,21 +138,61 @@ def rerouted(healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
         plan = adaptive_plan(healthy, gone, within_limit(terms, healthy.placement))
         note = f"the grid is not regular, which {terms.technique} does not know: planned by 1f1b's rules"
         return Rerouted(plan=_proved(plan, terms), note=note)
-    return Rerouted(plan=_planned(seats, seats.places(gone), terms))
+    return _planned(seats, seats.places(gone), terms)
 
 
 def replanned(plan: Plan, terms: Terms) -> Plan:
     """Returns a plan of a whole grid with the planner's orders, if it is regular; else as it is."""
     seats = seats_of(plan)
-    return plan if seats is None else _planned(seats, (), terms)
+    return plan if seats is None else _planned(seats, (), terms).plan
 
 
-def _planned(seats: Seats, gone: Iterable[WorkerId], terms: Terms) -> Plan:
+def looked_up(library: PlanLibrary, healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted | None:
+    """Returns the plan that a library has for what is left of a grid, proved right; None if it has none.
+
+    Libraries have plans for numbers of failures at certain stages. The workers of a stage hold the same layers, so any
+    of them may sit anywhere on it: the plan serves whenever every stage has lost as many.
+
+    Args:
+        library: the library.
+        healthy: the plan of the whole grid.
+        lost: all workers that are gone.
+        terms: what the planner goes by.
+
+    Raises:
+        CorruptBlob: a file is not what was written.
+        ConfigError: a lost worker is not in the plan.
+    """
+    seats = seats_of(healthy)
+    if seats is None:
+        return None
+    gone, grid = seats.places(lost), seated_grid(seats, terms)
+    found = library.find(grid, len(gone), terms.technique)
+    if found is None or found.failures_per_stage != per_stage(gone, len(grid.stages)):
+        return None
+    without = found.shop.failed - found.spares
+    plan = seats.seat(renamed(found.plan, _exchanged(gone - without, without - gone)))
+    return Rerouted(plan=_proved(plan, terms), period=found.found.period)
+
+
+def _exchanged(gone: Iterable[WorkerId], alive: Iterable[WorkerId]) -> dict[WorkerId, WorkerId]:
+    """Who takes whose place so that those who are alive sit where others are gone, on the same stages."""
+    by_stage = [sorted(each, key=lambda place: (place.stage, place.pipeline)) for each in (gone, alive)]
+    pairs = list(zip(*by_stage, strict=True))
+    return dict(pairs) | {alive: gone for gone, alive in pairs}
+
+
+def seated_grid(seats: Seats, terms: Terms) -> Grid:
+    """Returns the planner's grid of these seats."""
+    return regular_grid(len(seats.rows), seats.stages, len(seats.microbatches[0]), terms)
+
+
+def _planned(seats: Seats, gone: Iterable[WorkerId], terms: Terms) -> Rerouted:
     """The planner's answer to places that are empty."""
-    grid = regular_grid(len(seats.rows), seats.stages, len(seats.microbatches[0]), terms)
+    grid = seated_grid(seats, terms)
     tries = tries_for(grid, at_once=True)
     planned = make_plan(grid, gone, terms.technique, time_limit_s=inf, tries=tries)
-    return _proved(seats.seat(planned.plan), terms)
+    return Rerouted(plan=_proved(seats.seat(planned.plan), terms), period=planned.found.period)
 
 
 def _proved(plan: Plan, terms: Terms) -> Plan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
-from holdfast.planning.training import Terms
+from holdfast.planning.training import Rerouted, Terms
 
 __all__ = [
     "Abort",
@@ -107,12 +107,14 @@ Action = Abort | TakeBack | Restore | InstallPlan | CopyState | LoadState | Spaw
 class RecoveryPlan:
     """What takes the job from one plan to the next, in order, and the strategy that chose it.
 
-    ``note``: what the user should know of how its plan was made; empty if nothing.
+    ``note``: what the user should know of how its plan was made; empty if nothing. ``period``: what the planner expects
+    a step of its plan to take; None if the planner did not make it.
     """
 
     strategy: str
     actions: tuple[Action, ...]
     note: str = ""
+    period: float | None = None
 
     @property
     def plan(self) -> Plan | None:
@@ -156,6 +158,7 @@ class ClusterView:
         checkpoint: the step of the newest state that can be loaded; None if there is none.
         wait_s: how long to wait for new workers before a smaller grid is chosen.
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
+        offer: a plan for this very loss that is better than what would be made at once; None if there is none.
     """
 
     healthy: Plan
@@ -164,3 +167,4 @@ class ClusterView:
     checkpoint: int | None = None
     wait_s: float = 0.0
     terms: Terms | None = None
+    offer: Rerouted | None = None

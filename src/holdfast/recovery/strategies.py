@@ -65,11 +65,13 @@ def _reroute(view: ClusterView, name: str, go_back: Action, *then: Action) -> Re
     except StateUnavailable as error:
         return fall_back(view, error.layers)
     actions: tuple[Action, ...] = (Abort(), go_back, InstallPlan(plan=found.plan), Recompute(), *then)
-    return RecoveryPlan(strategy=name, actions=actions, note=found.note)
+    return RecoveryPlan(strategy=name, actions=actions, note=found.note, period=found.period)
 
 
 def _without_lost(view: ClusterView) -> Rerouted:
     """The plan in which the others do what the lost did, proved right."""
+    if view.offer is not None:
+        return view.offer
     if view.terms is not None:
         return rerouted(view.healthy, view.lost, view.terms)
     plan = adaptive_plan(view.healthy, view.lost)
@@ -168,7 +170,7 @@ def at_boundary(view: ClusterView) -> RecoveryPlan:
     validate(plan)
     copies = tuple(CopyState(layers=layers, target=worker) for worker, layers in ranges)
     actions: tuple[Action, ...] = (InstallPlan(plan=plan, at_boundary=True), *copies)
-    return RecoveryPlan(strategy=answer.strategy, actions=actions, note=answer.note)
+    return RecoveryPlan(strategy=answer.strategy, actions=actions, note=answer.note, period=answer.period)
 
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(

@@ -31,7 +31,7 @@ from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, StorageError
-from holdfast.planning.jobs import healthy_plan, profile_of, terms_of
+from holdfast.planning.jobs import healthy_plan, profile_of, terms_of, tolerated
 from holdfast.planning.training import Terms
 from holdfast.runtime.crew import Crew
 from holdfast.runtime.forks import FORKS, ForkedProcess
@@ -39,6 +39,7 @@ from holdfast.runtime.isolation import Networks
 from holdfast.runtime.processes import (
     CoordinatorSpec,
     Found,
+    LibrarySpec,
     Probed,
     ResumeFrom,
     WorkerSpec,
@@ -46,6 +47,7 @@ from holdfast.runtime.processes import (
     digest_main,
     emulated_probe,
     find_main,
+    library_main,
     probe_main,
 )
 from holdfast.runtime.resume import checkpoints_url
@@ -168,6 +170,7 @@ class Agent:
             spec = self._coordinator_spec(plan, terms, probed)
             ports = [self._start_coordinator(spec) for _ in range(self.job.control.coordinators)]
             stack.enter_context(contextlib.closing(self._start(spec, ports, probed, log)))
+            stack.enter_context(self._library(spec))
             outcome = self._watch(self._supervisor(log))
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
             return self._with_hashes(outcome)
@@ -301,6 +304,28 @@ class Agent:
             raise
         self._end_processes(grace_s=_GRACE_S)
 
+    @contextlib.contextmanager
+    def _library(self, coordinator: CoordinatorSpec) -> Iterator[None]:
+        """Has plans made ahead meanwhile, in a process of its own that nobody waits for."""
+        failures = tolerated(self.job)
+        if coordinator.terms is None or coordinator.library is None or not failures:
+            yield
+            return
+        spec = LibrarySpec(
+            plan=coordinator.plan,
+            terms=coordinator.terms,
+            failures=failures,
+            folder=coordinator.library,
+            events=coordinator.events,
+        )
+        process = ForkedProcess(target=library_main, args=(spec,), name="library", daemon=True)
+        process.start()
+        try:
+            yield
+        finally:
+            process.kill()
+            process.join()
+
     def _end_processes(self, grace_s: float) -> None:
         processes = [*(self._crew.processes if self._crew else ()), *self._others]
         deadline = time.monotonic() + grace_s
@@ -369,6 +394,7 @@ class Agent:
             job=self.job,
             plan=plan,
             terms=terms,
+            library=None if terms is None else str(self.run_dir / "plans"),
             token=secrets.token_hex(32),
             store=self._store(),
             events=str(self.run_dir / "events.jsonl"),

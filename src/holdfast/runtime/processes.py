@@ -24,6 +24,7 @@ from holdfast.storage.checkpoints import Facts, Rejected
 __all__ = [
     "CoordinatorSpec",
     "Found",
+    "LibrarySpec",
     "Probed",
     "ResumeFrom",
     "WorkerSpec",
@@ -31,6 +32,7 @@ __all__ = [
     "digest_main",
     "emulated_probe",
     "find_main",
+    "library_main",
     "probe_main",
     "worker_main",
 ]
@@ -101,6 +103,7 @@ class CoordinatorSpec:
         job: the job.
         plan: the plan of the healthy grid.
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
+        library: the folder of the plans that are made while training runs; None if none are.
         token: of the job.
         store: path of the decisions, or where in etcd they are; those that are there already are taken up.
         events: path of the job's log.
@@ -125,6 +128,7 @@ class CoordinatorSpec:
     port: int
     faults: tuple[Fault, ...]
     terms: Terms | None = None
+    library: str | None = None
     resume: ResumeFrom | None = None
     namespace: Namespace | None = None
     socket: str | None = None
@@ -133,6 +137,25 @@ class CoordinatorSpec:
     def host(self) -> str:
         """The address that the coordinator listens on."""
         return self.job.control.host if self.namespace is None else self.namespace.host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibrarySpec:
+    """All that the process which makes plans ahead is told.
+
+    Attributes:
+        plan: the plan of the healthy grid.
+        terms: what the planner goes by.
+        failures: the largest number of failures to plan for, at least 1.
+        folder: where the plans go.
+        events: path of the job's log.
+    """
+
+    plan: Plan
+    terms: Terms
+    failures: int
+    folder: str
+    events: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +207,13 @@ def coordinator_main(spec: CoordinatorSpec, answer: Connection) -> None:
     from holdfast.runtime.worker import run_coordinator
 
     run_coordinator(spec, answer)
+
+
+def library_main(spec: LibrarySpec) -> None:
+    """Entry point of filling a plan library."""
+    from holdfast.runtime.worker import run_library
+
+    run_library(spec)
 
 
 def probe_main(job: Job, answer: Connection) -> None:

@@ -21,6 +21,7 @@ import msgspec
 import torch
 
 from holdfast.config.job import Job
+from holdfast.control.advice import Adviser
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import Committer, Coordinator, serve
 from holdfast.control.detection import Watch
@@ -43,8 +44,9 @@ from holdfast.runtime.exchange import RelayExchange
 from holdfast.runtime.gloo import GlooTransport
 from holdfast.runtime.injection import Injector
 from holdfast.runtime.isolation import Namespace
+from holdfast.runtime.library import fill_library
 from holdfast.runtime.life import LifeStage, WorkerLife
-from holdfast.runtime.processes import CoordinatorSpec, ResumeFrom, WorkerSpec
+from holdfast.runtime.processes import CoordinatorSpec, LibrarySpec, ResumeFrom, WorkerSpec
 from holdfast.runtime.resume import find, with_found
 from holdfast.runtime.shell import Shell
 from holdfast.runtime.snapshots import Snapshots
@@ -59,6 +61,7 @@ __all__ = [
     "run_coordinator",
     "run_digest",
     "run_find",
+    "run_library",
     "run_probe",
     "run_worker",
     "start_process",
@@ -67,6 +70,7 @@ __all__ = [
 _PR_SET_PDEATHSIG = 1
 _TELL_S = 10.0
 _SUPERSEDED = 3
+_LEAST = 19
 _SWITCH_S = 0.0005
 """A thread that prepares plans gives way this soon to messages that have come."""
 
@@ -330,6 +334,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, etcd: EtcdStore | None) -
         clock=time.monotonic,
         committer=Committer(checkpoints=checkpoints, facts=spec.facts),
         sabotage=Sabotage(_still_due(spec), log, time.monotonic),
+        adviser=None if spec.library is None else Adviser(Path(spec.library)),
     )
 
 
@@ -372,6 +377,21 @@ def _restorable(spec: CoordinatorSpec) -> tuple[StateAt, ...]:
     if spec.resume is not None and spec.resume.step is not None:
         return (StateAt(url=spec.resume.url, step=spec.resume.step),)
     return (StateAt(url=None, step=0),) if spec.job.checkpoint.every else ()
+
+
+def run_library(spec: LibrarySpec) -> None:
+    """Fills a job's plan library while training runs, whenever nothing else wants the processor, and ends.
+
+    After failure: training goes on with the plans that are there, and with those made at once.
+    """
+    start_process()
+    os.nice(_LEAST)
+    try:
+        fill_library(spec)
+    except HoldfastError as error:
+        text = f"no further plan is made ahead: {error}"
+        EventLog(spec.events).write(time.monotonic(), Notice(worker="library", text=text))
+    os._exit(0)
 
 
 def run_probe(job: Job, answer: Connection) -> None:

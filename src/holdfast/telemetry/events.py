@@ -30,6 +30,7 @@ __all__ = [
     "Notice",
     "Parted",
     "Pinned",
+    "PlanImproved",
     "Reattached",
     "Rebuilt",
     "RolledBack",
@@ -150,6 +151,14 @@ class RolledBack(_Event, frozen=True, tag="rolled-back", kw_only=True):
     why: str
 
 
+class PlanImproved(_Event, frozen=True, tag="plan-improved", kw_only=True):
+    """All go over to a better plan for the same workers, in this generation; periods in the units of the costs."""
+
+    generation: int
+    before: float
+    period: float
+
+
 class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     """A worker swapped in the results of a step.
 
@@ -246,6 +255,7 @@ Event = (
     | Agreed
     | Rebuilt
     | RolledBack
+    | PlanImproved
     | StepOps
     | Pinned
     | Checkpointed

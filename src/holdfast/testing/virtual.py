@@ -21,6 +21,7 @@ from holdfast.control.checkpoint_ledger import Commit, Settled
 from holdfast.control.detection import Watch
 from holdfast.control.membership import (
     Closed,
+    Improved,
     Membership,
     Planned,
     Record,
@@ -63,7 +64,7 @@ from holdfast.core.profile import unit_costs
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.planning.planner import Technique
-from holdfast.planning.training import Terms, replanned
+from holdfast.planning.training import Rerouted, Terms, replanned
 from holdfast.runtime.emulated import EmulatedStage
 from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
 from holdfast.runtime.injection import strikes
@@ -204,6 +205,7 @@ class VirtualCluster:
         staggered: whether updates are made ahead of the verdict.
         technique: of the planner, which then makes all plans, the healthy one too; None: they keep to 1F1B's rules.
         scaled: which share of the steps has gradients that must be scaled.
+        better: tells a better plan for who is here, or None; asked five times a second.
     """
 
     def __init__(
@@ -230,6 +232,7 @@ class VirtualCluster:
         staggered: bool = False,
         technique: Technique | None = None,
         scaled: float = 0.0,
+        better: Callable[[Membership], Rerouted | None] = lambda membership: None,
     ) -> None:
         terms = None
         if technique is not None:
@@ -237,6 +240,7 @@ class VirtualCluster:
             costs = unit_costs(plan.placement.num_layers)
             terms = Terms(technique=technique, costs=costs, in_flight=2 * depth, ties=ties)
             plan = replanned(plan, terms)
+        self._better = better
         self._scaled = scaled
         self._coordinator_deaths = tuple(coordinator_deaths)
         self._incarnation = 0
@@ -384,6 +388,8 @@ class VirtualCluster:
         if ahead := unplanned(self._membership):
             lost = self._random.choice(ahead)
             self._decide(Planned(lost=lost, recovery=plan_recovery(self._membership, lost)))
+        if offer := self._better(self._membership):
+            self._decide(Improved(lost=self._membership.absent, offer=offer))
 
     def _begin(self, worker: _Worker, delay: float) -> None:
         self._after(delay, lambda: self._resume(worker))
@@ -410,7 +416,7 @@ class VirtualCluster:
 
     # The coordinator.
 
-    def _decide(self, event: Message | Closed | Tick | Planned | Settled) -> None:
+    def _decide(self, event: Message | Closed | Tick | Planned | Improved | Settled) -> None:
         before = self._membership
         self._membership, outputs = decide(before, event, now=self._now)
         self._decision = to_store(before, self._membership) or self._decision

@@ -9,7 +9,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.profile import LayerProfile, Link, Profile
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError
-from holdfast.planning.jobs import healthy_plan, profile_of, stages_of, terms_of
+from holdfast.planning.jobs import healthy_plan, profile_of, stages_of, terms_of, tolerated
 from holdfast.planning.planner import Technique
 
 
@@ -102,3 +102,13 @@ def test_a_profile_that_is_not_there():
 def test_at_least_one_micro_batch_must_be_in_flight():
     with pytest.raises(ConfigError, match=r"train\.in_flight"):
         job("train.in_flight=0")
+
+
+@pytest.mark.parametrize(
+    ("grid", "tolerate", "failures"),
+    [((3, 4), 0, 3), ((3, 4), 2, 2), ((2, 2), 0, 1), ((1, 4), 0, 0), ((2, 1), 0, 1), ((2, 1), 1, 1)],
+)
+def test_for_how_many_failures_plans_are_made_ahead(grid, tolerate, failures):
+    pipelines, stages = grid
+    overrides = (f"grid.pipelines={pipelines}", f"grid.stages={stages}", f"resilience.tolerate={tolerate}")
+    assert tolerated(job(*overrides)) == failures

@@ -16,9 +16,19 @@ from holdfast.core.seats import renamed
 from holdfast.core.shrink import shrunken_plan
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, StateUnavailable
+from holdfast.planning.library import PlanLibrary
+from holdfast.planning.normalise import normalised, per_stage
 from holdfast.planning.planner import Technique, make_plan
 from holdfast.planning.shop import Grid
-from holdfast.planning.training import Terms, planned_grid, replanned, rerouted, within_limit
+from holdfast.planning.training import (
+    Terms,
+    looked_up,
+    planned_grid,
+    regular_grid,
+    replanned,
+    rerouted,
+    within_limit,
+)
 
 STAGES = split_evenly(4, 4)
 BOTH = [Technique.DECOUPLED, Technique.STAGGERED]
@@ -138,3 +148,60 @@ def test_more_tries_are_never_worse_and_one_is_enough():
     ]
     assert found == sorted(found, reverse=True)
     assert found[-1] < found[0]
+
+
+def filled(folder, which, failures, pipelines=3, microbatches=6):
+    library = PlanLibrary(folder)
+    grid = regular_grid(pipelines, STAGES, microbatches, which)
+    while library.step(grid, failures, which.technique, time_limit_s=0.05) is not None:
+        pass
+    return library, grid
+
+
+@pytest.mark.parametrize("technique", BOTH)
+def test_a_library_serves_whoever_is_lost_on_its_stages(tmp_path, technique):
+    which = terms(technique, UNEVEN)
+    plan = example(which)
+    library, grid = filled(tmp_path, which, 2)
+    served = {place.stage for place in normalised(grid, 1, technique.rules)}
+    assert len(served) == 1
+    for worker in plan.workers:
+        found = looked_up(library, plan, [worker], which)
+        if worker.stage not in served:
+            assert found is None
+            continue
+        assert set(found.plan.workers) == set(plan.workers) - {worker}
+        assert found.plan.placement == plan.placement.without([worker])
+        assert found.plan.routes.microbatches == plan.routes.microbatches
+        assert found.period == library.find(grid, 1, technique).found.period
+
+
+@pytest.mark.parametrize("technique", BOTH)
+def test_a_library_serves_names_by_their_places(tmp_path, technique):
+    which = terms(technique, UNEVEN)
+    plan = example(which)
+    library, grid = filled(tmp_path, which, 1)
+    (place,) = normalised(grid, 1, technique.rules)
+    guest = WorkerId(0, (place.stage + 1) % 4)
+    names = {place: guest, guest: place}
+    found = looked_up(library, renamed(plan, names), [guest], which)
+    assert found.plan == renamed(looked_up(library, plan, [place], which).plan, names)
+
+
+def test_two_of_one_stage_may_be_any_two(tmp_path):
+    slow, quick = (9.0,) * 3, (0.125,)
+    which = terms(costs=replace(UNEVEN, forward=slow + quick, input=slow + quick, weight=slow + quick))
+    plan = planned_grid(4, STAGES, 3, which)
+    library, grid = filled(tmp_path, which, 2, pipelines=4, microbatches=3)
+    assert per_stage(normalised(grid, 2, which.technique.rules), 4) == (0, 0, 0, 2)
+    for lost in combinations([WorkerId(p, 3) for p in range(4)], 2):
+        assert set(looked_up(library, plan, lost, which).plan.workers) == set(plan.workers) - set(lost)
+    assert looked_up(library, plan, [WorkerId(0, 0), WorkerId(0, 3)], which) is None
+
+
+def test_nothing_is_looked_up_where_there_is_nothing(tmp_path):
+    which = terms()
+    assert looked_up(PlanLibrary(tmp_path), example(which), [WorkerId(1, 1)], which) is None
+    plan = regular_plan(3, split_evenly(5, 4), 2)
+    uneven = shrunken_plan(plan.workers, plan.routes.microbatches[:5], 5, max_layers=2)
+    assert looked_up(PlanLibrary(tmp_path), uneven, uneven.workers[:1], terms(costs=unit_costs(5))) is None

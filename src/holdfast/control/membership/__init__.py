@@ -6,11 +6,23 @@ and import one way only, from what is decided first to what that ends in: pyproj
 
 from holdfast.control.membership.decision import decide, end
 from holdfast.control.membership.recovering import plan_recovery, unplanned
-from holdfast.control.membership.state import Closed, Membership, Output, Phase, Planned, Record, Tell, Tick, Upcoming
+from holdfast.control.membership.state import (
+    Closed,
+    Improved,
+    Membership,
+    Output,
+    Phase,
+    Planned,
+    Record,
+    Tell,
+    Tick,
+    Upcoming,
+)
 from holdfast.control.membership.storing import restore, to_store
 
 __all__ = [
     "Closed",
+    "Improved",
     "Membership",
     "Output",
     "Phase",

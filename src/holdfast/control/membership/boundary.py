@@ -9,6 +9,7 @@ import msgspec
 from holdfast.control.membership.forming import installed
 from holdfast.control.membership.state import (
     Decision,
+    Improved,
     Membership,
     Phase,
     Record,
@@ -21,12 +22,16 @@ from holdfast.control.membership.state import (
 )
 from holdfast.control.messages import Install, Joined, Left, Resume, Synced
 from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
 from holdfast.recovery.actions import ClusterView
 from holdfast.recovery.strategies import at_boundary
-from holdfast.telemetry.events import Parted, Rebuilt
+from holdfast.telemetry.events import Parted, PlanImproved, Rebuilt
 from holdfast.telemetry.events import Synced as SyncedEvent
 
-__all__ = ["change_members", "on_joined", "on_joined_upcoming", "on_left", "on_synced"]
+__all__ = ["change_members", "improves", "on_improved", "on_joined", "on_joined_upcoming", "on_left", "on_synced"]
+
+WORTHWHILE = 0.01
+"""By which part of a step a plan must be faster for all to change to it."""
 
 
 def on_joined(state: Membership, worker: WorkerId) -> Decision:
@@ -54,18 +59,39 @@ def change_members(state: Membership) -> Decision:
         text = f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does"
         notices = (notice(worker, text) for worker in sorted(going))
         return prefixed(notices, change_members(replace(state, leaving=state.leaving - going)))
+    return prefixed(noted(recovery), _prepare(state, recovery.plan, recovery.period, entering))
+
+
+def _prepare(state: Membership, plan: Plan, period: float | None, entering: frozenset[WorkerId]) -> Decision:
+    """Tells everyone of the generation to go over to."""
     generation = state.generation + 1
-    upcoming = Upcoming(generation=generation, plan=recovery.plan, entering=entering)
     order = Install(
         generation=generation,
-        plan=recovery.plan,
+        plan=plan,
         at_boundary=True,
         entering=tuple(sorted(entering)),
         staggered=state.staggered,
     )
     at_once = msgspec.structs.replace(order, at_boundary=False)
     told = (*tell_each(state.alive, order), *tell_each(sorted(entering), at_once))
-    return replace(state, upcoming=upcoming), (*noted(recovery), *told)
+    upcoming = Upcoming(generation=generation, plan=plan, entering=entering, period=period)
+    return replace(state, upcoming=upcoming), told
+
+
+def improves(state: Membership, period: float | None) -> bool:
+    """Whether a plan with this period is so much better than what runs that it is worth a new generation."""
+    return period is not None and state.period is not None and period < state.period * (1 - WORTHWHILE)
+
+
+def on_improved(state: Membership, improved: Improved) -> Decision:
+    """A better plan for those who are here: all go over to it, unless something else is under way or was meanwhile."""
+    busy = state.upcoming is not None or state.arriving or state.entering or state.leaving & frozenset(state.full)
+    running = state.phase is Phase.RUNNING and len(state.joined) >= len(state.alive)
+    period = improved.offer.period
+    if busy or not running or improved.lost != state.absent or not improves(state, period):
+        return state, ()
+    event = PlanImproved(generation=state.generation + 1, before=state.period or 0.0, period=period or 0.0)
+    return prefixed((Record(event=event),), _prepare(state, improved.offer.plan, period, frozenset()))
 
 
 def on_joined_upcoming(state: Membership, upcoming: Upcoming, joined: Joined) -> Decision:
@@ -90,6 +116,7 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
         generation=upcoming.generation,
         generations=state.generations + 1,
         plan=upcoming.plan,
+        period=upcoming.period,
         arriving=state.arriving - upcoming.entering,
         entering=upcoming.entering,
         synced=state.synced & upcoming.entering,

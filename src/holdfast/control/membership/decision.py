@@ -37,7 +37,14 @@ from dataclasses import replace
 from holdfast.control.checkpoint_ledger import Settled
 from holdfast.control.detection import hear
 from holdfast.control.membership.attaching import on_agent, on_hello
-from holdfast.control.membership.boundary import change_members, on_joined, on_joined_upcoming, on_left, on_synced
+from holdfast.control.membership.boundary import (
+    change_members,
+    on_improved,
+    on_joined,
+    on_joined_upcoming,
+    on_left,
+    on_synced,
+)
 from holdfast.control.membership.ending import end_job, on_failure, on_saved, tell_the_end
 from holdfast.control.membership.forming import on_status, relay
 from holdfast.control.membership.losses import on_exited, on_lost
@@ -45,7 +52,18 @@ from holdfast.control.membership.progress import on_finished, on_settled, on_sha
 from holdfast.control.membership.reattaching import on_parted
 from holdfast.control.membership.recovering import on_unreadable
 from holdfast.control.membership.refusing import on_refused
-from holdfast.control.membership.state import Closed, Decision, Membership, Phase, Planned, Tell, Tick, Upcoming, notice
+from holdfast.control.membership.state import (
+    Closed,
+    Decision,
+    Improved,
+    Membership,
+    Phase,
+    Planned,
+    Tell,
+    Tick,
+    Upcoming,
+    notice,
+)
 from holdfast.control.membership.storing import counted
 from holdfast.control.membership.vacancies import on_offer
 from holdfast.control.membership.watching import on_closed, on_suspect, on_tick
@@ -78,7 +96,9 @@ from holdfast.core.ids import WorkerId
 __all__ = ["decide", "end"]
 
 
-def decide(state: Membership, event: Message | Closed | Tick | Planned | Settled, *, now: float = 0.0) -> Decision:
+def decide(
+    state: Membership, event: Message | Closed | Tick | Planned | Improved | Settled, *, now: float = 0.0
+) -> Decision:
     """Returns the membership after ``event`` and what is to be sent and recorded.
 
     Args:
@@ -99,7 +119,7 @@ def end(state: Membership, detail: str) -> Decision:
     return counted(state, after), outputs
 
 
-def _decide(state: Membership, event: Message | Closed | Tick | Planned | Settled, now: float) -> Decision:
+def _decide(state: Membership, event: Message | Closed | Tick | Planned | Improved | Settled, now: float) -> Decision:
     if state.phase is Phase.ENDED:
         return state, tell_the_end(state, event)
     match event:
@@ -121,6 +141,8 @@ def _decide(state: Membership, event: Message | Closed | Tick | Planned | Settle
             return on_tick(state, at)
         case Planned(lost=lost, recovery=recovery):
             return replace(state, planned={**state.planned, lost: recovery}), ()
+        case Improved():
+            return on_improved(state, event)
         case Leaving(worker=worker) if worker in state.alive:
             return change_members(replace(state, leaving=state.leaving | {worker}))
         case Offer(worker=worker):

@@ -23,6 +23,7 @@ def form(state: Membership, plan: Plan | None, strategy: str = "", load: StateAt
         generation=state.generation + 1,
         generations=state.generations + (plan is not None and bool(state.alive)),
         plan=plan,
+        period=None,
         statuses={},
         joined=frozenset(),
         joined_early=frozenset(),

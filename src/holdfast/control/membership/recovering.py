@@ -11,15 +11,23 @@ from holdfast.control.membership.vacancies import spawn
 from holdfast.control.messages import Expel, Unreadable
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
+from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import ClusterView, RecoveryPlan
 from holdfast.recovery.strategies import adaptive, strategy_named
 
 __all__ = ["carry_out", "last_resort", "on_unreadable", "plan_recovery", "recover", "restore_if_whole", "unplanned"]
 
 
-def plan_recovery(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan:
-    """Returns what answers the loss of all of ``lost``, which takes milliseconds: ahead of time where possible."""
-    return strategy_named(state.strategy)(ClusterView(healthy=state.healthy, lost=lost, terms=state.terms))
+def plan_recovery(state: Membership, lost: frozenset[WorkerId], offer: Rerouted | None = None) -> RecoveryPlan:
+    """Returns what answers the loss of all of ``lost``, which takes milliseconds: ahead of time where possible.
+
+    Args:
+        state: the membership.
+        lost: all who would be gone.
+        offer: a plan for this very loss that is better than what would be made at once.
+    """
+    view = ClusterView(healthy=state.healthy, lost=lost, terms=state.terms, offer=offer)
+    return strategy_named(state.strategy)(view)
 
 
 def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
@@ -75,6 +83,7 @@ def carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
     if recovery.loads is not None and recovery.plan is not None:
         return _shrink(state, recovery.plan, recovery.strategy)
     state, outputs = form(state, recovery.plan, recovery.strategy)
+    state = replace(state, period=recovery.period)
     vacant = tuple(place for place in recovery.spawns if place not in state.abandoned)
     return prefixed((*noted(recovery), *outputs), spawn(state, vacant))
 

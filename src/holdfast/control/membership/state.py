@@ -12,13 +12,14 @@ from holdfast.control.detection import Watch, forget
 from holdfast.control.messages import Command, Ended, Hello, StateAt, Status
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
-from holdfast.planning.training import Terms
+from holdfast.planning.training import Rerouted, Terms
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.telemetry.events import Event, Notice
 
 __all__ = [
     "Closed",
     "Decision",
+    "Improved",
     "Membership",
     "Output",
     "Phase",
@@ -100,11 +101,21 @@ class Upcoming:
         generation: its number.
         plan: its plan.
         entering: workers that enter in it; those that entered before have caught up by then, or it waits for them.
+        period: what the planner expects a step to take; None if it did not make the plan.
     """
 
     generation: int
     plan: Plan
     entering: frozenset[WorkerId]
+    period: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improved:
+    """Event: a better plan is known; ``lost`` are the workers without which it does."""
+
+    lost: frozenset[WorkerId]
+    offer: Rerouted
 
 
 Output = Tell | Record | Commit
@@ -124,6 +135,7 @@ class Membership:
         generation: version of the membership; 0 until everyone attached once.
         generations: how many of them installed a plan.
         plan: the plan of this generation; None while gathering and when no plan is possible any more.
+        period: what the planner expects a step of that plan to take; None if it did not make it.
         pids: the process of each worker that attached.
         lost: workers that are gone.
         arriving: workers that attached to the running job and are in no generation yet.
@@ -172,6 +184,7 @@ class Membership:
     generation: int = 0
     generations: int = 0
     plan: Plan | None = None
+    period: float | None = None
     pids: Mapping[WorkerId, int] = field(default_factory=dict)
     lost: frozenset[WorkerId] = frozenset()
     arriving: frozenset[WorkerId] = frozenset()

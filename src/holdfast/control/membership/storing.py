@@ -37,6 +37,7 @@ def to_store(before: Membership, after: Membership) -> StoredDecision | None:
         generation=after.generation,
         healthy=after.healthy,
         plan=after.plan,
+        period=after.period,
         restorable=after.restorable,
         loading=after.loading,
         lost=tuple(sorted(after.lost)),
@@ -73,6 +74,7 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         generations=stored.generations,
         healthy=stored.healthy,
         plan=stored.plan,
+        period=stored.period,
         restorable=stored.restorable,
         loading=stored.loading,
         lost=frozenset(stored.lost),
@@ -98,10 +100,11 @@ def _stored_upcoming(upcoming: Upcoming | None) -> StoredUpcoming | None:
     if upcoming is None:
         return None
     entering = tuple(sorted(upcoming.entering))
-    return StoredUpcoming(generation=upcoming.generation, plan=upcoming.plan, entering=entering)
+    return StoredUpcoming(generation=upcoming.generation, plan=upcoming.plan, entering=entering, period=upcoming.period)
 
 
 def _restored_upcoming(stored: StoredUpcoming | None) -> Upcoming | None:
     if stored is None:
         return None
-    return Upcoming(generation=stored.generation, plan=stored.plan, entering=frozenset(stored.entering))
+    entering = frozenset(stored.entering)
+    return Upcoming(generation=stored.generation, plan=stored.plan, entering=entering, period=stored.period)

@@ -1,0 +1,174 @@
+"""Better plans from a library: prepared answers are replaced, and who is here goes over to a better plan."""
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.control.advice import Adviser
+from holdfast.control.membership import (
+    Improved,
+    Membership,
+    Phase,
+    Planned,
+    Record,
+    Tell,
+    decide,
+    plan_recovery,
+    restore,
+    to_store,
+    unplanned,
+)
+from holdfast.control.messages import Hello, Install, Joined, Leaving
+from holdfast.core.builders import adaptive_plan
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+from holdfast.core.profile import unit_costs
+from holdfast.errors import CorruptBlob
+from holdfast.planning.library import PlanLibrary
+from holdfast.planning.normalise import normalised
+from holdfast.planning.planner import Technique
+from holdfast.planning.training import Rerouted, Terms, looked_up, planned_grid, regular_grid, rerouted
+from holdfast.telemetry.events import PlanImproved
+
+STAGES = split_evenly(4, 4)
+TERMS = Terms(technique=Technique.STAGGERED, costs=unit_costs(4), in_flight=8)
+GRID = regular_grid(3, STAGES, 6, TERMS)
+PLAN = planned_grid(3, STAGES, 6, TERMS)
+(PLACE,) = normalised(GRID, 1, TERMS.technique.rules)
+ELSEWHERE = WorkerId(0, (PLACE.stage + 1) % 4)
+
+
+def running(*lost, period=100.0):
+    """A membership in which steps are run without the lost, by a plan that takes so long."""
+    state = Membership(healthy=PLAN, terms=TERMS, steps=9, strategy="auto", directory="", phase=Phase.RUNNING)
+    plan = adaptive_plan(PLAN, lost)
+    state = replace(state, lost=frozenset(lost), plan=plan, period=period, generation=3, staggered=True)
+    return replace(state, pids=dict.fromkeys(PLAN.workers, 1), joined=frozenset(plan.workers))
+
+
+def prepared(state):
+    """With answers to all next losses that are worse than any of the library."""
+    for lost in unplanned(state):
+        slow = replace(plan_recovery(state, lost), period=100.0)
+        state, _ = decide(state, Planned(lost=lost, recovery=slow))
+    return state
+
+
+def fill(folder, failures=1):
+    library = PlanLibrary(folder)
+    while library.step(GRID, failures, TERMS.technique, time_limit_s=0.05) is not None:
+        pass
+    return library
+
+
+def test_without_a_library_there_is_no_news(tmp_path):
+    adviser, state = Adviser(tmp_path / "none"), prepared(running())
+    assert adviser.news(state) == ()
+
+
+def test_answers_are_replaced_once_the_library_has_better_ones(tmp_path):
+    folder = tmp_path / "plans"
+    adviser, state = Adviser(folder), prepared(running())
+    assert adviser.news(state) == ()
+    library = fill(folder)
+    news = adviser.news(state)
+    assert {event.lost for event in news} == {frozenset({WorkerId(p, PLACE.stage)}) for p in range(3)}
+    for event in news:
+        state, outputs = decide(state, event)
+        assert outputs == ()
+        assert state.planned[event.lost].plan == looked_up(library, PLAN, event.lost, TERMS).plan
+        assert state.planned[event.lost].strategy == "adaptive"
+    assert adviser.news(state) == (), "nothing has changed since"
+
+
+def test_no_answer_is_replaced_by_one_that_is_no_better(tmp_path):
+    fill(tmp_path)
+    state = running()
+    for lost in unplanned(state):
+        quick = replace(plan_recovery(state, lost), period=0.5)
+        state, _ = decide(state, Planned(lost=lost, recovery=quick))
+    assert Adviser(tmp_path).news(state) == ()
+
+
+def test_a_better_plan_for_who_is_here_is_told(tmp_path):
+    library = fill(tmp_path)
+    offer = looked_up(library, PLAN, [PLACE], TERMS)
+    assert Improved(lost=frozenset({PLACE}), offer=offer) in Adviser(tmp_path).news(running(PLACE))
+    assert Adviser(tmp_path).news(running(ELSEWHERE)) == ()
+    assert Adviser(tmp_path).news(replace(running(PLACE), plan=offer.plan)) == (), "it runs already"
+
+
+def test_a_damaged_library_is_said(tmp_path):
+    fill(tmp_path)
+    for path in tmp_path.glob("*.plan"):
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(CorruptBlob):
+        Adviser(tmp_path).news(running(PLACE))
+
+
+def offered(period, lost=(PLACE,)):
+    quick = rerouted(PLAN, lost, TERMS)
+    return Improved(lost=frozenset(lost), offer=replace(quick, period=period))
+
+
+def installs(outputs):
+    return [output.command for output in outputs if isinstance(output, Tell) and isinstance(output.command, Install)]
+
+
+def test_all_go_over_to_a_better_plan_at_a_boundary():
+    before = running(PLACE)
+    state, outputs = decide(before, offered(90.0))
+    assert Record(event=PlanImproved(generation=4, before=100.0, period=90.0)) in outputs
+    told = installs(outputs)
+    assert len(told) == len(before.alive)
+    assert all(each.at_boundary and each.generation == 4 and each.staggered for each in told)
+    assert (state.generation, state.plan) == (3, before.plan), "it runs on until all have gone over"
+    state, _ = decide(state, Joined(worker=state.alive[0], generation=4, step=7))
+    assert state.plan == offered(90.0).offer.plan
+    assert (state.generation, state.period, state.upcoming, state.planned) == (4, 90.0, None, {})
+    assert state.generations == before.generations + 1
+
+
+@pytest.mark.parametrize(
+    ("state", "improved"),
+    [
+        (running(PLACE), offered(99.5)),
+        (running(PLACE), offered(None)),
+        (running(PLACE, period=None), offered(1.0)),
+        (running(PLACE), offered(1.0, [ELSEWHERE])),
+        (running(PLACE, ELSEWHERE), offered(1.0)),
+        (replace(running(PLACE), phase=Phase.FORMING), offered(1.0)),
+        (replace(running(PLACE), joined=frozenset()), offered(1.0)),
+        (replace(running(PLACE), arriving=frozenset({PLACE}), lost=frozenset()), offered(1.0)),
+        (decide(running(PLACE), Leaving(worker=WorkerId(2, 1)))[0], offered(1.0)),
+    ],
+    ids=["hardly", "unknown", "unknown-now", "others", "more", "forming", "unconnected", "arriving", "leaving"],
+)
+def test_nothing_changes_if_it_is_not_better_or_something_else_is_under_way(state, improved):
+    assert decide(state, improved) == (state, ())
+
+
+def test_whoever_comes_meanwhile_waits_for_the_boundary():
+    state, _ = decide(running(PLACE), offered(90.0))
+    state, outputs = decide(state, Hello(worker=PLACE, pid=2))
+    assert installs(outputs) == []
+    for worker in running(PLACE).alive:
+        state, outputs = decide(state, Joined(worker=worker, generation=4, step=7))
+    assert {each.entering for each in installs(outputs)} == {(PLACE,)}
+
+
+def test_a_coordinator_that_is_started_again_knows_the_periods():
+    before = running(PLACE)
+    state, _ = decide(before, offered(90.0))
+    back = restore(
+        Membership(healthy=PLAN, steps=9, strategy="auto", directory=""), to_store(before, state), reattach_until=1.0
+    )
+    assert (back.period, back.upcoming.period) == (100.0, 90.0)
+
+
+def test_the_answer_to_a_loss_tells_its_period():
+    state = replace(running(), plan=PLAN)
+    quick = plan_recovery(state, frozenset({PLACE}))
+    assert quick.period == rerouted(PLAN, [PLACE], TERMS).period
+    offer = Rerouted(plan=quick.plan, period=1.0)
+    assert plan_recovery(state, frozenset({PLACE}), offer).period == 1.0

@@ -1,0 +1,68 @@
+"""The process that makes plans while training runs."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+from holdfast.core.profile import unit_costs
+from holdfast.core.seats import seats_of
+from holdfast.planning.library import PlanLibrary
+from holdfast.planning.planner import Technique
+from holdfast.planning.training import Terms, looked_up, planned_grid, seated_grid
+from holdfast.runtime.forks import ForkedProcess
+from holdfast.runtime.library import fill_library
+from holdfast.runtime.processes import LibrarySpec, library_main
+from holdfast.telemetry.events import Notice, read_events
+
+TERMS = Terms(technique=Technique.DECOUPLED, costs=unit_costs(4), in_flight=4)
+PLAN = planned_grid(3, split_evenly(4, 2), 3, TERMS)
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return LibrarySpec(
+        plan=PLAN, terms=TERMS, failures=2, folder=str(tmp_path / "plans"), events=str(tmp_path / "events.jsonl")
+    )
+
+
+def has_plans(spec):
+    library, grid = PlanLibrary(Path(spec.folder)), seated_grid(seats_of(PLAN), TERMS)
+    return all(library.find(grid, number, TERMS.technique) is not None for number in range(1, spec.failures + 1))
+
+
+def test_it_makes_all_plans_and_ends(spec):
+    fill_library(spec, search_s=0.01)
+    assert has_plans(spec)
+    found = [looked_up(PlanLibrary(Path(spec.folder)), PLAN, [WorkerId(1, stage)], TERMS) for stage in range(2)]
+    assert any(found)
+
+
+def test_as_a_process_it_has_the_least_priority_and_ends_by_itself(spec):
+    process = ForkedProcess(target=library_main, args=(spec,), daemon=True)
+    process.start()
+    lowest = 0
+    while process.is_alive():
+        try:
+            lowest = max(lowest, os.getpriority(os.PRIO_PROCESS, process.pid))
+        except ProcessLookupError:
+            break
+    process.join(LIMIT_S)
+    assert process.exitcode == 0
+    assert lowest == 19
+    assert has_plans(spec)
+
+
+def test_what_it_cannot_do_is_told_and_ends_nothing(spec, tmp_path):
+    (tmp_path / "events.jsonl").touch()
+    too_many = LibrarySpec(plan=PLAN, terms=TERMS, failures=5, folder=spec.folder, events=spec.events)
+    process = ForkedProcess(target=library_main, args=(too_many,), daemon=True)
+    process.start()
+    process.join(LIMIT_S)
+    assert process.exitcode == 0
+    (event,) = [event for _, event in read_events(spec.events)]
+    assert isinstance(event, Notice)
+    assert "survives at most 4" in event.text
