@@ -196,7 +196,7 @@ def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
     if asked or num_layers is None:
         return None
     profile = profile_of(job, num_layers)
-    terms = terms_of(job, num_layers, profile)
+    terms = terms_of(job, num_layers, profile, _known_ties(job, num_layers))
     if terms is None:
         return None
     stages = stages_of(job, num_layers, profile)

@@ -84,7 +84,7 @@ def within_limit(terms: Terms, placement: Placement) -> Costs:
 def regular_grid(pipelines: int, stages: tuple[LayerRange, ...], microbatches: int, terms: Terms) -> Grid:
     """Returns the planner's grid, with the memory of every stage."""
     costs = within_limit(terms, regular_placement(1, stages))
-    return Grid(pipelines=pipelines, stages=stages, microbatches=microbatches, costs=costs)
+    return Grid(pipelines=pipelines, stages=stages, microbatches=microbatches, costs=costs, ties=terms.ties)
 
 
 def tries_for(grid: Grid, *, at_once: bool) -> int:

@@ -62,7 +62,10 @@ TOLD = [
     (Installed(generation=3, workers=("0.0",), strategy="boundary"), "generation 3: 1 workers, between two steps"),
     (Agreed(generation=2, step=4, recomputed_microbatches=1), "generation 2 runs from step 4"),
     (Rebuilt(generation=2), "generation 2 is connected"),
-    (PlanImproved(generation=4, before=30.0, period=27.0), "steps are 10.0% shorter was found: generation 4"),
+    (
+        PlanImproved(generation=4, before=30.0, period=27.0),
+        "a plan whose steps are 10.0% shorter was found: generation 4",
+    ),
     (RolledBack(step=4, generation=2, why="too large"), "the updates of step 4 are made again: too large"),
     (Parted(worker="1.0", step=6), "worker 1.0 has left before step 6"),
     (

@@ -17,6 +17,7 @@ from holdfast.telemetry.events import (
     Notice,
     Parted,
     Pinned,
+    PlanImproved,
     Rebuilt,
     StepOps,
     Suspected,
@@ -38,6 +39,7 @@ EVENTS = [
     Installed(generation=2, workers=("0.1", "1.0"), strategy="adaptive"),
     Agreed(generation=2, step=1, recomputed_microbatches=4),
     Rebuilt(generation=2),
+    PlanImproved(generation=3, before=30.0, period=27.0),
     StepOps(worker="0.1", generation=2, step=1, loss=None, omitted=False, ops=(("F", 0, 1, 0.5, 1.0),)),
     JobEnded(outcome="done", step=3),
 ]
