@@ -7,8 +7,9 @@ from holdfast.testing.virtual import VirtualCluster
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["synchronous", "staggered"])
-def _technique(request, monkeypatch):
+def staggered(request, monkeypatch):
     """Every test runs twice: with updates after the verdict, and ahead of it with the planner's plans."""
     defaults = VirtualCluster.__init__.__kwdefaults__
     monkeypatch.setitem(defaults, "staggered", request.param)
     monkeypatch.setitem(defaults, "technique", Technique.STAGGERED if request.param else None)
+    return request.param

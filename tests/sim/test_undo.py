@@ -86,9 +86,11 @@ def test_a_death_at_every_effect_around_the_commit(undoing, healthy):
 
 
 @pytest.mark.parametrize("step", range(STEPS))
-def test_a_death_with_the_verdict_in_hand(undoing, healthy, step):
+def test_a_death_with_the_verdict_in_hand(undoing, healthy, step, staggered):
+    """Others have updated by then and go back; not with updates ahead of the verdict, which all have made long ago."""
     result, stages = undoing.run(seed=2, faults=[Fault.parse(f"kill:1.1@{step}:verdict")])
-    assert check(result, stages, healthy) > 0
+    inverted = check(result, stages, healthy)
+    assert inverted > 0 or (staggered and step < STEPS - 1)
     assert result.fired == (f"kill:1.1@{step}:verdict",)
 
 
