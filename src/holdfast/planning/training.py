@@ -132,7 +132,6 @@ def rerouted(healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
     gone = frozenset(lost)
     if not gone:
         return Rerouted(plan=healthy)
-        return Rerouted(plan=healthy)
     seats = seats_of(healthy)
     if seats is None:
         plan = adaptive_plan(healthy, gone, within_limit(terms, healthy.placement))

@@ -103,6 +103,17 @@ class Outcome:
     state_sha256: str | None = None
 
 
+@contextlib.contextmanager
+def _closing(client: ControlClient) -> Iterator[None]:
+    """Closes the connection; when something went wrong, nobody waits for what is still to be sent."""
+    try:
+        yield
+    except BaseException:
+        client.close(drain_s=0.0)
+        raise
+    client.close()
+
+
 def _emulated_digest(directory: Path) -> str:
     """Emulated layers are saved as their digests: the digest of these, in order."""
     texts = [path.read_bytes() for path in sorted(directory.glob("layer-*.txt"))]
@@ -169,7 +180,7 @@ class Agent:
             self._tell_resumed(log, found)
             spec = self._coordinator_spec(plan, terms, probed)
             ports = [self._start_coordinator(spec) for _ in range(self.job.control.coordinators)]
-            stack.enter_context(contextlib.closing(self._start(spec, ports, probed, log)))
+            stack.enter_context(_closing(self._start(spec, ports, probed, log)))
             stack.enter_context(self._library(spec))
             outcome = self._watch(self._supervisor(log))
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
