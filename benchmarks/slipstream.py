@@ -17,7 +17,7 @@ from typing import Any
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.control.store import DecisionStore
-from holdfast.core.evaluate import peak_memory, steady_period
+from holdfast.core.evaluate import evaluate, peak_memory, steady_period
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Profile, costs_from_profile, unit_costs
@@ -134,13 +134,12 @@ def _row(case: Case, profile: Profile, summary: Summary) -> dict[str, Any]:
     commits = dict(summary.report.commits)
     steps = [commits[after] - commits[before] for before, after in pairwise(sorted(commits)) if before >= _STEADY]
     planned = steady_period(plan, costs, staggered=case.technique == "staggered")
-    redone = max((each.resumed_s or 0.0 for each in summary.report.failures), default=None)
     held = unit_costs(_LAYERS)
     return {
         "error": None,
         "planned_s": planned,
         "period_s": statistics.median(steps),
-        "resume_s": None if redone is None else redone - planned,
+        "resume_s": _beyond_redone(summary, evaluate(plan, costs).makespan) if case.lost == 1 else None,
         "generations": summary.generations,
         "peak": [
             max(
@@ -151,6 +150,12 @@ def _row(case: Case, profile: Profile, summary: Summary) -> dict[str, Any]:
             for stage in range(case.grid[1])
         ],
     }
+
+
+def _beyond_redone(summary: Summary, redone_s: float) -> float | None:
+    """From the kill to the next commit, without the step that is run again, which is settled at its end."""
+    (failure,) = summary.report.failures
+    return None if failure.resumed_s is None else failure.resumed_s - redone_s
 
 
 def _brief(row: dict[str, Any]) -> str:
