@@ -26,6 +26,11 @@ POINTS = ["start", "forward", "backward", "reduce", "update", "commit"]
 PLANNED = [Technique.DECOUPLED, Technique.STAGGERED]
 
 
+@pytest.fixture(autouse=True)
+def staggered():
+    """These tests say themselves by what technique they plan: once is enough."""
+
+
 def run(*faults, technique, seed=0, grid=GRID, **options):
     pipelines, stages, microbatches = grid
     plan = regular_plan(pipelines, split_evenly(2 * stages, stages), microbatches)
