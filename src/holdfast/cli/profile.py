@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from holdfast.cli.arguments import add_overrides
 from holdfast.config.load import load_job
 from holdfast.config.profiles import save_profile
 from holdfast.core.profile import LayerProfile, Profile
@@ -32,14 +33,7 @@ def add_profile_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
     parser.add_argument("--out", metavar="FILE", required=True, help="where to write; must not exist, see --force")
     parser.add_argument("--iterations", default="100", metavar="N", help="how often to measure; default 100")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to compute; default cpu")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a key of the job file, such as model.checkpoint_activations=true; may be repeated",
-    )
+    add_overrides(parser, "model.checkpoint_activations=true")
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     parser.set_defaults(run=run)

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from holdfast.cli.arguments import add_overrides
 from holdfast.cli.inspect import tell_checkpoint
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
@@ -33,14 +34,7 @@ def add_train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     """Adds the ``train`` command; its ``run`` default is :func:`run`."""
     parser = commands.add_parser("train", help="train a job, through whatever dies", description=__doc__)
     parser.add_argument("job", metavar="JOB.yaml", help="the job file")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a key of the job file, such as grid.stages=2; may be repeated",
-    )
+    add_overrides(parser, "grid.stages=2")
     parser.add_argument(
         "--fault",
         dest="faults",

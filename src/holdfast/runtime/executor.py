@@ -208,7 +208,6 @@ class Execution:
     closed: bool = False
     _value: Any = None
     _tallies: dict[MicroBatch, Any] = field(default_factory=dict)
-    _told: bool = False
 
     def run(self) -> Steps:
         """Yields the effects of the step, in order; ends with Committed.
