@@ -20,6 +20,7 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.profile import Profile
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError, LedgerError
+from holdfast.runtime.tallies import pack_tally, unpack_tally
 
 __all__ = ["WIDTH", "EmulatedStage"]
 
@@ -156,13 +157,8 @@ class EmulatedStage:
         marks[self._layers.start, 2] = self._dissent
         return marks
 
-    def pack_tally(self, tally: torch.Tensor) -> bytes:
-        """See LifeStage.pack_tally."""
-        return tally.numpy().tobytes()
-
-    def unpack_tally(self, data: bytes) -> torch.Tensor:
-        """See LifeStage.unpack_tally."""
-        return torch.frombuffer(bytearray(data), dtype=torch.float64).reshape(-1, 3)
+    pack_tally = staticmethod(pack_tally)
+    unpack_tally = staticmethod(unpack_tally)
 
     def merge_tallies(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
         """See StagePort.merge_tallies."""

@@ -45,6 +45,7 @@ from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undoable import UndoableLayer
 from holdfast.runtime.model import Loss, Tie, check_output, find_ties, tie_groups
 from holdfast.runtime.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
+from holdfast.runtime.tallies import pack_tally, unpack_tally
 
 __all__ = ["Commit", "Loader", "Reduction", "Stage", "layer_seed"]
 
@@ -334,15 +335,8 @@ class Stage:
             rows[self._row(reduction), 2] = reduced.dissent
         return rows
 
-    @staticmethod
-    def pack_tally(tally: Tensor) -> bytes:
-        """Return a tally as little-endian bytes."""
-        return tally.numpy().astype("<f8").tobytes()
-
-    @staticmethod
-    def unpack_tally(data: bytes) -> Tensor:
-        """Return what `pack_tally` wrote."""
-        return torch.frombuffer(bytearray(data), dtype=torch.float64).reshape(-1, 3)
+    pack_tally = staticmethod(pack_tally)
+    unpack_tally = staticmethod(unpack_tally)
 
     @staticmethod
     def merge_tallies(one: Tensor, other: Tensor) -> Tensor:
