@@ -20,8 +20,13 @@ install: $(STAMP)  ## make the virtual environment
 demo: $(STAMP)  ## train, kill a worker in mid-step, and end with the same bits as without
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## run the tests
+test: $(STAMP)  ## run the tests, those without processes of their own side by side; or what PYTEST_ARGS says
+ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+else
+	$(BIN)/python -m pytest -n auto -m "not dist"
+	$(BIN)/python -m pytest -m dist
+endif
 
 check: $(STAMP)  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
@@ -30,7 +35,7 @@ check: $(STAMP)  ## format, lint, types, import contracts
 	$(BIN)/lint-imports
 
 soak: $(STAMP)  ## the tests 20 times in a row, then many seeds of the simulated cluster, 300 real faults in one run
-	for i in $$(seq 20); do echo "round $$i of 20"; $(BIN)/python -m pytest || exit 1; done
+	for i in $$(seq 20); do echo "round $$i of 20"; $(MAKE) test || exit 1; done
 	HOLDFAST_SEEDS=5000 $(BIN)/python -m pytest tests/sim
 	HOLDFAST_SOAK_FAULTS=300 HOLDFAST_HEALTHY_STEPS=5000 $(BIN)/python -m pytest tests/dist/test_soak.py
 

@@ -24,6 +24,7 @@ from holdfast.telemetry.events import (
     Installed,
     JobEnded,
     JobStarted,
+    Migrating,
     Notice,
     Parted,
     Pinned,
@@ -214,6 +215,10 @@ def _tell_members(event: Event) -> str | None:
         case PlanImproved():
             faster = 1 - event.period / event.before
             return f"a plan whose steps are {faster:.1%} shorter was found: generation {event.generation}"
+        case Migrating():
+            moves = ", ".join(f"{mover} takes the place of {place}" for mover, place in event.moves)
+            faster = 1 - event.period / event.before
+            return f"{moves}, for steps that are {faster:.1%} shorter: generation {event.generation}"
         case Parted():
             return f"worker {event.worker} has left before step {event.step}"
         case Synced():

@@ -172,7 +172,8 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     the optimizer's step, without a copy, within a tolerance). ``wait_for_replacement``: seconds to wait for a worker to
     come when some layer has no owner left (``checkpoint-restart``, ``checkfreq``: when anybody is lost), before whoever
     is left goes on from the last checkpoint as a smaller grid. ``snapshot_every``: steps between two snapshots of
-    strategy ``snapshots``, more than 0; 0 for all others.
+    strategy ``snapshots``, more than 0; 0 for all others. ``failure_every_s``: seconds between two failures, as far as
+    you know; 0: as many as so far. Workers change places if they gain more by that in this time than it costs.
     """
 
     strategy: Literal["auto", "adaptive", "checkpoint-restart", "checkfreq", "snapshots"] = "auto"
@@ -180,6 +181,7 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     tolerate: Count = 0
     wait_for_replacement: NonNegative = 0.0
     snapshot_every: Count = 0
+    failure_every_s: NonNegative = 0.0
 
 
 class Checkpoint(_Plain, frozen=True, kw_only=True):

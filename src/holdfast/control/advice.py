@@ -8,10 +8,11 @@ from pathlib import Path
 from holdfast.control.membership import Improved, Membership, Phase, Planned, plan_recovery
 from holdfast.core.ids import WorkerId
 from holdfast.planning.library import PlanLibrary
+from holdfast.planning.migration import Migration, proposed
 from holdfast.planning.training import Rerouted, looked_up
 from holdfast.recovery.actions import RecoveryPlan
 
-__all__ = ["Adviser"]
+__all__ = ["Adviser", "failure_every_s"]
 
 
 class Adviser:
@@ -25,21 +26,28 @@ class Adviser:
         self._folder = folder
         self._library = PlanLibrary(folder)
         self._seen: object = None
+        self._migration: Migration | None = None
 
     def news(self, state: Membership) -> tuple[Planned | Improved, ...]:
         """Returns better answers to the losses that could come next, and a better plan for who is here.
+
+        If that takes workers that change places, it is told once they gain more by it until the next failure is to be
+        expected than it costs: the longer nothing has failed, the more they gain.
 
         Raises:
             StorageError: a file of the library is damaged.
 
         Cost: microseconds if neither the folder nor the membership has changed; else plans are read and proved.
         """
-        seen = self._stamp(), state.generation, state.upcoming is None, len(state.planned), len(state.joined)
-        if state.phase is not Phase.RUNNING or state.terms is None or seen == self._seen:
+        if state.phase is not Phase.RUNNING or state.terms is None:
             return ()
-        found: tuple[Planned | Improved, ...] = (*self._answers(state), *self._improvement(state))
-        self._seen = seen
-        return found
+        seen = self._stamp(), state.generation, state.upcoming is None, len(state.planned), len(state.joined)
+        found: tuple[Planned | Improved, ...] = ()
+        if seen != self._seen:
+            found = (*self._answers(state), *self._improvement(state))
+            self._migration = None if state.upcoming is not None else self._proposal(state)
+            self._seen = seen
+        return (*found, *self._migrating(state))
 
     def _answers(self, state: Membership) -> Iterator[Planned]:
         for lost, prepared in state.planned.items():
@@ -52,6 +60,17 @@ class Adviser:
         if offer is not None and offer.plan != state.plan:
             yield Improved(lost=state.absent, offer=offer)
 
+    def _proposal(self, state: Membership) -> Migration | None:
+        if state.terms is None or state.period is None:
+            return None
+        return proposed(self._library, state.healthy, state.absent, state.terms, state.period)
+
+    def _migrating(self, state: Membership) -> Iterator[Improved]:
+        every_s, migration = failure_every_s(state), self._migration
+        if migration is not None and every_s is not None and migration.steps_gained(every_s) > 0:
+            self._migration = None
+            yield Improved(lost=state.absent, offer=migration)
+
     def _offer(self, state: Membership, lost: frozenset[WorkerId]) -> Rerouted | None:
         assert state.terms is not None
         return looked_up(self._library, state.healthy, lost, state.terms) if lost else None
@@ -62,6 +81,18 @@ class Adviser:
             return self._folder.stat().st_mtime_ns
         except FileNotFoundError:
             return 0
+
+
+def failure_every_s(state: Membership) -> float | None:
+    """Returns how often failures are to be expected: as the job says, else as often as so far; None if unknown.
+
+    Failures that keep no schedule are expected as far ahead at any moment.
+    """
+    if state.failure_every_s > 0:
+        return state.failure_every_s
+    if state.began is None or state.watch.now is None or state.losses == 0:
+        return None
+    return (state.watch.now - state.began) / state.losses
 
 
 def _is_better(offer: Rerouted, prepared: RecoveryPlan) -> bool:

@@ -334,15 +334,16 @@ class Coordinator:
         for lost in unplanned(self.membership):
             if lost in self._unplannable:
                 continue
+            before = self.membership
             try:
-                recovery = await asyncio.to_thread(plan_recovery, self.membership, lost)
+                recovery = await asyncio.to_thread(plan_recovery, before, lost)
             except HoldfastError as error:  # to be met again, and told, if it ever comes to that
                 names = ", ".join(map(str, sorted(lost)))
                 self._note(f"no answer could be prepared for the loss of {names}: {error}")
                 self._unplannable.add(lost)
                 continue
-            if lost not in unplanned(self.membership):
-                return  # somebody was lost meanwhile: other answers are needed now
+            if self.membership.generation != before.generation or lost not in unplanned(self.membership):
+                return  # somebody was lost or has moved meanwhile: other answers are needed now
             self._take([Planned(lost=lost, recovery=recovery)])
         await self._take_advice()
 

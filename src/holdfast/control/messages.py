@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.core.ids import WorkerId
+from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError
 from holdfast.storage.checkpoints import Shard
@@ -115,7 +116,8 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
 
     ``executed``: (step, number of (layer, micro-batch) pairs that it had begun), of its last steps. ``snapshots``: the
     steps at which it holds all its layers besides. ``tallies``: of its last steps. ``unsettled``: the step that its
-    layers were updated with ahead of the verdict, if that has not come.
+    layers were updated with ahead of the verdict, if that has not come. ``follows``: the layers whose state it has yet
+    to get, if it holds none.
     """
 
     worker: WorkerId
@@ -125,6 +127,12 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
     snapshots: tuple[int, ...] = ()
     tallies: tuple[Tally, ...] = ()
     unsettled: int | None = None
+    follows: LayerRange | None = None
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that it holds, or whose state it has yet to get."""
+        return tuple(self.follows.indices if self.follows is not None else (layer for layer, _ in self.layer_steps))
 
 
 class Blob(_Wire, frozen=True, tag=True, kw_only=True):

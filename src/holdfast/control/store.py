@@ -21,6 +21,7 @@ class StoredUpcoming(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     plan: Plan
     entering: tuple[WorkerId, ...]
     period: float | None = None
+    healthy: Plan | None = None
 
 
 class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -17,7 +17,7 @@ from holdfast.core.routes import Route, Routes
 from holdfast.core.schedule import Op, Orders
 from holdfast.errors import ConfigError
 
-__all__ = ["Seats", "renamed", "seats_of"]
+__all__ = ["Seats", "exchanged", "renamed", "seats_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,12 @@ def seats_of(plan: Plan) -> Seats | None:
     if len(cuts) != 1 or not alone or len({len(each) for each in served.values()}) != 1:
         return None
     return Seats(stages=cuts.pop(), rows=tuple(served), microbatches=tuple(map(tuple, served.values())))
+
+
+def exchanged(plan: Plan, pairs: Iterable[tuple[WorkerId, WorkerId]]) -> Plan:
+    """Returns a plan in which the two workers of each pair have changed places; no worker is in two pairs."""
+    both = tuple(pairs)
+    return renamed(plan, dict(both) | {other: one for one, other in both})
 
 
 def renamed(

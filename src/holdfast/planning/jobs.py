@@ -52,7 +52,12 @@ def terms_of(
         costs=unit_costs(num_layers) if profile is None else costs_from_profile(profile),
         in_flight=job.train.in_flight or 2 * job.grid.stages,
         ties=ties,
+        copy_s=() if profile is None else _copy_s(profile),
     )
+
+
+def _copy_s(profile: Profile) -> tuple[float, ...]:
+    return tuple(profile.link.seconds_of(layer.parameter_bytes + layer.optimizer_bytes) for layer in profile.layers)
 
 
 def stages_of(job: Job, num_layers: int, profile: Profile | None = None) -> tuple[LayerRange, ...]:

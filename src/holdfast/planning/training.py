@@ -14,7 +14,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, Placement, regular_placement
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
-from holdfast.core.seats import Seats, renamed, seats_of
+from holdfast.core.seats import Seats, exchanged, seats_of
 from holdfast.core.validate import validate
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import per_stage
@@ -49,12 +49,14 @@ class Terms:
         costs: costs per layer; their limit of memory is not used.
         in_flight: micro-batches that a worker may hold from the start of F to the end of W, at least 1.
         ties: tuples of layers that share weights.
+        copy_s: seconds that the state of each layer takes from one worker to another; empty if not known.
     """
 
     technique: Technique
     costs: Costs
     in_flight: int
     ties: tuple[tuple[int, ...], ...] = ()
+    copy_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,15 +172,14 @@ def looked_up(library: PlanLibrary, healthy: Plan, lost: Iterable[WorkerId], ter
     if found is None or found.failures_per_stage != per_stage(gone, len(grid.stages)):
         return None
     without = found.shop.failed - found.spares
-    plan = seats.seat(renamed(found.plan, _exchanged(gone - without, without - gone)))
+    plan = seats.seat(exchanged(found.plan, _pairs(gone - without, without - gone)))
     return Rerouted(plan=_proved(plan, terms), period=found.found.period)
 
 
-def _exchanged(gone: Iterable[WorkerId], alive: Iterable[WorkerId]) -> dict[WorkerId, WorkerId]:
-    """Who takes whose place so that those who are alive sit where others are gone, on the same stages."""
+def _pairs(gone: Iterable[WorkerId], alive: Iterable[WorkerId]) -> list[tuple[WorkerId, WorkerId]]:
+    """Who must change places so that those who are alive sit where others are gone, on the same stages."""
     by_stage = [sorted(each, key=lambda place: (place.stage, place.pipeline)) for each in (gone, alive)]
-    pairs = list(zip(*by_stage, strict=True))
-    return dict(pairs) | {alive: gone for gone, alive in pairs}
+    return [(one, other) for one, other in zip(*by_stage, strict=True)]
 
 
 def seated_grid(seats: Seats, terms: Terms) -> Grid:

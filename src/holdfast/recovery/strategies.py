@@ -162,7 +162,7 @@ def at_boundary(view: ClusterView) -> RecoveryPlan:
         view: who computes afterwards, and who enters.
     """
     # No checkpoint: nobody goes back for this.
-    answer = adaptive(ClusterView(healthy=view.healthy, lost=view.lost, terms=view.terms))
+    answer = adaptive(ClusterView(healthy=view.healthy, lost=view.lost, terms=view.terms, offer=view.offer))
     if answer.plan is None:
         return answer
     ranges = [(worker, view.healthy.placement.layers_of(worker)) for worker in sorted(view.entering)]

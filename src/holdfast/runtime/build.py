@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ __all__ = [
     "microbatch_loader",
     "probe",
 ]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,6 +323,7 @@ def build_stage(
     worker: WorkerId,
     boundaries: tuple[TensorSpec, ...] = (),
     emulate: Profile | None = None,
+    note: Callable[[str], None] = _log.warning,
 ) -> StageParts:
     """Builds one worker's stage.
 
@@ -329,6 +333,7 @@ def build_stage(
         worker: whose stage.
         boundaries: what every layer hands on, see :func:`probe`; not needed to emulate.
         emulate: sleep as long as it says instead of computing; None to compute.
+        note: takes what a person should know of a fall-back.
     """
     owned = plan.placement.layers_of(worker)
     if emulate is not None:
@@ -349,6 +354,7 @@ def build_stage(
         commit=job.resilience.commit,
         scaling=build_scaling(job),
         checkpointed=checkpointed_layers(job, len(model.layers)),
+        note=note,
     )
     groups = tie_groups(model.ties)
     return StageParts(

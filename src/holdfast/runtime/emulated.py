@@ -56,7 +56,7 @@ class EmulatedStage:
         self._op_s = {} if profile is None else {kind: profile.seconds_of(kind, layers) for kind in OpKind}
         self._update_s = {} if profile is None else {i: profile.layers[i].optimizer_s for i in layers.indices}
         self._clock, self._sleep = clock, sleep
-        self._layers = layers
+        self.layer_range = layers
         self._num_layers = num_layers
         self._num_microbatches = num_microbatches
         self._weights = {layer: [_words(layer), _words(layer)] for layer in layers.indices}
@@ -76,8 +76,10 @@ class EmulatedStage:
         """See LifeStage.discard."""
         self._inputs: dict[tuple[int, int], torch.Tensor] = {}
         self._gradients: dict[int, torch.Tensor] = {}
-        self._sums = {layer: torch.zeros(WIDTH, dtype=torch.int64) for layer in self._layers.indices}
-        self._counts = {layer: torch.zeros(self._num_microbatches, dtype=torch.int64) for layer in self._layers.indices}
+        self._sums = {layer: torch.zeros(WIDTH, dtype=torch.int64) for layer in self.layer_range.indices}
+        self._counts = {
+            layer: torch.zeros(self._num_microbatches, dtype=torch.int64) for layer in self.layer_range.indices
+        }
         self._reduced: dict[int, torch.Tensor] = {}
         self._dissent = 0
         self._losses.zero_()
@@ -97,10 +99,10 @@ class EmulatedStage:
 
     def _forward(self, step: int, microbatch: int, activation: torch.Tensor | None) -> torch.Tensor | None:
         value = _words(step, microbatch) if activation is None else activation
-        for layer in self._layers.indices:
+        for layer in self.layer_range.indices:
             self._inputs[layer, microbatch] = value
             value = _mix(value, self._weight(layer), _words(step, microbatch, layer))
-        if self._layers.stop < self._num_layers:
+        if self.layer_range.stop < self._num_layers:
             return value
         self._losses[microbatch] = float(value[0]) / 2**63
         self._gradients[microbatch] = value
@@ -116,7 +118,7 @@ class EmulatedStage:
             value = self._gradients.pop(microbatch) if gradient is None else gradient
             self._gradients[microbatch] = value
         value = self._gradients[microbatch]
-        for layer in reversed(self._layers.indices):
+        for layer in reversed(self.layer_range.indices):
             value = _mix(value, self._inputs[layer, microbatch], _words(step, microbatch, layer, 1))
             if kind is not OpKind.I:
                 del self._inputs[layer, microbatch]
@@ -124,7 +126,7 @@ class EmulatedStage:
                 self._counts[layer][microbatch] += 1
         if kind is not OpKind.I:
             del self._gradients[microbatch]
-        return None if kind is OpKind.W or self._layers.start == 0 else value
+        return None if kind is OpKind.W or self.layer_range.start == 0 else value
 
     def message(self, layers: tuple[int, ...], dissent: int) -> torch.Tensor:
         """See StagePort.message."""
@@ -154,7 +156,7 @@ class EmulatedStage:
         for layer, total in self._reduced.items():
             marks[layer, 0] = 1.0
             marks[layer, 1] = float(int(total[0]) % 997) + 1.0
-        marks[self._layers.start, 2] = self._dissent
+        marks[self.layer_range.start, 2] = self._dissent
         return marks
 
     pack_tally = staticmethod(pack_tally)
@@ -191,7 +193,7 @@ class EmulatedStage:
         self.take_back(step)
         self.discard()
         self._reduced, self._scaled = reduced, True
-        for layer in self._layers.indices:
+        for layer in self.layer_range.indices:
             self.update(layer)
             self.swap(layer)
 
@@ -237,7 +239,7 @@ class EmulatedStage:
         if self._presumed is not None:
             missed.append((self._presumed[1], False))
         for self._reduced, self._scaled in missed:
-            for layer in self._layers.indices:
+            for layer in self.layer_range.indices:
                 self.update(layer)
                 self.swap(layer)
 

@@ -37,6 +37,7 @@ from holdfast.control.messages import (
 from holdfast.core.faults import Point
 from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.lower import WorkerProgram, groups, lower_worker
+from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration, StepRefused, StorageError
@@ -71,8 +72,12 @@ class LifeStage(StagePort, Protocol):
     def discard(self) -> None:
         """Drops everything of an unfinished step; weights and optimizer state stay."""
 
+    @property
+    def layer_range(self) -> LayerRange:
+        """Our layers."""
+
     def layer_steps(self) -> dict[int, int]:
-        """The step that each own layer is at."""
+        """The step that each own layer is at; empty while following."""
 
     def take_back(self, to_step: int) -> None:
         """Brings every layer that is one step ahead back to ``to_step``."""
@@ -358,12 +363,10 @@ class WorkerLife:
         yield Release(())
         self._count_executed()
         self._note_verdict()
-        load = install.load if install.load is not None else self._elsewhere(install.plan, first)
+        enters = first or self.worker in install.entering
+        load = install.load if install.load is not None or not enters else self._elsewhere(install.plan)
         if load is not None and install.plan is not None:
-            self.stage = yield Load(install.plan, load)
-            self.verdicts = ()
-            self._forget_open()
-            self.snapshots.forget()
+            yield from self._load(install.plan, load)
         self.stage.discard()
         yield Report(self._status())
         if install.plan is None:
@@ -372,11 +375,16 @@ class WorkerLife:
         yield from self._connect(install.plan)
         yield Report(Joined(worker=self.worker, generation=self.generation))
 
-    def _elsewhere(self, plan: Plan | None, first: bool) -> StateAt | None:
-        """Whether we come into a grid that has shrunk since our process was told which layers would be ours."""
-        if plan is None or not first:
-            return None
-        ours = set(plan.placement.layers_of(self.worker).indices) == set(self.stage.layer_steps())
+    def _load(self, plan: Plan, state: StateAt) -> Life:
+        """Gives up all that we hold, for the layers that a plan gives us."""
+        self.stage = yield Load(plan, state)
+        self.verdicts = ()
+        self._forget_open()
+        self.snapshots.forget()
+
+    def _elsewhere(self, plan: Plan | None) -> StateAt | None:
+        """What to load if other layers are ours than when our process was started, or than before we changed places."""
+        ours = plan is None or plan.placement.layers_of(self.worker) == self.stage.layer_range
         return None if ours else StateAt(url=None, step=0)
 
     def _connect(self, plan: Plan) -> Life:
@@ -398,6 +406,7 @@ class WorkerLife:
                 for known in self.verdicts
             ),
             unsettled=self._unsettled(),
+            follows=self.stage.layer_range if self.stage.following else None,
         )
 
     def _open(self) -> Verdict | None:
@@ -565,7 +574,8 @@ class WorkerLife:
         """
         assert install.plan is not None
         assert self.plan is not None
-        known = self.plan.workers
+        before = dict(self.plan.placement.ranges)
+        after = dict(install.plan.placement.ranges)
         self.generation, self.plan, self.staggered = install.generation, install.plan, install.staggered
         self._stand("waiting")
         yield Release(install.entering)
@@ -573,13 +583,18 @@ class WorkerLife:
             yield Drain()
             yield Report(Left(worker=self.worker, generation=self.generation, step=step))
             return False
-        newcomers = [worker for worker in install.entering if worker not in known]
+        newcomers = [worker for worker in install.entering if before.get(worker) != after[worker]]
         for target in newcomers:
             yield from self._serve(install.plan, target, step)
         yield Drain()
+        moves = self.worker in newcomers
+        if moves:
+            yield from self._load(install.plan, StateAt(url=None, step=0))
         yield from self._connect(install.plan)
         yield Report(Joined(worker=self.worker, generation=self.generation, step=step))
-        if newcomers:
+        if moves:
+            yield from self._enter(install.plan, install.entering, step)
+        elif newcomers:
             yield Reach(Point.COPY, step)
         return True
 

@@ -380,6 +380,7 @@ class Shell:
     def _load(self, plan: Plan, state: StateAt) -> LifeStage:
         parts = self.rebuild(plan, state)
         self.stage, self.spec_of = parts.stage, parts.spec_of
+        self.pace.computed = False  # the first operation on other layers is as slow as any first
         return parts.stage
 
     def _set_order(self, install: Install) -> None:

@@ -169,6 +169,7 @@ class Stage:
         device: where to compute.
         checkpointed: layers of the model that keep only their input and are run again for their backward pass. The
             second pass is the same code under the same seed, so the gradients have the same bits.
+        note: takes what a person should know of a fall-back.
 
     Raises:
         ConfigError: layers share a parameter that was not untied, or a parameter's type is not supported.
@@ -194,6 +195,7 @@ class Stage:
         num_layers: int | None = None,
         device: torch.device | None = None,
         checkpointed: frozenset[int] = frozenset(),
+        note: Callable[[str], None] = _log.warning,
     ) -> None:
         self.layer_range = layer_range
         self.num_layers = len(layers) if num_layers is None else num_layers
@@ -202,7 +204,7 @@ class Stage:
         self._loss, self._lr_scale, self._load = loss, lr_scale, load
         self._seed, self._num_microbatches, self._clip_norm = seed, num_microbatches, clip_norm
         self._device = device or torch.device("cpu")
-        self._scaling, self._checkpointed = scaling, checkpointed
+        self._scaling, self._checkpointed, self._note = scaling, checkpointed, note
         own = layers if num_layers is not None else layers[layer_range.start : layer_range.stop]
         _check_own(own, layer_range)
         pairs = zip(layer_range.indices, own, strict=True)
@@ -700,7 +702,7 @@ class Stage:
             fused = _whole(owned, cell, gradient)
             owned.split_works = _identical([found, *weights], [fused[0], *fused[1]])
             if not owned.split_works:
-                _log.warning("layer %d: split backward differs from fused; its W is done within I", index)
+                self._note(f"layer {index}: split backward differs from fused; its W is done within I")
             return fused
         return _whole(owned, cell, gradient)
 

@@ -201,7 +201,7 @@ class _Worker:
 
     def _build(self, plan: Plan) -> StageParts:
         spec = self._spec
-        parts = build_stage(spec.job, plan, spec.worker, spec.boundaries, spec.emulate)
+        parts = build_stage(spec.job, plan, spec.worker, spec.boundaries, spec.emulate, self._note)
         self._emulated_bytes = parts.emulated_bytes
         return parts
 
@@ -216,6 +216,9 @@ class _Worker:
             _load(parts.stage, state.url, state.step)
         return parts
 
+    def _note(self, text: str) -> None:
+        self._log.write(time.monotonic(), Notice(worker=str(self._spec.worker), text=text))
+
     def _leave(self, shell: Shell) -> None:
         """SIGTERM: a notice to go. Before the first generation nobody would miss us."""
         if shell.life.generation == 0:
@@ -227,7 +230,7 @@ class _Worker:
         """We were held for lost: whatever we do can only disturb. Says where every thread was, and ends."""
         path = Path(self._spec.events).with_name(f"stacks-{self._spec.worker}.txt")
         text = f"ends itself: {reason}; its stacks are in {path.name}"
-        self._log.write(time.monotonic(), Notice(worker=str(self._spec.worker), text=text))
+        self._note(text)
         with path.open("w") as file:
             faulthandler.dump_traceback(file)
         os._exit(1)
@@ -247,7 +250,7 @@ class _Worker:
         """
         reason = str(error or "the coordinator closed the connection")
         if error is not None:
-            self._log.write(time.monotonic(), Notice(worker=str(self._spec.worker), text=f"ends itself: {reason}"))
+            self._note(f"ends itself: {reason}")
         if self._shell is None:
             os._exit(1)
         self._shell.on_command(Shutdown(reason=reason))
@@ -359,6 +362,7 @@ def _membership(
         watch=Watch(limit_s=spec.job.control.hang_s),
         restorable=_restorable(spec),
         wait_s=spec.job.resilience.wait_for_replacement,
+        failure_every_s=spec.job.resilience.failure_every_s,
     )
     if stored is None:
         return begins

@@ -30,6 +30,7 @@ __all__ = [
     "Notice",
     "Parted",
     "Pinned",
+    "Migrating",
     "PlanImproved",
     "Reattached",
     "Rebuilt",
@@ -159,6 +160,23 @@ class PlanImproved(_Event, frozen=True, tag="plan-improved", kw_only=True):
     period: float
 
 
+class Migrating(_Event, frozen=True, tag="migrating", kw_only=True):
+    """Workers change places from this generation on; periods in seconds.
+
+    Attributes:
+        moves: who moves, and the lost worker whose place it takes.
+        before: the period expected if nobody moved.
+        meanwhile: that while those who move get their state.
+        period: that once they have it.
+    """
+
+    generation: int
+    moves: tuple[tuple[str, str], ...]
+    before: float
+    meanwhile: float
+    period: float
+
+
 class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     """A worker swapped in the results of a step.
 
@@ -256,6 +274,7 @@ Event = (
     | Rebuilt
     | RolledBack
     | PlanImproved
+    | Migrating
     | StepOps
     | Pinned
     | Checkpointed

@@ -63,6 +63,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import unit_costs
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
+from holdfast.planning.migration import Migration
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Rerouted, Terms, replanned
 from holdfast.runtime.emulated import EmulatedStage
@@ -205,7 +206,8 @@ class VirtualCluster:
         staggered: whether updates are made ahead of the verdict.
         technique: of the planner, which then makes all plans, the healthy one too; None: they keep to 1F1B's rules.
         scaled: which share of the steps has gradients that must be scaled.
-        better: tells a better plan for who is here, or None; asked five times a second.
+        better: tells a better plan for who is here, if need be once some have changed places, or None; asked five
+            times a second.
     """
 
     def __init__(
@@ -232,7 +234,7 @@ class VirtualCluster:
         staggered: bool = False,
         technique: Technique | None = None,
         scaled: float = 0.0,
-        better: Callable[[Membership], Rerouted | None] = lambda membership: None,
+        better: Callable[[Membership], Rerouted | Migration | None] = lambda membership: None,
     ) -> None:
         terms = None
         if technique is not None:
@@ -711,6 +713,7 @@ class VirtualCluster:
             case Release():
                 return True, None
             case Load(plan=plan, state=state):
+                worker.computed = False
                 return True, self._load(worker, plan, state)
         if worker.newest > life.generation:
             raise StaleGeneration(life.generation)

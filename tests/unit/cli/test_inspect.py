@@ -20,6 +20,7 @@ from holdfast.telemetry.events import (
     Installed,
     JobEnded,
     JobStarted,
+    Migrating,
     Notice,
     Parted,
     Pinned,
@@ -65,6 +66,10 @@ TOLD = [
     (
         PlanImproved(generation=4, before=30.0, period=27.0),
         "a plan whose steps are 10.0% shorter was found: generation 4",
+    ),
+    (
+        Migrating(generation=5, moves=(("2.3", "0.1"),), before=5.4, meanwhile=6.0, period=2.7),
+        "2.3 takes the place of 0.1, for steps that are 50.0% shorter: generation 5",
     ),
     (RolledBack(step=4, generation=2, why="too large"), "the updates of step 4 are made again: too large"),
     (Parted(worker="1.0", step=6), "worker 1.0 has left before step 6"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.control.advice import Adviser
+from holdfast.control.detection import Watch
 from holdfast.control.membership import (
     Improved,
     Membership,
@@ -25,6 +26,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
 from holdfast.errors import CorruptBlob
 from holdfast.planning.library import PlanLibrary
+from holdfast.planning.migration import Migration
 from holdfast.planning.normalise import normalised
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Rerouted, Terms, looked_up, planned_grid, regular_grid, rerouted
@@ -104,6 +106,81 @@ def test_a_damaged_library_is_said(tmp_path):
         path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(CorruptBlob):
         Adviser(tmp_path).news(running(PLACE))
+
+
+SAME_STAGE = (WorkerId(0, 1), WorkerId(1, 1))
+KNOWN = replace(TERMS, copy_s=(0.5,) * 4)
+
+
+def without_two(**options):
+    return replace(running(*SAME_STAGE, period=54.0), **{"terms": KNOWN, "began": 0.0, "losses": 2, **options})
+
+
+def migrations(news):
+    return [event for event in news if isinstance(event, Improved) and isinstance(event.offer, Migration)]
+
+
+@pytest.mark.parametrize("options", [{"failure_every_s": 1000.0}, {"watch": Watch(now=2000.0)}], ids=["said", "so far"])
+def test_workers_are_to_change_places_once_that_pays(tmp_path, options):
+    fill(tmp_path, 2)
+    (told,) = migrations(Adviser(tmp_path).news(without_two(**options)))
+    assert told.lost == frozenset(SAME_STAGE)
+    assert {place for _, place in told.offer.moves} <= set(SAME_STAGE)
+
+
+def test_it_pays_later_if_nothing_fails_meanwhile(tmp_path):
+    fill(tmp_path, 2)
+    adviser, state = Adviser(tmp_path), without_two(watch=Watch(now=10.0))
+    assert not migrations(adviser.news(state)), "a failure every five seconds"
+    assert migrations(adviser.news(replace(state, watch=Watch(now=5000.0))))
+    assert not migrations(adviser.news(replace(state, watch=Watch(now=9000.0)))), "it was told"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"watch": Watch(now=2000.0), "losses": 0}, {"watch": Watch()}, {"began": None}, {"terms": TERMS}],
+    ids=["nothing has failed", "no time has passed", "not begun", "copying costs nobody knows what"],
+)
+def test_nobody_moves_where_the_gain_is_not_known(tmp_path, options):
+    fill(tmp_path, 2)
+    assert not migrations(Adviser(tmp_path).news(without_two(**options)))
+
+
+def moving(tmp_path):
+    """A job that is told to migrate; the state before, and after with what was sent."""
+    fill(tmp_path, 2)
+    before = without_two(failure_every_s=1e6)
+    (told,) = migrations(Adviser(tmp_path).news(before))
+    return before, told.offer, *decide(before, told)
+
+
+def test_those_who_move_give_up_their_places_at_the_boundary(tmp_path):
+    before, offer, state, outputs = moving(tmp_path)
+    movers = tuple(sorted(mover for mover, _ in offer.moves))
+    told = [o.event.moves for o in outputs if isinstance(o, Record)]
+    assert told == [tuple((str(mover), str(place)) for mover, place in offer.moves)]
+    told = installs(outputs)
+    assert len(told) == len(before.alive), "each is told once"
+    assert all(each.at_boundary and each.entering == movers for each in told)
+    assert all(told[0].plan.orders.of(mover) == () for mover in movers)
+    assert (state.healthy, state.entering) == (PLAN, frozenset()), "until all have gone over"
+    state, _ = decide(state, Joined(worker=movers[0], generation=4, step=7))
+    assert (state.healthy, state.entering) == (offer.healthy, frozenset(movers))
+    assert state.absent == frozenset({*SAME_STAGE, *movers})
+
+
+def test_a_coordinator_that_is_started_again_knows_of_a_migration(tmp_path):
+    _, offer, state, _ = moving(tmp_path)
+    stored = to_store(replace(state, revision=0), replace(state, revision=1))
+    assert restore(running(), stored, reattach_until=0.0).upcoming.healthy == offer.healthy
+
+
+def test_a_migration_is_not_begun_while_something_else_is_under_way(tmp_path):
+    before, offer, state, _ = moving(tmp_path)
+    again = Improved(lost=before.absent, offer=offer)
+    assert decide(state, again) == (state, ())
+    other = running(SAME_STAGE[0])
+    assert decide(other, again) == (other, ()), "others are lost by now"
 
 
 def offered(period, lost=(PLACE,)):

@@ -83,7 +83,8 @@ class Job:
                     worker=worker,
                     generation=self.state.generation,
                     layer_steps=tuple(
-                        (layer, step + (worker in ahead)) for layer in PLAN.placement.layers_of(worker).indices
+                        (layer, step + (worker in ahead))
+                        for layer in self.state.healthy.placement.layers_of(worker).indices
                     ),
                     executed=executed,
                 )

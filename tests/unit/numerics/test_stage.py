@@ -531,3 +531,42 @@ def test_seeds_do_not_depend_on_the_process() -> None:
     assert layer_seed(1, 2, 3, 4) == 15195315728730727403
     seeds = {layer_seed(0, s, m, i) for s in range(5) for m in range(5) for i in range(5)}
     assert len(seeds) == 125
+
+
+class _Moody(torch.autograd.Function):
+    """x * w, whose backward pass gives half of its gradients once, and is right from then on."""
+
+    wrong = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        (gradient,), (x, weight) = gradients, ctx.saved_tensors
+        scale, _Moody.wrong = (0.5 if _Moody.wrong else 1.0), 0
+        return scale * gradient * weight, scale * (gradient * x).sum(0)
+
+
+class _MoodyLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Moody.apply(x, self.weight)  # type: ignore[no-any-return]
+
+
+def test_a_layer_that_cannot_be_split_is_run_fused_and_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    layers = [linear, _MoodyLayer, linear]
+    grid = [(0, 1), (1, len(layers))], [[0, 1]], 2
+    fused, fused_losses = train(small_job(*layers), *grid)
+    assert not caplog.records
+    _Moody.wrong = 1
+    split, losses = train(small_job(*layers), *grid, split=True)
+    assert (digest(split), losses) == (digest(fused), fused_losses)
+    assert [record.message for record in caplog.records] == [
+        "layer 1: split backward differs from fused; its W is done within I"
+    ]

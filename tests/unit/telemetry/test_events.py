@@ -14,6 +14,7 @@ from holdfast.telemetry.events import (
     Installed,
     JobEnded,
     JobStarted,
+    Migrating,
     Notice,
     Parted,
     Pinned,
@@ -40,6 +41,7 @@ EVENTS = [
     Agreed(generation=2, step=1, recomputed_microbatches=4),
     Rebuilt(generation=2),
     PlanImproved(generation=3, before=30.0, period=27.0),
+    Migrating(generation=3, moves=(("2.3", "0.1"),), before=5.4, meanwhile=6.0, period=2.9),
     StepOps(worker="0.1", generation=2, step=1, loss=None, omitted=False, ops=(("F", 0, 1, 0.5, 1.0),)),
     JobEnded(outcome="done", step=3),
 ]

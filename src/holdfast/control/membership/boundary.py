@@ -23,9 +23,10 @@ from holdfast.control.membership.state import (
 from holdfast.control.messages import Install, Joined, Left, Resume, Synced
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
+from holdfast.planning.migration import Migration
 from holdfast.recovery.actions import ClusterView
 from holdfast.recovery.strategies import at_boundary
-from holdfast.telemetry.events import Parted, PlanImproved, Rebuilt
+from holdfast.telemetry.events import Migrating, Parted, PlanImproved, Rebuilt
 from holdfast.telemetry.events import Synced as SyncedEvent
 
 __all__ = ["change_members", "improves", "on_improved", "on_joined", "on_joined_upcoming", "on_left", "on_synced"]
@@ -62,7 +63,13 @@ def change_members(state: Membership) -> Decision:
     return prefixed(noted(recovery), _prepare(state, recovery.plan, recovery.period, entering))
 
 
-def _prepare(state: Membership, plan: Plan, period: float | None, entering: frozenset[WorkerId]) -> Decision:
+def _prepare(
+    state: Membership,
+    plan: Plan,
+    period: float | None,
+    entering: frozenset[WorkerId],
+    healthy: Plan | None = None,
+) -> Decision:
     """Tells everyone of the generation to go over to."""
     generation = state.generation + 1
     order = Install(
@@ -73,8 +80,8 @@ def _prepare(state: Membership, plan: Plan, period: float | None, entering: froz
         staggered=state.staggered,
     )
     at_once = msgspec.structs.replace(order, at_boundary=False)
-    told = (*tell_each(state.alive, order), *tell_each(sorted(entering), at_once))
-    upcoming = Upcoming(generation=generation, plan=plan, entering=entering, period=period)
+    told = (*tell_each(state.alive, order), *tell_each(sorted(entering & state.arriving), at_once))
+    upcoming = Upcoming(generation=generation, plan=plan, entering=entering, period=period, healthy=healthy)
     return replace(state, upcoming=upcoming), told
 
 
@@ -87,11 +94,38 @@ def on_improved(state: Membership, improved: Improved) -> Decision:
     """A better plan for those who are here: all go over to it, unless something else is under way or was meanwhile."""
     busy = state.upcoming is not None or state.arriving or state.entering or state.leaving & frozenset(state.full)
     running = state.phase is Phase.RUNNING and len(state.joined) >= len(state.alive)
-    period = improved.offer.period
-    if busy or not running or improved.lost != state.absent or not improves(state, period):
+    if busy or not running or improved.lost != state.absent:
         return state, ()
-    event = PlanImproved(generation=state.generation + 1, before=state.period or 0.0, period=period or 0.0)
-    return prefixed((Record(event=event),), _prepare(state, improved.offer.plan, period, frozenset()))
+    offer = improved.offer
+    if isinstance(offer, Migration):
+        return _migrate(state, offer)
+    if not improves(state, offer.period):
+        return state, ()
+    event = PlanImproved(generation=state.generation + 1, before=state.period or 0.0, period=offer.period or 0.0)
+    return prefixed((Record(event=event),), _prepare(state, offer.plan, offer.period, frozenset()))
+
+
+def _migrate(state: Membership, migration: Migration) -> Decision:
+    """Workers change places: those who move drop the state that they have, and enter at their new places."""
+    movers = frozenset(mover for mover, _ in migration.moves)
+    view = ClusterView(
+        healthy=migration.healthy,
+        lost=state.absent | movers,
+        entering=movers,
+        terms=state.terms,
+        offer=migration.meanwhile,
+    )
+    recovery = at_boundary(view)
+    assert recovery.plan is not None
+    event = Migrating(
+        generation=state.generation + 1,
+        moves=tuple((str(mover), str(place)) for mover, place in migration.moves),
+        before=migration.before_s,
+        meanwhile=migration.meanwhile.period or 0.0,
+        period=migration.after_s,
+    )
+    prepared = _prepare(state, recovery.plan, recovery.period, movers, migration.healthy)
+    return prefixed((Record(event=event),), prepared)
 
 
 def on_joined_upcoming(state: Membership, upcoming: Upcoming, joined: Joined) -> Decision:
@@ -115,6 +149,7 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
         departed(state, gone),
         generation=upcoming.generation,
         generations=state.generations + 1,
+        healthy=upcoming.healthy or state.healthy,
         plan=upcoming.plan,
         period=upcoming.period,
         arriving=state.arriving - upcoming.entering,

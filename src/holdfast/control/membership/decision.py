@@ -46,8 +46,9 @@ from holdfast.control.membership.boundary import (
     on_synced,
 )
 from holdfast.control.membership.ending import end_job, on_failure, on_saved, tell_the_end
-from holdfast.control.membership.forming import on_status, relay
+from holdfast.control.membership.forming import relay
 from holdfast.control.membership.losses import on_exited, on_lost
+from holdfast.control.membership.moving import on_standing
 from holdfast.control.membership.progress import on_finished, on_settled, on_shard, on_step_done
 from holdfast.control.membership.reattaching import on_parted
 from holdfast.control.membership.recovering import on_unreadable
@@ -177,7 +178,7 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
         return state, ()
     match event:
         case Status():
-            return on_status(state, event)
+            return on_standing(state, event)
         case Blob():
             return relay(state, event)
         case Joined(worker=worker):

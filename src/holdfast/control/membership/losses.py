@@ -57,7 +57,8 @@ def on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
     gone = frozenset(news)
     touched = _in_generation(state) & gone
     abandoned = (state.abandoned | gone) - frozenset(state.full)
-    state = replace(departed(state, gone), abandoned=abandoned, lost_work=lost_work)
+    losses = state.losses + len(gone)
+    state = replace(departed(state, gone), abandoned=abandoned, lost_work=lost_work, losses=losses)
     if state.phase is Phase.REATTACHING:
         return prefixed(noted, conclude_return(state))
     if state.phase is Phase.GATHERING:

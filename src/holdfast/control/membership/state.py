@@ -12,6 +12,7 @@ from holdfast.control.detection import Watch, forget
 from holdfast.control.messages import Command, Ended, Hello, StateAt, Status
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
+from holdfast.planning.migration import Migration
 from holdfast.planning.training import Rerouted, Terms
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.telemetry.events import Event, Notice
@@ -102,20 +103,25 @@ class Upcoming:
         plan: its plan.
         entering: workers that enter in it; those that entered before have caught up by then, or it waits for them.
         period: what the planner expects a step to take; None if it did not make the plan.
+        healthy: the plan of the whole grid from then on; None if it stays as it is.
     """
 
     generation: int
     plan: Plan
     entering: frozenset[WorkerId]
     period: float | None = None
+    healthy: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improved:
-    """Event: a better plan is known; ``lost`` are the workers without which it does."""
+    """Event: a better plan is known, or there will be one once workers have changed places.
+
+    ``lost`` are the workers without which it does.
+    """
 
     lost: frozenset[WorkerId]
-    offer: Rerouted
+    offer: Rerouted | Migration
 
 
 Output = Tell | Record | Commit
@@ -166,6 +172,9 @@ class Membership:
         reformations: generations begun in a row because of suspicions alone.
         checkpoints: what is written of checkpoints.
         staggered: whether updates are made ahead of the verdict.
+        began: when steps were first seen to run, in seconds of the coordinator's clock; None before.
+        losses: how many workers were lost since.
+        failure_every_s: how often a failure is to be expected, in seconds; 0: as often as so far.
         refusals: the last steps in which that had to be made up for because gradients were scaled.
         revision: how many changes there were that a coordinator which is started again must know of.
         detached: workers that are not lost and whose process has no connection, and since when.
@@ -216,6 +225,9 @@ class Membership:
     reformations: int = 0
     checkpoints: CheckpointLedger = field(default_factory=CheckpointLedger)
     staggered: bool = False
+    began: float | None = None
+    losses: int = 0
+    failure_every_s: float = 0.0
     refusals: tuple[int, ...] = ()
     revision: int = 0
     detached: Mapping[WorkerId, float] = field(default_factory=dict)

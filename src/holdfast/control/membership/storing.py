@@ -99,12 +99,22 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
 def _stored_upcoming(upcoming: Upcoming | None) -> StoredUpcoming | None:
     if upcoming is None:
         return None
-    entering = tuple(sorted(upcoming.entering))
-    return StoredUpcoming(generation=upcoming.generation, plan=upcoming.plan, entering=entering, period=upcoming.period)
+    return StoredUpcoming(
+        generation=upcoming.generation,
+        plan=upcoming.plan,
+        entering=tuple(sorted(upcoming.entering)),
+        period=upcoming.period,
+        healthy=upcoming.healthy,
+    )
 
 
 def _restored_upcoming(stored: StoredUpcoming | None) -> Upcoming | None:
     if stored is None:
         return None
-    entering = frozenset(stored.entering)
-    return Upcoming(generation=stored.generation, plan=stored.plan, entering=entering, period=stored.period)
+    return Upcoming(
+        generation=stored.generation,
+        plan=stored.plan,
+        entering=frozenset(stored.entering),
+        period=stored.period,
+        healthy=stored.healthy,
+    )

@@ -63,6 +63,8 @@ def on_tick(state: Membership, now: float) -> Decision:
         return state, ()
     members = tuple(worker for worker in state.alive if worker not in state.detached)
     state = replace(state, watch=pass_time(state.watch, members, now))
+    if state.began is None and state.phase is Phase.RUNNING:
+        state = replace(state, began=now)
     if state.phase is Phase.WAITING and state.wait_until is None:
         state = replace(state, wait_until=now + state.wait_s)
     if state.phase is Phase.WAITING and state.wait_until is not None and now >= state.wait_until:

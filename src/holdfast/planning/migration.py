@@ -1,0 +1,102 @@
+"""Changing places: living workers take those of lost ones, so that failures are where they cost least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+from holdfast.core.seats import exchanged, seats_of
+from holdfast.errors import StateUnavailable
+from holdfast.planning.library import PlanLibrary
+from holdfast.planning.normalise import moves, per_stage
+from holdfast.planning.training import Rerouted, Terms, rerouted, seated_grid
+
+__all__ = ["Migration", "proposed"]
+
+CROSSING_S = 0.05
+"""What connecting anew between two steps takes; there are two such boundaries. Source: docs/benchmarks.md."""
+_KEPT = 2
+"""How many workers with state every layer must keep that a worker leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """Living workers take the places of lost ones and leave their own vacant.
+
+    Attributes:
+        moves: who moves, and the lost worker whose place it takes.
+        healthy: the plan of the whole grid with everyone at the new places.
+        meanwhile: the plan that trains while those who move get their state.
+        before_s: seconds of a step if nobody moves.
+        after_s: seconds of a step once all have moved.
+        copy_s: seconds that their state is on its way.
+    """
+
+    moves: tuple[tuple[WorkerId, WorkerId], ...]
+    healthy: Plan
+    meanwhile: Rerouted
+    before_s: float
+    after_s: float
+    copy_s: float
+
+    def steps_gained(self, expected_s: float) -> float:
+        """Returns how many steps more are done until the next failure, which is expected in so many seconds.
+
+        Whoever moves computes nothing while its state is on its way, and from the step before to the step after that.
+        """
+        during_s = self.meanwhile.period or self.before_s
+        copying = self.copy_s + 2 * during_s
+        left = max(0.0, expected_s - copying - 2 * CROSSING_S)
+        return min(copying, expected_s) / during_s + left / self.after_s - expected_s / self.before_s
+
+
+def proposed(
+    library: PlanLibrary, healthy: Plan, lost: Iterable[WorkerId], terms: Terms, before_s: float
+) -> Migration | None:
+    """Returns the migration after which the library's plan for so many failures fits; None if there is none.
+
+    There is none, either, if somebody would leave a layer to fewer than two workers with its state, or if it is not
+    known what copying takes.
+
+    Args:
+        library: the library.
+        healthy: the plan of the whole grid.
+        lost: all workers that are gone.
+        terms: what the planner goes by; costs are in seconds.
+        before_s: seconds of a step if nobody moves.
+
+    Raises:
+        CorruptBlob: a file of the library is not what was written.
+        ConfigError: a lost worker is not in the plan.
+
+    Cost: up to 12 schedules; milliseconds for tens of workers.
+    """
+    seats, gone = seats_of(healthy), frozenset(lost)
+    if seats is None or not gone or not terms.copy_s:
+        return None
+    grid, empty = seated_grid(seats, terms), seats.places(gone)
+    found = library.find(grid, len(gone), terms.technique)
+    if found is None or found.failures_per_stage == per_stage(empty, len(grid.stages)):
+        return None
+    sits = seats.workers
+    pairs = tuple((sits[move.worker], sits[move.takes]) for move in moves(grid, empty, found.failures_per_stage)[0])
+    movers = frozenset(mover for mover, _ in pairs)
+    there = exchanged(healthy, pairs)
+    try:
+        meanwhile = rerouted(there, gone | movers, terms)
+    except StateUnavailable:
+        return None
+    held = meanwhile.plan.placement
+    left = (layer for mover in movers for layer in healthy.placement.layers_of(mover).indices)
+    if any(len(held.owners(layer)) < _KEPT for layer in left):
+        return None
+    return Migration(
+        moves=pairs,
+        healthy=there,
+        meanwhile=meanwhile,
+        before_s=before_s,
+        after_s=found.found.period,
+        copy_s=sum(terms.copy_s[layer] for mover in movers for layer in there.placement.layers_of(mover).indices),
+    )
