@@ -7,10 +7,12 @@ they share the monotonic clock.
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Callable
 
+import numpy
 import torch
 
 from holdfast.core.ids import WorkerId
@@ -23,7 +25,7 @@ from holdfast.runtime.transport import Handle, MessageKey, Transport
 
 __all__ = ["DelayedTransport"]
 
-_STAMP_BYTES = 8
+_STAMP = struct.Struct("<d")
 
 
 class DelayedTransport:
@@ -56,12 +58,15 @@ class DelayedTransport:
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send."""
-        stamp = torch.tensor([self._clock()], dtype=torch.float64).view(torch.uint8)
-        self._inner.send(key, peer, torch.cat((stamp, tensor.detach().contiguous().view(-1).view(torch.uint8))))
+        payload = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        stamped = torch.empty(_STAMP.size + payload.numel(), dtype=torch.uint8)
+        stamped[_STAMP.size :].copy_(payload)
+        stamped.numpy()[: _STAMP.size] = numpy.frombuffer(_STAMP.pack(self._clock()), dtype=numpy.uint8)
+        self._inner.send(key, peer, stamped)
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
         """See Transport.receive; the handle's ``wait`` ends when the message would have arrived."""
-        stamped = TensorSpec(shape=(_STAMP_BYTES + num_bytes(spec),), dtype="uint8")
+        stamped = TensorSpec(shape=(_STAMP.size + num_bytes(spec),), dtype="uint8")
         delay_s = self._link.seconds_of(max(num_bytes(spec), self._bytes_of(key.payload)))
         return _Travelling(self, self._inner.receive(key, peer, stamped), spec, key.generation, delay_s)
 
@@ -112,6 +117,6 @@ class _Travelling:
 
     def wait(self) -> torch.Tensor:
         stamped = self._handle.wait()
-        sent_s = float(stamped[:_STAMP_BYTES].view(torch.float64).item())
+        (sent_s,) = _STAMP.unpack(stamped.numpy()[: _STAMP.size].tobytes())
         self._transport._wait_until(sent_s + self._delay_s, self._generation)
-        return stamped[_STAMP_BYTES:].view(torch_dtype(self._spec)).view(self._spec.shape)
+        return stamped[_STAMP.size :].view(torch_dtype(self._spec)).view(self._spec.shape)

@@ -294,10 +294,18 @@ class EmulatedStage:
 
     @contextmanager
     def _lasting(self, seconds: float) -> Iterator[None]:
-        """Makes what is within end so long after it began; what it takes by itself is part of that."""
-        until = self._clock() + seconds
+        """Makes what is within end so long after it began; what it takes by itself is part of that.
+
+        It is done in the middle of that time: where many workers share few cores and all begin and end together, it is
+        not in the way of their messages.
+        """
+        began = self._clock()
+        self._sleep_until(began + seconds / 2)
         yield
-        while seconds and (left := until - self._clock()) > 0:
+        self._sleep_until(began + seconds)
+
+    def _sleep_until(self, moment: float) -> None:
+        while (left := moment - self._clock()) > 0:
             self._sleep(left)
 
 

@@ -11,11 +11,13 @@ import contextlib
 import os
 import re
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 
@@ -33,7 +35,7 @@ _JOIN_S = 0.01
 _CONNECT_S = 60.0
 _abandoned: list[object] = []
 _SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")
-_HEADER = 8  # int64 words before the payload: 64 bytes, so that the payload stays aligned
+_HEADER = struct.Struct("<5q24x")  # before the payload: 64 bytes, so that the payload stays aligned
 _PAYLOADS = {payload: index for index, payload in enumerate(Payload)}
 
 
@@ -120,9 +122,9 @@ class GlooTransport:
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send: the tensor is copied behind a header that tells what it is."""
         payload = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        buffer = torch.empty(_HEADER * 8 + payload.numel(), dtype=torch.uint8)
-        buffer[: _HEADER * 8].view(torch.int64).copy_(_header(key, payload.numel()))
-        buffer[_HEADER * 8 :].copy_(payload)
+        buffer = torch.empty(_HEADER.size + payload.numel(), dtype=torch.uint8)
+        buffer.numpy()[: _HEADER.size] = numpy.frombuffer(_header(key, payload.numel()), dtype=numpy.uint8)
+        buffer[_HEADER.size :].copy_(payload)
         group = self._link(peer)
         with self._failing(peer):
             work = group.send([buffer], self._rank(group, peer), _tag(key))
@@ -147,7 +149,7 @@ class GlooTransport:
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
         """See Transport.receive."""
-        buffer = torch.empty(_HEADER * 8 + num_bytes(spec), dtype=torch.uint8)
+        buffer = torch.empty(_HEADER.size + num_bytes(spec), dtype=torch.uint8)
         group = self._link(peer)
         with self._failing(peer):
             work = group.recv([buffer], self._rank(group, peer), _tag(key))
@@ -293,18 +295,17 @@ class _Receiving:
     def wait(self) -> torch.Tensor:
         with self._transport._failing(self._peer):
             self._work.wait()
-        found = self._buffer[: _HEADER * 8].view(torch.int64)
-        expected = _header(self._key, num_bytes(self._spec))
-        if not torch.equal(found, expected):
+        found = self._buffer.numpy()[: _HEADER.size].tobytes()
+        if found != _header(self._key, num_bytes(self._spec)):
             raise InternalError(
-                f"expected {self._key} of {num_bytes(self._spec)} bytes from {self._peer}, got header {found.tolist()}"
+                f"expected {self._key} of {num_bytes(self._spec)} bytes from {self._peer}, "
+                f"got header {_HEADER.unpack(found)}"
             )
-        return self._buffer[_HEADER * 8 :].view(torch_dtype(self._spec)).view(self._spec.shape)
+        return self._buffer[_HEADER.size :].view(torch_dtype(self._spec)).view(self._spec.shape)
 
 
-def _header(key: MessageKey, size: int) -> torch.Tensor:
-    words = [key.generation, key.step, _PAYLOADS[key.payload], key.microbatch, size, 0, 0, 0]
-    return torch.tensor(words, dtype=torch.int64)
+def _header(key: MessageKey, size: int) -> bytes:
+    return _HEADER.pack(key.generation, key.step, _PAYLOADS[key.payload], key.microbatch, size)
 
 
 def _tag(key: MessageKey) -> int:
