@@ -50,6 +50,7 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/baselines.py
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/slipstream.py
+	$(BIN)/python benchmarks/planned_step.py
 
 bench-peers: $(STAMP)  ## the same kill in other systems; installs them into an environment of their own
 	$(BIN)/python benchmarks/peers.py

@@ -24,6 +24,7 @@ from holdfast.telemetry.events import (
     Installed,
     JobEnded,
     JobStarted,
+    LibraryFilled,
     Migrating,
     Notice,
     Parted,
@@ -215,6 +216,8 @@ def _tell_members(event: Event) -> str | None:
         case PlanImproved():
             faster = 1 - event.period / event.before
             return f"a plan whose steps are {faster:.1%} shorter was found: generation {event.generation}"
+        case LibraryFilled():
+            return f"the plan library is complete, for 1 to {event.failures} failures"
         case Migrating():
             moves = ", ".join(f"{mover} takes the place of {place}" for mover, place in event.moves)
             faster = 1 - event.period / event.before

@@ -239,7 +239,9 @@ def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, 
     first = [_builders(shop, held) for held in Held] if shop.coupled and small else []
     if not shop.coupled and any(stage.split for stage in shop.grid.each):
         time_limit_s /= 2
-        first = [_all_fused(shop, technique, lower, time_limit_s, seed)]
+        if tries is not None:
+            tries = max(1, tries // 2)
+        first = [_all_fused(shop, technique, lower, time_limit_s, seed, tries)]
     best = min(first, key=lambda found: found.value, default=None)
     if best is not None and reached(best.value, goal):
         return best
@@ -247,11 +249,13 @@ def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, 
     return found if best is None or found.value < best.value else best
 
 
-def _all_fused(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int) -> Found:
+def _all_fused(
+    shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int, tries: int | None
+) -> Found:
     """The best schedule that has nothing but B: the split may cost more than it buys."""
     staggered, goal = technique is Technique.STAGGERED, technique.minimised(lower)
     coupled = open_shop(shop.grid, shop.failed, coupled=True, worker_of=shop.worker_of)
-    found = search(coupled, staggered=staggered, goal=goal, time_limit_s=time_limit_s, seed=seed)
+    found = search(coupled, staggered=staggered, goal=goal, time_limit_s=time_limit_s, seed=seed, tries=tries)
     return Found(schedule=split_up(shop, found.schedule), value=found.value)
 
 

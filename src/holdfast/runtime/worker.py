@@ -54,7 +54,15 @@ from holdfast.runtime.transfer import StateServer
 from holdfast.runtime.transport import Transport
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints, Facts
-from holdfast.telemetry.events import EventLog, FaultInjected, Notice, WorkerReady, read_events
+from holdfast.telemetry.events import (
+    Event,
+    EventLog,
+    FaultInjected,
+    LibraryFilled,
+    Notice,
+    WorkerReady,
+    read_events,
+)
 
 __all__ = [
     "answering",
@@ -390,11 +398,13 @@ def run_library(spec: LibrarySpec) -> None:
     """
     start_process()
     os.nice(_LEAST)
+    event: Event
     try:
         fill_library(spec)
+        event = LibraryFilled(failures=spec.failures)
     except HoldfastError as error:
-        text = f"no further plan is made ahead: {error}"
-        EventLog(spec.events).write(time.monotonic(), Notice(worker="library", text=text))
+        event = Notice(worker="library", text=f"no further plan is made ahead: {error}")
+    EventLog(spec.events).write(time.monotonic(), event)
     os._exit(0)
 
 

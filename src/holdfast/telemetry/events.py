@@ -30,6 +30,7 @@ __all__ = [
     "Notice",
     "Parted",
     "Pinned",
+    "LibraryFilled",
     "Migrating",
     "PlanImproved",
     "Reattached",
@@ -160,6 +161,12 @@ class PlanImproved(_Event, frozen=True, tag="plan-improved", kw_only=True):
     period: float
 
 
+class LibraryFilled(_Event, frozen=True, tag="library-filled", kw_only=True):
+    """The process that makes plans ahead has made and improved all that it was to, for 1 to ``failures`` failures."""
+
+    failures: int
+
+
 class Migrating(_Event, frozen=True, tag="migrating", kw_only=True):
     """Workers change places from this generation on; periods in seconds.
 
@@ -274,6 +281,7 @@ Event = (
     | Rebuilt
     | RolledBack
     | PlanImproved
+    | LibraryFilled
     | Migrating
     | StepOps
     | Pinned

@@ -20,6 +20,7 @@ from holdfast.telemetry.events import (
     Installed,
     JobEnded,
     JobStarted,
+    LibraryFilled,
     Migrating,
     Notice,
     Parted,
@@ -67,6 +68,7 @@ TOLD = [
         PlanImproved(generation=4, before=30.0, period=27.0),
         "a plan whose steps are 10.0% shorter was found: generation 4",
     ),
+    (LibraryFilled(failures=3), "the plan library is complete, for 1 to 3 failures"),
     (
         Migrating(generation=5, moves=(("2.3", "0.1"),), before=5.4, meanwhile=6.0, period=2.7),
         "2.3 takes the place of 0.1, for steps that are 50.0% shorter: generation 5",

@@ -10,13 +10,15 @@ from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import evaluate, peak_memory
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
-from holdfast.core.profile import Costs, unit_costs
+from holdfast.core.profile import Costs, parse_costs, unit_costs
 from holdfast.core.schedule import OpKind
 from holdfast.core.seats import renamed
 from holdfast.core.shrink import shrunken_plan
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, StateUnavailable
+from holdfast.planning import search
 from holdfast.planning.library import PlanLibrary
+from holdfast.planning.list_scheduler import list_schedule
 from holdfast.planning.normalise import normalised, per_stage
 from holdfast.planning.planner import Technique, make_plan
 from holdfast.planning.shop import Grid
@@ -205,3 +207,17 @@ def test_nothing_is_looked_up_where_there_is_nothing(tmp_path):
     plan = regular_plan(3, split_evenly(5, 4), 2)
     uneven = shrunken_plan(plan.workers, plan.routes.microbatches[:5], 5, max_layers=2)
     assert looked_up(PlanLibrary(tmp_path), uneven, uneven.workers[:1], terms(costs=unit_costs(5))) is None
+
+
+@pytest.mark.parametrize("technique", BOTH)
+def test_a_split_that_costs_something_takes_no_more_schedules(technique, monkeypatch):
+    """Plans with nothing but whole backward passes are tried, too: within the same number of schedules."""
+    made = []
+    monkeypatch.setattr(search, "list_schedule", lambda *args, **more: made.append(1) or list_schedule(*args, **more))
+    costs = parse_costs(2, costs="10,11,8", split="3")
+    terms = Terms(technique=technique, costs=costs, in_flight=2)
+    healthy = planned_grid(2, split_evenly(2, 2), 4, terms)
+    assert 1 <= len(made) <= 200
+    made.clear()
+    rerouted(healthy, [WorkerId(0, 1)], terms)
+    assert 1 <= len(made) <= 12

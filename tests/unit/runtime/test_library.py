@@ -15,7 +15,7 @@ from holdfast.planning.training import Terms, looked_up, planned_grid, seated_gr
 from holdfast.runtime.forks import ForkedProcess
 from holdfast.runtime.library import fill_library
 from holdfast.runtime.processes import LibrarySpec, library_main
-from holdfast.telemetry.events import Notice, read_events
+from holdfast.telemetry.events import LibraryFilled, Notice, read_events
 
 TERMS = Terms(technique=Technique.DECOUPLED, costs=unit_costs(4), in_flight=4)
 PLAN = planned_grid(3, split_evenly(4, 2), 3, TERMS)
@@ -54,6 +54,7 @@ def test_as_a_process_it_has_the_least_priority_and_ends_by_itself(spec):
     assert process.exitcode == 0
     assert lowest == 19
     assert has_plans(spec)
+    assert [event for _, event in read_events(spec.events)] == [LibraryFilled(failures=2)]
 
 
 def test_what_it_cannot_do_is_told_and_ends_nothing(spec, tmp_path):
