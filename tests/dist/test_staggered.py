@@ -10,7 +10,7 @@ from holdfast.telemetry.events import Notice, RolledBack, StepOps, read_events
 
 pytestmark = pytest.mark.dist
 
-STAGGERED = ("train.technique=staggered",)
+STAGGERED, FIVE = ("train.technique=staggered",), ("train.steps=5",)
 POINTS = ["start", "forward", "backward", "reduce", "verdict", "update", "commit"]
 
 
@@ -59,6 +59,27 @@ def test_eight_of_twelve_lost_one_after_another(runs):
 
 def test_a_worker_leaves_and_comes_back(runs):
     survives(runs, "small", "leave:1.1@3", "join:1.1@8", "slow:0.0@5:3x", overrides=("train.steps=30",))
+
+
+@pytest.mark.parametrize("point", ["backward", "update"])
+def test_hangs_and_stalls(runs, point):
+    survives(runs, "gpt", f"hang:1.2@1:{point}", f"stall:0.0@2:{point}", f"hang:2.3@3:{point}", overrides=FIVE)
+
+
+def test_a_whole_node_dies(runs):
+    overrides = ("grid.workers_per_node=4", *FIVE)
+    survives(runs, "gpt", "kill-node:2@1:update", "kill-node:0@3:commit", overrides=overrides)
+
+
+@pytest.mark.parametrize("point", ["persist", "broadcast", "install"])
+def test_the_coordinator_dies_in_a_recovery(runs, point):
+    summary = survives(runs, "convnet", "kill:1.2@2:update", f"kill-coordinator@2:{point}")
+    assert summary.generations == (2 if point == "persist" else 3)
+
+
+@pytest.mark.parametrize("other", ["kill:0.1@4:copy", "kill:2.1@20:update", "hang:0.0@20:commit"])
+def test_another_is_lost_while_one_comes(runs, other):
+    survives(runs, "small", "slow:2.0@3:6x", "kill:1.1@2:forward", "join:1.1@4", other)
 
 
 def test_frequent_clipping_is_made_up_for_and_then_waited_for(runs):
