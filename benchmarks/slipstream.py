@@ -1,15 +1,18 @@
 """SlipStream's techniques in real runs: periods against plans, throughput under failures, memory, and recovery.
 
 Workers, sockets, coordinator, plans and updates are real; the compute is emulated by sleeps of equal length, so that
-many workers fit on few cores. Every run loses its workers in step 2 and is measured from step 5 on.
+many workers fit on few cores. Every run loses its workers in step 2 and is measured from step 5 on. Memory is counted
+in halves of what a micro-batch takes: F takes two, I gives one back, W the other; plans may hold as many micro-batches
+at once as there are stages. Longer runs, in which nothing is lost, tell what it costs to fill the library meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from collections import defaultdict
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -19,16 +22,20 @@ from holdfast.config.load import parse_job
 from holdfast.control.store import DecisionStore
 from holdfast.core.evaluate import evaluate, peak_memory, steady_period
 from holdfast.core.faults import Fault, FaultKind, Point
-from holdfast.core.ids import WorkerId
-from holdfast.core.profile import Profile, costs_from_profile, unit_costs
+from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.plan import Plan
+from holdfast.core.profile import Profile, costs_from_profile
+from holdfast.core.schedule import Op, OpKind
 from holdfast.runtime.train import Summary
+from holdfast.telemetry.events import LibraryFilled, StepOps, read_events
 from measure import Recorder, interval, print_table, progress, ratio_interval
 from measured_run import measured_run, op_profile
 
 TECHNIQUES = ("1f1b", "decoupled", "staggered")
 LOST = (0, 1, 2, 4)
 _LAYERS, _STRIKE, _STEADY = 12, 2, 5
-TARGET_PERIOD, TARGET_LOSS, TARGET_RESUME_S = 0.03, 0.03, 0.100
+TARGET_PERIOD, TARGET_LOSS, TARGET_RESUME_S, TARGET_LIBRARY = 0.03, 0.03, 0.100, 0.01
+_HALF = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +83,21 @@ def main() -> int:
                 **_measure(case, options),
             )
             progress(f"{case}, run {repetition + 1}/{options.repetitions}: {_brief(row)}")
+    for repetition in range(options.repetitions if options.library_steps else 0):
+        case = Case(grid=options.grids[-1], technique="staggered", lost=0)
+        recorder.begin()
+        row = recorder.add(grid="", technique="library", repetition=repetition, **_measure_library(case, options))
+        progress(f"library, run {repetition + 1}/{options.repetitions}: {row['error'] or _slower(row)}")
     summary = [_summary(case, recorder.rows) for case in cases]
     _show(summary)
-    recorder.write(summary)
+    filling = [row for row in recorder.rows if row["technique"] == "library" and not row["error"]]
+    slower = interval([row["filling_s"] / row["filled_s"] - 1 for row in filling])
+    if filling:
+        print(
+            f"steps while the plan library fills are slower by {slower.median:+.2%} [{slower.low:+.2%}, "
+            f"{slower.high:+.2%}]; target: at most {TARGET_LIBRARY:.0%}"
+        )
+    recorder.write({"cases": summary, "library": slower.to_json()})
     return int(any(row["error"] for row in recorder.rows))
 
 
@@ -93,10 +112,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one run per case of the small grid")
     parser.add_argument("--op-ms", type=float, default=50.0, help="length of every emulated F, I and W")
     parser.add_argument("--steps", type=int, default=14, help="of every run")
+    parser.add_argument("--library-steps", type=int, default=45, help="of the runs that fill a library; 0: none")
     parser.add_argument("--limit-s", type=float, default=180.0, help="a run longer than this has failed")
     options = parser.parse_args()
     if options.quick:
-        options.repetitions, options.grids = 1, [(3, 4, 6)]
+        options.repetitions, options.grids, options.library_steps = 1, [(3, 4, 6)], 0
     return options
 
 
@@ -106,21 +126,55 @@ def _grid(text: str) -> tuple[int, int, int]:
 
 
 def _measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
-    profile = op_profile(_LAYERS, case.grid[1], options.op_ms / 1000)
+    profile = _profile(case, options)
     faults = [Fault(kind=FaultKind.KILL, worker=w, step=_STRIKE, point=Point.BACKWARD) for w in case.victims]
     row = partial(_row, case, profile)
     return measured_run(_job(case, options), row, limit_s=options.limit_s, faults=faults, emulate=profile)
 
 
+def _profile(case: Case, options: argparse.Namespace) -> Profile:
+    plain = op_profile(_LAYERS, case.grid[1], options.op_ms / 1000)
+    holding = (
+        replace(layer, held_after_forward_bytes=2 * _HALF, held_after_input_bytes=_HALF) for layer in plain.layers
+    )
+    return replace(plain, layers=tuple(holding))
+
+
+def _measure_library(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    job = _job(case, argparse.Namespace(steps=options.library_steps))
+    return measured_run(job, _library_row, limit_s=options.limit_s, emulate=_profile(case, options))
+
+
+def _library_row(summary: Summary) -> dict[str, Any]:
+    """Steps before and after the library was complete, without the first ones."""
+    events = list(read_events(summary.run_dir / "events.jsonl"))
+    filled = [time for time, event in events if isinstance(event, LibraryFilled)]
+    ends: dict[int, float] = {}
+    for time, event in events:
+        if isinstance(event, StepOps):
+            ends[event.step] = max(time, ends.get(event.step, 0.0))
+    steps = [(ends[at], ends[at + 1]) for at in range(_STEADY, max(ends))]
+    before = [end - begin for begin, end in steps if filled and end <= filled[0]]
+    after = [end - begin for begin, end in steps if filled and begin >= filled[0]]
+    if len(before) < 5 or len(after) < 5:
+        return {"error": f"{len(before)} steps before the library was complete, {len(after)} after: too few"}
+    return {"error": None, "filling_s": statistics.median(before), "filled_s": statistics.median(after)}
+
+
+def _slower(row: dict[str, Any]) -> str:
+    return f"{row['filling_s'] * 1e3:.1f} ms a step while it fills, {row['filled_s'] * 1e3:.1f} afterwards"
+
+
 def _job(case: Case, options: argparse.Namespace) -> Job:
     pipelines, stages, microbatches = case.grid
+    planned = {} if case.technique == "1f1b" else {"in_flight": stages}
     return parse_job(
         {
             "name": f"slipstream-{case.technique}",
             "model": {"kind": "gpt", "layers": _LAYERS - 2, "width": 8, "heads": 1, "context": 8, "dropout": 0},
             "data": {"kind": "text", "path": __file__},
             "grid": {"pipelines": pipelines, "stages": stages, "microbatches": microbatches},
-            "train": {"steps": options.steps, "technique": case.technique},
+            "train": {"steps": options.steps, "technique": case.technique, **planned},
         }
     )
 
@@ -134,22 +188,28 @@ def _row(case: Case, profile: Profile, summary: Summary) -> dict[str, Any]:
     commits = dict(summary.report.commits)
     steps = [commits[after] - commits[before] for before, after in pairwise(sorted(commits)) if before >= _STEADY]
     planned = steady_period(plan, costs, staggered=case.technique == "staggered")
-    held = unit_costs(_LAYERS)
     return {
         "error": None,
         "planned_s": planned,
         "period_s": statistics.median(steps),
         "resume_s": _beyond_redone(summary, evaluate(plan, costs).makespan) if case.lost == 1 else None,
         "generations": summary.generations,
-        "peak": [
-            max(
-                peak_memory(row, held.of(plan.placement.layers_of(worker))) / (_LAYERS // case.grid[1])
-                for worker, row in plan.orders.rows
-                if plan.placement.layers_of(worker).start == stage * _LAYERS // case.grid[1]
-            )
-            for stage in range(case.grid[1])
-        ],
+        "held": _held(summary, plan, profile),
+        "limit": None if case.technique == "1f1b" else 2 * case.grid[1],
     }
+
+
+def _held(summary: Summary, plan: Plan, profile: Profile) -> list[float]:
+    """The most that any worker of each stage held, in the order in which it really ran its operations."""
+    ran: dict[str, list[Op]] = defaultdict(list)
+    for _, event in read_events(summary.run_dir / "events.jsonl"):
+        if isinstance(event, StepOps) and event.step >= _STEADY:
+            ran[event.worker] += [Op(OpKind(kind), MicroBatch(p, i)) for kind, p, i, *_ in event.ops]
+    costs, most = costs_from_profile(profile), defaultdict[int, float](float)
+    for worker, layers in plan.placement.ranges:
+        halves = _HALF * len(layers.indices)
+        most[layers.start] = max(most[layers.start], peak_memory(tuple(ran[str(worker)]), costs.of(layers)) / halves)
+    return [most[start] for start in sorted(most)]
 
 
 def _beyond_redone(summary: Summary, redone_s: float) -> float | None:
@@ -182,7 +242,8 @@ def _summary(case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "off": interval([row["period_s"] / row["planned_s"] - 1 for row in own]).to_json(),
         "against_1f1b": ratio_interval(pairs).to_json() if pairs else None,
         "resume_s": interval([row["resume_s"] for row in own if row["resume_s"] is not None]).to_json(),
-        "peak": own[0]["peak"] if own else None,
+        "held": own[0]["held"] if own else None,
+        "limit": own[0]["limit"] if own else None,
     }
 
 
@@ -197,7 +258,18 @@ def _show(summary: list[dict[str, Any]]) -> None:
     print_table(
         f"emulated runs; targets: off plan within {TARGET_PERIOD:.0%}, staggered with one lost at most "
         f"{1 + TARGET_LOSS:.2f} x 1F1B, {TARGET_RESUME_S * 1e3:.0f} ms to resume",
-        ["grid", "technique", "lost", "planned s", "period s", "off plan %", "x fault-free 1F1B", "resume ms", "held"],
+        [
+            "grid",
+            "technique",
+            "lost",
+            "planned s",
+            "period s",
+            "off plan %",
+            "x fault-free 1F1B",
+            "resume ms",
+            "held",
+            "limit",
+        ],
         [
             [
                 row["grid"],
@@ -208,7 +280,8 @@ def _show(summary: list[dict[str, Any]]) -> None:
                 text(row["off"], 100, 1),
                 text(row["against_1f1b"], 1, 3),
                 text(row["resume_s"], 1e3, 0),
-                "-" if row["peak"] is None else ":".join(f"{each:g}" for each in row["peak"]),
+                "-" if row["held"] is None else ":".join(f"{each:g}" for each in row["held"]),
+                "-" if row["limit"] is None else f"{row['limit']:g}",
             ]
             for row in summary
         ],
