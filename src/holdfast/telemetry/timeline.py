@@ -12,6 +12,7 @@ from holdfast.telemetry.events import (
     Event,
     FaultInjected,
     Installed,
+    Migrating,
     Parted,
     Rebuilt,
     StepOps,
@@ -161,8 +162,10 @@ def _modes(worker: str, events: list[Timed]) -> Iterable[tuple[float, Mode]]:
     """When a worker became what to the job, recoveries left aside."""
     mode = Mode.ABSENT
     yield 0.0, mode
+    moves = {event.generation for _, event in events if isinstance(event, Migrating) and worker in dict(event.moves)}
     for time, event in events:
-        before, mode = mode, _next_mode(worker, mode, event)
+        moving = isinstance(event, Installed) and event.generation in moves
+        before, mode = mode, Mode.ENTERING if moving else _next_mode(worker, mode, event)
         if mode is not before:
             yield time, mode
 

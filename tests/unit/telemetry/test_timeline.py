@@ -14,6 +14,7 @@ from holdfast.telemetry.events import (
     Installed,
     JobEnded,
     JobStarted,
+    Migrating,
     Parted,
     Rebuilt,
     StepOps,
@@ -112,6 +113,17 @@ def test_a_failure_sends_whoever_was_entering_back():
         ),
     ]
     assert modes(interrupted, "1.0")[-3:] == [(12, 13, "entering"), (13, 15, "arriving"), (15, 20, "entering")]
+
+
+def test_whoever_changes_places_enters_again_once_all_go_over():
+    moves = at(
+        (15, Migrating(generation=4, moves=(("0.0", "2.0"),), before=2.0, meanwhile=3.0, period=1.0)),
+        (16, Installed(generation=4, workers=EVERYONE, strategy="boundary")),
+        (18, Synced(worker="0.0", entered=5, step=6, bytes=10)),
+        (20, RUN[-1][1]),
+    )
+    assert modes([*RUN[:16], *moves], "0.0")[-3:] == [(10, 16, "member"), (16, 18, "entering"), (18, 20, "member")]
+    assert modes([*RUN[:16], *moves], "1.0")[-1] == (14, 20, "member")
 
 
 def test_whoever_a_smaller_grid_does_without_is_gone():
