@@ -57,8 +57,8 @@ def proposed(
 ) -> Migration | None:
     """Returns the migration after which the library's plan for so many failures fits; None if there is none.
 
-    There is none, either, if somebody would leave a layer to fewer than two workers with its state, or if it is not
-    known what copying takes.
+    There is none, either, if steps would not be shorter, if somebody would leave a layer to fewer than two workers with
+    its state, or if it is not known what copying takes.
 
     Args:
         library: the library.
@@ -79,6 +79,8 @@ def proposed(
     grid, empty = seated_grid(seats, terms), seats.places(gone)
     found = library.find(grid, len(gone), terms.technique)
     if found is None or found.failures_per_stage == per_stage(empty, len(grid.stages)):
+        return None
+    if not 0 < found.found.period < before_s:
         return None
     sits = seats.workers
     pairs = tuple((sits[move.worker], sits[move.takes]) for move in moves(grid, empty, found.failures_per_stage)[0])

@@ -62,6 +62,11 @@ def test_nobody_moves_when_failures_are_where_they_cost_least(library):
     assert proposed(library, PLAN, lost, TERMS, 54.0) is None
 
 
+@pytest.mark.parametrize("before_s", [0.0, 27.0])
+def test_nobody_moves_for_steps_that_are_no_shorter(library, before_s):
+    assert proposed(library, PLAN, ONE_STAGE, TERMS, before_s) is None
+
+
 def test_nobody_leaves_a_layer_to_one_worker(tmp_path):
     """In a grid of two pipelines, whoever moves leaves one behind, whose death would lose the layer."""
     plan = planned_grid(2, STAGES, 6, TERMS)
