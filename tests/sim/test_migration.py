@@ -16,7 +16,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.seats import exchanged
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import Rerouted, rerouted
-from holdfast.telemetry.events import Agreed, Installed, Migrating, StepOps, Synced
+from holdfast.telemetry.events import Agreed, CoordinatorLost, Installed, Migrating, Parted, StepOps, Synced
 from holdfast.testing.virtual import Delays, VirtualCluster
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20"))
@@ -38,11 +38,21 @@ class Moving:
         self.proposals += 1
         there = exchanged(state.healthy, self._moves)
         lost = state.absent | {mover for mover, _ in self._moves}
+        meanwhile = self._answer(state, there, lost)
+        return Migration(
+            moves=self._moves,
+            healthy=there,
+            meanwhile=meanwhile,
+            afterwards=self._answer(state, there, state.absent),
+            before_s=2.0,
+            after_s=1.0,
+            copy_s=0.1,
+        )
+
+    def _answer(self, state, there, lost):
         if state.terms is None:
-            meanwhile = Rerouted(plan=adaptive_plan(there, lost))
-        else:
-            meanwhile = rerouted(there, lost, state.terms)
-        return Migration(moves=self._moves, healthy=there, meanwhile=meanwhile, before_s=2.0, after_s=1.0, copy_s=0.1)
+            return Rerouted(plan=adaptive_plan(there, lost))
+        return rerouted(there, lost, state.terms)
 
 
 def run(*faults, seed=0, steps=STEPS, **options):
@@ -114,10 +124,25 @@ def test_anybody_dies_at_any_moment_of_it(seed):
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_coordinator_dies_meanwhile(seed):
     draw = random.Random(seed)
-    deaths = [(draw.uniform(0.5, 3.0), draw.uniform(0.01, 0.4))]
+    deaths = [(draw.uniform(1.4, 2.4), draw.uniform(0.01, 0.4))]
     kills = [(WorkerId(0, 0), draw.randrange(150, 420))] if seed % 2 else []
     result = run(*DEATHS, seed=seed, coordinator_deaths=deaths, kill_at_effect=kills, better=Moving())
     check(result, *DEATHS)
+    assert events_of(result, CoordinatorLost)
+    assert kills or events_of(result, Migrating)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_mover_is_told_to_leave_and_another_comes(seed):
+    """Whatever it is doing at that moment, it leaves, when it has its state; nobody counts as lost for that."""
+    draw = random.Random(seed)
+    faults = [*DEATHS, f"leave:{MOVER}@{draw.randrange(5, 12)}:{draw.choice(['start', 'reduce'])}", "join:1.1@14"]
+    result = run(*faults, seed=seed, steps=30, better=Moving())
+    assert result.outcome == "done", result.detail
+    assert sorted(result.fired) == sorted(str(Fault.parse(text)) for text in faults)
+    assert result.digest == run(seed=seed, steps=30, staggered=False, technique=None).digest
+    assert events_of(result, Migrating)
+    assert [event.worker for event in events_of(result, Parted)] == [str(MOVER)]
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

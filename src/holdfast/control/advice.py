@@ -61,13 +61,17 @@ class Adviser:
             yield Improved(lost=state.absent, offer=offer)
 
     def _proposal(self, state: Membership) -> Migration | None:
-        if state.terms is None or state.period is None:
+        assert state.terms is not None
+        if state.period is None:
             return None
         return proposed(self._library, state.healthy, state.absent, state.terms, state.period)
 
     def _migrating(self, state: Membership) -> Iterator[Improved]:
         every_s, migration = failure_every_s(state), self._migration
-        if migration is not None and every_s is not None and migration.steps_gained(every_s) > 0:
+        if migration is None or every_s is None or state.expected:
+            return
+        left_s = (state.steps - 1 - state.last_step) * migration.before_s
+        if migration.steps_gained(min(every_s, left_s)) > 0:
             self._migration = None
             yield Improved(lost=state.absent, offer=migration)
 
@@ -86,7 +90,8 @@ class Adviser:
 def failure_every_s(state: Membership) -> float | None:
     """Returns how often failures are to be expected: as the job says, else as often as so far; None if unknown.
 
-    Failures that keep no schedule are expected as far ahead at any moment.
+    Failures that keep no schedule are expected as far ahead at any moment. A coordinator that was started again counts
+    anew.
     """
     if state.failure_every_s > 0:
         return state.failure_every_s

@@ -139,7 +139,7 @@ class Coordinator:
     _goodbye: asyncio.Event = field(default_factory=asyncio.Event)
     _resigned: bool = False
     _began_at: int = 0
-    _unplannable: set[frozenset[WorkerId]] = field(default_factory=set)
+    _unplannable: set[tuple[int, frozenset[WorkerId]]] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _committing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _planning: asyncio.Task[None] | None = None
@@ -332,15 +332,15 @@ class Coordinator:
     async def _plan_ahead(self) -> None:
         """Prepares the answers to the losses that could come next, while nothing else is to be done."""
         for lost in unplanned(self.membership):
-            if lost in self._unplannable:
-                continue
             before = self.membership
+            if (before.generation, lost) in self._unplannable:
+                continue
             try:
                 recovery = await asyncio.to_thread(plan_recovery, before, lost)
             except HoldfastError as error:  # to be met again, and told, if it ever comes to that
                 names = ", ".join(map(str, sorted(lost)))
                 self._note(f"no answer could be prepared for the loss of {names}: {error}")
-                self._unplannable.add(lost)
+                self._unplannable.add((before.generation, lost))
                 continue
             if self.membership.generation != before.generation or lost not in unplanned(self.membership):
                 return  # somebody was lost or has moved meanwhile: other answers are needed now

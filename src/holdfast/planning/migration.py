@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.seats import exchanged, seats_of
-from holdfast.errors import StateUnavailable
+from holdfast.errors import InfeasiblePlan, StateUnavailable
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import moves, per_stage
-from holdfast.planning.training import Rerouted, Terms, rerouted, seated_grid
+from holdfast.planning.training import WORTHWHILE, Rerouted, Terms, looked_up, rerouted, seated_grid
 
 __all__ = ["Migration", "proposed"]
 
-CROSSING_S = 0.05
-"""What connecting anew between two steps takes; there are two such boundaries. Source: docs/benchmarks.md."""
+CROSSING_S = 0.07
+"""What connecting twelve workers anew takes; there are two such boundaries. Source: docs/benchmarks.md."""
 _KEPT = 2
 """How many workers with state every layer must keep that a worker leaves."""
 
@@ -29,6 +29,7 @@ class Migration:
         moves: who moves, and the lost worker whose place it takes.
         healthy: the plan of the whole grid with everyone at the new places.
         meanwhile: the plan that trains while those who move get their state.
+        afterwards: the plan that trains from then on.
         before_s: seconds of a step if nobody moves.
         after_s: seconds of a step once all have moved.
         copy_s: seconds that their state is on its way.
@@ -37,6 +38,7 @@ class Migration:
     moves: tuple[tuple[WorkerId, WorkerId], ...]
     healthy: Plan
     meanwhile: Rerouted
+    afterwards: Rerouted
     before_s: float
     after_s: float
     copy_s: float
@@ -46,7 +48,7 @@ class Migration:
 
         Whoever moves computes nothing while its state is on its way, and from the step before to the step after that.
         """
-        during_s = self.meanwhile.period or self.before_s
+        during_s = max(self.meanwhile.period or 0.0, self.before_s)
         copying = self.copy_s + 2 * during_s
         left = max(0.0, expected_s - copying - 2 * CROSSING_S)
         return min(copying, expected_s) / during_s + left / self.after_s - expected_s / self.before_s
@@ -57,8 +59,8 @@ def proposed(
 ) -> Migration | None:
     """Returns the migration after which the library's plan for so many failures fits; None if there is none.
 
-    There is none, either, if steps would not be shorter, if somebody would leave a layer to fewer than two workers with
-    its state, or if it is not known what copying takes.
+    There is none, either, if steps would hardly be shorter, if somebody would leave a layer to fewer than two workers
+    with its state, or if it is not known what copying takes.
 
     Args:
         library: the library.
@@ -80,15 +82,17 @@ def proposed(
     found = library.find(grid, len(gone), terms.technique)
     if found is None or found.failures_per_stage == per_stage(empty, len(grid.stages)):
         return None
-    if not 0 < found.found.period < before_s:
+    if not 0 < found.found.period < before_s * (1 - WORTHWHILE):
         return None
     sits = seats.workers
     pairs = tuple((sits[move.worker], sits[move.takes]) for move in moves(grid, empty, found.failures_per_stage)[0])
     movers = frozenset(mover for mover, _ in pairs)
     there = exchanged(healthy, pairs)
+    afterwards = looked_up(library, there, gone, terms)
+    assert afterwards is not None, "the library has it, and all are where it is for"
     try:
         meanwhile = rerouted(there, gone | movers, terms)
-    except StateUnavailable:
+    except (StateUnavailable, InfeasiblePlan):
         return None
     held = meanwhile.plan.placement
     left = (layer for mover in movers for layer in healthy.placement.layers_of(mover).indices)
@@ -98,6 +102,7 @@ def proposed(
         moves=pairs,
         healthy=there,
         meanwhile=meanwhile,
+        afterwards=afterwards,
         before_s=before_s,
         after_s=found.found.period,
         copy_s=sum(terms.copy_s[layer] for mover in movers for layer in there.placement.layers_of(mover).indices),

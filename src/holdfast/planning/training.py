@@ -22,6 +22,7 @@ from holdfast.planning.planner import Technique, make_plan
 from holdfast.planning.shop import Grid
 
 __all__ = [
+    "WORTHWHILE",
     "Rerouted",
     "Terms",
     "looked_up",
@@ -34,6 +35,8 @@ __all__ = [
     "within_limit",
 ]
 
+WORTHWHILE = 0.01
+"""By which part of a step a plan must be faster for all to change to it."""
 _TRIES, _AT_ONCE = 200, 12
 """Schedules that are made for the whole grid, before training; and at a loss."""
 _OPERATIONS = 60_000

@@ -329,7 +329,7 @@ def build_stage(
 
     Args:
         job: the job.
-        plan: the plan of the healthy grid.
+        plan: a plan that tells which layers are the worker's.
         worker: whose stage.
         boundaries: what every layer hands on, see :func:`probe`; not needed to emulate.
         emulate: sleep as long as it says instead of computing; None to compute.

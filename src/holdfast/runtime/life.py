@@ -253,7 +253,7 @@ class WorkerLife:
         verdicts: over the last steps that were reduced, the newest last.
         loss: the mean loss of the step that was updated ahead of its verdict; None if it is not known here.
         executed: (layer, micro-batch) pairs begun, of the step that ran last and the one before.
-        entered: the step before which we came into the running job; meaningless for a worker that never did.
+        entered: the step before which we entered, as a comer or at another place; meaningless if we never did.
         standing: the generation that we are in and what we do in it, in one value: other threads read it.
     """
 

@@ -378,9 +378,9 @@ class Shell:
         return install
 
     def _load(self, plan: Plan, state: StateAt) -> LifeStage:
+        self.pace.warm = self.pace.computed = False  # as slow as at the start; so is the first operation then
         parts = self.rebuild(plan, state)
         self.stage, self.spec_of = parts.stage, parts.spec_of
-        self.pace.computed = False  # the first operation on other layers is as slow as any first
         return parts.stage
 
     def _set_order(self, install: Install) -> None:

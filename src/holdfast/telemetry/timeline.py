@@ -24,8 +24,9 @@ __all__ = ["BOUNDARY", "Generation", "Mark", "Mode", "Row", "RunTimeline", "Stre
 
 Timed = tuple[float, Event]
 
-BOUNDARY = "boundary"
-"""The strategy of a generation that nobody's failure brought about: workers came or went between two steps."""
+BOUNDARY, FALLBACK = "boundary", "fallback"
+"""The strategy of a generation that nobody's failure brought about: workers came or went between two steps. And that of
+one that may do without workers who are there."""
 
 
 class Mode(StrEnum):
@@ -180,10 +181,8 @@ def _next_mode(worker: str, mode: Mode, event: Event) -> Mode:
             return Mode.MEMBER
         case Installed(workers=workers) if worker in workers and mode in (Mode.ABSENT, Mode.ARRIVING):
             return Mode.ENTERING if event.strategy == BOUNDARY else Mode.MEMBER
-        case Installed(workers=workers) if worker not in workers and mode is Mode.ENTERING:
-            return Mode.ARRIVING
-        case Installed(workers=workers) if worker not in workers and mode is Mode.MEMBER:
-            return Mode.ABSENT  # the grid shrinks and does without it
+        case Installed(workers=workers) if worker not in workers and mode in (Mode.ENTERING, Mode.MEMBER):
+            return Mode.ABSENT if event.strategy == FALLBACK else Mode.ARRIVING  # the grid shrinks and does without it
     return mode
 
 

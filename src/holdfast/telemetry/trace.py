@@ -118,7 +118,7 @@ def _span(worker: WorkerId, op: Op, step: int, start: float, length: float, *, p
 def _names(worker: WorkerId) -> Iterator[dict[str, object]]:
     for added, how in ((0, "measured"), (_PLANNED, "planned")):
         place = {"ph": "M", "pid": worker.stage + added, "tid": worker.pipeline}
-        yield {**place, "name": "process_name", "args": {"name": f"stage {worker.stage}, {how}"}}
+        yield {**place, "name": "process_name", "args": {"name": f"workers *.{worker.stage}, {how}"}}
         yield {**place, "name": "process_sort_index", "args": {"sort_index": 2 * worker.stage + bool(added)}}
         yield {**place, "name": "thread_name", "args": {"name": f"worker {worker}"}}
 

@@ -42,7 +42,7 @@ ELSEWHERE = WorkerId(0, (PLACE.stage + 1) % 4)
 
 def running(*lost, period=100.0):
     """A membership in which steps are run without the lost, by a plan that takes so long."""
-    state = Membership(healthy=PLAN, terms=TERMS, steps=9, strategy="auto", directory="", phase=Phase.RUNNING)
+    state = Membership(healthy=PLAN, terms=TERMS, steps=99, strategy="auto", directory="", phase=Phase.RUNNING)
     plan = adaptive_plan(PLAN, lost)
     state = replace(state, lost=frozenset(lost), plan=plan, period=period, generation=3, staggered=True)
     return replace(state, pids=dict.fromkeys(PLAN.workers, 1), joined=frozenset(plan.workers))
@@ -136,6 +136,22 @@ def test_it_pays_later_if_nothing_fails_meanwhile(tmp_path):
     assert not migrations(adviser.news(replace(state, watch=Watch(now=9000.0)))), "it was told"
 
 
+def test_nobody_moves_in_the_last_steps_of_a_job(tmp_path):
+    fill(tmp_path, 2)
+    adviser, state = Adviser(tmp_path), without_two(failure_every_s=1e6)
+    assert not migrations(adviser.news(replace(state, last_step=state.steps - 2)))
+    assert migrations(adviser.news(state))
+
+
+def test_nobody_moves_while_somebody_is_on_the_way(tmp_path):
+    fill(tmp_path, 2)
+    adviser, state = Adviser(tmp_path), without_two(failure_every_s=1e6)
+    assert not migrations(adviser.news(replace(state, expected=frozenset(SAME_STAGE[:1]))))
+    (told,) = migrations(adviser.news(state))
+    waiting = replace(state, expected=frozenset(SAME_STAGE[:1]))
+    assert decide(waiting, told) == (waiting, ())
+
+
 @pytest.mark.parametrize(
     "options",
     [{"watch": Watch(now=2000.0), "losses": 0}, {"watch": Watch()}, {"began": None}, {"terms": TERMS}],
@@ -167,6 +183,9 @@ def test_those_who_move_give_up_their_places_at_the_boundary(tmp_path):
     state, _ = decide(state, Joined(worker=movers[0], generation=4, step=7))
     assert (state.healthy, state.entering) == (offer.healthy, frozenset(movers))
     assert state.absent == frozenset({*SAME_STAGE, *movers})
+    for worker in state.alive:
+        state, outputs = decide(state, Joined(worker=worker, generation=4))
+    assert {each.plan for each in installs(outputs)} == {offer.afterwards.plan}, "what was priced is what comes next"
 
 
 def test_a_coordinator_that_is_started_again_knows_of_a_migration(tmp_path):

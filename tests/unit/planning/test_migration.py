@@ -39,6 +39,7 @@ def test_two_losses_of_one_stage_are_shared_out_to_others(library):
     assert found.before_s == 54.0
     assert found.after_s < 40, "nowhere has a worker to do the work of three any more"
     assert found.after_s == looked_up(library, found.healthy, ONE_STAGE, TERMS).period, "the library's plan fits then"
+    assert found.afterwards == looked_up(library, found.healthy, ONE_STAGE, TERMS)
     assert not movers & set(found.meanwhile.plan.workers)
     validate(found.meanwhile.plan)
 
@@ -62,8 +63,8 @@ def test_nobody_moves_when_failures_are_where_they_cost_least(library):
     assert proposed(library, PLAN, lost, TERMS, 54.0) is None
 
 
-@pytest.mark.parametrize("before_s", [0.0, 27.0])
-def test_nobody_moves_for_steps_that_are_no_shorter(library, before_s):
+@pytest.mark.parametrize("before_s", [0.0, 27.0, 27.2])
+def test_nobody_moves_for_steps_that_are_hardly_shorter(library, before_s):
     assert proposed(library, PLAN, ONE_STAGE, TERMS, before_s) is None
 
 
@@ -79,7 +80,16 @@ def test_nobody_leaves_a_layer_to_one_worker(tmp_path):
 
 def migration(before_s=2.0, during_s=4.0, after_s=1.0, copy_s=10.0):
     meanwhile = replace(rerouted(PLAN, ONE_STAGE, TERMS), period=during_s)
-    return Migration(moves=(), healthy=PLAN, meanwhile=meanwhile, before_s=before_s, after_s=after_s, copy_s=copy_s)
+    afterwards = replace(meanwhile, period=after_s)
+    return Migration(
+        moves=(),
+        healthy=PLAN,
+        meanwhile=meanwhile,
+        afterwards=afterwards,
+        before_s=before_s,
+        after_s=after_s,
+        copy_s=copy_s,
+    )
 
 
 def test_the_gain_is_counted_in_steps():
@@ -102,4 +112,5 @@ def test_the_later_the_next_failure_the_more_is_gained():
 
 def test_periods_that_nobody_predicted_are_taken_for_unchanged():
     unknown = replace(migration(), meanwhile=Rerouted(plan=PLAN))
+    assert replace(migration(), meanwhile=replace(unknown.meanwhile, period=1.9)).steps_gained(10.0) <= 0, "no faster"
     assert unknown.steps_gained(10.0) == pytest.approx(0.0)

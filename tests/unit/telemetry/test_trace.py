@@ -54,8 +54,11 @@ def test_stages_are_named_and_sorted_with_their_plans_beside_them():
     events = json.loads(render_run_trace(TIMED, {1: PLAN}))["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {
-        0: "stage 0, measured", 1000: "stage 0, planned", 1: "stage 1, measured", 1001: "stage 1, planned"
-    }  # fmt: skip
+        0: "workers *.0, measured",
+        1000: "workers *.0, planned",
+        1: "workers *.1, measured",
+        1001: "workers *.1, planned",
+    }
     order = {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"}
     assert sorted(order, key=order.__getitem__) == [0, 1000, 1, 1001]
     assert {e["name"] for e in events if e["ph"] == "i"} == {"generation 1", "slow 0.1"}

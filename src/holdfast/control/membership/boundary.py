@@ -12,6 +12,7 @@ from holdfast.control.membership.state import (
     Improved,
     Membership,
     Phase,
+    Promised,
     Record,
     Upcoming,
     departed,
@@ -24,15 +25,13 @@ from holdfast.control.messages import Install, Joined, Left, Resume, Synced
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.planning.migration import Migration
+from holdfast.planning.training import WORTHWHILE
 from holdfast.recovery.actions import ClusterView
 from holdfast.recovery.strategies import at_boundary
 from holdfast.telemetry.events import Migrating, Parted, PlanImproved, Rebuilt
 from holdfast.telemetry.events import Synced as SyncedEvent
 
 __all__ = ["change_members", "improves", "on_improved", "on_joined", "on_joined_upcoming", "on_left", "on_synced"]
-
-WORTHWHILE = 0.01
-"""By which part of a step a plan must be faster for all to change to it."""
 
 
 def on_joined(state: Membership, worker: WorkerId) -> Decision:
@@ -53,7 +52,9 @@ def change_members(state: Membership) -> Decision:
     entering = state.arriving
     full = frozenset(state.alive) - going  # nobody goes over before whoever is entering now has caught up
     lost = frozenset(state.healthy.workers) - full
-    view = ClusterView(healthy=state.healthy, lost=lost, entering=entering, terms=state.terms)
+    promised = state.promised
+    offer = promised.offer if promised is not None and promised.lost == lost and not entering else None
+    view = ClusterView(healthy=state.healthy, lost=lost, entering=entering, terms=state.terms, offer=offer)
     recovery = at_boundary(view)
     if recovery.plan is None:
         layers = ", ".join(map(str, recovery.lost_layers))
@@ -92,7 +93,8 @@ def improves(state: Membership, period: float | None) -> bool:
 
 def on_improved(state: Membership, improved: Improved) -> Decision:
     """A better plan for those who are here: all go over to it, unless something else is under way or was meanwhile."""
-    busy = state.upcoming is not None or state.arriving or state.entering or state.leaving & frozenset(state.full)
+    coming = state.arriving or state.entering or (state.expected and isinstance(improved.offer, Migration))
+    busy = state.upcoming is not None or coming or state.leaving & frozenset(state.full)
     running = state.phase is Phase.RUNNING and len(state.joined) >= len(state.alive)
     if busy or not running or improved.lost != state.absent:
         return state, ()
@@ -124,6 +126,7 @@ def _migrate(state: Membership, migration: Migration) -> Decision:
         meanwhile=migration.meanwhile.period or 0.0,
         period=migration.after_s,
     )
+    state = replace(state, promised=Promised(lost=state.absent, offer=migration.afterwards))
     prepared = _prepare(state, recovery.plan, recovery.period, movers, migration.healthy)
     return prefixed((Record(event=event),), prepared)
 

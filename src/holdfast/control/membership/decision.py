@@ -144,7 +144,7 @@ def _decide(state: Membership, event: Message | Closed | Tick | Planned | Improv
             return replace(state, planned={**state.planned, lost: recovery}), ()
         case Improved():
             return on_improved(state, event)
-        case Leaving(worker=worker) if worker in state.alive:
+        case Leaving(worker=worker) if worker in state.present:
             return change_members(replace(state, leaving=state.leaving | {worker}))
         case Offer(worker=worker):
             return on_offer(state, worker)

@@ -57,7 +57,7 @@ def on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
     gone = frozenset(news)
     touched = _in_generation(state) & gone
     abandoned = (state.abandoned | gone) - frozenset(state.full)
-    losses = state.losses + len(gone)
+    losses = state.losses + (state.began is not None)
     state = replace(departed(state, gone), abandoned=abandoned, lost_work=lost_work, losses=losses)
     if state.phase is Phase.REATTACHING:
         return prefixed(noted, conclude_return(state))

@@ -37,7 +37,8 @@ def on_standing(state: Membership, status: Status) -> Decision:
         vacant.remove(place)
         pairs.append((worker, place))
     healthy = exchanged(state.healthy, pairs)
-    return recover(replace(state, healthy=healthy, arriving=state.arriving | frozenset(moved)))
+    recovered, outputs = recover(replace(state, healthy=healthy, arriving=state.arriving | frozenset(moved)))
+    return replace(recovered, reformations=state.reformations), outputs
 
 
 def _layers_of(plan: Plan, worker: WorkerId) -> tuple[int, ...]:

@@ -47,6 +47,7 @@ def recover(state: Membership) -> Decision:
         entering=frozenset(),
         synced=frozenset(),
         upcoming=None,
+        promised=None,
     )
     recovery = state.planned.get(state.absent) or plan_recovery(state, state.absent)
     if recovery.plan is None:

@@ -25,6 +25,7 @@ __all__ = [
     "Output",
     "Phase",
     "Planned",
+    "Promised",
     "Record",
     "Tell",
     "Tick",
@@ -124,6 +125,14 @@ class Improved:
     offer: Rerouted | Migration
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promised:
+    """The plan for when those who change places have caught up; ``lost`` are the workers without which it does."""
+
+    lost: frozenset[WorkerId]
+    offer: Rerouted
+
+
 Output = Tell | Record | Commit
 Decision = tuple["Membership", tuple[Output, ...]]
 
@@ -173,7 +182,8 @@ class Membership:
         checkpoints: what is written of checkpoints.
         staggered: whether updates are made ahead of the verdict.
         began: when steps were first seen to run, in seconds of the coordinator's clock; None before.
-        losses: how many workers were lost since.
+        promised: the plan for when those who change places have caught up; None if nobody does.
+        losses: how many times workers were lost since.
         failure_every_s: how often a failure is to be expected, in seconds; 0: as often as so far.
         refusals: the last steps in which that had to be made up for because gradients were scaled.
         revision: how many changes there were that a coordinator which is started again must know of.
@@ -226,6 +236,7 @@ class Membership:
     checkpoints: CheckpointLedger = field(default_factory=CheckpointLedger)
     staggered: bool = False
     began: float | None = None
+    promised: Promised | None = None
     losses: int = 0
     failure_every_s: float = 0.0
     refusals: tuple[int, ...] = ()
