@@ -81,6 +81,10 @@ class Pace:
         if not self.computed:
             self.computed, self.warm = True, False
 
+    def cool_down(self) -> None:
+        """What comes is as slow as at the start: an engine is built; and so is its first operation."""
+        self.warm = self.computed = False
+
     def warm_up(self) -> None:
         """The first step is done: what things took in it says nothing of those that follow."""
         self.warm, self.slowest_s = True, 0.0
@@ -378,7 +382,7 @@ class Shell:
         return install
 
     def _load(self, plan: Plan, state: StateAt) -> LifeStage:
-        self.pace.warm = self.pace.computed = False  # as slow as at the start; so is the first operation then
+        self.pace.cool_down()
         parts = self.rebuild(plan, state)
         self.stage, self.spec_of = parts.stage, parts.spec_of
         return parts.stage

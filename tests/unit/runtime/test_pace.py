@@ -43,3 +43,15 @@ def test_the_first_operation_of_one_that_only_took_part_so_far_is_a_first_step_a
     pace.warm_up()
     pace.compute()
     assert pace.warm
+
+
+def test_while_an_engine_is_built_nothing_counts_as_usual():
+    """A worker that changes places may take as long for that as when it was started."""
+    pace = Pace()
+    pace.compute()
+    pace.warm_up()
+    pace.cool_down()
+    assert not pace.warm
+    pace.warm_up()
+    pace.compute()
+    assert not pace.warm, "the first operation on other layers"
