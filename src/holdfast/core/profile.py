@@ -111,6 +111,11 @@ class Link:
                 f"a link needs latency_s >= 0 and bytes_per_s > 0, not {self.latency_s}, {self.bytes_per_s}"
             )
 
+    @property
+    def takes_no_time(self) -> bool:
+        """Whether no message of any size travels for a time worth mentioning."""
+        return self.latency_s == 0 and self.bytes_per_s >= _AT_ONCE
+
     def seconds_of(self, size_bytes: float) -> float:
         """Returns how long a message travels."""
         return self.latency_s + size_bytes / self.bytes_per_s

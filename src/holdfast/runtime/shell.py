@@ -353,9 +353,9 @@ class Shell:
             self._posted[receive, step] = self.transport.receive(key, receive.peer, spec)
 
     def _take(self, receive: Receive, step: int) -> torch.Tensor:
-        value = self._wait(self._posted.pop((receive, step)))
-        self._post()
-        return value
+        handle = self._posted.pop((receive, step))
+        self._post()  # before the wait: whatever comes after it holds up what the value is for
+        return self._wait(handle)
 
     def _key(self, payload: Payload, microbatch: Any, step: int) -> MessageKey:
         number = message_number(payload, microbatch, self.life.microbatches)
