@@ -1,8 +1,9 @@
 """SlipStream's techniques in real runs: periods against plans, throughput under failures, memory, and recovery.
 
 Workers, sockets, coordinator, plans and updates are real; the compute is emulated by sleeps of equal length, so that
-many workers fit on few cores. Every run loses its workers in step 2 and is measured from step 5 on. Memory is counted
-in halves of what a micro-batch takes: F takes two, I gives one back, W the other; plans may hold as many micro-batches
+many workers fit on few cores. Every run loses its workers in step 2; then its library fills, better plans are installed
+and workers change places. What is measured are the steps after the last of this, from step 5 on. Memory is counted in
+halves of what a micro-batch takes: F takes two, I gives one back, W the other; plans may hold as many micro-batches
 at once as there are stages. Longer runs, in which nothing is lost, tell what it costs to fill the library meanwhile.
 """
 
@@ -33,7 +34,7 @@ from measured_run import measured_run, op_profile
 
 TECHNIQUES = ("1f1b", "decoupled", "staggered")
 LOST = (0, 1, 2, 4)
-_LAYERS, _STRIKE, _STEADY = 12, 2, 5
+_LAYERS, _STRIKE, _STEADY, _FEWEST = 12, 2, 5, 4
 TARGET_PERIOD, TARGET_LOSS, TARGET_RESUME_S, TARGET_LIBRARY = 0.03, 0.03, 0.100, 0.01
 _HALF = 1 << 20
 
@@ -111,7 +112,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=3, help="runs per case, alternating between cases")
     parser.add_argument("--quick", action="store_true", help="one run per case of the small grid")
     parser.add_argument("--op-ms", type=float, default=50.0, help="length of every emulated F, I and W")
-    parser.add_argument("--steps", type=int, default=14, help="of every run")
+    parser.add_argument("--steps", type=int, default=22, help="of every run")
     parser.add_argument("--library-steps", type=int, default=45, help="of the runs that fill a library; 0: none")
     parser.add_argument("--limit-s", type=float, default=180.0, help="a run longer than this has failed")
     options = parser.parse_args()
@@ -185,8 +186,9 @@ def _row(case: Case, profile: Profile, summary: Summary) -> dict[str, Any]:
     with closing(DecisionStore(summary.run_dir / "control.db")) as store:
         plans = store.plans()
     plan, costs = plans[max(plans)], costs_from_profile(profile)
-    commits = dict(summary.report.commits)
-    steps = [commits[after] - commits[before] for before, after in pairwise(sorted(commits)) if before >= _STEADY]
+    steps = _steady(summary)
+    if len(steps) < _FEWEST:
+        return {"error": f"only {len(steps)} steps after the last plan was installed"}
     planned = steady_period(plan, costs, staggered=case.technique == "staggered")
     return {
         "error": None,
@@ -194,16 +196,26 @@ def _row(case: Case, profile: Profile, summary: Summary) -> dict[str, Any]:
         "period_s": statistics.median(steps),
         "resume_s": _beyond_redone(summary, evaluate(plan, costs).makespan) if case.lost == 1 else None,
         "generations": summary.generations,
-        "held": _held(summary, plan, profile),
+        "held": _held(summary, plan, max(plans), profile),
         "limit": None if case.technique == "1f1b" else 2 * case.grid[1],
     }
 
 
-def _held(summary: Summary, plan: Plan, profile: Profile) -> list[float]:
+def _steady(summary: Summary) -> list[float]:
+    """The steps of the last generation, without its first ones: others may have had another plan."""
+    ends, ran = {}, {}
+    for time, event in read_events(summary.run_dir / "events.jsonl"):
+        if isinstance(event, StepOps):
+            ends[event.step], ran[event.step] = time, event.generation  # in order: that of the last worker
+    last = [step for step in sorted(ends) if ran[step] == max(ran.values()) and step >= _STEADY]
+    return [ends[after] - ends[before] for before, after in pairwise(last[1:])]
+
+
+def _held(summary: Summary, plan: Plan, generation: int, profile: Profile) -> list[float]:
     """The most that any worker of each stage held, in the order in which it really ran its operations."""
     ran: dict[str, list[Op]] = defaultdict(list)
     for _, event in read_events(summary.run_dir / "events.jsonl"):
-        if isinstance(event, StepOps) and event.step >= _STEADY:
+        if isinstance(event, StepOps) and event.step >= _STEADY and event.generation == generation:
             ran[event.worker] += [Op(OpKind(kind), MicroBatch(p, i)) for kind, p, i, *_ in event.ops]
     costs, most = costs_from_profile(profile), defaultdict[int, float](float)
     for worker, layers in plan.placement.ranges:
