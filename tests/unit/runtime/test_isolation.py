@@ -196,7 +196,7 @@ def test_close_removes_everything():
         poll(lambda: links(hub) == {"lo", "bridge"})  # a node's end takes the hub's end with it when the node is gone
         with pytest.raises(InternalError, match="network namespace"):
             networks.hub.enter()
-    assert set(os.listdir("/proc/self/fd")) == open_before
+    assert set(os.listdir("/proc/self/fd")) <= open_before, "others may have been closed meanwhile"
 
 
 @contextlib.contextmanager
