@@ -69,10 +69,13 @@ def test_shapes_survive_and_empty_tensors_travel(cluster):
     a, b = built(cluster, A, B)
     a.do("send", key(0), B, "float64", [[[0.1], [1e300]]])
     a.do("send", key(1), B, "float32", [])
+    a.do("send", key(2), B, "bfloat16", [[0.5], [-2.0]])
     b.do("post", 0, key(0), A, "float64", (1, 2, 1))
     b.do("post", 1, key(1), A, "float32", (0,))
+    b.do("post", 2, key(2), A, "bfloat16", (2, 1))
     assert b.do("wait", 0) == ("float64", [[[0.1], [1e300]]])
     assert b.do("wait", 1) == ("float32", [])
+    assert b.do("wait", 2) == ("bfloat16", [[0.5], [-2.0]])
 
 
 def test_steps_do_not_mix(cluster):

@@ -152,7 +152,7 @@ def test_the_command_emulates_and_the_model_need_not_exist(runs, profiled, tmp_p
 
 
 def test_operations_optimizer_and_links_take_their_time(runs):
-    """One micro-batch through two stages, so that nothing overlaps: F and B of both, two messages, the optimizer."""
+    """One micro-batch through two stages: F and B of both, two messages, the optimizer; none waits for the verdict."""
     profile = uniform_profile(
         2,
         forward_s=0.03,
@@ -165,9 +165,9 @@ def test_operations_optimizer_and_links_take_their_time(runs):
     one = ("grid.pipelines=1", "grid.stages=2", "grid.microbatches=1", "train.steps=8")
     commits = runs.train("gpt", overrides=one, emulate=profile).report.commits
     steps = sorted(after - before for (_, before), (_, after) in pairwise(commits))
-    whole, agreed = 2 * 0.06 + 2 * 0.1 + 0.04, 2 * 0.05
-    assert sum(steps) >= len(steps) * (whole + agreed) * 0.98
-    assert steps[0] < 1.5 * (whole + agreed), "the fastest, as the machine may be busy"
+    whole = 2 * 0.06 + 2 * 0.1 + 0.04
+    assert sum(steps) >= len(steps) * whole * 0.98
+    assert steps[0] < 1.25 * whole, "the fastest, as the machine may be busy; with a trip of the verdict it is 1.28"
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -68,7 +68,7 @@ def test_without_failures_the_bits_are_those_of_shadow(runs, name):
 @pytest.mark.parametrize("worker", ["0.1", "0.2"])
 @pytest.mark.parametrize("name", ["gpt", "convnet"])
 def test_a_kill_in_the_middle_of_the_verdict_makes_others_go_back(runs, name, worker):
-    """Stages behind the victim have committed, those before it have not heard of the verdict."""
+    """Stages before the victim have committed, those behind it have not heard of the verdict."""
     summary = survives(runs, name, f"kill:{worker}@2:verdict")
     assert agreed_step(summary) == 2
     assert summary.state_sha256 != runs.healthy(name).state_sha256, "a step was inverted, not swapped back"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from holdfast.core.ids import MicroBatch, WorkerId
@@ -168,13 +168,15 @@ def lower(plan: Plan, ties: tuple[tuple[int, ...], ...] = ()) -> tuple[WorkerPro
     Every operation receives its input if that comes from another worker, computes, and sends its result on. Then come
     the reductions: own layers from the last to the first, as backward finishes them, then the ties that touch own
     layers. Then the verdict: along every route that adds a worker, first those of micro-batches ``p.0``, a tally
-    travels to the last worker and the verdict back; a worker that no route visits takes a peer's place on a copy of
-    one, under a name beyond all micro-batches. Last come the optimizer steps, in ascending order of layers.
-    Everywhere all workers go through common reductions and chains in the same order, so these cannot deadlock.
+    travels from the last worker to the first, where backward ends, and the verdict back; a worker that no route visits
+    takes a peer's place on a copy of one, under a name beyond all micro-batches. Last come the optimizer steps, in
+    ascending order of layers. Everywhere all workers go through common reductions and chains in the same order, so
+    these cannot deadlock.
 
-    In the staggered form the verdict on a step rides on the next one: a chain's tally goes from worker to worker right
-    before the activation of the micro-batch whose route it follows, its verdict right before the gradient. It waits for
-    nothing that the activation or gradient would not wait for, so it cannot deadlock where the operations do not.
+    In the staggered form the verdict on a step rides on the next one, the other way round: a chain's tally goes from
+    worker to worker right before the activation of the micro-batch whose route it follows, its verdict right before the
+    gradient. It waits for nothing that the activation or gradient would not wait for, so it cannot deadlock where the
+    operations do not.
 
     Args:
         plan: the plan; its orders are not checked here but in :func:`holdfast.core.validate.validate`.
@@ -214,11 +216,12 @@ class _Shared:
 
     def program(self, worker: WorkerId) -> WorkerProgram:
         row, own = self.rows.get(worker, ()), [chain for chain in self.chains if worker in chain.workers]
+        turned = [chain.turned for chain in own]
         return WorkerProgram(
             worker=worker,
             operations=tuple(_operations(worker, row, self.routes, {})),
             reductions=tuple(reduction for reduction in self.reductions if worker in reduction.workers),
-            verdict=(*_tallies(worker, own), *_verdicts(worker, own)),
+            verdict=(*_tallies(worker, turned), *_verdicts(worker, turned)),
             riding=tuple(_riding(worker, row, self.routes, own)),
             layers=tuple(self.plan.placement.layers_of(worker).indices),
         )
@@ -288,12 +291,17 @@ class _Chain:
     Attributes:
         name: unique among the chains.
         rides: the micro-batch whose route it follows, but for at most one worker.
-        workers: the way, from the first layer to the last.
+        workers: the way of the tally; the verdict comes back.
     """
 
     name: MicroBatch
     rides: MicroBatch
     workers: tuple[WorkerId, ...]
+
+    @property
+    def turned(self) -> _Chain:
+        """The chain from its other end."""
+        return replace(self, workers=self.workers[::-1])
 
 
 def _chains(plan: Plan) -> tuple[_Chain, ...]:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import numpy
 import torch
 
 from holdfast.core.ids import WorkerId
@@ -20,7 +19,8 @@ from holdfast.core.lower import Payload
 from holdfast.core.profile import Link
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import StaleGeneration
-from holdfast.runtime.model import num_bytes, torch_dtype
+from holdfast.runtime.framing import framed, unframed
+from holdfast.runtime.model import num_bytes
 from holdfast.runtime.transport import Handle, MessageKey, Transport
 
 __all__ = ["DelayedTransport"]
@@ -58,11 +58,7 @@ class DelayedTransport:
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send."""
-        payload = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        stamped = torch.empty(_STAMP.size + payload.numel(), dtype=torch.uint8)
-        stamped[_STAMP.size :].copy_(payload)
-        stamped.numpy()[: _STAMP.size] = numpy.frombuffer(_STAMP.pack(self._clock()), dtype=numpy.uint8)
-        self._inner.send(key, peer, stamped)
+        self._inner.send(key, peer, framed(_STAMP.pack(self._clock()), tensor))
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
         """See Transport.receive; the handle's ``wait`` ends when the message would have arrived."""
@@ -116,7 +112,7 @@ class _Travelling:
         self._delay_s = delay_s
 
     def wait(self) -> torch.Tensor:
-        stamped = self._handle.wait()
-        (sent_s,) = _STAMP.unpack(stamped.numpy()[: _STAMP.size].tobytes())
+        frame = self._handle.wait().numpy()
+        (sent_s,) = _STAMP.unpack_from(frame.data)
         self._transport._wait_until(sent_s + self._delay_s, self._generation)
-        return stamped[_STAMP.size :].view(torch_dtype(self._spec)).view(self._spec.shape)
+        return unframed(frame, _STAMP.size, self._spec)

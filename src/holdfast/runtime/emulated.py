@@ -26,6 +26,8 @@ __all__ = ["WIDTH", "EmulatedStage"]
 
 WIDTH = 8
 _ODD = 0x5851F42D4C957F2D
+_LATE_STEP_S, _LATEST_S = 1e-5, 1e-3
+"""How fast the expected lateness of a wake-up follows, and what it may be at most: a fiftieth of 50 ms."""
 
 
 class EmulatedStage:
@@ -56,6 +58,7 @@ class EmulatedStage:
         self._op_s = {} if profile is None else {kind: profile.seconds_of(kind, layers) for kind in OpKind}
         self._update_s = {} if profile is None else {i: profile.layers[i].optimizer_s for i in layers.indices}
         self._clock, self._sleep = clock, sleep
+        self._late_s = 0.0
         self.layer_range = layers
         self._num_layers = num_layers
         self._num_microbatches = num_microbatches
@@ -305,8 +308,14 @@ class EmulatedStage:
         self._sleep_until(began + seconds)
 
     def _sleep_until(self, moment: float) -> None:
-        while (left := moment - self._clock()) > 0:
+        """Sleeps until a moment, at the median: how late the system wakes us is learnt and allowed for."""
+        due = moment - self._late_s
+        if self._clock() >= due:
+            return
+        while (left := due - self._clock()) > 0:
             self._sleep(left)
+        later = self._clock() - due > self._late_s
+        self._late_s = min(_LATEST_S, max(0.0, self._late_s + (_LATE_STEP_S if later else -_LATE_STEP_S)))
 
 
 def _mix(*values: torch.Tensor) -> torch.Tensor:

@@ -190,6 +190,8 @@ class Execution:
         number: the global number of a micro-batch.
         closing: whether the step is settled at its end; else only if, in the step before, all were ready to go over.
         previous: over the step before, if that was updated ahead of it; None as soon as it is known to stand.
+        settled: over the step before, if that was settled at its end, under the same program; it rides on this step all
+            the same, so that nobody goes on before those who only listen have made their updates. None: nothing rides.
         on_settled: what is yielded when the step before is found to stand.
         ops: the operations run so far, readable at any time.
         verdict: over this step; None until it is reduced.
@@ -202,6 +204,7 @@ class Execution:
     number: Callable[[MicroBatch], int]
     closing: bool = True
     previous: Verdict | None = None
+    settled: Verdict | None = None
     on_settled: Any = None
     ops: list[Op] = field(default_factory=list)
     verdict: Verdict | None = None
@@ -236,8 +239,8 @@ class Execution:
 
     def _operate(self) -> Steps:
         """Runs the operations; between them, settles the step before."""
-        previous = self.previous
-        instructions = self.program.operations if previous is None else self.program.riding
+        rides = self.previous or self.settled
+        instructions = self.program.operations if rides is None else self.program.riding
         expected = [(i, self._step_of(i)) for i in instructions if isinstance(i, Receive)]
         yield Expect((*expected, *(self._expected_verdict() if self.closing else ())))
         marks = self._half_way()
@@ -253,8 +256,8 @@ class Execution:
                 case Send(payload=Payload.ACTIVATION | Payload.GRADIENT):
                     yield Give(instruction, self.step, self._value)
                     self._value = None
-                case Receive() | Send() if previous is not None:
-                    yield from self._ride(instruction, previous)
+                case Receive() | Send() if rides is not None:
+                    yield from self._ride(instruction, rides)
 
     def _expected_verdict(self) -> tuple[tuple[Receive, int], ...]:
         return tuple((i, self.step) for i in self.program.verdict if isinstance(i, Receive))
@@ -293,7 +296,7 @@ class Execution:
             case Receive(payload=Payload.TALLY, microbatch=chain):
                 received = yield Take(instruction, verdict.step)
                 self._tallies[chain] = self.stage.merge_tallies(verdict.tally, received)
-                if chain not in self._passed_on():
+                if chain not in self._passed_on(verdict.step):
                     yield from self._complete(verdict, self._tallies[chain])
             case Receive(payload=Payload.VERDICT, microbatch=chain):
                 self._tallies[chain] = yield Take(instruction, verdict.step)
@@ -307,9 +310,10 @@ class Execution:
             verdict.tally, verdict.complete = tally, True
             yield Reach(Point.VERDICT, verdict.step)
 
-    def _passed_on(self) -> set[MicroBatch]:
-        """The chains on which others come behind us."""
-        return {i.microbatch for i in self.program.verdict if isinstance(i, Send) and i.payload is Payload.TALLY}
+    def _passed_on(self, step: int) -> set[MicroBatch]:
+        """The chains on which others come behind us, at the end of this step or on the way through it."""
+        instructions = self.program.verdict if step == self.step else self.program.riding
+        return {i.microbatch for i in instructions if isinstance(i, Send) and i.payload is Payload.TALLY}
 
     def _close(self) -> Steps:
         """Settles the step and updates all layers."""

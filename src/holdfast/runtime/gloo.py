@@ -25,7 +25,8 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
-from holdfast.runtime.model import num_bytes, torch_dtype
+from holdfast.runtime.framing import framed, unframed
+from holdfast.runtime.model import num_bytes
 from holdfast.runtime.transport import Exchange, Handle, MessageKey
 
 __all__ = ["GlooTransport"]
@@ -121,10 +122,7 @@ class GlooTransport:
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send: the tensor is copied behind a header that tells what it is."""
-        payload = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        buffer = torch.empty(_HEADER.size + payload.numel(), dtype=torch.uint8)
-        buffer.numpy()[: _HEADER.size] = numpy.frombuffer(_header(key, payload.numel()), dtype=numpy.uint8)
-        buffer[_HEADER.size :].copy_(payload)
+        buffer = framed(_header(key, tensor.numel() * tensor.element_size()), tensor)
         group = self._link(peer)
         with self._failing(peer):
             work = group.send([buffer], self._rank(group, peer), _tag(key))
@@ -149,11 +147,12 @@ class GlooTransport:
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
         """See Transport.receive."""
-        buffer = torch.empty(_HEADER.size + num_bytes(spec), dtype=torch.uint8)
+        buffer = torch.empty(_HEADER.size + num_bytes(spec), dtype=torch.uint8)  # aligned, which numpy's are not
+        frame = buffer.numpy()
         group = self._link(peer)
         with self._failing(peer):
             work = group.recv([buffer], self._rank(group, peer), _tag(key))
-        return _Receiving(self, work, buffer, key, peer, spec)
+        return _Receiving(self, work, frame, unframed(frame, _HEADER.size, spec), key, peer)
 
     def all_reduce(self, members: tuple[WorkerId, ...], tensor: torch.Tensor) -> Handle:
         """See Transport.all_reduce."""
@@ -280,28 +279,26 @@ class _Receiving:
         self,
         transport: GlooTransport,
         work: Any,
-        buffer: torch.Tensor,
+        frame: numpy.ndarray,
+        tensor: torch.Tensor,
         key: MessageKey,
         peer: WorkerId,
-        spec: TensorSpec,
     ) -> None:
         self._transport = transport
         self._work = work
-        self._buffer = buffer
+        self._frame = frame
+        self._tensor = tensor
         self._key = key
         self._peer = peer
-        self._spec = spec
 
     def wait(self) -> torch.Tensor:
         with self._transport._failing(self._peer):
             self._work.wait()
-        found = self._buffer.numpy()[: _HEADER.size].tobytes()
-        if found != _header(self._key, num_bytes(self._spec)):
-            raise InternalError(
-                f"expected {self._key} of {num_bytes(self._spec)} bytes from {self._peer}, "
-                f"got header {_HEADER.unpack(found)}"
-            )
-        return self._buffer[_HEADER.size :].view(torch_dtype(self._spec)).view(self._spec.shape)
+        found, size = self._frame[: _HEADER.size].tobytes(), self._tensor.nbytes
+        if found != _header(self._key, size):
+            text = f"expected {self._key} of {size} bytes from {self._peer}, got header {_HEADER.unpack(found)}"
+            raise InternalError(text)
+        return self._tensor
 
 
 def _header(key: MessageKey, size: int) -> bytes:

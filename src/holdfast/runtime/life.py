@@ -363,10 +363,10 @@ class WorkerLife:
         yield Release(())
         self._count_executed()
         self._note_verdict()
-        enters = first or self.worker in install.entering
-        load = install.load if install.load is not None or not enters else self._elsewhere(install.plan)
-        if load is not None and install.plan is not None:
-            yield from self._load(install.plan, load)
+        if install.plan is not None and install.load is not None:
+            yield from self._load(install.plan, install.load)
+        elif install.plan is not None and (first or self.worker in install.entering):
+            yield from self._move(install.plan)
         self.stage.discard()
         yield Report(self._status())
         if install.plan is None:
@@ -382,10 +382,10 @@ class WorkerLife:
         self._forget_open()
         self.snapshots.forget()
 
-    def _elsewhere(self, plan: Plan | None) -> StateAt | None:
-        """What to load if other layers are ours than when our process was started, or than before we changed places."""
-        ours = plan is None or plan.placement.layers_of(self.worker) == self.stage.layer_range
-        return None if ours else StateAt(url=None, step=0)
+    def _move(self, plan: Plan) -> Life:
+        """Loads other layers if others are ours than when our process was started, or than before we changed places."""
+        if plan.placement.layers_of(self.worker) != self.stage.layer_range:
+            yield from self._load(plan, StateAt(url=None, step=0))
 
     def _connect(self, plan: Plan) -> Life:
         self.program = lower_worker(plan, self.worker, self.ties)
@@ -417,6 +417,13 @@ class WorkerLife:
         if execution.verdict is None:
             return execution.previous
         return None if execution.closed else execution.verdict
+
+    def _closed(self) -> Verdict | None:
+        """Over the step before, if that was settled at its end, in this generation, and updates run ahead in it."""
+        before = self.execution
+        if not self.staggered or before is None or not before.closed or before.program is not self.program:
+            return None
+        return before.verdict
 
     def _unsettled(self) -> int | None:
         verdict = self._open()
@@ -535,6 +542,7 @@ class WorkerLife:
             number=self._number,
             closing=closing,
             previous=previous,
+            settled=self._closed(),
             on_settled=told,
         )
         return self.execution
@@ -589,7 +597,7 @@ class WorkerLife:
         yield Drain()
         moves = self.worker in newcomers
         if moves:
-            yield from self._load(install.plan, StateAt(url=None, step=0))
+            yield from self._move(install.plan)
         yield from self._connect(install.plan)
         yield Report(Joined(worker=self.worker, generation=self.generation, step=step))
         if moves:

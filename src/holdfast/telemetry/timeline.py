@@ -24,9 +24,10 @@ __all__ = ["BOUNDARY", "Generation", "Mark", "Mode", "Row", "RunTimeline", "Stre
 
 Timed = tuple[float, Event]
 
-BOUNDARY, FALLBACK = "boundary", "fallback"
-"""The strategy of a generation that nobody's failure brought about: workers came or went between two steps. And that of
-one that may do without workers who are there."""
+BOUNDARY = "boundary"
+"""The strategy of a generation that nobody's failure brought about: workers came or went between two steps."""
+FALLBACK = "fallback"
+"""The strategy of a generation that may do without workers who are there."""
 
 
 class Mode(StrEnum):

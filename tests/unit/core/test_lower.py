@@ -55,12 +55,12 @@ def test_operations_receive_compute_and_send(row, expected):
 @pytest.mark.parametrize(
     ("worker", "expected"),
     [
-        ("0.0", "REDUCE_L0 SEND_TALLY0.0>0.1 RECV_VERDICT0.0<0.1 STEP_L0"),
-        ("0.1", "REDUCE_L1 RECV_TALLY0.0<0.0 SEND_TALLY0.0>0.2 RECV_VERDICT0.0<0.2 SEND_VERDICT0.0>0.0 STEP_L1"),
-        ("0.2", "REDUCE_L2 RECV_TALLY0.0<0.1 SEND_VERDICT0.0>0.1 STEP_L2"),
+        ("0.0", "REDUCE_L0 RECV_TALLY0.0<0.1 SEND_VERDICT0.0>0.1 STEP_L0"),
+        ("0.1", "REDUCE_L1 RECV_TALLY0.0<0.2 SEND_TALLY0.0>0.0 RECV_VERDICT0.0<0.0 SEND_VERDICT0.0>0.2 STEP_L1"),
+        ("0.2", "REDUCE_L2 SEND_TALLY0.0>0.1 RECV_VERDICT0.0<0.1 STEP_L2"),
     ],
 )
-def test_the_verdict_travels_down_and_back(worker, expected):
+def test_the_tally_travels_to_the_first_stage_and_the_verdict_back(worker, expected):
     text = text_of(TALL, worker)
     assert text[text.index("REDUCE") :] == expected
 
@@ -72,8 +72,8 @@ def test_layers_reduce_downwards_and_step_upwards():
 def test_ties_reduce_after_the_layers_over_the_owners_of_any_of_them():
     programs = lower(regular_plan(2, split_evenly(4, 2), 1), ties=((0, 3), (0, 1)))
     text = {str(program.worker): format_instructions(program.instructions) for program in programs}
-    assert "REDUCE_L1 REDUCE_L0 REDUCE_L0+3 REDUCE_L0+1 " in text["1.0"]
-    assert "REDUCE_L3 REDUCE_L2 REDUCE_L0+3 RECV_TALLY" in text["1.1"]
+    assert "REDUCE_L1 REDUCE_L0 REDUCE_L0+3 REDUCE_L0+1 RECV_TALLY" in text["1.0"]
+    assert "REDUCE_L3 REDUCE_L2 REDUCE_L0+3 SEND_TALLY" in text["1.1"]
     tied = next(i.reduction for i in programs[0].instructions if str(i) == "REDUCE_L0+3")
     assert [str(worker) for worker in tied.workers] == ["0.0", "0.1", "1.0", "1.1"]
 
@@ -82,8 +82,8 @@ def test_a_shared_worker_passes_all_tallies_before_any_verdict():
     plan = adaptive_plan(regular_plan(2, split_evenly(3, 3), 1), [WorkerId(1, 1)])
     text = text_of(plan, "0.1")
     assert text[text.index("REDUCE_L1") :] == (
-        "REDUCE_L1 RECV_TALLY0.0<0.0 SEND_TALLY0.0>0.2 RECV_TALLY1.0<1.0 SEND_TALLY1.0>1.2 "
-        "RECV_VERDICT0.0<0.2 SEND_VERDICT0.0>0.0 RECV_VERDICT1.0<1.2 SEND_VERDICT1.0>1.0 STEP_L1"
+        "REDUCE_L1 RECV_TALLY0.0<0.2 SEND_TALLY0.0>0.0 RECV_TALLY1.0<1.2 SEND_TALLY1.0>1.0 "
+        "RECV_VERDICT0.0<0.0 SEND_VERDICT0.0>0.2 RECV_VERDICT1.0<1.0 SEND_VERDICT1.0>1.2 STEP_L1"
     )
 
 
@@ -108,8 +108,8 @@ def test_a_worker_that_no_chain_reaches_is_refused():
 def test_a_worker_without_operations_listens_in_the_place_of_a_peer():
     plan = with_listeners(regular_plan(1, split_evenly(2, 2), 1), [(WorkerId(1, 1), LayerRange(1, 2))])
     texts = {str(p.worker): format_instructions(p.instructions) for p in lower(plan)}
-    assert texts["1.1"] == "REDUCE_L1 RECV_TALLY1.2<0.0 SEND_VERDICT1.2>0.0 STEP_L1"
-    assert "SEND_TALLY0.0>0.1 SEND_TALLY1.2>1.1 RECV_VERDICT0.0<0.1 RECV_VERDICT1.2<1.1" in texts["0.0"]
+    assert texts["1.1"] == "REDUCE_L1 SEND_TALLY1.2>0.0 RECV_VERDICT1.2<0.0 STEP_L1"
+    assert "RECV_TALLY0.0<0.1 RECV_TALLY1.2<1.1 SEND_VERDICT0.0>0.1 SEND_VERDICT1.2>1.1" in texts["0.0"]
     validate(plan)
 
 

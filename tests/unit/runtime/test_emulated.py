@@ -95,6 +95,21 @@ def test_what_an_operation_takes_by_itself_is_part_of_its_time():
     assert slow.of(made.forward, 0, 0, None) == pytest.approx(111.0, abs=0.05)
 
 
+@pytest.mark.parametrize(("late_s", "left_s"), [(0.0004, 0.0), (0.005, 0.004)], ids=["learnt", "at most 1 ms"])
+def test_late_wake_ups_are_allowed_for(late_s, left_s):
+    late = Time()
+
+    def sleep(seconds):
+        late.sleep(seconds + late_s)
+
+    made = EmulatedStage(
+        layers=LayerRange(0, 3), num_layers=3, num_microbatches=1, profile=PROFILE, clock=late.clock, sleep=sleep
+    )
+    took = [late.of(made.forward, 0, 0, None) - 111.0 for _ in range(200)]
+    assert took[0] == pytest.approx(late_s, abs=2e-5)
+    assert took[-1] == pytest.approx(left_s, abs=2e-5)
+
+
 def finish(made):
     for index in range(3):
         made.accept((index,), made.message((index,), 0))

@@ -190,7 +190,7 @@ def test_the_order_of_effects(tmp_path):
         "RECV_ACT0.0<0.0", "F0.0", "B0.0", "SEND_GRAD0.0>0.0",
         "RECV_ACT0.1<0.0", "F0.1", "[forward]", "B0.1", "[backward]", "SEND_GRAD0.1>0.0",
         "ready", "start L4", "[reduce]", "start L3", "finish L4", "finish L3",
-        "RECV_TALLY0.0<0.0", "[verdict]", "SEND_VERDICT0.0>0.0",
+        "SEND_TALLY0.0>0.0", "RECV_VERDICT0.0<0.0", "[verdict]",
         "[update]", "[commit]", "committed", "StepDone",
     ]  # fmt: skip
     assert told[10:] == [*step, *step, "Finished", "listen", "Saved", "listen"]
@@ -494,7 +494,7 @@ def test_nothing_is_crossed_behind_the_last_step(tmp_path):
 
 
 def test_one_that_is_not_ready_keeps_everyone_where_they_are(tmp_path):
-    shell = Crosser(LAST, tmp_path, PLAN)
+    shell = Crosser(FIRST, tmp_path, PLAN)
     shell.prepared = None
     assert "boundary" not in [label(effect) for effect in shell.run().effects]
 

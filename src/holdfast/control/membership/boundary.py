@@ -162,6 +162,7 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
         joined_early=frozenset(),
         finished=frozenset(),
         upcoming=None,
+        promised=state.promised if upcoming.entering else None,
         planned={},
         resume_step=step,
         suspected_at=None,

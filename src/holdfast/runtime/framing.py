@@ -1,0 +1,37 @@
+"""A tensor behind a few packed bytes, in one message: how a transport sends what it has to say of a tensor.
+
+Made with numpy where that does: on caches that an operation has used meanwhile, each call of torch takes 50 to 100 us.
+"""
+
+from __future__ import annotations
+
+import numpy
+import torch
+
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.runtime.model import torch_dtype
+
+__all__ = ["framed", "unframed"]
+
+_KNOWN_TO_NUMPY = frozenset(
+    (torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+)
+
+
+def framed(header: bytes, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of a CPU tensor's bytes behind ``header``.
+
+    Shapes:
+        Any; the result has ``len(header)`` + the tensor's bytes elements of uint8.
+    """
+    tensor = tensor.detach()
+    if tensor.dtype not in _KNOWN_TO_NUMPY:
+        tensor = tensor.contiguous().view(-1).view(torch.uint8)
+    frame = bytearray(header)
+    frame += numpy.ascontiguousarray(tensor.numpy()).reshape(-1).view(numpy.uint8).data
+    return torch.frombuffer(frame, dtype=torch.uint8)
+
+
+def unframed(frame: numpy.ndarray, size: int, spec: TensorSpec) -> torch.Tensor:
+    """Returns the tensor behind a header of ``size`` bytes: a part of the frame, which may yet have to be filled."""
+    return torch.from_numpy(frame[size:]).view(torch_dtype(spec)).view(spec.shape)
