@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -43,9 +44,8 @@ class Moving:
             moves=self._moves,
             healthy=there,
             meanwhile=meanwhile,
-            afterwards=self._answer(state, there, state.absent),
+            afterwards=replace(self._answer(state, there, state.absent), period=1.0),
             before_s=2.0,
-            after_s=1.0,
             copy_s=0.1,
         )
 

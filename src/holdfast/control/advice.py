@@ -12,7 +12,7 @@ from holdfast.planning.migration import Migration, proposed
 from holdfast.planning.training import Rerouted, looked_up
 from holdfast.recovery.actions import RecoveryPlan
 
-__all__ = ["Adviser", "failure_every_s"]
+__all__ = ["Adviser"]
 
 
 class Adviser:
@@ -67,7 +67,7 @@ class Adviser:
         return proposed(self._library, state.healthy, state.absent, state.terms, state.period)
 
     def _migrating(self, state: Membership) -> Iterator[Improved]:
-        every_s, migration = failure_every_s(state), self._migration
+        every_s, migration = _failure_every_s(state), self._migration
         if migration is None or every_s is None or state.expected:
             return
         left_s = (state.steps - 1 - state.last_step) * migration.before_s
@@ -87,7 +87,7 @@ class Adviser:
             return 0
 
 
-def failure_every_s(state: Membership) -> float | None:
+def _failure_every_s(state: Membership) -> float | None:
     """Returns how often failures are to be expected: as the job says, else as often as so far; None if unknown.
 
     Failures that keep no schedule are expected as far ahead at any moment. A coordinator that was started again counts

@@ -31,7 +31,6 @@ class Migration:
         meanwhile: the plan that trains while those who move get their state.
         afterwards: the plan that trains from then on.
         before_s: seconds of a step if nobody moves.
-        after_s: seconds of a step once all have moved.
         copy_s: seconds that their state is on its way.
     """
 
@@ -40,8 +39,13 @@ class Migration:
     meanwhile: Rerouted
     afterwards: Rerouted
     before_s: float
-    after_s: float
     copy_s: float
+
+    @property
+    def after_s(self) -> float:
+        """Seconds of a step once all have moved."""
+        assert self.afterwards.period is not None, "a plan of the library has a period"
+        return self.afterwards.period
 
     def steps_gained(self, expected_s: float) -> float:
         """Returns how many steps more are done until the next failure, which is expected in so many seconds.
@@ -104,6 +108,5 @@ def proposed(
         meanwhile=meanwhile,
         afterwards=afterwards,
         before_s=before_s,
-        after_s=found.found.period,
         copy_s=sum(terms.copy_s[layer] for mover in movers for layer in there.placement.layers_of(mover).indices),
     )

@@ -134,7 +134,7 @@ def make_plan(
         time_limit_s: seconds for the search, at least 0; one schedule is always made.
         engine: what makes schedules.
         seed: of the search's random numbers.
-        tries: the most schedules that the list engine makes, at least 1; None: no limit. With it and endless time,
+        tries: the most schedules that the search makes, at least 1; None: no limit. With it and endless time,
             equal arguments give equal plans.
 
     Raises:

@@ -1,21 +1,25 @@
-"""A timed search over list schedules: rules first, then urgencies learned from the best schedule so far."""
+"""A timed search over list schedules: known rules first, then rules like the best of them, and urgencies learned from
+the best schedule so far, by turns."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import count, islice, product
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice, product
 
 from holdfast.planning.array_scheduler import array_schedule, suits
 from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urgency
 from holdfast.planning.shop import Shop
 from holdfast.planning.timing import as_late_as_possible, measure, settle, stage_windows
 
-__all__ = ["Found", "improve", "reached", "search"]
+__all__ = ["Found", "reached", "search"]
 
 _PATIENCE = (0.0, 0.5, 1.0)
+_FINER_PATIENCE = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 _DEPTHS = ((1.25, 0), (1.0, 0), (1.5, 0), (1.0, 1), (1.25, 1), (1.5, 1), (1.25, 2), (1.0, 2), (1.5, 3), (2.0, 0))
 """Multiples of 1F1B's micro-batches per stage, and how many more: first what is often best for the period, last what is
 for the makespan."""
@@ -49,9 +53,30 @@ _AT_ONCE_MAKESPAN = (
     (1.5, 3, False),
 )
 """The same for large grids; true: the limits hold only from the first backward on."""
+_MANY = 4_000
+"""Operations above which urgencies hardly ever shorten a schedule."""
+_BY_RULES, _BY_RULES_LARGE = 0.5, 0.9
+"""Which share of the schedules of a climb is made by rules, the others by urgencies: usually, and with so many."""
+_DRAWS = 8
+"""How often rules are drawn until some are new: near the best small ones nearly all are known."""
 _NOISE = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 _LARGE = 200_000
 """Operations above which times are settled in fewer rounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rules:
+    """What a list schedule is made by.
+
+    Attributes:
+        patience: a worker stays idle for an I that arrives within this fraction of what it would start instead.
+        limits: micro-batches that a worker of stage 0, 1, ... may hold between F and I; None: memory alone.
+        eager: the limits hold only from the first backward on; engine of large grids only.
+    """
+
+    patience: float
+    limits: tuple[int, ...] | None
+    eager: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +94,7 @@ def search(
 
     First come rules: how many micro-batches a stage may hold, as a multiple of 1F1B's own number and more, and for how
     long a worker waits for a backward. 1F1B's number and a little more is often best, as in ZB-H1: who runs ahead with
-    forwards lacks the memory, or the work, later on.
+    forwards lacks the memory, or the work, later on. Then come rules like the best of them, and urgencies by turns.
 
     Args:
         shop: the problem.
@@ -85,63 +110,67 @@ def search(
     """
     until = time.monotonic() + time_limit_s
     best: Found | None = None
-    rules = _make_at_once(shop, staggered) if suits(shop) else _make_plain(shop, staggered)
-    made = 0
-    for found in islice(rules, tries):
+    best_rules, made = None, 0
+    at_once = suits(shop)
+    follow = partial(_follow_at_once if at_once else _follow, shop, staggered)
+    for rules in islice(_known_rules(shop, staggered, at_once), tries):
+        found = follow(rules)
         made += 1
-        best = found if best is None or found.value < best.value else best
+        if best is None or found.value < best.value:
+            best, best_rules = found, rules
         if reached(best.value, goal) or time.monotonic() >= until:
             return best
     assert best is not None
-    if suits(shop):
-        return best
-    left = None if tries is None else tries - made
-    return improve(shop, best, staggered=staggered, goal=goal, until=until, seed=seed, tries=left)
-
-
-def improve(
-    shop: Shop,
-    best: Found,
-    *,
-    staggered: bool,
-    goal: float,
-    until: float,
-    seed: int = 0,
-    tries: int | None = None,
-) -> Found:
-    """Returns the best schedule found by forward-backward justification until the goal or the time is reached.
-
-    The latest start of every operation in a schedule says how urgent it is; the next schedule follows these urgencies,
-    with a little noise. A schedule that is not worse takes the place of the one before.
-
-    Args:
-        shop: the problem.
-        best: where to begin.
-        staggered: whether the period counts, else the makespan.
-        goal: a lower bound.
-        until: when to stop, by ``time.monotonic``.
-        seed: of the random numbers.
-        tries: the most schedules to make; None: no limit.
-    """
-    rng = random.Random(seed)
-    current = best
-    for _ in count() if tries is None else range(tries):
+    assert best_rules is not None
+    by_rules = 1.0 if at_once else _BY_RULES_LARGE if shop.num_operations > _MANY else _BY_RULES
+    climb = _climb(shop, best, best_rules, follow, by_rules, staggered, random.Random(seed))
+    for found in climb if tries is None else islice(climb, tries - made):
+        best = found if found.value < best.value else best
         if reached(best.value, goal) or time.monotonic() >= until:
             break
-        urgency = _urgency(shop, current.schedule, rng)
-        patience = rng.choice(_PATIENCE)
-        found = _judge(shop, list_schedule(shop, urgency, patience=patience, limits=_any_limits(shop, rng)), staggered)
-        if found.value <= current.value or rng.random() < 0.01:
-            current = found
-        if found.value < best.value:
-            best = found
     return best
 
 
-def _limits(shop: Shop, depths: Iterable[tuple[float, int]]) -> Iterator[tuple[int, ...] | None]:
-    for factor, more in depths:
-        yield _limit(shop, factor, more)
-    yield None
+def _climb(
+    shop: Shop,
+    best: Found,
+    rules: _Rules,
+    follow: Callable[[_Rules], Found],
+    by_rules: float,
+    staggered: bool,
+    rng: random.Random,
+) -> Iterator[Found]:
+    """Schedules without end, by a climb over rules and by forward-backward justification, from the best so far.
+
+    A share ``by_rules`` is made by rules in which some stages may hold a little more or less than by the best ones so
+    far; only that shortens large schedules. For the others, the latest start of every operation in a schedule says how
+    urgent it is; the next one follows these urgencies, with a little noise. What is not worse takes the place of what
+    was before.
+    """
+    current, least, known, most = best, best.value, {rules}, _most(shop)
+    while True:
+        if rng.random() < by_rules:
+            tried = _other(rules, most, known, rng)
+            found = follow(tried)
+            if found.value <= least:
+                rules, least = tried, found.value
+        else:
+            found = _urge(shop, current, rules, rng, staggered)
+        if found.value <= current.value or rng.random() < 0.01:
+            current = found
+        yield found
+
+
+def _known_rules(shop: Shop, staggered: bool, at_once: bool) -> Iterator[_Rules]:
+    if at_once:
+        for patience, (factor, more, eager) in product(_PATIENCE, _AT_ONCE if staggered else _AT_ONCE_MAKESPAN):
+            yield _Rules(patience=patience, limits=_limit(shop, factor, more), eager=eager)
+        return
+    depths = _DEPTHS if staggered else _DEPTHS[::-1]
+    for patience in _PATIENCE:
+        for factor, more in depths:
+            yield _Rules(patience=patience, limits=_limit(shop, factor, more))
+        yield _Rules(patience=patience, limits=None)
 
 
 def _limit(shop: Shop, factor: float, more: int) -> tuple[int, ...]:
@@ -149,22 +178,63 @@ def _limit(shop: Shop, factor: float, more: int) -> tuple[int, ...]:
     return tuple(int((depth - stage) * factor) + more for stage in range(depth))
 
 
+def _most(shop: Shop) -> tuple[int, ...]:
+    """How many micro-batches the memory of a worker of every stage holds between F and I, if it has so many."""
+    load = max(Counter(shop.worker_of).values())
+    return tuple(
+        load if not stage.takes else int(min(load, room / stage.takes))
+        for stage, room in zip(shop.grid.each, shop.room, strict=True)
+    )
+
+
+def _other(rules: _Rules, most: tuple[int, ...], known: set[_Rules], rng: random.Random) -> _Rules:
+    """Rules like these that are not known yet, if that many draws find some; they are known from now on."""
+    other = rules
+    for _ in range(_DRAWS):
+        other = _varied(rules, most, rng)
+        if other not in known:
+            break
+    known.add(other)
+    return other
+
+
+def _varied(rules: _Rules, most: tuple[int, ...], rng: random.Random) -> _Rules:
+    """Rules with another patience, or that let some neighbouring stages hold one or two more, or fewer."""
+    if rng.random() < 0.15:
+        return replace(rules, patience=rng.choice(_FINER_PATIENCE))
+    limits = list(most if rules.limits is None else map(min, rules.limits, most))
+    first = rng.randrange(len(limits))
+    last = first if rng.random() < 0.5 else rng.randrange(len(limits))
+    more = rng.choice((-2, -1, -1, 1, 1, 2))
+    for stage in range(min(first, last), max(first, last) + 1):
+        limits[stage] = min(most[stage], max(1, limits[stage] + more))
+    return replace(rules, limits=tuple(limits))
+
+
+def _follow(shop: Shop, staggered: bool, rules: _Rules) -> Found:
+    """The schedule of some rules."""
+    schedule = list_schedule(shop, plain_urgency(shop), patience=rules.patience, limits=rules.limits)
+    return _judge(shop, schedule, staggered)
+
+
+def _follow_at_once(shop: Shop, staggered: bool, rules: _Rules) -> Found:
+    """The same by the engine of large grids."""
+    schedule = array_schedule(shop, patience=rules.patience, limits=rules.limits, eager=rules.eager)
+    return _found(shop, settle(shop, schedule, staggered=staggered, rounds=2, early=True), staggered)
+
+
+def _urge(shop: Shop, before: Found, rules: _Rules, rng: random.Random, staggered: bool) -> Found:
+    """A schedule by the urgencies of another one, within the limits of the rules or within any."""
+    limits = rules.limits if rng.random() < 0.5 else _any_limits(shop, rng)
+    urgency = _urgency(shop, before.schedule, rng)
+    return _judge(shop, list_schedule(shop, urgency, patience=rng.choice(_PATIENCE), limits=limits), staggered)
+
+
 def _any_limits(shop: Shop, rng: random.Random) -> tuple[int, ...] | None:
     if rng.random() < 0.3:
         return None
-    depth, factor = shop.num_stages, rng.uniform(1, 2)
-    return tuple(int((depth - stage) * factor) + rng.randrange(3) for stage in range(depth))
-
-
-def _make_plain(shop: Shop, staggered: bool) -> Iterator[Found]:
-    for patience, limits in product(_PATIENCE, _limits(shop, _DEPTHS if staggered else _DEPTHS[::-1])):
-        yield _judge(shop, list_schedule(shop, plain_urgency(shop), patience=patience, limits=limits), staggered)
-
-
-def _make_at_once(shop: Shop, staggered: bool) -> Iterator[Found]:
-    for patience, (factor, more, eager) in product(_PATIENCE, _AT_ONCE if staggered else _AT_ONCE_MAKESPAN):
-        schedule = array_schedule(shop, patience=patience, limits=_limit(shop, factor, more), eager=eager)
-        yield _found(shop, settle(shop, schedule, staggered=staggered, rounds=2, early=True), staggered)
+    factor = rng.uniform(1, 2)
+    return tuple(limit + rng.randrange(3) for limit in _limit(shop, factor, 0))
 
 
 def _judge(shop: Shop, schedule: Schedule, staggered: bool) -> Found:

@@ -38,9 +38,11 @@ __all__ = [
 WORTHWHILE = 0.01
 """By which part of a step a plan must be faster for all to change to it."""
 _TRIES, _AT_ONCE = 200, 12
-"""Schedules that are made for the whole grid, before training; and at a loss."""
-_OPERATIONS = 60_000
-"""Operations that all schedules made at a loss may have together, which take some tenths of a second."""
+"""The most schedules that are made for the whole grid, before training; and at a loss."""
+_OPERATIONS, _OPERATIONS_AT_ONCE = 1_000_000, 60_000
+"""Operations that all these may have together: what takes some seconds, and some tenths of a second."""
+_FEWEST = 40
+"""Schedules that are made for a whole grid of any size: those by rules that are known to be good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,9 @@ def regular_grid(pipelines: int, stages: tuple[LayerRange, ...], microbatches: i
 def tries_for(grid: Grid, *, at_once: bool) -> int:
     """Returns how many schedules are made for a plan: the whole grid's before training, or one wanted ``at_once``."""
     operations = 3 * grid.pipelines * len(grid.stages) * grid.microbatches
-    return max(1, min(_AT_ONCE, _OPERATIONS // operations)) if at_once else _TRIES
+    if at_once:
+        return max(1, min(_AT_ONCE, _OPERATIONS_AT_ONCE // operations))
+    return max(_FEWEST, min(_TRIES, _OPERATIONS // operations))
 
 
 def planned_grid(pipelines: int, stages: tuple[LayerRange, ...], microbatches: int, terms: Terms) -> Plan:
@@ -182,7 +186,7 @@ def looked_up(library: PlanLibrary, healthy: Plan, lost: Iterable[WorkerId], ter
 def _pairs(gone: Iterable[WorkerId], alive: Iterable[WorkerId]) -> list[tuple[WorkerId, WorkerId]]:
     """Who must change places so that those who are alive sit where others are gone, on the same stages."""
     by_stage = [sorted(each, key=lambda place: (place.stage, place.pipeline)) for each in (gone, alive)]
-    return [(one, other) for one, other in zip(*by_stage, strict=True)]
+    return list(zip(*by_stage, strict=True))
 
 
 def seated_grid(seats: Seats, terms: Terms) -> Grid:

@@ -87,7 +87,6 @@ def migration(before_s=2.0, during_s=4.0, after_s=1.0, copy_s=10.0):
         meanwhile=meanwhile,
         afterwards=afterwards,
         before_s=before_s,
-        after_s=after_s,
         copy_s=copy_s,
     )
 

@@ -1,0 +1,183 @@
+"""The model with a variable for every start: exact for any costs, and slow beyond some hundred operations."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from ortools.sat.python import cp_model
+
+from holdfast.planning.solvers.child import Problem
+
+__all__ = ["Model", "solve"]
+
+
+def solve(problem: dict[str, Any]) -> dict[str, Any]:
+    """Returns ``{"status", "value", "bound", "starts"}``; ``starts`` is empty if nothing was found.
+
+    Args:
+        problem: as :func:`holdfast.planning.solvers.process.problem_of` makes it.
+    """
+    model = _Whole(problem)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = problem["time_limit_s"]
+    solver.parameters.num_workers = problem["threads"]
+    solver.parameters.random_seed = 0
+    status = solver.solve(model.model)
+    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    return {
+        "status": solver.status_name(status),
+        "value": round(solver.objective_value) if found else None,
+        "bound": round(solver.best_objective_bound),
+        "starts": model.found(solver) if found else [],
+    }
+
+
+class Model:
+    """A problem as CP-SAT reads it.
+
+    Args:
+        problem: as :func:`holdfast.planning.solvers.process.problem_of` makes it.
+
+    Attributes:
+        model: the model.
+        starts: a variable per operation, by its number.
+        value: what is to be small.
+        firsts: when every stage begins, if its optimizer step is staggered.
+        windows: how long every stage takes then, its optimizer step included.
+    """
+
+    def __init__(self, problem: dict[str, Any]) -> None:
+        self._p, shared = problem, Problem(problem)
+        self._visits, self._stages, self._kinds = shared.visits, shared.stages, shared.kinds
+        self._length, self._shared = shared.length, shared
+        self._horizon = problem["horizon"]
+        self.model = cp_model.CpModel()
+        self.starts: list[Any] = [self._start(number) for number in range(3 * self._visits)]
+        self.value = self.model.new_int_var(problem["goal"], self._horizon + max(problem["optimizer"]), "value")
+        self.firsts: list[Any] = []
+        self.windows: list[Any] = []
+        self._add_needs()
+        self._add_workers()
+        self._add_objective()
+
+    def found(self, solver: cp_model.CpSolver) -> list[int]:
+        """Returns all starts in what a solver found."""
+        return [solver.value(start) if isinstance(start, cp_model.IntVar) else start for start in self.starts]
+
+    def _start(self, number: int) -> Any:
+        """A variable; W where the backward is coupled is no operation."""
+        return self.model.new_int_var(0, self._horizon, "") if number < self._kinds * self._visits else 0
+
+    def _end(self, number: int) -> Any:
+        return self.starts[number] + self._length(number)
+
+    def _add_needs(self) -> None:
+        comm = self._p["comm"]
+        for visit in range(self._visits):
+            stage, back = visit % self._stages, visit + self._visits
+            if stage < self._stages - 1:
+                self.model.add(self.starts[visit + 1] >= self._end(visit) + comm[stage])
+                self.model.add(self.starts[back] >= self._end(back + 1) + comm[stage])
+            else:
+                self.model.add(self.starts[back] >= self._end(visit))
+            if self._kinds == 3:
+                self.model.add(self.starts[back + self._visits] >= self._end(back))
+
+    def _add_workers(self) -> None:
+        """What keeps every worker at one operation at a time, and within its memory."""
+        raise NotImplementedError
+
+    def _in_turn(self, numbers: list[int]) -> None:
+        """These operations run one at a time, in any order."""
+        self.model.add_no_overlap(
+            [self.model.new_fixed_size_interval_var(self.starts[n], self._length(n), f"i{n}") for n in numbers]
+        )
+
+    def _add_objective(self) -> None:
+        value = self.value
+        after = 2 if self._kinds == 3 else 1
+        ends = [self._end(visit + after * self._visits) for visit in range(self._visits)]
+        if not self._p["staggered"]:
+            for end in ends:
+                self.model.add(value >= end)
+        for stage in range(self._stages) if self._p["staggered"] else ():
+            first = self.model.new_int_var(0, self._horizon, f"first{stage}")
+            window = self.model.new_int_var(0, self._horizon + max(self._p["optimizer"]), f"window{stage}")
+            for visit in range(stage, self._visits, self._stages):
+                self.model.add(first <= self.starts[visit])
+            for visit in self._shared.waited_for(stage):
+                self.model.add(window >= ends[visit] + self._p["optimizer"][stage] - first)
+            self.model.add(value >= window)
+            self.firsts.append(first)
+            self.windows.append(window)
+        self.model.minimize(value)
+
+
+class _Whole(Model):
+    """All operations in any order."""
+
+    def __init__(self, problem: dict[str, Any]) -> None:
+        super().__init__(problem)
+        self._add_interchangeable()
+        self._add_hint()
+
+    def _add_workers(self) -> None:
+        for worker, row in self._shared.visits_of_workers().items():
+            numbers = [visit + kind * self._visits for visit in row for kind in range(self._kinds)]
+            self._in_turn(numbers)
+            self._add_memory(self._shared.stage_of(worker), row)
+
+    def _add_memory(self, stage: int, row: list[int]) -> None:
+        room = self._p["room"][stage]
+        if room is None:
+            return
+        takes, gives_input, gives_weight = self._p["memory"][stage]
+        kept = takes - gives_input - gives_weight
+        spans: list[Any] = []
+        demands: list[int] = []
+        for visit in row:
+            back = visit + self._visits
+            last = back + (self._visits if self._kinds == 3 else 0)
+            for demand, end in ((gives_input, self._end(back)), (gives_weight, self._end(last)), (kept, self._horizon)):
+                if demand:
+                    size = self.model.new_int_var(0, self._horizon, "")
+                    stop = self.model.new_int_var(0, self._horizon, "")
+                    self.model.add(stop == end)
+                    spans.append(self.model.new_interval_var(self.starts[visit], size, stop, ""))
+                    demands.append(demand)
+        self.model.add_cumulative(spans, demands, room)
+
+    def _add_interchangeable(self) -> None:
+        """Micro-batches with equal routes may keep the order of their numbers in all that they do.
+
+        If one overtakes another, let them exchange names from there on: the one that was first everywhere before is
+        ready for the earlier turn, the other for the later one, and workers hold as many micro-batches as they did.
+        """
+        for entries in self._equal_routes():
+            for before, entry in pairwise(entries):
+                for offset in self._offsets():
+                    self.model.add(self.starts[entry + offset] >= self._end(before + offset))
+
+    def _equal_routes(self) -> list[list[int]]:
+        """The first visits of micro-batches with equal routes, in the order of their numbers."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for entry in range(0, self._visits, self._stages):
+            found.setdefault(tuple(self._p["worker_of"][entry : entry + self._stages]), []).append(entry)
+        return list(found.values())
+
+    def _offsets(self) -> list[int]:
+        """From a first visit to all operations of the micro-batch."""
+        return [kind * self._visits + stage for kind in range(self._kinds) for stage in range(self._stages)]
+
+    def _add_hint(self) -> None:
+        """The hint, in the order in which micro-batches with equal routes have to be."""
+        hints = list(self._p["hint"])
+        for entries in self._equal_routes():
+            for offset in self._offsets():
+                turns = sorted(hints[entry + offset] for entry in entries)
+                for entry, turn in zip(entries, turns, strict=True):
+                    hints[entry + offset] = turn
+        for start, hint in zip(self.starts, hints, strict=False):
+            if isinstance(start, cp_model.IntVar):
+                self.model.add_hint(start, hint)

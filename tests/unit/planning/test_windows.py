@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.core.placement import split_evenly
+from holdfast.core.profile import parse_costs
+from holdfast.planning.list_scheduler import list_schedule, plain_urgency
+from holdfast.planning.shop import Grid, open_shop
+from holdfast.planning.solvers.process import answer_of, problem_of
+from holdfast.planning.timing import check, measure
+
+windows = pytest.importorskip(
+    "holdfast.planning.solvers.windows", reason="CP-SAT is not installed: pip install holdfast[solver]"
+)
+UNEVEN = {"costs": "10,11,8", "comm": "1", "optimizer": "5"}
+
+
+def poor(memory, *, coupled, ties=(), microbatches=20):
+    """A problem, and a schedule in which every worker holds one micro-batch at a time."""
+    grid = Grid(
+        pipelines=1,
+        stages=split_evenly(4, 4),
+        microbatches=microbatches,
+        costs=parse_costs(4, memory=memory, **UNEVEN),
+        ties=ties,
+    )
+    shop = open_shop(grid, [], coupled=coupled)
+    return shop, list_schedule(shop, plain_urgency(shop), limits=[1] * 4)
+
+
+def asked(shop, hint, *, staggered, time_limit_s):
+    found = measure(shop, hint, staggered=staggered)
+    value = found.period if staggered else found.makespan
+    return problem_of(shop, staggered=staggered, hint=hint, value=value, goal=value - 1, time_limit_s=time_limit_s)
+
+
+@pytest.mark.parametrize(
+    ("memory", "coupled", "staggered", "ties"),
+    [
+        ("2,1,1,8", False, True, ()),
+        ("2,1,1,8", False, True, ((0, 3),)),
+        ("2,1,1,8", False, False, ()),
+        (None, True, False, ()),
+        ("1,0,1,4:3:2:1", True, False, ()),
+    ],
+    ids=["staggered", "tied", "makespan", "no limit, coupled", "coupled"],
+)
+def test_windows_shorten_a_poor_schedule_and_keep_all_rules(memory, coupled, staggered, ties, monkeypatch):
+    monkeypatch.setattr(windows, "_SMALL", 100)
+    shop, hint = poor(memory, coupled=coupled, ties=ties)
+    problem, scale = asked(shop, hint, staggered=staggered, time_limit_s=100.0)
+    assert windows.suits(problem)
+    given = windows.solve(problem)
+    answer = answer_of(shop, given, scale)
+    assert not answer.proved
+    check(shop, answer.schedule)
+    found = measure(shop, answer.schedule, staggered=staggered)
+    assert (found.period if staggered else found.makespan) <= given["value"] < problem["value"]
+
+
+def test_small_problems_and_rounded_times_are_not_for_windows():
+    shop, hint = poor("2,1,1,8", coupled=False, microbatches=55)
+    problem, _ = asked(shop, hint, staggered=True, time_limit_s=1.0)
+    assert windows.suits(problem)
+    assert not windows.suits({**problem, "exact": False})
+    assert not windows.suits({**problem, "worker_of": problem["worker_of"][:100]})
