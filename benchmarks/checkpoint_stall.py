@@ -11,7 +11,6 @@ import argparse
 import random
 import statistics
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from holdfast.runtime.train import Summary
 from holdfast.storage.blobs import LocalStore
 from holdfast.telemetry.events import Pinned, read_events
 from measure import Interval, Recorder, interval, print_table, progress, ratio_interval
-from measured_run import measured_run
+from measured_run import measured_run, step_lengths
 
 SIDES = ("without", "with")
 TARGET = 0.02
@@ -88,8 +87,7 @@ def _row(side: str, options: argparse.Namespace, summary: Summary) -> dict[str, 
     expected = tuple(taken) if side == "with" else ()
     if summary.report.checkpoints != expected:
         return {"error": f"checkpoints of steps {summary.report.checkpoints}, expected {expected}"}
-    commits = dict(summary.report.commits)
-    lengths = {after: commits[after] - commits[before] for before, after in pairwise(sorted(commits))}
+    lengths = step_lengths(summary)
     return {
         "error": None,
         "taken_s": statistics.median(lengths[step] for step in taken),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from itertools import pairwise
 from typing import Any
 
 from holdfast.config.job import Job
@@ -18,7 +17,7 @@ from holdfast.core.faults import Fault
 from holdfast.runtime.train import Summary
 from holdfast.telemetry.events import FaultInjected, Installed, StepOps, WorkerReady, read_events
 from measure import Recorder, interval, print_table, progress
-from measured_run import measured_run, op_profile
+from measured_run import measured_run, op_profile, step_lengths
 
 TARGET_STEPS = 3
 METRICS = ("start_s", "steps_to_useful", "ready_to_useful_s", "survivors_delay_steps")
@@ -46,7 +45,7 @@ def main() -> int:
     ]
     shown = [[row["compute"], str(row["runs"]), *(row[name].show(1) for name in METRICS)] for row in summary]
     print_table(f"a worker joins: median [95 % interval]; targets: <= {TARGET_STEPS} steps, < 1 step", header, shown)
-    recorder.write([{**row, **{name: row[name].to_json() for name in METRICS}} for row in summary])
+    recorder.write(summary)
     return int(any(row["error"] for row in recorder.rows))
 
 
@@ -103,7 +102,7 @@ def _row(summary: Summary) -> dict[str, Any]:
     first_at, first_step = min(useful)
     commits = dict(summary.report.commits)
     under_way = min((step for step, time in commits.items() if time > ready), default=first_step)
-    steps = {after: commits[after] - commits[before] for before, after in pairwise(sorted(commits))}
+    steps = step_lengths(summary)
     before = statistics.median(took for step, took in steps.items() if _KILL_STEP + 1 < step < under_way)
     entered = [time for time, event in timed if isinstance(event, Installed) and ready < time <= first_at]
     delay = max(took for step, took in steps.items() if under_way <= step <= first_step) - before

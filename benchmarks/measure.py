@@ -100,34 +100,44 @@ class Recorder:
     Attributes:
         name: of the benchmark.
         settings: what it was run with.
-        rows: what was measured, each row with the machine, its load before and after, the commit and the date.
+        rows: what was measured, each row with the machine, its load before and after, the share of processor time that
+            the host gave to others meanwhile, the commit and the date.
     """
 
     name: str
     settings: dict[str, Any]
     rows: list[dict[str, Any]] = field(default_factory=list)
     _load: tuple[float, float, float] = field(default_factory=os.getloadavg)
+    _ticks: tuple[int, int] = field(default_factory=lambda: _ticks())
 
     def begin(self) -> None:
         """Notes the load before whatever the next rows measure."""
-        self._load = os.getloadavg()
+        self._load, self._ticks = os.getloadavg(), _ticks()
 
     def add(self, **values: Any) -> dict[str, Any]:
         """Adds and returns a stamped row."""
-        row = {**values, "load_before": self._load, "load_after": os.getloadavg(), **_stamp()}
+        stolen, passed = (after - before for before, after in zip(self._ticks, _ticks(), strict=True))
+        load = {"load_before": self._load, "load_after": os.getloadavg(), "stolen": stolen / passed if passed else None}
+        row = {**values, **load, **_stamp()}
         self.rows.append(row)
         return row
 
     def write(self, summary: Any) -> Path:
-        """Writes settings, summary and rows; an earlier file is replaced as a whole."""
+        """Writes settings, summary and rows, intervals as plain values; an earlier file is replaced as a whole."""
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.name}.json"
         document = {"benchmark": self.name, "settings": self.settings, "summary": summary, "rows": self.rows}
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(document, indent=1) + "\n")
+        temporary.write_text(json.dumps(document, indent=1, default=Interval.to_json) + "\n")
         temporary.replace(path)
         progress(f"wrote {path.relative_to(ROOT)}")
         return path
+
+
+def _ticks() -> tuple[int, int]:
+    """Ticks of all processors that the host of this virtual machine gave to others, and all that passed."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return ticks[7], sum(ticks)
 
 
 def _stamp() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.agent import Interrupted
 from measure import time_limit
 
-__all__ = ["measured_run", "op_profile"]
+__all__ = ["measured_run", "op_profile", "step_lengths"]
 
 
 def measured_run(
@@ -37,6 +38,12 @@ def measured_run(
         except (HoldfastError, Interrupted, TimeoutError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
         return row(summary)
+
+
+def step_lengths(summary: Summary) -> dict[int, float]:
+    """Seconds from the commit of the step before to that of each step; the first is not among them."""
+    commits = dict(summary.report.commits)
+    return {after: commits[after] - commits[before] for before, after in pairwise(sorted(commits))}
 
 
 def op_profile(num_layers: int, num_stages: int, op_s: float) -> Profile:

@@ -11,7 +11,6 @@ import statistics
 import tempfile
 from contextlib import closing
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from holdfast.core.profile import Profile, costs_from_profile
 from holdfast.profiling.profiler import measure_profile
 from holdfast.runtime.train import Summary
 from measure import Recorder, interval, print_table, progress, ratio_interval
-from measured_run import measured_run
+from measured_run import measured_run, step_lengths
 
 TECHNIQUES = ("1f1b", "decoupled", "staggered")
 TARGET = 0.05  # how far the measured ratio to 1F1B may be from the predicted one
@@ -86,8 +85,7 @@ def _job(technique: str, profile: Path | None, options: argparse.Namespace) -> J
 def _row(technique: str, profile: Profile, summary: Summary) -> dict[str, Any]:
     with closing(DecisionStore(summary.run_dir / "control.db")) as store:
         (plan,) = store.plans().values()
-    commits = dict(summary.report.commits)
-    steps = [commits[after] - commits[before] for before, after in pairwise(sorted(commits)) if before >= _STEADY]
+    steps = [took for step, took in step_lengths(summary).items() if step > _STEADY]
     return {
         "error": None,
         "planned_s": steady_period(plan, costs_from_profile(profile), staggered=technique == "staggered"),
@@ -115,21 +113,15 @@ def _summary(technique: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "technique": technique,
         "stages": own[both[0]]["stages"] if both else None,
-        "period_s": interval([row["period_s"] for row in own.values()]).to_json(),
+        "period_s": interval([row["period_s"] for row in own.values()]),
         "planned_s": own[both[0]]["planned_s"] if both else None,
-        "faster": measured.to_json(),
+        "faster": measured,
         "predicted": predicted,
         "off": off,
     }
 
 
 def _show(summary: list[dict[str, Any]]) -> None:
-    def text(value: dict[str, Any], unit: float, digits: int) -> str:
-        if value["median"] is None:
-            return "-"
-        low, high = value["low"] * unit, value["high"] * unit
-        return f"{value['median'] * unit:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-
     print_table(
         f"real training on two stages; target: as many times as fast as 1F1B as predicted, within {TARGET:.0%}",
         ["technique", "stages", "step ms", "planned ms", "x as fast as 1F1B", "predicted", "off %"],
@@ -137,9 +129,9 @@ def _show(summary: list[dict[str, Any]]) -> None:
             [
                 row["technique"],
                 " ".join(row["stages"] or ["-"]),
-                text(row["period_s"], 1e3, 0),
+                row["period_s"].show(1e3, 0),
                 "-" if row["planned_s"] is None else f"{row['planned_s'] * 1e3:.0f}",
-                text(row["faster"], 1, 3),
+                row["faster"].show(1, 3),
                 "-" if row["predicted"] is None else f"{row['predicted']:.3f}",
                 "-" if row["off"] is None else f"{row['off'] * 100:+.1f}",
             ]
