@@ -67,6 +67,7 @@ class Etcd:
     port: int
     note: Callable[[str], None] = lambda text: None
     _away: bool = False
+    _turns: int = 0  # how often it went away or came back
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -102,19 +103,27 @@ class Etcd:
             StorageError: it refuses, and would again.
         """
         while True:
+            known = self._turns
             try:
                 answer = self.call(path, body)
             except StoreAway as error:
-                self._tell(f"{error}; waiting for it", away=True)
+                self._tell(f"{error}; waiting for it", known, away=True)
                 time.sleep(_POLL_S)
             else:
-                self._tell(f"{self}: it answers again", away=False)
+                self._tell(f"{self}: it answers again", known, away=False)
                 return answer
 
-    def _tell(self, text: str, *, away: bool) -> None:
-        """Once each time that it goes away or comes back, whoever notices."""
+    def _tell(self, text: str, known: int, *, away: bool) -> None:
+        """Once each time that it goes away or comes back, whoever notices.
+
+        What a call met counts only if nobody has seen it go or come since the call began (``known``): of several
+        threads' calls, one may fail before etcd is back and be told of after another's success. Nothing is missed by
+        that: whoever saw it go calls again until it is back.
+        """
         with self._lock:
-            news, self._away = away != self._away, away
+            news = away != self._away and known == self._turns
+            if news:
+                self._away, self._turns = away, known + 1
         if news:
             self.note(text)
 

@@ -4,6 +4,8 @@ import base64
 import queue
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -122,6 +124,41 @@ def test_that_etcd_is_waited_for_is_said_once_and_that_it_is_back_too(etcd_serve
     assert said.get(timeout=LIMIT_S).endswith(": it answers again")
     putting.join(LIMIT_S)
     assert one.store.latest() == decision(1)
+    assert said.empty()
+
+
+class Late(Etcd):
+    """The first call that fails comes back only when it may."""
+
+    failed: ClassVar[threading.Event]
+    may: ClassVar[threading.Event]
+
+    def call(self, path, body):
+        try:
+            return super().call(path, body)
+        except StoreAway:
+            if not Late.failed.is_set():
+                Late.failed.set()
+                assert Late.may.wait(LIMIT_S)
+            raise
+
+
+def test_a_failure_from_before_etcd_was_back_is_no_news(etcd_server, monkeypatch):
+    monkeypatch.setattr(Late, "failed", threading.Event(), raising=False)
+    monkeypatch.setattr(Late, "may", threading.Event(), raising=False)
+    said = queue.SimpleQueue()
+    etcd = Late(host="127.0.0.1", port=etcd_server.port, note=said.put)
+    etcd_server.kill()
+    with ThreadPoolExecutor(2) as pool:
+        late = pool.submit(etcd.patiently, "maintenance/status", {})
+        assert Late.failed.wait(LIMIT_S)
+        other = pool.submit(etcd.patiently, "maintenance/status", {})
+        assert said.get(timeout=LIMIT_S).endswith("; waiting for it")
+        etcd_server.start()
+        assert other.result(LIMIT_S)
+        assert said.get(timeout=LIMIT_S).endswith(": it answers again")
+        Late.may.set()
+        assert late.result(LIMIT_S)
     assert said.empty()
 
 

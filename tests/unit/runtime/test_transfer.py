@@ -194,7 +194,7 @@ def test_a_holder_killed_in_mid_transfer_is_replaced_by_the_other(start, fetchin
 
 
 def test_all_holders_killed_in_mid_transfer(start, fetching):
-    holders = {A: start((0, 40 * CHUNK), gate=4), B: start((0, 40 * CHUNK), (1, CHUNK), gate=4)}
+    holders = {worker: start((0, 40 * CHUNK), (1, CHUNK), gate=4) for worker in (A, B)}
     result, _ = fetching({worker: holder.offer for worker, holder in holders.items()}, [0, 1])
     for holder in holders.values():
         holder.wait_for_slice(4)
