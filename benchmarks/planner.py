@@ -55,6 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small grids only")
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for the search of one plan")
+    parser.add_argument("--solver-limit", type=float, default=150.0, help="seconds for CP-SAT, where it is asked")
     parser.add_argument("--tables", default="example,normalise,gaps,figure9,table3,largest", help="which tables")
     args = parser.parse_args()
     recorder = Recorder(name="planner", settings=vars(args))
@@ -101,29 +102,33 @@ def normalise(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
 
 
 def gaps(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
-    """How far the period is above its bound."""
-    table = [["PP,DP,M", "costs", "failed", "period", "bound", "gap", "target", "s", "CPU s"]]
+    """How far the period is above its bound; where it is to be reached and the list engine does not, the solver tries."""
+    table = [["PP,DP,M", "costs", "failed", "engine", "period", "bound", "gap", "target", "s", "CPU s"]]
     for stages, pipelines, microbatches, costs, target in GAPS:
         if args.quick and stages * pipelines > 128:
             continue
         grid, workers = _grid(stages, pipelines, microbatches, **costs), stages * pipelines
         for count in sorted({1, 2, math.ceil(workers / 20), math.ceil(workers / 10), workers // 4}):
-            shape = f"{stages},{pipelines},{microbatches}"
-            with _Timed(recorder, table="gaps", shape=shape, costs=costs, failed=count, target=target) as timed:
-                planned = timed.add(_plan(grid, count, args.time_limit))
-            table.append(
-                [
-                    shape,
-                    costs.get("costs", "unit"),
-                    str(count),
-                    f"{planned.found.period:g}",
-                    f"{planned.bound.period:g}",
-                    f"{planned.gap:.2%}",
-                    f"{target:.1%}",
-                    f"{timed.wall_s:.1f}",
-                    f"{timed.cpu_s:.1f}",
-                ]
-            )
+            labels = {"shape": f"{stages},{pipelines},{microbatches}", "costs": costs, "failed": count}
+            for engine, limit in ((Engine.LIST, args.time_limit), (Engine.CP_SAT, args.solver_limit)):
+                with _Timed(recorder, table="gaps", **labels, engine=engine.value, target=target) as timed:
+                    planned = timed.add(_plan(grid, count, limit, engine))
+                table.append(
+                    [
+                        labels["shape"],
+                        costs.get("costs", "unit"),
+                        str(count),
+                        engine.value,
+                        f"{planned.found.period:g}",
+                        f"{planned.bound.period:g}",
+                        f"{planned.gap:.2%}",
+                        f"{target:.1%}",
+                        f"{timed.wall_s:.1f}",
+                        f"{timed.cpu_s:.1f}",
+                    ]
+                )
+                if target or planned.optimal:
+                    break
     return table
 
 
@@ -185,9 +190,10 @@ def _grid(stages: int, pipelines: int, microbatches: int, **costs: str) -> Grid:
     )
 
 
-def _plan(grid: Grid, count: int, time_limit_s: float) -> Planned:
+def _plan(grid: Grid, count: int, time_limit_s: float, engine: Engine = Engine.LIST) -> Planned:
     counts = min_max(len(grid.stages), count, bound_cost(grid))[count]
-    return make_plan(grid, place(counts, grid.pipelines), Technique.STAGGERED, time_limit_s=time_limit_s)
+    failed = place(counts, grid.pipelines)
+    return make_plan(grid, failed, Technique.STAGGERED, time_limit_s=time_limit_s, engine=engine)
 
 
 class _Timed:

@@ -16,7 +16,7 @@ from math import gcd, lcm
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.planning.list_scheduler import Schedule
+from holdfast.planning.list_scheduler import Schedule, precedence
 from holdfast.planning.shop import Shop
 
 __all__ = ["array_schedule", "suits"]
@@ -41,7 +41,7 @@ def suits(shop: Shop) -> bool:
 
 
 def array_schedule(
-    shop: Shop, *, patience: float = 0.0, limits: Sequence[int] | None = None, eager: bool = False
+    shop: Shop, *, patience: float = 0.0, limits: Sequence[int] | None = None, eager: bool = False, ahead: int = 0
 ) -> Schedule:
     """Returns the schedule in which every free worker starts the first I that has arrived, else F, else W.
 
@@ -52,16 +52,17 @@ def array_schedule(
         patience: a worker stays idle for an I that arrives within this fraction of what it would start instead.
         limits: micro-batches that a worker of stage 0, 1, ... may hold between F and I or B; default: memory alone.
         eager: the limits hold only from a worker's first I or B on.
+        ahead: of what is there at the same moment, the first in :func:`precedence` goes first.
 
     Cost: some 0.2 ms per moment at which something starts or ends, and 0.1 µs per operation.
     """
-    return _Simulation(shop, patience, limits or [shop.num_visits] * shop.num_stages, eager).run()
+    return _Simulation(shop, patience, limits or [shop.num_visits] * shop.num_stages, eager, ahead).run()
 
 
 class _Simulation:
     """All workers as arrays: column w is worker w, row k is kind k (F, I or B, W)."""
 
-    def __init__(self, shop: Shop, patience: float, limits: Sequence[int], eager: bool) -> None:
+    def __init__(self, shop: Shop, patience: float, limits: Sequence[int], eager: bool, ahead: int) -> None:
         workers, each = shop.num_workers, shop.grid.each
         self._shop, self._patience = shop, patience
         self._at: _Whole = np.asarray(shop.worker_of, dtype=np.int64)
@@ -75,6 +76,7 @@ class _Simulation:
         self._room: _Times = np.asarray(shop.room, dtype=np.float64)[self._stage]
         self._slots: _Whole = np.asarray(limits, dtype=np.int64)[self._stage]
         self._filling: _Flags = np.full(workers, eager)
+        self._rank: _Whole = np.argsort(precedence(shop, ahead))
         self._queues()
         self._free: _Flags = self._tail[_FORWARD] >= 0
         self._ends: _Times = np.full(workers, np.inf)
@@ -125,7 +127,7 @@ class _Simulation:
         kinds, visits = np.divmod(numbers, self._shop.num_visits)
         workers = self._at[visits]
         place = kinds * self._shop.num_workers + workers
-        order = np.lexsort((visits, place))
+        order = np.lexsort((self._rank[visits], place))
         place = place[order]
         new = np.flatnonzero(np.diff(place, prepend=-1))
         nth = np.arange(len(place)) - np.repeat(new, np.diff(new, append=len(place)))

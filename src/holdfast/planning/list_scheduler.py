@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 
 from holdfast.planning.shop import Shop
 
-__all__ = ["Schedule", "list_schedule", "plain_urgency"]
+__all__ = ["Schedule", "list_schedule", "plain_urgency", "precedence"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,38 @@ class Schedule:
     fused: frozenset[int] = frozenset()
 
 
-def plain_urgency(shop: Shop) -> list[int]:
-    """Returns all operations, most urgent first: I before F before W, each by micro-batch.
+def precedence(shop: Shop, ahead: int) -> list[int]:
+    """Returns all visits in the order of their micro-batches: by index and then by pipeline.
+
+    Micro-batches that leave their pipeline somewhere meet there those of another one. If they come last, they wait in
+    that pipeline's queues up to the end of the step, and all wait for them.
+
+    Args:
+        shop: the problem.
+        ahead: those that leave their pipeline go before all others whose index is less by no more than this; 0: they do
+            not go ahead.
+    """
+    stages, pipelines = shop.num_stages, shop.grid.pipelines
+    numbers = range(shop.num_visits // stages)
+    if ahead:
+        leaves = [
+            any(worker % pipelines != number % pipelines for worker in shop.worker_of[number * stages :][:stages])
+            for number in numbers
+        ]
+        order = sorted(numbers, key=lambda n: (n // pipelines - ahead * leaves[n], not leaves[n], n))
+    else:
+        order = list(numbers)
+    return [number * stages + stage for number in order for stage in range(stages)]
+
+
+def plain_urgency(shop: Shop, ahead: int = 0) -> list[int]:
+    """Returns all operations, most urgent first: I before F before W, each by :func:`precedence`.
 
     Source:
         SlipStream's heuristic: backwards for the input as soon as possible, W where nothing else can run.
     """
-    visits = shop.num_visits
-    return [*range(visits, 2 * visits), *range(visits), *range(2 * visits, 3 * visits)]
+    visits, order = shop.num_visits, precedence(shop, ahead)
+    return [*(visit + visits for visit in order), *order, *(visit + 2 * visits for visit in order)]
 
 
 def list_schedule(

@@ -53,6 +53,8 @@ _AT_ONCE_MAKESPAN = (
     (1.5, 3, False),
 )
 """The same for large grids; true: the limits hold only from the first backward on."""
+_AHEAD = (1, 0, 2)
+"""By how many indices micro-batches that leave their pipeline go before others, what is often best first."""
 _MANY = 4_000
 """Operations above which urgencies hardly ever shorten a schedule."""
 _BY_RULES, _BY_RULES_LARGE = 0.5, 0.9
@@ -72,11 +74,13 @@ class _Rules:
         patience: a worker stays idle for an I that arrives within this fraction of what it would start instead.
         limits: micro-batches that a worker of stage 0, 1, ... may hold between F and I; None: memory alone.
         eager: the limits hold only from the first backward on; engine of large grids only.
+        ahead: by how many indices micro-batches that leave their pipeline go before others.
     """
 
     patience: float
     limits: tuple[int, ...] | None
     eager: bool = False
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +154,7 @@ def _climb(
     current, least, known, most = best, best.value, {rules}, _most(shop)
     while True:
         if rng.random() < by_rules:
-            tried = _other(rules, most, known, rng)
+            tried = _other(shop, rules, most, known, rng)
             found = follow(tried)
             if found.value <= least:
                 rules, least = tried, found.value
@@ -163,8 +167,9 @@ def _climb(
 
 def _known_rules(shop: Shop, staggered: bool, at_once: bool) -> Iterator[_Rules]:
     if at_once:
-        for patience, (factor, more, eager) in product(_PATIENCE, _AT_ONCE if staggered else _AT_ONCE_MAKESPAN):
-            yield _Rules(patience=patience, limits=_limit(shop, factor, more), eager=eager)
+        known = _AT_ONCE if staggered else _AT_ONCE_MAKESPAN
+        for patience, (factor, more, eager), ahead in product(_PATIENCE, known, _AHEAD if shop.failed else (0,)):
+            yield _Rules(patience=patience, limits=_limit(shop, factor, more), eager=eager, ahead=ahead)
         return
     depths = _DEPTHS if staggered else _DEPTHS[::-1]
     for patience in _PATIENCE:
@@ -187,21 +192,23 @@ def _most(shop: Shop) -> tuple[int, ...]:
     )
 
 
-def _other(rules: _Rules, most: tuple[int, ...], known: set[_Rules], rng: random.Random) -> _Rules:
+def _other(shop: Shop, rules: _Rules, most: tuple[int, ...], known: set[_Rules], rng: random.Random) -> _Rules:
     """Rules like these that are not known yet, if that many draws find some; they are known from now on."""
     other = rules
     for _ in range(_DRAWS):
-        other = _varied(rules, most, rng)
+        other = _varied(shop, rules, most, rng)
         if other not in known:
             break
     known.add(other)
     return other
 
 
-def _varied(rules: _Rules, most: tuple[int, ...], rng: random.Random) -> _Rules:
-    """Rules with another patience, or that let some neighbouring stages hold one or two more, or fewer."""
+def _varied(shop: Shop, rules: _Rules, most: tuple[int, ...], rng: random.Random) -> _Rules:
+    """Rules with another patience or precedence, or that let neighbouring stages hold one or two more, or fewer."""
     if rng.random() < 0.15:
         return replace(rules, patience=rng.choice(_FINER_PATIENCE))
+    if shop.failed and rng.random() < 0.15:
+        return replace(rules, ahead=rng.randrange(4))
     limits = list(most if rules.limits is None else map(min, rules.limits, most))
     first = rng.randrange(len(limits))
     last = first if rng.random() < 0.5 else rng.randrange(len(limits))
@@ -213,13 +220,16 @@ def _varied(rules: _Rules, most: tuple[int, ...], rng: random.Random) -> _Rules:
 
 def _follow(shop: Shop, staggered: bool, rules: _Rules) -> Found:
     """The schedule of some rules."""
-    schedule = list_schedule(shop, plain_urgency(shop), patience=rules.patience, limits=rules.limits)
+    urgency = plain_urgency(shop, rules.ahead)
+    schedule = list_schedule(shop, urgency, patience=rules.patience, limits=rules.limits)
     return _judge(shop, schedule, staggered)
 
 
 def _follow_at_once(shop: Shop, staggered: bool, rules: _Rules) -> Found:
     """The same by the engine of large grids."""
-    schedule = array_schedule(shop, patience=rules.patience, limits=rules.limits, eager=rules.eager)
+    schedule = array_schedule(
+        shop, patience=rules.patience, limits=rules.limits, eager=rules.eager, ahead=rules.ahead
+    )
     return _found(shop, settle(shop, schedule, staggered=staggered, rounds=2, early=True), staggered)
 
 

@@ -95,11 +95,13 @@ class Verdict:
         step: which.
         tally: our own, or that of all workers.
         complete: whether it is that of all workers: the step is settled.
+        presumed: whether our updates were made ahead of it and are not known to stand.
     """
 
     step: int
     tally: Any
     complete: bool = False
+    presumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +191,9 @@ class Execution:
         step: the step to run.
         number: the global number of a micro-batch.
         closing: whether the step is settled at its end; else only if, in the step before, all were ready to go over.
-        previous: over the step before, if that was updated ahead of it; None as soon as it is known to stand.
-        settled: over the step before, if that was settled at its end, under the same program; it rides on this step all
-            the same, so that nobody goes on before those who only listen have made their updates. None: nothing rides.
+        previous: over the step before, if that ran under the same program: it rides on this step. It does so even if it
+            was settled at its end, so that nobody goes on before those who only listen have made their updates.
+            None: nothing rides.
         on_settled: what is yielded when the step before is found to stand.
         ops: the operations run so far, readable at any time.
         verdict: over this step; None until it is reduced.
@@ -204,7 +206,6 @@ class Execution:
     number: Callable[[MicroBatch], int]
     closing: bool = True
     previous: Verdict | None = None
-    settled: Verdict | None = None
     on_settled: Any = None
     ops: list[Op] = field(default_factory=list)
     verdict: Verdict | None = None
@@ -220,11 +221,11 @@ class Execution:
             StepRefused: the step before was presumed to count as it is, and does not.
             LedgerError: a micro-batch does not count exactly once; its layer was not updated.
         """
-        settles = self.previous is not None
+        settles = self.previous is not None and self.previous.presumed
         self.stage.begin(self.step)
         yield Reach(Point.START, self.step)
         yield from self._operate()
-        if self.previous is not None:
+        if self.previous is not None and self.previous.presumed:
             raise InternalError(f"step {self.step} came to its end and has not settled the one before")
         for index, reduction in enumerate(self.program.reductions):
             if index == 0:
@@ -239,8 +240,8 @@ class Execution:
 
     def _operate(self) -> Steps:
         """Runs the operations; between them, settles the step before."""
-        rides = self.previous or self.settled
-        instructions = self.program.operations if rides is None else self.program.riding
+        previous = self.previous
+        instructions = self.program.operations if previous is None else self.program.riding
         expected = [(i, self._step_of(i)) for i in instructions if isinstance(i, Receive)]
         yield Expect((*expected, *(self._expected_verdict() if self.closing else ())))
         marks = self._half_way()
@@ -256,8 +257,8 @@ class Execution:
                 case Send(payload=Payload.ACTIVATION | Payload.GRADIENT):
                     yield Give(instruction, self.step, self._value)
                     self._value = None
-                case Receive() | Send() if rides is not None:
-                    yield from self._ride(instruction, rides)
+                case Receive() | Send() if previous is not None:
+                    yield from self._ride(instruction, previous)
 
     def _expected_verdict(self) -> tuple[tuple[Receive, int], ...]:
         return tuple((i, self.step) for i in self.program.verdict if isinstance(i, Receive))
@@ -280,13 +281,12 @@ class Execution:
 
     def _ride(self, instruction: Instruction, previous: Verdict) -> Steps:
         """Passes on what settles the step before; the first complete tally settles it."""
-        known = previous.complete
         yield from self._exchange(instruction, previous)
-        if known or not previous.complete:
+        if not (previous.complete and previous.presumed):
             return
         if not self.stage.settle(previous.tally):
             raise StepRefused(previous.step)
-        self.previous = None
+        previous.presumed = False
         if self.on_settled is not None:
             yield self.on_settled
 
@@ -339,7 +339,7 @@ class Execution:
             due = [layer for layer in left if layer not in missing]
             yield from self._update(due, first=len(left) == len(self.program.layers))
             left = [layer for layer in left if layer in missing]
-        self.verdict = Verdict(step=self.step, tally=self.stage.tally())
+        self.verdict = Verdict(step=self.step, tally=self.stage.tally(), presumed=True)
 
     def _update(self, layers: Sequence[int], *, first: bool = True) -> Steps:
         for layer in layers:

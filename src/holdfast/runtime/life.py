@@ -411,27 +411,19 @@ class WorkerLife:
 
     def _open(self) -> Verdict | None:
         """Over the step that was updated ahead of its verdict, and that is not known to stand."""
-        execution = self.execution
-        if execution is None:
+        if self.execution is None:
             return None
-        if execution.verdict is None:
-            return execution.previous
-        return None if execution.closed else execution.verdict
-
-    def _closed(self) -> Verdict | None:
-        """Over the step before, if that was settled at its end, in this generation, and updates run ahead in it."""
-        before = self.execution
-        if not self.staggered or before is None or not before.closed or before.program is not self.program:
-            return None
-        return before.verdict
+        verdict = self.execution.verdict or self.execution.previous
+        return verdict if verdict is not None and verdict.presumed else None
 
     def _unsettled(self) -> int | None:
         verdict = self._open()
         return None if verdict is None or verdict.complete or self.stage.following else verdict.step
 
     def _forget_open(self) -> None:
-        if self.execution is not None:
-            self.execution.previous, self.execution.closed = None, True
+        verdict = self._open()
+        if verdict is not None:
+            verdict.presumed = False
 
     def _note_verdict(self) -> None:
         """Remembers what is known of the verdict over the step that ran last: a recovery may need that of two steps."""
@@ -533,16 +525,15 @@ class WorkerLife:
 
     def _execution(self, step: int, *, closing: bool) -> Execution:
         assert self.program is not None
-        previous = self._open()
-        told = Report(self._done(step - 1, self.loss)) if previous is not None and self._reports() else None
+        before = self.execution if self.staggered else None
+        told = Report(self._done(step - 1, self.loss)) if self._open() is not None and self._reports() else None
         self.execution = Execution(
             program=self.program,
             stage=self.stage,
             step=step,
             number=self._number,
             closing=closing,
-            previous=previous,
-            settled=self._closed(),
+            previous=before.verdict if before is not None and before.program is self.program else None,
             on_settled=told,
         )
         return self.execution

@@ -5,14 +5,16 @@ import pytest
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
-from holdfast.planning.array_scheduler import suits
+from holdfast.planning.array_scheduler import array_schedule, suits
+from holdfast.planning.list_scheduler import list_schedule, plain_urgency, precedence
+from holdfast.planning.normalise import place
 from holdfast.planning.search import search
 from holdfast.planning.shop import Grid, open_shop
-from holdfast.planning.timing import check
+from holdfast.planning.timing import check, measure, settle
 
 FAILED = [WorkerId(0, 1), WorkerId(1, 2)]
 LIST_RULES, ARRAY_RULES = 33, 39
-"""How many rules each engine begins with."""
+"""How many rules each engine begins with; that of large grids with thrice as many if workers have failed."""
 
 
 def uneven():
@@ -21,10 +23,10 @@ def uneven():
 
 
 def alike():
-    """Large enough for the engine that moves all workers at once."""
+    """Without failures, and large enough for the engine that moves all workers at once."""
     costs = parse_costs(8, memory="2,1,1,16")
     grid = Grid(pipelines=32, stages=split_evenly(8, 8), microbatches=32, costs=costs)
-    return open_shop(grid, FAILED, coupled=False)
+    return open_shop(grid, [], coupled=False)
 
 
 def found(shop, tries, seed=0):
@@ -44,6 +46,48 @@ def test_equal_arguments_give_equal_schedules_and_more_tries_none_that_are_longe
     check(shop, climbed.schedule)
     assert climbed == found(shop, rules + 6, seed=1)
     assert climbed.value <= known.value <= found(shop, 1).value
+
+
+def strays(shop):
+    """The micro-batches that are on two pipelines at least, or not on their own."""
+    pipelines, stages = shop.grid.pipelines, shop.num_stages
+    on = [
+        {shop.worker_of[number * stages + s] % pipelines for s in range(stages)}
+        for number in range(shop.num_visits // stages)
+    ]
+    return {number for number, visited in enumerate(on) if visited != {number % pipelines}}
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 3])
+def test_micro_batches_that_leave_their_pipeline_go_ahead_by_so_many_indices(ahead):
+    shop = uneven()
+    stages, pipelines, leave = shop.num_stages, shop.grid.pipelines, strays(shop)
+    order = [visit // stages for visit in precedence(shop, ahead)[::stages]]
+    assert sorted(precedence(shop, ahead)) == list(range(shop.num_visits))
+    assert 0 < len(leave) < len(order)
+    for number in leave if ahead else ():
+        behind = set(order[order.index(number) :]) - leave
+        assert behind == {other for other in order if other // pipelines >= number // pipelines - ahead} - leave
+    for alike in (leave, set(order) - leave):
+        assert [number for number in order if number in alike] == sorted(alike)
+    assert ahead or order == sorted(order)
+
+
+def test_who_goes_ahead_is_not_what_all_wait_for_at_the_end():
+    """52 failures on 16 stages: what meets another pipeline's micro-batches came back last, two slots late."""
+    grid = Grid(
+        pipelines=32, stages=split_evenly(16, 16), microbatches=64, costs=parse_costs(16, memory="2,1,1,32")
+    )
+    lost = (2, 2, 2, 3, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4)
+    shop = open_shop(grid, place(lost, 32), coupled=False)
+    limits = [int((16 - stage) * 1.5) + 1 for stage in range(16)]
+
+    def period(schedule):
+        return measure(shop, settle(shop, schedule, staggered=True), staggered=True).period
+
+    assert period(array_schedule(shop, limits=limits, ahead=2)) < period(array_schedule(shop, limits=limits))
+    listed = [list_schedule(shop, plain_urgency(shop, ahead), limits=limits) for ahead in (0, 1)]
+    assert period(listed[1]) < period(listed[0])
 
 
 def test_both_engines_are_searched():
