@@ -128,10 +128,16 @@ class Recorder:
         path = RESULTS / f"{self.name}.json"
         document = {"benchmark": self.name, "settings": self.settings, "summary": summary, "rows": self.rows}
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(document, indent=1, default=Interval.to_json) + "\n")
+        temporary.write_text(json.dumps(document, indent=1, default=_plain) + "\n")
         temporary.replace(path)
         progress(f"wrote {path.relative_to(ROOT)}")
         return path
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Interval):
+        return value.to_json()
+    raise TypeError(f"{value!r} cannot be written as JSON")
 
 
 def _ticks() -> tuple[int, int]:

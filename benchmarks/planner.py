@@ -102,7 +102,7 @@ def normalise(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
 
 
 def gaps(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
-    """How far the period is above its bound; where it is to be reached and the list engine does not, the solver tries."""
+    """How far the period is above its bound; where the list engine should reach that and does not, the solver tries."""
     table = [["PP,DP,M", "costs", "failed", "engine", "period", "bound", "gap", "target", "s", "CPU s"]]
     for stages, pipelines, microbatches, costs, target in GAPS:
         if args.quick and stages * pipelines > 128:
@@ -160,7 +160,7 @@ def table3(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
 def largest(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
     """The cell of 2,048 workers: at most 120 s, 2 GB, and 1.5 % above the bound."""
     stages, pipelines = (8, 8) if args.quick else (64, 32)
-    row = _fill(recorder, "largest", stages, pipelines, 2 * stages, 60.0)
+    row = _fill(recorder, "largest", stages, pipelines, 2 * stages, 100.0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     return [["PP", "DP", "counts", "schedules", "worst gap", "s", "CPU s", "GB"], [*row, f"{peak:.2f}"]]
 

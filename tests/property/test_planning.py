@@ -110,7 +110,14 @@ def test_all_workers_at_once_give_a_schedule_within_memory_as_early_as_it_can_be
     shop = open_shop(grid, failed, coupled=coupled)
     limits = rng.choice([None, [rng.randint(1, 5) for _ in grid.stages]])
     ahead = rng.randrange(3)
-    schedule = array_schedule(shop, patience=rng.choice([0, 0.5, 1]), limits=limits, eager=eager, ahead=ahead)
+    schedule = array_schedule(
+        shop,
+        patience=rng.choice([0, 0.5, 1]),
+        limits=limits,
+        eager=eager,
+        ahead=ahead,
+        forward_first=rng.choice([False, True]),
+    )
     check(shop, schedule)
     assert schedule.sequence == sorted(schedule.sequence, key=schedule.starts.__getitem__)
     assert as_soon_as_possible(shop, schedule, [0] * shop.num_stages).starts == schedule.starts

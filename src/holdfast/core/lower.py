@@ -156,6 +156,16 @@ class WorkerProgram:
         return (*self.operations, *reductions, *self.verdict, *(Step(layer) for layer in self.layers))
 
     @property
+    def closing(self) -> tuple[Instruction, ...]:
+        """A whole step that settles the one before, and itself at its end: all that any form of a step has.
+
+        The other forms leave out one or both of the exchanges, on all workers alike. That makes nobody wait for more,
+        so they cannot deadlock where this one does not.
+        """
+        reductions = (Reduce(reduction) for reduction in self.reductions)
+        return (*self.riding, *reductions, *self.verdict, *(Step(layer) for layer in self.layers))
+
+    @property
     def staggered(self) -> tuple[Instruction, ...]:
         """A whole step that settles the one before and is settled by the next."""
         reductions = (Reduce(reduction) for reduction in self.reductions)

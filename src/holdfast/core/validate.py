@@ -154,12 +154,17 @@ def _broken_rule(before: str, kind: OpKind) -> str:
 
 
 def _check_programs(plan: Plan, programs: tuple[WorkerProgram, ...]) -> None:
-    for form in ({p.worker: p.instructions for p in programs}, {p.worker: p.staggered for p in programs}):
+    closing = {program.worker: program.closing for program in programs}
+    if dry_run(closing) is None:
+        return
+    plain = {program.worker: program.instructions for program in programs}  # tells it more simply, if it is at fault
+    for form in (plain, closing):
         fault = dry_run(form)
-        if fault is not None:
-            instructions = form[fault.worker]
-            position = sum(isinstance(done, Compute) for done in instructions[: fault.position])
-            raise _invalid(plan, fault.rule, fault.worker, position, instructions[fault.position])
+        if fault is None:
+            continue
+        instructions = form[fault.worker]
+        position = sum(isinstance(done, Compute) for done in instructions[: fault.position])
+        raise _invalid(plan, fault.rule, fault.worker, position, instructions[fault.position])
 
 
 def _check_memory(plan: Plan, costs: Costs) -> None:

@@ -25,7 +25,7 @@ from holdfast.planning.timing import Measure, sequence_of
 __all__ = ["Filled", "PlanLibrary", "breakpoints", "serve"]
 
 _FORMAT = 2
-_LARGE, _COARSE = 200_000, 0.005
+_LARGE, _COARSE = 200_000, 0.003
 """Operations from which schedules are shared by counts whose bounds differ by up to this fraction."""
 
 

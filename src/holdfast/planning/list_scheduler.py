@@ -44,8 +44,8 @@ def precedence(shop: Shop, ahead: int) -> list[int]:
     numbers = range(shop.num_visits // stages)
     if ahead:
         leaves = [
-            any(worker % pipelines != number % pipelines for worker in shop.worker_of[number * stages :][:stages])
-            for number in numbers
+            any(worker % pipelines != n % pipelines for worker in shop.worker_of[n * stages : (n + 1) * stages])
+            for n in numbers
         ]
         order = sorted(numbers, key=lambda n: (n // pipelines - ahead * leaves[n], not leaves[n], n))
     else:
@@ -53,14 +53,21 @@ def precedence(shop: Shop, ahead: int) -> list[int]:
     return [number * stages + stage for number in order for stage in range(stages)]
 
 
-def plain_urgency(shop: Shop, ahead: int = 0) -> list[int]:
+def plain_urgency(shop: Shop, ahead: int = 0, *, forward_first: bool = False) -> list[int]:
     """Returns all operations, most urgent first: I before F before W, each by :func:`precedence`.
+
+    Args:
+        shop: the problem.
+        ahead: see :func:`precedence`.
+        forward_first: F before I before W: of two operations that are ready, F has the longer way before it. Memory, or
+            a limit, is what keeps F from running far ahead then.
 
     Source:
         SlipStream's heuristic: backwards for the input as soon as possible, W where nothing else can run.
     """
-    visits, order = shop.num_visits, precedence(shop, ahead)
-    return [*(visit + visits for visit in order), *order, *(visit + 2 * visits for visit in order)]
+    visits, forward = shop.num_visits, precedence(shop, ahead)
+    back, weight = ([visit + kind * visits for visit in forward] for kind in (1, 2))
+    return [*forward, *back, *weight] if forward_first else [*back, *forward, *weight]
 
 
 def list_schedule(
@@ -79,7 +86,8 @@ def list_schedule(
     Args:
         shop: the problem.
         urgency: all operations, most urgent first.
-        patience: a worker stays idle for an I that arrives within this fraction of what it would start instead.
+        patience: a worker stays idle for an I that arrives within this fraction of what it would start instead; if an F
+            is the most urgent of all, only instead of W.
         releases: no worker of stage 0, 1, ... starts before this.
         limits: micro-batches that a worker of stage 0, 1, ... may hold between F and I or B; default: memory alone.
 
@@ -239,7 +247,7 @@ class _Simulation:
         stage_of, forwards, others, due = self._stage_of, self._forwards, self._others, self._due
         urgency, room, slots = self._urgency, self._room, self._slots
         takes = [stage.takes for stage in self._shop.grid.each]
-        durations = self._shop.durations
+        durations, forward_first = self._shop.durations, urgency[0] < visits
 
         def choose(worker: int, now: float) -> int:
             stage, queue, waiting = stage_of[worker], others[worker], forwards[worker]
@@ -249,7 +257,7 @@ class _Simulation:
                 number = urgency[queue[0]]
             else:
                 return -1
-            if patience and due[worker] and not visits <= number < twice:
+            if patience and due[worker] and not (visits <= number < twice or (forward_first and number < visits)):
                 length = durations[number // visits][stage]
                 return -1 if due[worker][0] - now < patience * length else number
             return number

@@ -20,47 +20,83 @@ __all__ = ["Found", "reached", "search"]
 
 _PATIENCE = (0.0, 0.5, 1.0)
 _FINER_PATIENCE = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-_DEPTHS = ((1.25, 0), (1.0, 0), (1.5, 0), (1.0, 1), (1.25, 1), (1.5, 1), (1.25, 2), (1.0, 2), (1.5, 3), (2.0, 0))
-"""Multiples of 1F1B's micro-batches per stage, and how many more: first what is often best for the period, last what is
-for the makespan."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Rules that the search begins with.
+
+    Attributes:
+        factor: limits as multiples of 1F1B's micro-batches per stage.
+        more: and how many more.
+        eager, ahead, forward_first: see :class:`_Rules`.
+    """
+
+    factor: float
+    more: int
+    eager: bool = False
+    ahead: int = 0
+    forward_first: bool = False
+
+
+_DEPTHS = (
+    _Start(1.25, 0),
+    _Start(1.0, 0),
+    _Start(1.5, 0),
+    _Start(1.0, 1),
+    _Start(1.25, 1),
+    _Start(1.5, 1),
+    _Start(1.25, 2),
+    _Start(1.0, 2),
+    _Start(1.5, 3),
+    _Start(2.0, 0),
+)
+"""First what is often best for the period, last what is for the makespan."""
 _AT_ONCE = (
-    (1.25, 0, False),
-    (1.25, 2, True),
-    (1.0, 2, True),
-    (1.0, 0, False),
-    (1.5, 0, False),
-    (1.5, 1, True),
-    (1.0, 1, False),
-    (1.25, 1, False),
-    (1.5, 1, False),
-    (1.25, 2, False),
-    (1.0, 2, False),
-    (1.5, 3, False),
-    (2.0, 0, False),
+    _Start(1.5, 0, ahead=1),
+    _Start(1.25, 2, eager=True, ahead=1),
+    _Start(1.75, 0, ahead=1, forward_first=True),
+    _Start(1.25, 2, eager=True),
+    _Start(1.5, 0, ahead=2),
+    _Start(1.5, 1, eager=True),
+    _Start(1.5, 0, forward_first=True),
+    _Start(1.25, 2, eager=True, ahead=2),
+    _Start(1.25, 1, ahead=1),
+    _Start(1.25, 0),
+    _Start(1.0, 2, eager=True, ahead=1),
+    _Start(1.75, 0, forward_first=True),
+    _Start(1.5, 1, eager=True, ahead=2),
+    _Start(2.0, 0, ahead=1),
+    _Start(1.25, 0, forward_first=True),
+    _Start(1.5, 3),
+    _Start(1.0, 2, ahead=2),
+    _Start(1.0, 0),
 )
+"""The same for large grids, for the period; no single one is good for all numbers of failures."""
 _AT_ONCE_MAKESPAN = (
-    (1.25, 1, True),
-    (1.5, 1, False),
-    (1.0, 1, True),
-    (2.0, 0, False),
-    (1.5, 0, False),
-    (1.25, 2, True),
-    (1.5, 1, True),
-    (1.5, 2, False),
-    (1.0, 2, True),
-    (1.75, 0, False),
-    (1.125, 1, True),
-    (1.5, 3, False),
+    _Start(1.75, 0, forward_first=True),
+    _Start(1.25, 1, eager=True, ahead=1),
+    _Start(1.875, 0, forward_first=True),
+    _Start(1.0, 1, eager=True, ahead=1),
+    _Start(1.875, 0, ahead=1, forward_first=True),
+    _Start(1.25, 2, eager=True, ahead=1),
+    _Start(1.75, 0, ahead=1, forward_first=True),
+    _Start(1.125, 1, eager=True, ahead=1),
+    _Start(1.5, 1, eager=True, ahead=1),
+    _Start(1.0, 2, eager=True, ahead=1),
+    _Start(1.875, 1, forward_first=True),
+    _Start(1.5, 1),
+    _Start(2.0, 0, ahead=1),
+    _Start(1.25, 1, eager=True),
+    _Start(1.5, 2),
 )
-"""The same for large grids; true: the limits hold only from the first backward on."""
-_AHEAD = (1, 0, 2)
-"""By how many indices micro-batches that leave their pipeline go before others, what is often best first."""
+"""The same for the makespan."""
 _MANY = 4_000
 """Operations above which urgencies hardly ever shorten a schedule."""
 _BY_RULES, _BY_RULES_LARGE = 0.5, 0.9
 """Which share of the schedules of a climb is made by rules, the others by urgencies: usually, and with so many."""
 _DRAWS = 8
-"""How often rules are drawn until some are new: near the best small ones nearly all are known."""
+"""How often rules are drawn until some are new; near the best of a small grid nearly all are known."""
 _NOISE = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 _LARGE = 200_000
 """Operations above which times are settled in fewer rounds."""
@@ -72,15 +108,17 @@ class _Rules:
 
     Attributes:
         patience: a worker stays idle for an I that arrives within this fraction of what it would start instead.
-        limits: micro-batches that a worker of stage 0, 1, ... may hold between F and I; None: memory alone.
+        limits: micro-batches that a worker of stage 0, 1, ... may hold between F and I.
         eager: the limits hold only from the first backward on; engine of large grids only.
         ahead: by how many indices micro-batches that leave their pipeline go before others.
+        forward_first: F that memory and limits allow comes before I.
     """
 
     patience: float
-    limits: tuple[int, ...] | None
+    limits: tuple[int, ...]
     eager: bool = False
     ahead: int = 0
+    forward_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +155,8 @@ def search(
     best_rules, made = None, 0
     at_once = suits(shop)
     follow = partial(_follow_at_once if at_once else _follow, shop, staggered)
-    for rules in islice(_known_rules(shop, staggered, at_once), tries):
+    known = _known_rules(shop, staggered, at_once)
+    for rules in known[:tries]:
         found = follow(rules)
         made += 1
         if best is None or found.value < best.value:
@@ -127,7 +166,7 @@ def search(
     assert best is not None
     assert best_rules is not None
     by_rules = 1.0 if at_once else _BY_RULES_LARGE if shop.num_operations > _MANY else _BY_RULES
-    climb = _climb(shop, best, best_rules, follow, by_rules, staggered, random.Random(seed))
+    climb = _climb(shop, best, best_rules, set(known), follow, by_rules, staggered, random.Random(seed))
     for found in climb if tries is None else islice(climb, tries - made):
         best = found if found.value < best.value else best
         if reached(best.value, goal) or time.monotonic() >= until:
@@ -139,6 +178,7 @@ def _climb(
     shop: Shop,
     best: Found,
     rules: _Rules,
+    known: set[_Rules],
     follow: Callable[[_Rules], Found],
     by_rules: float,
     staggered: bool,
@@ -151,13 +191,13 @@ def _climb(
     urgent it is; the next one follows these urgencies, with a little noise. What is not worse takes the place of what
     was before.
     """
-    current, least, known, most = best, best.value, {rules}, _most(shop)
+    current, least, most = best, best.value, _most(shop)
     while True:
-        if rng.random() < by_rules:
-            tried = _other(shop, rules, most, known, rng)
-            found = follow(tried)
+        other = _other(shop, rules, most, known, rng) if rng.random() < by_rules else None
+        if other is not None:
+            found = follow(other)
             if found.value <= least:
-                rules, least = tried, found.value
+                rules, least = other, found.value
         else:
             found = _urge(shop, current, rules, rng, staggered)
         if found.value <= current.value or rng.random() < 0.01:
@@ -165,17 +205,26 @@ def _climb(
         yield found
 
 
-def _known_rules(shop: Shop, staggered: bool, at_once: bool) -> Iterator[_Rules]:
+def _known_rules(shop: Shop, staggered: bool, at_once: bool) -> tuple[_Rules, ...]:
+    """The rules to begin with, each once: memory makes some alike, and so does a grid without failures."""
+    starts: tuple[_Start, ...]
     if at_once:
-        known = _AT_ONCE if staggered else _AT_ONCE_MAKESPAN
-        for patience, (factor, more, eager), ahead in product(_PATIENCE, known, _AHEAD if shop.failed else (0,)):
-            yield _Rules(patience=patience, limits=_limit(shop, factor, more), eager=eager, ahead=ahead)
-        return
-    depths = _DEPTHS if staggered else _DEPTHS[::-1]
-    for patience in _PATIENCE:
-        for factor, more in depths:
-            yield _Rules(patience=patience, limits=_limit(shop, factor, more))
-        yield _Rules(patience=patience, limits=None)
+        starts = _AT_ONCE if staggered else _AT_ONCE_MAKESPAN
+    else:
+        memory_alone = _Start(float(shop.num_visits), 0)
+        starts = (*(_DEPTHS if staggered else _DEPTHS[::-1]), memory_alone)
+    most = _most(shop)
+    found = (
+        _Rules(
+            patience=patience,
+            limits=tuple(map(min, _limit(shop, start.factor, start.more), most)),
+            eager=start.eager,
+            ahead=start.ahead if shop.failed else 0,
+            forward_first=start.forward_first,
+        )
+        for patience, start in product(_PATIENCE, starts)
+    )
+    return tuple(dict.fromkeys(found))
 
 
 def _limit(shop: Shop, factor: float, more: int) -> tuple[int, ...]:
@@ -192,24 +241,25 @@ def _most(shop: Shop) -> tuple[int, ...]:
     )
 
 
-def _other(shop: Shop, rules: _Rules, most: tuple[int, ...], known: set[_Rules], rng: random.Random) -> _Rules:
+def _other(shop: Shop, rules: _Rules, most: tuple[int, ...], known: set[_Rules], rng: random.Random) -> _Rules | None:
     """Rules like these that are not known yet, if that many draws find some; they are known from now on."""
-    other = rules
     for _ in range(_DRAWS):
         other = _varied(shop, rules, most, rng)
         if other not in known:
-            break
-    known.add(other)
-    return other
+            known.add(other)
+            return other
+    return None
 
 
 def _varied(shop: Shop, rules: _Rules, most: tuple[int, ...], rng: random.Random) -> _Rules:
     """Rules with another patience or precedence, or that let neighbouring stages hold one or two more, or fewer."""
     if rng.random() < 0.15:
         return replace(rules, patience=rng.choice(_FINER_PATIENCE))
+    if rng.random() < 0.05:
+        return replace(rules, forward_first=not rules.forward_first)
     if shop.failed and rng.random() < 0.15:
         return replace(rules, ahead=rng.randrange(4))
-    limits = list(most if rules.limits is None else map(min, rules.limits, most))
+    limits = list(rules.limits)
     first = rng.randrange(len(limits))
     last = first if rng.random() < 0.5 else rng.randrange(len(limits))
     more = rng.choice((-2, -1, -1, 1, 1, 2))
@@ -220,7 +270,7 @@ def _varied(shop: Shop, rules: _Rules, most: tuple[int, ...], rng: random.Random
 
 def _follow(shop: Shop, staggered: bool, rules: _Rules) -> Found:
     """The schedule of some rules."""
-    urgency = plain_urgency(shop, rules.ahead)
+    urgency = plain_urgency(shop, rules.ahead, forward_first=rules.forward_first)
     schedule = list_schedule(shop, urgency, patience=rules.patience, limits=rules.limits)
     return _judge(shop, schedule, staggered)
 
@@ -228,7 +278,12 @@ def _follow(shop: Shop, staggered: bool, rules: _Rules) -> Found:
 def _follow_at_once(shop: Shop, staggered: bool, rules: _Rules) -> Found:
     """The same by the engine of large grids."""
     schedule = array_schedule(
-        shop, patience=rules.patience, limits=rules.limits, eager=rules.eager, ahead=rules.ahead
+        shop,
+        patience=rules.patience,
+        limits=rules.limits,
+        eager=rules.eager,
+        ahead=rules.ahead,
+        forward_first=rules.forward_first,
     )
     return _found(shop, settle(shop, schedule, staggered=staggered, rounds=2, early=True), staggered)
 

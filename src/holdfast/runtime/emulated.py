@@ -309,9 +309,10 @@ class EmulatedStage:
 
     def _sleep_until(self, moment: float) -> None:
         """Sleeps until a moment, at the median: how late the system wakes us is learnt and allowed for."""
-        due = moment - self._late_s
-        if self._clock() >= due:
+        left = moment - self._clock()
+        if left <= 0:
             return
+        due = moment - min(self._late_s, left / 2)
         while (left := due - self._clock()) > 0:
             self._sleep(left)
         later = self._clock() - due > self._late_s

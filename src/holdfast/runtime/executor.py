@@ -94,7 +94,7 @@ class Verdict:
     Attributes:
         step: which.
         tally: our own, or that of all workers.
-        complete: whether it is that of all workers: the step is settled.
+        complete: whether it is that of all workers: the verdict is known here.
         presumed: whether our updates were made ahead of it and are not known to stand.
     """
 
@@ -193,7 +193,7 @@ class Execution:
         closing: whether the step is settled at its end; else only if, in the step before, all were ready to go over.
         previous: over the step before, if that ran under the same program: it rides on this step. It does so even if it
             was settled at its end, so that nobody goes on before those who only listen have made their updates.
-            None: nothing rides.
+            None: nothing rides, as in a generation's first step, and wherever updates never run ahead.
         on_settled: what is yielded when the step before is found to stand.
         ops: the operations run so far, readable at any time.
         verdict: over this step; None until it is reduced.

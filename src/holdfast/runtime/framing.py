@@ -27,9 +27,11 @@ def framed(header: bytes, tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
     if tensor.dtype not in _KNOWN_TO_NUMPY:
         tensor = tensor.contiguous().view(-1).view(torch.uint8)
-    frame = bytearray(header)
-    frame += numpy.ascontiguousarray(tensor.numpy()).reshape(-1).view(numpy.uint8).data
-    return torch.frombuffer(frame, dtype=torch.uint8)
+    content = numpy.ascontiguousarray(tensor.numpy()).reshape(-1).view(numpy.uint8)
+    frame = numpy.empty(len(header) + content.size, numpy.uint8)
+    frame[: len(header)] = numpy.frombuffer(header, numpy.uint8)
+    frame[len(header) :] = content  # other threads run meanwhile, which a bytearray would not let them
+    return torch.from_numpy(frame)
 
 
 def unframed(frame: numpy.ndarray, size: int, spec: TensorSpec) -> torch.Tensor:

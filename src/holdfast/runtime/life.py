@@ -526,6 +526,8 @@ class WorkerLife:
     def _execution(self, step: int, *, closing: bool) -> Execution:
         assert self.program is not None
         before = self.execution if self.staggered else None
+        if before is not None and before.program is not self.program:  # of the generation before: nothing rides on us
+            before = None
         told = Report(self._done(step - 1, self.loss)) if self._open() is not None and self._reports() else None
         self.execution = Execution(
             program=self.program,
@@ -533,7 +535,7 @@ class WorkerLife:
             step=step,
             number=self._number,
             closing=closing,
-            previous=before.verdict if before is not None and before.program is self.program else None,
+            previous=before.verdict if before is not None else None,
             on_settled=told,
         )
         return self.execution

@@ -1,8 +1,8 @@
 """The child process that solves a schedule with CP-SAT: a problem as JSON on stdin, the best found on stdout.
 
-Short times in whole numbers are solved by counting (:mod:`holdfast.planning.solvers.counting`), other small problems
-with a variable for every start (:mod:`holdfast.planning.solvers.starts`); large ones are improved window by window
-(:mod:`holdfast.planning.solvers.windows`).
+Short times in whole numbers are solved by counting (:mod:`holdfast.planning.solvers.counting`), other problems with a
+variable for every start (:mod:`holdfast.planning.solvers.starts`); large ones in whole numbers are improved window by
+window (:mod:`holdfast.planning.solvers.windows`). The largest ones are left as they are.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ def solve(problem: dict[str, Any]) -> dict[str, Any]:
         return counting.solve(problem)
     if windows.suits(problem):
         return windows.solve(problem)
+    if windows.too_large(problem):
+        return {"status": "UNKNOWN", "value": None, "bound": problem["goal"], "starts": []}
     return starts.solve(problem)
 
 

@@ -16,7 +16,7 @@ from ortools.sat.python import cp_model
 from holdfast.planning.solvers.child import Problem
 from holdfast.planning.solvers.starts import Model
 
-__all__ = ["solve", "suits"]
+__all__ = ["solve", "suits", "too_large"]
 
 _SMALL, _LARGE = 600, 20_000
 """Operations up to which all of them are ordered at once, and above which the model alone takes too long."""
@@ -34,6 +34,12 @@ def suits(problem: dict[str, Any]) -> bool:
     """
     shared = Problem(problem)
     return bool(problem["exact"]) and _SMALL < shared.kinds * shared.visits <= _LARGE
+
+
+def too_large(problem: dict[str, Any]) -> bool:
+    """Returns whether a variable for every start is more than can be read in any useful time."""
+    shared = Problem(problem)
+    return shared.kinds * shared.visits > _LARGE
 
 
 def solve(problem: dict[str, Any]) -> dict[str, Any]:
@@ -120,26 +126,34 @@ class _Window(Model):
         )
 
     def _add_objective(self) -> None:
-        """The value counts most, then what stages take, then workers: what one gains is a step towards all."""
+        """The value counts most, then what stages take, then workers: what one gains is a step towards all.
+
+        No solution is worse than the hint by that measure, so what a window gains stays.
+        """
         super()._add_objective()
         self.model.add(self.value <= self._p["value"])
         self.model.add_hint(self.value, self._p["value"])
+        took = 0
         for stage, (first, window) in enumerate(zip(self.firsts, self.windows, strict=True)):
             began = min(self._before[visit] for visit in range(stage, self._visits, self._stages))
             ended = max(self._ended[visit + self._last_kind] for visit in self._shared.waited_for(stage))
             self.model.add_hint(first, began)
             self.model.add_hint(window, ended + self._p["optimizer"][stage] - began)
-        spans = [self._span(visits) for visits in self._shared.visits_of_workers().values()]
-        weight = 2 * self._p["pipelines"]
-        self.model.minimize(2 * weight * self._stages * self.value + weight * sum(self.windows) + sum(spans))
+            took += ended + self._p["optimizer"][stage] - began
+        spans, spent = zip(*(self._span(visits) for visits in self._shared.visits_of_workers().values()), strict=True)
+        per_window = 2 * self._p["pipelines"]
+        per_value = 2 * per_window * self._stages * self._p["value"]  # more than all windows can grow by
+        measure = per_value * self.value + per_window * sum(self.windows) + sum(spans)
+        self.model.add(measure <= per_value * self._p["value"] + per_window * took + sum(spent))
+        self.model.minimize(measure)
 
     @property
     def _last_kind(self) -> int:
         """From a visit to its last operation."""
         return (self._kinds - 1) * self._visits
 
-    def _span(self, visits: list[int]) -> Any:
-        """A variable for the time from a worker's first to its last operation."""
+    def _span(self, visits: list[int]) -> tuple[Any, int]:
+        """A variable for the time from a worker's first to its last operation, and that time in the hint."""
         first = self.model.new_int_var(0, self._horizon, "")
         span = self.model.new_int_var(0, self._horizon, "")
         for visit in visits:
@@ -147,5 +161,6 @@ class _Window(Model):
             self.model.add(span >= self._end(visit + self._last_kind) - first)
         began = min(self._before[visit] for visit in visits)
         self.model.add_hint(first, began)
-        self.model.add_hint(span, max(self._ended[visit + self._last_kind] for visit in visits) - began)
-        return span
+        before = max(self._ended[visit + self._last_kind] for visit in visits) - began
+        self.model.add_hint(span, before)
+        return span, before
