@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import resource
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -47,6 +48,8 @@ GAPS: tuple[tuple[int, int, int, dict[str, str], float], ...] = (
     (16, 8, 64, UNEVEN, 0.08),
     (64, 32, 256, {}, 0.035),
 )
+MISSING = ((3, 4, 6), (4, 8, 16), (8, 4, 16), (8, 8, 32), (16, 8, 32), (8, 16, 64), (16, 16, 64), (32, 16, 64))
+_RECOVERING = (Technique.ADAPTIVE, Technique.DECOUPLED, Technique.STAGGERED)
 FIGURE_9 = ((8, 32), (16, 32), (32, 32), (64, 24))
 
 
@@ -56,7 +59,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small grids only")
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for the search of one plan")
     parser.add_argument("--solver-limit", type=float, default=150.0, help="seconds for CP-SAT, where it is asked")
-    parser.add_argument("--tables", default="example,normalise,gaps,figure9,table3,largest", help="which tables")
+    parser.add_argument(
+        "--tables", default="example,normalise,gaps,figure9,table3,largest,missing", help="which tables"
+    )
     args = parser.parse_args()
     recorder = Recorder(name="planner", settings=vars(args))
     tables: dict[str, Callable[[Recorder, argparse.Namespace], list[list[str]]]] = {
@@ -66,6 +71,7 @@ def main() -> int:
         "figure9": figure9,
         "table3": table3,
         "largest": largest,
+        "missing": missing,
     }
     for name in args.tables.split(","):
         rows = tables[name](recorder, args)
@@ -163,6 +169,29 @@ def largest(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
     row = _fill(recorder, "largest", stages, pipelines, 2 * stages, 100.0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     return [["PP", "DP", "counts", "schedules", "worst gap", "s", "CPU s", "GB"], [*row, f"{peak:.2f}"]]
+
+
+def missing(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
+    """A plan that the library lacks, made at once for 1 or 2 failures: at most 100 ms."""
+    table = [["DP,PP,M", *(technique.value for technique in _RECOVERING)]]
+    for pipelines, stages, microbatches in MISSING[:3] if args.quick else MISSING:
+        row = []
+        for technique in _RECOVERING:
+            grid = _grid(stages, pipelines, microbatches)
+            took = [_made_at_once(grid, failures, technique) for failures in (1, 2) for _ in range(3)]
+            ms = [1e3 * statistics.median(took[:3]), 1e3 * statistics.median(took[3:])]
+            shape = f"{pipelines},{stages},{microbatches}"
+            recorder.add(table="missing", shape=shape, technique=technique.value, target_ms=100, cpu_ms=ms)
+            row.append(f"{max(ms):.0f} ms")
+        table.append([f"{pipelines},{stages},{microbatches}", *row])
+    return table
+
+
+def _made_at_once(grid: Grid, failures: int, technique: Technique) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        library, started = PlanLibrary(Path(folder)), time.process_time()
+        library.get(grid, failures, technique)
+        return time.process_time() - started
 
 
 def _fill(recorder: Recorder, table: str, stages: int, pipelines: int, microbatches: int, limit: float) -> list[str]:

@@ -165,12 +165,6 @@ class WorkerProgram:
         reductions = (Reduce(reduction) for reduction in self.reductions)
         return (*self.riding, *reductions, *self.verdict, *(Step(layer) for layer in self.layers))
 
-    @property
-    def staggered(self) -> tuple[Instruction, ...]:
-        """A whole step that settles the one before and is settled by the next."""
-        reductions = (Reduce(reduction) for reduction in self.reductions)
-        return (*self.riding, *reductions, *(Step(layer) for layer in self.layers))
-
 
 def lower(plan: Plan, ties: tuple[tuple[int, ...], ...] = ()) -> tuple[WorkerProgram, ...]:
     """Returns the program of every worker, sorted by worker.
