@@ -34,9 +34,13 @@ def steps(events):
 
 
 def test_healthy_training_goes_on_without_it(runs):
-    """It stays away until ten more steps are committed."""
-    with runs.absence(lambda events: max(steps(events)) >= 12) as away:
-        overrides = ("train.steps=60", *away.overrides)
+    """It stays away until ten more steps are committed and it was tried to start it again."""
+
+    def over(events):
+        return max(steps(events)) >= 12 and any(isinstance(event, Notice) for event in events)
+
+    with runs.absence(over) as away:
+        overrides = ("train.steps=100", *away.overrides)
         summary = runs.survives("gpt", "kill-coordinator@2", overrides=overrides, run_dir=away.run_dir)
     ((lost, _),) = events_of(summary, CoordinatorLost)
     (_, (back, ready)) = events_of(summary, CoordinatorReady)

@@ -28,6 +28,19 @@ def steps_left_out(summary):
     return {event.step for _, event in events if isinstance(event, StepOps) and event.omitted}
 
 
+def poisoned(runs, *overrides):
+    """Overrides with which one of the first six of eight steps is left out, and the steps that are.
+
+    Which micro-batches poison a gradient depends on the bits of activations, which differ from processor to processor.
+    """
+    for seed in range(3, 20):
+        tried = (*overrides, f"train.seed={seed}")
+        left_out = steps_left_out(runs.healthy("poisoned", tried))
+        if left_out and min(left_out) < 6 and len(left_out) < 8:
+            return tried, left_out
+    raise AssertionError("no seed leaves a step out, two in five of all steps should be")
+
+
 @pytest.mark.parametrize("name", ["gpt", "convnet"])
 def test_without_any_failure(runs, name):
     summary = survives(runs, name)
@@ -93,9 +106,7 @@ def test_frequent_clipping_is_made_up_for_and_then_waited_for(runs):
 @pytest.mark.parametrize("layer", [0, 2, 3], ids=["first", "middle", "last"])
 def test_gradients_that_are_not_finite_leave_their_steps_out(runs, layer):
     """On one stage, which all others hear of when they have updated already; together with a kill."""
-    overrides = (f"model.arguments.layer={layer}",)
-    left_out = steps_left_out(runs.healthy("poisoned", overrides))
-    assert 0 < len(left_out) < 8
+    overrides, left_out = poisoned(runs, f"model.arguments.layer={layer}")
     summary = survives(runs, "poisoned", f"kill:0.1@{min(left_out) + 1}:forward", overrides=overrides)
     assert rolled_back(summary)
     assert set(rolled_back(summary)) <= left_out
@@ -104,18 +115,17 @@ def test_gradients_that_are_not_finite_leave_their_steps_out(runs, layer):
 @pytest.mark.parametrize("worker", ["0.0", "1.1", "1.3"])
 def test_a_kill_while_a_step_is_made_again(runs, worker):
     """On the way back from a refused step: in the recovery itself."""
-    overrides = ("model.arguments.layer=1",)
-    left_out = steps_left_out(runs.healthy("poisoned", overrides))
+    overrides, left_out = poisoned(runs, "model.arguments.layer=1")
     summary = survives(runs, "poisoned", f"kill:{worker}@{min(left_out) + 1}:install", overrides=overrides)
     assert rolled_back(summary)
 
 
 def test_a_loss_scale_that_changes_ahead_of_the_verdict(runs):
     """Every omitted step halves it on all stages, which presumed that it grows; a kill takes some of them back."""
-    plain = ("model.arguments.layer=2",)
+    plain, left_out = poisoned(runs, "model.arguments.layer=2")
     overrides = (*plain, "train.loss_scale={initial: 1024.0, growth_every: 2}")
     healthy = runs.healthy("poisoned", overrides)
-    left_out = steps_left_out(healthy)
+    assert steps_left_out(healthy) == left_out
     assert healthy.weights_sha256 == runs.healthy("poisoned", plain).weights_sha256
     assert healthy.state_sha256 != runs.healthy("poisoned", plain).state_sha256
     summary = survives(runs, "poisoned", f"kill:0.1@{min(left_out) + 1}:forward", overrides=overrides)

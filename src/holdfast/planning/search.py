@@ -75,19 +75,20 @@ _AT_ONCE = (
 """The same for large grids, for the period; no single one is good for all numbers of failures."""
 _AT_ONCE_MAKESPAN = (
     _Start(1.75, 0, forward_first=True),
-    _Start(1.25, 1, eager=True, ahead=1),
     _Start(1.875, 0, forward_first=True),
+    _Start(1.25, 1, eager=True),
+    _Start(1.125, 1, eager=True, ahead=1),
+    _Start(1.875, 1, forward_first=True),
+    _Start(1.25, 1, eager=True, ahead=1),
+    _Start(1.625, 0, forward_first=True),
     _Start(1.0, 1, eager=True, ahead=1),
     _Start(1.875, 0, ahead=1, forward_first=True),
     _Start(1.25, 2, eager=True, ahead=1),
     _Start(1.75, 0, ahead=1, forward_first=True),
-    _Start(1.125, 1, eager=True, ahead=1),
     _Start(1.5, 1, eager=True, ahead=1),
     _Start(1.0, 2, eager=True, ahead=1),
-    _Start(1.875, 1, forward_first=True),
     _Start(1.5, 1),
     _Start(2.0, 0, ahead=1),
-    _Start(1.25, 1, eager=True),
     _Start(1.5, 2),
 )
 """The same for the makespan."""
