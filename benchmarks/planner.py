@@ -178,6 +178,7 @@ def missing(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
         row = []
         for technique in _RECOVERING:
             grid = _grid(stages, pipelines, microbatches)
+            recorder.begin()
             took = [_made_at_once(grid, failures, technique) for failures in (1, 2) for _ in range(3)]
             ms = [1e3 * statistics.median(took[:3]), 1e3 * statistics.median(took[3:])]
             shape = f"{pipelines},{stages},{microbatches}"

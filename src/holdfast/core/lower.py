@@ -152,8 +152,7 @@ class WorkerProgram:
     @property
     def instructions(self) -> tuple[Instruction, ...]:
         """A whole step that is settled at its end, with the optimizer after the verdict."""
-        reductions = (Reduce(reduction) for reduction in self.reductions)
-        return (*self.operations, *reductions, *self.verdict, *(Step(layer) for layer in self.layers))
+        return (*self.operations, *self._after_operations())
 
     @property
     def closing(self) -> tuple[Instruction, ...]:
@@ -162,8 +161,12 @@ class WorkerProgram:
         The other forms leave out one or both of the exchanges, on all workers alike. That makes nobody wait for more,
         so they cannot deadlock where this one does not.
         """
-        reductions = (Reduce(reduction) for reduction in self.reductions)
-        return (*self.riding, *reductions, *self.verdict, *(Step(layer) for layer in self.layers))
+        return (*self.riding, *self._after_operations())
+
+    def _after_operations(self) -> Iterator[Instruction]:
+        yield from map(Reduce, self.reductions)
+        yield from self.verdict
+        yield from map(Step, self.layers)
 
 
 def lower(plan: Plan, ties: tuple[tuple[int, ...], ...] = ()) -> tuple[WorkerProgram, ...]:

@@ -154,17 +154,17 @@ def _broken_rule(before: str, kind: OpKind) -> str:
 
 
 def _check_programs(plan: Plan, programs: tuple[WorkerProgram, ...]) -> None:
-    closing = {program.worker: program.closing for program in programs}
-    if dry_run(closing) is None:
+    form = {program.worker: program.closing for program in programs}
+    fault = dry_run(form)
+    if fault is None:
         return
-    plain = {program.worker: program.instructions for program in programs}  # tells it more simply, if it is at fault
-    for form in (plain, closing):
-        fault = dry_run(form)
-        if fault is None:
-            continue
-        instructions = form[fault.worker]
-        position = sum(isinstance(done, Compute) for done in instructions[: fault.position])
-        raise _invalid(plan, fault.rule, fault.worker, position, instructions[fault.position])
+    plain = {program.worker: program.instructions for program in programs}
+    simpler = dry_run(plain)
+    if simpler is not None:  # told without messages that have no part in it
+        form, fault = plain, simpler
+    instructions = form[fault.worker]
+    position = sum(isinstance(done, Compute) for done in instructions[: fault.position])
+    raise _invalid(plan, fault.rule, fault.worker, position, instructions[fault.position])
 
 
 def _check_memory(plan: Plan, costs: Costs) -> None:

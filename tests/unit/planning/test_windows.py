@@ -64,3 +64,14 @@ def test_small_problems_and_rounded_times_are_not_for_windows():
     assert windows.suits(problem)
     assert not windows.suits({**problem, "exact": False})
     assert not windows.suits({**problem, "worker_of": problem["worker_of"][:100]})
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_largest_problems_are_left_as_they_are(exact, monkeypatch):
+    from holdfast.planning.solvers import cp_sat  # needs the solver, which may not be installed
+
+    shop, hint = poor("2,1,1,8", coupled=False, microbatches=55)
+    problem, _ = asked(shop, hint, staggered=True, time_limit_s=1.0)
+    monkeypatch.setattr(windows, "_LARGE", 3 * 4 * 55 - 1)
+    answer = cp_sat.solve({**problem, "exact": exact})
+    assert answer == {"status": "UNKNOWN", "value": None, "bound": problem["goal"], "starts": []}
