@@ -162,7 +162,7 @@ def _tell_job(event: Event) -> str | None:
         case JobStarted():
             return f"job {event.name}: {event.workers} workers, {event.steps} steps of {event.samples_per_step} samples"
         case Notice():
-            return f"{event.worker if event.worker == 'coordinator' else f'worker {event.worker}'}: {event.text}"
+            return f"{event.worker if event.worker.isalpha() else f'worker {event.worker}'}: {event.text}"
         case StepOps(loss=float() as loss):
             omitted = ", OMITTED: a gradient was not finite" if event.omitted else ""
             return f"step {event.step} done by {event.worker}, loss {loss:.4f}{omitted}"

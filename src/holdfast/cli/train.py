@@ -17,7 +17,7 @@ from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
 from holdfast.runtime.agent import Interrupted
 from holdfast.runtime.train import Summary, train
-from holdfast.telemetry.events import Event
+from holdfast.telemetry.events import Event, Notice
 
 __all__ = ["ProgressLine", "add_train_parser", "describe"]
 
@@ -91,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell(event: Event) -> None:
-    if text := tell_checkpoint(event):
+    text = event.text if isinstance(event, Notice) else tell_checkpoint(event)
+    if text:
         print(f"holdfast: {text}", file=sys.stderr)
 
 

@@ -1,10 +1,10 @@
-"""What crosses the boundary between two layers, without torch."""
+"""What crosses the boundary between two layers, and what items of data are like, without torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TensorSpec"]
+__all__ = ["ItemSpec", "TensorSpec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,3 +18,15 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: str
+
+    def __str__(self) -> str:
+        """As people write it: ``float32 [2, 8]``."""
+        return f"{self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemSpec:
+    """What every item of a dataset is like: its input and its target."""
+
+    input: TensorSpec
+    target: TensorSpec

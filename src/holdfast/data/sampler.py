@@ -10,17 +10,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from holdfast.core.tensorspec import ItemSpec
+from holdfast.data.items import stack
 from holdfast.errors import ConfigError
 
 __all__ = ["Dataset", "load_microbatch", "sample_indices"]
 
 
 class Dataset(Protocol):
-    """Samples by index, each an input and a target."""
+    """Items by index, each an input and a target: see `holdfast.data.items`."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> tuple[Tensor, Tensor]: ...
+    def __getitem__(self, index: int, /) -> object: ...
 
 
 def sample_indices(
@@ -61,9 +63,22 @@ def _permutation(seed: int, epoch: int, length: int) -> Tensor:
 
 
 def load_microbatch(
-    dataset: Dataset, *, seed: int, step: int, microbatch: int, num_microbatches: int, microbatch_size: int
+    dataset: Dataset,
+    *,
+    seed: int,
+    step: int,
+    microbatch: int,
+    num_microbatches: int,
+    microbatch_size: int,
+    expected: ItemSpec | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Load a micro-batch: inputs and targets, each stacked along a new first dimension of ``microbatch_size``."""
+    """Load a micro-batch: inputs and targets, each stacked along a new first dimension of ``microbatch_size``.
+
+    Args:
+        expected: what every item is like; None: like the first one of the micro-batch.
+
+    Raises:
+        ConfigError: an item is no pair of tensors, or is not like the others.
+    """
     indices = sample_indices(seed, step, microbatch, num_microbatches, microbatch_size, len(dataset))
-    samples = [dataset[index] for index in indices]
-    return torch.stack([x for x, _ in samples]), torch.stack([y for _, y in samples])
+    return stack(indices, [dataset[index] for index in indices], expected)

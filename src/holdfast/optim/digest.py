@@ -45,6 +45,7 @@ __all__ = [
     "layer_sha256",
     "load_layer",
     "save_layer",
+    "tensor_sha256",
 ]
 
 Number: TypeAlias = int | float | bool
@@ -219,6 +220,11 @@ def layer_sha256(state: LayerState) -> str:
     _hash_weights(digest.update, state.parameters.values())
     _hash_rest(digest.update, state, state.parameters)
     return digest.hexdigest()
+
+
+def tensor_sha256(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor's bits, shape and type aside."""
+    return hashlib.sha256(_bytes(tensor)).hexdigest()
 
 
 def digest_states(states: Iterable[LayerState]) -> RunDigest:

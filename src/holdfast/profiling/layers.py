@@ -22,8 +22,15 @@ from holdfast.errors import ConfigError
 from holdfast.profiling.held import Held
 from holdfast.profiling.samples import spread
 from holdfast.profiling.timers import Timer, timer_for
-from holdfast.runtime.build import build_dataset, build_model, build_optimizer, checkpointed_layers, microbatch_loader
-from holdfast.runtime.model import Model, infer_boundaries, num_bytes
+from holdfast.runtime.build import (
+    build_dataset,
+    build_model,
+    build_optimizer,
+    checkpointed_layers,
+    microbatch_loader,
+    probe,
+)
+from holdfast.runtime.model import Model, num_bytes
 from holdfast.runtime.stage import Reduction, Stage
 
 __all__ = ["LayerBench", "measure_layers"]
@@ -81,7 +88,7 @@ class LayerBench:
         self._num_microbatches = job.global_microbatches
         self._kept: tuple[Tensor, Tensor] | None = None
         self._names = tuple(f"{index}.{type(layer).__name__}" for index, layer in enumerate(model.layers))
-        self._boundaries = infer_boundaries(model.layers, self._load(0, 0)[0])
+        self._boundaries = probe(job).boundaries
         self._stages = tuple(self._stage(job, model, index, device) for index in range(len(model.layers)))
         self._step = 0
         self.timer: Timer = timer_for(device)

@@ -58,6 +58,7 @@ from holdfast.telemetry.events import (
     EventLog,
     JobEnded,
     JobStarted,
+    Notice,
     Resumed,
 )
 
@@ -177,6 +178,7 @@ class Agent:
             self._claim_directory()
             log = stack.enter_context(contextlib.closing(EventLog(self.run_dir / "events.jsonl")))
             log.write(time.monotonic(), self._started())
+            self._tell(log, *(Notice(worker="probe", text=text) for text in probed.warnings))
             self._tell_resumed(log, found)
             spec = self._coordinator_spec(plan, terms, probed)
             ports = [self._start_coordinator(spec) for _ in range(self.job.control.coordinators)]
@@ -214,8 +216,11 @@ class Agent:
     def _tell_resumed(self, log: EventLog, found: Found | None) -> None:
         if found is None or self.resume is None:
             return
-        told: list[Event] = [CheckpointRejected(step=each.step, reason=each.reason) for each in found.rejected]
-        for event in (*told, Resumed(step=found.step, url=self.resume.url)):
+        rejected = (CheckpointRejected(step=each.step, reason=each.reason) for each in found.rejected)
+        self._tell(log, *rejected, Resumed(step=found.step, url=self.resume.url))
+
+    def _tell(self, log: EventLog, *events: Event) -> None:
+        for event in events:
             log.write(time.monotonic(), event)
             self.on_event(event)
 
@@ -388,6 +393,7 @@ class Agent:
                 token=coordinator.token,
                 events=str(self.run_dir / "events.jsonl"),
                 boundaries=probed.boundaries,
+                item=probed.item,
                 faults=faults,
                 emulate=self.emulate,
                 namespace=None if networks is None else networks.node(number[worker]),

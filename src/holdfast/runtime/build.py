@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import logging
-import sys
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import holdfast
 from holdfast.config.job import ConvnetModel, DigitsData, GptModel, Job, PythonModel, TextData
@@ -24,20 +20,24 @@ from holdfast.core.lower import Payload
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
-from holdfast.core.tensorspec import TensorSpec
+from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.data.digits import Digits
-from holdfast.data.sampler import load_microbatch
+from holdfast.data.items import pair_of, spec_of
+from holdfast.data.sampler import load_microbatch, sample_indices
 from holdfast.data.text import Text
 from holdfast.errors import ConfigError, NotUndoable
 from holdfast.models import convnet, gpt
+from holdfast.optim.digest import tensor_sha256
 from holdfast.optim.factory import OptimizerFactory, learning_rate_scale, make_optimizer
 from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.undo import inverse_of
 from holdfast.runtime.emulated import WIDTH, EmulatedStage
+from holdfast.runtime.foreign import call_target, load_target, theirs
 from holdfast.runtime.life import LifeStage
-from holdfast.runtime.model import Loss, Model, infer_boundaries, tie_groups
+from holdfast.runtime.model import Loss, Model, name_of, tie_groups
 from holdfast.runtime.processes import Probed
-from holdfast.runtime.stage import Stage
+from holdfast.runtime.stage import Loader, Stage, layer_seed
+from holdfast.runtime.trial import try_items, try_model
 from holdfast.storage.checkpoints import Facts
 
 __all__ = [
@@ -49,12 +49,13 @@ __all__ = [
     "checkpointed_layers",
     "fingerprint_data",
     "fingerprint_model",
-    "load_target",
     "microbatch_loader",
     "probe",
 ]
 
 _log = logging.getLogger(__name__)
+_DATA = -1
+"""Loading is seeded as if it were the layer before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,57 +87,6 @@ class StageParts:
         return spec
 
 
-def load_target(target: str, key: str) -> Callable[..., Any]:
-    """Returns the function that ``package.module:name`` or ``path/to/file.py:name`` names.
-
-    Raises:
-        ConfigError: there is no such module, file or name; ``key`` says which key named it.
-    """
-    place, colon, name = target.rpartition(":")
-    if not colon or not place or not name:
-        raise ConfigError(f"{key}: {target!r} is no target; expected package.module:name or path/to/file.py:name")
-    try:
-        module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except ImportError as error:
-        raise ConfigError(f"{key}: {target!r} cannot be imported: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"{key}: {place}: {error.strerror or error}") from error
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{key}: {place} cannot be loaded: {type(error).__name__}: {error}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise ConfigError(f"{key}: {place} has no function {name!r}")
-    return cast(Callable[..., Any], found)
-
-
-def _call(target: str, key: str, arguments: dict[str, Any]) -> Any:
-    """Calls somebody else's function; whatever it raises is theirs to change."""
-    function = load_target(target, key)
-    try:
-        return function(**arguments)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{key}: {target} failed: {type(error).__name__}: {error}") from error
-
-
-def _module_of_file(path: Path) -> ModuleType:
-    """Imports a file once, under a name of its own."""
-    resolved = path.resolve(strict=True)
-    name = f"holdfast_target_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, resolved)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
 def build_model(job: Job) -> Model:
     """Builds the whole model, the same bits in every process: all layers from the job's seed.
 
@@ -153,17 +103,44 @@ def build_model(job: Job) -> Model:
         case ConvnetModel(width=width):
             return Model.build(convnet.build(width=width, seed=job.train.seed), convnet.loss)
         case PythonModel(target=target, loss=loss, arguments=arguments):
-            modules = _layers_of(_call(target, "model.target", arguments), target)
-            chosen = gpt.loss if loss is None else cast(Loss, load_target(loss, "model.loss"))
-            return Model.build(modules, chosen)
+            modules = _layers_of(call_target(target, "model.target", arguments), target)
+            return Model.build(modules, _default_loss if loss is None else _loss_of(loss))
 
 
 def _layers_of(built: object, target: str) -> list[nn.Module]:
-    if isinstance(built, nn.Sequential | nn.ModuleList):
-        return list(built)
-    if isinstance(built, list | tuple):
-        return list(built)
-    raise ConfigError(f"model.target: {target} returned a {type(built).__name__}; expected an ordered list of modules")
+    if isinstance(built, nn.Module) and not isinstance(built, nn.Sequential | nn.ModuleList):
+        parts = ", ".join(name for name, _ in built.named_children())
+        raise ConfigError(
+            f"model.target: {target} returned one module, a {type(built).__name__}; expected its layers in order, as a "
+            "list in which each takes what the one before returned" + (f" (its parts: {parts})" if parts else "")
+        )
+    if isinstance(built, str | Mapping | torch.Tensor) or not isinstance(built, Iterable):
+        raise ConfigError(
+            f"model.target: {target} returned a {type(built).__name__}; expected an ordered list of modules"
+        )
+    with theirs(f"model.target: {target} failed"):  # a generator runs only now
+        layers = list(built)
+    if not layers:
+        raise ConfigError(f"model.target: {target} returned no layer; expected at least one")
+    return layers
+
+
+def _loss_of(target: str) -> Loss:
+    loss = load_target(target, "model.loss")
+    if not (isinstance(loss, type) and issubclass(loss, nn.Module)):
+        return cast(Loss, loss)
+    with theirs(f"model.loss: {target} failed"):
+        return cast(Loss, loss())
+
+
+def _default_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The GPT's, for logits and classes only: other shapes might pass through it and mean nothing."""
+    if output.dim() != 3 or target.is_floating_point() or output.shape[:2] != target.shape:
+        raise ConfigError(
+            f"model.loss: is missing, and the model returns {spec_of(output)} for a target of {spec_of(target)}; "
+            "without it the loss is the cross entropy of logits [batch, time, classes] against int64 [batch, time]"
+        )
+    return gpt.loss(output, target)
 
 
 def build_dataset(job: Job) -> Any:
@@ -179,17 +156,29 @@ def build_dataset(job: Job) -> Any:
         case DigitsData():
             return Digits()
         case python:
-            dataset = _call(python.target, "data.target", python.arguments)
-            if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__") or not len(dataset):
-                raise ConfigError(f"data.target: {python.target} returned no map-style dataset with items")
+            dataset = call_target(python.target, "data.target", python.arguments)
+            _check_dataset(dataset, f"data.target: {python.target}")
             return dataset
+
+
+def _check_dataset(dataset: Any, what: str) -> None:
+    kind = type(dataset).__name__
+    if isinstance(dataset, DataLoader):
+        raise ConfigError(f"{what} returned a {kind}; expected its dataset: grid.microbatch_size makes the batches")
+    by_index = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
+    if not by_index or not hasattr(dataset, "__len__"):
+        raise ConfigError(f"{what} returned a {kind}; expected a map-style dataset: a length, and items by index")
+    with theirs(f"{what} returned a {kind} whose length cannot be told"):
+        length = len(dataset)
+    if not length:
+        raise ConfigError(f"{what} returned a {kind} of length 0; expected at least one item")
 
 
 def build_optimizer(job: Job) -> OptimizerFactory:
     """Returns what makes one layer's optimizer."""
     options = job.optimizer
     if ":" in options.kind:
-        return cast(OptimizerFactory, load_target(options.kind, "optimizer.kind"))
+        return _own_optimizer(options.kind)
     return make_optimizer(
         options.kind,
         lr=options.lr,
@@ -203,6 +192,21 @@ def build_optimizer(job: Job) -> OptimizerFactory:
     )
 
 
+def _own_optimizer(target: str) -> OptimizerFactory:
+    function = load_target(target, "optimizer.kind")
+
+    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        with theirs(f"optimizer.kind: {target} failed"):
+            made = function(parameters)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ConfigError(
+                f"optimizer.kind: {target} returned a {type(made).__name__}; expected a torch.optim.Optimizer"
+            )
+        return made
+
+    return make
+
+
 def build_scaling(job: Job) -> LossScaling | None:
     """Returns how the scale of the loss changes; None where the job scales no loss."""
     options = job.train.loss_scale
@@ -210,22 +214,104 @@ def build_scaling(job: Job) -> LossScaling | None:
 
 
 def probe(job: Job) -> Probed:
-    """Builds everything once and throws it away; returns what flows between the layers.
+    """Builds everything and tries it out, all of it twice, and throws it away; returns what was found.
 
     Raises:
-        ConfigError: something in the job cannot be used.
+        ConfigError: something in the job cannot be used, or is not the same the second time.
     """
+    initial = _initial_weights(job)
     model = build_model(job)
+    if initial is not None:
+        _check_initial(job, model, initial)
     _check_commit(job, model, build_optimizer(job))
     checkpointed_layers(job, len(model.layers))
     _lr_scale(job)(0)
     dataset = build_dataset(job)
-    sample, _ = microbatch_loader(job, lambda: dataset)(0, 0)
+    item, unsteady = _try_items(job, dataset)
+    inputs, targets = microbatch_loader(job, lambda: dataset, item)(0, 0)
+    stage_of = partial(_stage_to_try, job, model, lambda step, microbatch: (inputs.clone(), targets))
+    trial = try_model(model, stage_of, (inputs, targets), job.train.seed)
     return Probed(
-        boundaries=infer_boundaries(model.layers, sample),
+        boundaries=trial.boundaries,
+        item=item,
         facts=_facts(job, model, dataset),
         ties=tie_groups(model.ties),
+        warnings=_judge(job, (*unsteady, *trial.differences)),
     )
+
+
+def _stage_to_try(job: Job, model: Model, load: Loader, index: int) -> Stage:
+    """One layer alone, as it were in the middle: it computes no loss, and shares no weight."""
+    num_layers = len(model.layers)
+    return Stage(
+        layers=[model.layers[index]],
+        layer_range=LayerRange(index, index + 1),
+        num_layers=num_layers + 1,
+        ties=(),
+        loss=model.loss,
+        optimizer=build_optimizer(job),
+        lr_scale=_lr_scale(job),
+        numerics=job.train.numerics,
+        seed=job.train.seed,
+        num_microbatches=1,
+        load=load,
+        checkpointed=checkpointed_layers(job, num_layers),
+    )
+
+
+def _judge(job: Job, differences: tuple[str, ...]) -> tuple[str, ...]:
+    """What is not repeatable refutes what ``exact`` promises; with ``fast`` a person should know of it.
+
+    Raises:
+        ConfigError: numerics are exact, and something differed.
+    """
+    if differences and job.train.numerics == "exact":
+        raise ConfigError(
+            f"{differences[0]}; train.numerics exact needs the same bits every time: draw from torch's default "
+            "generator, which is seeded, or use fast"
+        )
+    return differences
+
+
+def _initial_weights(job: Job) -> list[dict[str, str]] | None:
+    """Digests of one's own model's weights, per layer and name; None for the models that are here."""
+    return _digests(build_model(job)) if isinstance(job.model, PythonModel) else None
+
+
+def _digests(model: Model) -> list[dict[str, str]]:
+    return [
+        {name: tensor_sha256(value) for name, value in (*layer.named_parameters(), *layer.named_buffers())}
+        for layer in model.layers
+    ]
+
+
+def _check_initial(job: Job, model: Model, initial: list[dict[str, str]]) -> None:
+    again = _digests(model)
+    if again == initial:
+        return
+    differ = [
+        f"{name} of {name_of(index, model.layers[index])}"
+        for index, (one, other) in enumerate(zip(initial, again, strict=False))
+        for name in one
+        if one[name] != other.get(name)
+    ]
+    raise ConfigError(
+        f"model.target: {job.model.target} does not give the same model every time"  # type: ignore[union-attr]
+        f" ({differ[0] if differ else 'other layers'}), as every worker needs: draw initial weights from torch's "
+        "default generator, which is seeded"
+    )
+
+
+def _try_items(job: Job, dataset: Any) -> tuple[ItemSpec, tuple[str, ...]]:
+    """The items of the first micro-batch, and some of the others."""
+    size = len(dataset)
+    grid, seed = job.grid, job.train.seed
+    first = sample_indices(seed, 0, 0, job.global_microbatches, grid.microbatch_size, size)
+    return try_items(dataset, (*first, *_spread(size)), seed)
+
+
+def _spread(size: int) -> tuple[int, ...]:
+    return (0, size // 2, size - 1)
 
 
 def _facts(job: Job, model: Model, dataset: Any) -> Facts:
@@ -257,9 +343,9 @@ def fingerprint_data(dataset: Any) -> str:
     """Returns a digest of the number of samples, and of the first, the middle and the last of them."""
     size = len(dataset)
     digest = hashlib.sha256(str(size).encode())
-    for index in (0, size // 2, size - 1):
-        for value in dataset[index]:
-            tensor = torch.as_tensor(value)
+    for index in _spread(size):
+        torch.default_generator.manual_seed(index)
+        for tensor in pair_of(index, dataset[index]):
             digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
             digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -301,17 +387,28 @@ def _lr_scale(job: Job) -> Callable[[int], float]:
     )
 
 
-def microbatch_loader(job: Job, dataset: Callable[[], Any]) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]:
-    """Loads a micro-batch as a pure function of seed, step and its global number; opens the data when first asked."""
+def microbatch_loader(job: Job, dataset: Callable[[], Any], expected: ItemSpec | None = None) -> Loader:
+    """Loads a micro-batch as a pure function of seed, step and its global number; opens the data when first asked.
+
+    A dataset may draw random numbers from torch's default generator: it is seeded for every micro-batch.
+
+    Args:
+        job: whose data.
+        dataset: opens it.
+        expected: what every item is like; None: all of a micro-batch are alike.
+    """
 
     def load(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        opened = dataset()
+        torch.default_generator.manual_seed(layer_seed(job.train.seed, step, microbatch, _DATA))
         return load_microbatch(
-            dataset(),
+            opened,
             seed=job.train.seed,
             step=step,
             microbatch=microbatch,
             num_microbatches=job.global_microbatches,
             microbatch_size=job.grid.microbatch_size,
+            expected=expected,
         )
 
     return load
@@ -324,6 +421,7 @@ def build_stage(
     boundaries: tuple[TensorSpec, ...] = (),
     emulate: Profile | None = None,
     note: Callable[[str], None] = _log.warning,
+    item: ItemSpec | None = None,
 ) -> StageParts:
     """Builds one worker's stage.
 
@@ -334,6 +432,7 @@ def build_stage(
         boundaries: what every layer hands on, see :func:`probe`; not needed to emulate.
         emulate: sleep as long as it says instead of computing; None to compute.
         note: takes what a person should know of a fall-back.
+        item: what every item of the data is like; None: it is not known.
     """
     owned = plan.placement.layers_of(worker)
     if emulate is not None:
@@ -349,12 +448,13 @@ def build_stage(
         numerics=job.train.numerics,
         seed=job.train.seed,
         num_microbatches=job.global_microbatches,
-        load=microbatch_loader(job, cache(lambda: build_dataset(job))),
+        load=microbatch_loader(job, cache(lambda: build_dataset(job)), item),
         clip_norm=job.train.clip_norm,
         commit=job.resilience.commit,
         scaling=build_scaling(job),
         checkpointed=checkpointed_layers(job, len(model.layers)),
         note=note,
+        outputs=boundaries,
     )
     groups = tie_groups(model.ties)
     return StageParts(

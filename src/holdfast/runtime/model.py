@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.data.items import spec_of
 from holdfast.errors import ConfigError
 
 __all__ = [
     "Loss",
     "Model",
     "Tie",
+    "check_loss",
     "check_output",
     "find_ties",
-    "infer_boundaries",
+    "name_of",
     "num_bytes",
-    "spec_of",
     "tie_groups",
     "torch_dtype",
     "untie",
@@ -30,11 +34,6 @@ __all__ = [
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``loss(output, target)``: the mean over one micro-batch as a scalar tensor."""
-
-
-def spec_of(tensor: Tensor) -> TensorSpec:
-    """Return the spec of a tensor."""
-    return TensorSpec(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
 def torch_dtype(spec: TensorSpec) -> torch.dtype:
@@ -94,15 +93,47 @@ class Model:
         """Return the model of these layers, with the ties found and taken apart.
 
         Raises:
-            ConfigError: there is no layer, or an element is not a module.
+            ConfigError: there is no layer, an element is not a module that takes one tensor, a parameter has no values
+                yet, or none is to be trained.
         """
         if not layers:
             raise ConfigError("a model needs at least one layer")
         for index, layer in enumerate(layers):
-            if not isinstance(layer, nn.Module):
-                raise ConfigError(f"layer {index} is a {type(layer).__name__}, expected a torch.nn.Module")
+            _check_layer(index, layer)
+        if not any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
+            raise ConfigError("no parameter of any layer has requires_grad, expected at least one that is trained")
         ties = find_ties(layers)
         return cls(layers=untie(layers, ties), loss=loss, ties=ties)
+
+
+def name_of(index: int, layer: nn.Module) -> str:
+    """Return what messages call a layer: ``layer 3 (Linear)``."""
+    return f"layer {index} ({type(layer).__name__})"
+
+
+def _check_layer(index: int, layer: object) -> None:
+    if isinstance(layer, type) and issubclass(layer, nn.Module):
+        raise ConfigError(f"layer {index} is the class {layer.__name__}, expected a module: {layer.__name__}(...)")
+    if not isinstance(layer, nn.Module):
+        raise ConfigError(f"layer {index} is a {type(layer).__name__}, expected a torch.nn.Module")
+    for name, parameter in layer.named_parameters():
+        if is_lazy(parameter) or parameter.is_meta:
+            raise ConfigError(
+                f"{name_of(index, layer)}: parameter {name} has no values yet, expected all sizes in build"
+            )
+    with suppress(ValueError):  # of forward passes in C++, which say nothing of what they take
+        _check_call(index, layer, inspect.signature(layer.forward))
+
+
+def _check_call(index: int, layer: nn.Module, signature: inspect.Signature) -> None:
+    try:
+        signature.bind(None)
+    except TypeError:
+        takes = ", ".join(signature.parameters) or "nothing"
+        raise ConfigError(
+            f"{name_of(index, layer)} takes {takes}; expected one tensor: whatever else it needs must be in that "
+            "tensor, in a buffer or in the layer"
+        ) from None
 
 
 def find_ties(layers: Sequence[nn.Module]) -> tuple[Tie, ...]:
@@ -164,39 +195,50 @@ def _replace(layer: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
                 setattr(module, name, new)
 
 
-def check_output(index: int, layer: nn.Module, output: object) -> Tensor:
+def check_output(index: int, layer: nn.Module, output: object, expected: TensorSpec | None = None) -> Tensor:
     """Return a layer's output if it is one tensor of floating point.
 
-    Raises:
-        ConfigError: it is anything else; names the layer.
-    """
-    if isinstance(output, Tensor) and output.is_floating_point():
-        return output
-    found = f"a tensor of {output.dtype}" if isinstance(output, Tensor) else type(output).__name__
-    raise ConfigError(f"layer {index} ({type(layer).__name__}) returned {found}, expected one floating-point tensor")
-
-
-@torch.no_grad()
-def infer_boundaries(layers: Sequence[nn.Module], sample: Tensor) -> tuple[TensorSpec, ...]:
-    """Find what every layer returns by running the layers on one micro-batch.
-
-    Random states, parameters and buffers (running statistics included) are left as they were.
-
     Args:
-        layers: all layers of the model.
-        sample: the inputs of one micro-batch.
-
-    Returns:
-        One spec per layer: entry ``i`` is what layer ``i`` hands to layer ``i + 1``; the last is the model's output.
+        index: the layer's number.
+        layer: the layer.
+        output: what it returned.
+        expected: what it returned before; None: nothing is known of that.
 
     Raises:
-        ConfigError: a layer does not return one floating-point tensor.
+        ConfigError: it is anything else, or another shape or type than expected; names the layer.
     """
-    specs = []
-    with torch.random.fork_rng():
-        for index, layer in enumerate(layers):
-            buffers = {name: buffer.clone() for name, buffer in layer.named_buffers()}
-            output = torch.func.functional_call(layer, buffers, (sample,))
-            sample = check_output(index, layer, output)
-            specs.append(spec_of(sample))
-    return tuple(specs)
+    if not isinstance(output, Tensor) or not output.is_floating_point():
+        raise ConfigError(
+            f"{name_of(index, layer)} returned {_shown(output)}, expected one floating-point tensor: wrap the layer in "
+            "a module that returns just that"
+        )
+    if expected is not None and spec_of(output) != expected:
+        raise ConfigError(
+            f"{name_of(index, layer)} returned {spec_of(output)}, and {expected} at first; expected one shape and type "
+            "for all micro-batches"
+        )
+    return output
+
+
+def check_loss(value: object) -> Tensor:
+    """Return the loss of a micro-batch if it is a scalar that depends on the model's output.
+
+    Raises:
+        ConfigError: it is anything else.
+    """
+    if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
+        hint = ", such as its .mean()" if isinstance(value, Tensor) and value.dim() else ""
+        raise ConfigError(
+            f"model.loss: returned {_shown(value)}, expected a scalar tensor: the micro-batch's mean{hint}"
+        )
+    if not value.requires_grad:
+        raise ConfigError("model.loss: what it returned does not depend on the model's output by operations of torch")
+    return value
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor, {spec_of(value)}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -15,7 +15,7 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
-from holdfast.core.tensorspec import TensorSpec
+from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.errors import ConfigError
 from holdfast.planning.training import Terms
 from holdfast.runtime.isolation import Namespace
@@ -69,6 +69,7 @@ class WorkerSpec:
         token: of the job.
         events: path of the job's log.
         boundaries: what every layer hands on, from the first to the last; empty if emulated.
+        item: what every item of the data is like; None if emulated.
         faults: what is to happen to this worker.
         emulate: sleep as long as it says instead of computing; None to compute.
         namespace: the network to move to before anything else; None to stay in the host's.
@@ -87,6 +88,7 @@ class WorkerSpec:
     emulate: Profile | None
     checkpoints: str
     resume: ResumeFrom | None
+    item: ItemSpec | None = None
     namespace: Namespace | None = None
 
     @property
@@ -160,14 +162,21 @@ class LibrarySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What the probe of a job found: what every layer hands on, from the first to the last, and what it is.
+    """What the probe of a job found.
 
-    ``ties``: tuples of layers that share weights.
+    Attributes:
+        boundaries: what every layer hands on, from the first to the last.
+        facts: what it is.
+        ties: tuples of layers that share weights.
+        item: what every item of the data is like; None if it is emulated.
+        warnings: what a person should know, a line each.
     """
 
     boundaries: tuple[TensorSpec, ...]
     facts: Facts
     ties: tuple[tuple[int, ...], ...] = ()
+    item: ItemSpec | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def emulated_probe(job: Job, profile: Profile) -> Probed:

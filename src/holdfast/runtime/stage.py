@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
+from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError, InternalError, ReplicaDiverged
 from holdfast.optim.accumulate import Layout, Numerics, Reduced, check_dtype, make_accumulator
 from holdfast.optim.committed import CommittedLayer
@@ -43,7 +44,7 @@ from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.running_stats import RunningStats
 from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undoable import UndoableLayer
-from holdfast.runtime.model import Loss, Tie, check_output, find_ties, tie_groups
+from holdfast.runtime.model import Loss, Tie, check_loss, check_output, find_ties, tie_groups
 from holdfast.runtime.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
 from holdfast.runtime.tallies import pack_tally, unpack_tally
 
@@ -170,6 +171,7 @@ class Stage:
         checkpointed: layers of the model that keep only their input and are run again for their backward pass. The
             second pass is the same code under the same seed, so the gradients have the same bits.
         note: takes what a person should know of a fall-back.
+        outputs: what every layer of the model returns, for any micro-batch; empty: it is not known.
 
     Raises:
         ConfigError: layers share a parameter that was not untied, or a parameter's type is not supported.
@@ -196,6 +198,7 @@ class Stage:
         device: torch.device | None = None,
         checkpointed: frozenset[int] = frozenset(),
         note: Callable[[str], None] = _log.warning,
+        outputs: Sequence[TensorSpec] = (),
     ) -> None:
         self.layer_range = layer_range
         self.num_layers = len(layers) if num_layers is None else num_layers
@@ -205,6 +208,7 @@ class Stage:
         self._seed, self._num_microbatches, self._clip_norm = seed, num_microbatches, clip_norm
         self._device = device or torch.device("cpu")
         self._scaling, self._checkpointed, self._note = scaling, checkpointed, note
+        self._outputs = dict(enumerate(outputs))
         own = layers if num_layers is not None else layers[layer_range.start : layer_range.stop]
         _check_own(own, layer_range)
         pairs = zip(layer_range.indices, own, strict=True)
@@ -647,15 +651,14 @@ class Stage:
             output, record = owned.module(source), None
         if versions:
             _check_buffers(index, owned, versions)
-        return _Cell(source, check_output(index, owned.module, output), record)
+        return _Cell(source, check_output(index, owned.module, output, self._outputs.get(index)), record)
 
     def _run_loss(self, context: _Context, step: int, microbatch: int) -> None:
         last = context.cells[-1]
         context.logits = _cut(last.output, wants_gradient=True)
+        target = self._samples(step, microbatch)[1]  # before the seed: loading may draw random numbers, too
         _seed(self._device, layer_seed(self._seed, step, microbatch, self.num_layers))
-        context.loss = self._loss(context.logits, self._samples(step, microbatch)[1])
-        if not isinstance(context.loss, Tensor) or context.loss.dim():
-            raise ConfigError("the loss function must return a scalar tensor, the mean over the micro-batch")
+        context.loss = check_loss(self._loss(context.logits, target))
         value = context.loss.detach().float().reshape(1)
         last.record = value if last.record is None else torch.cat([value, last.record])
 

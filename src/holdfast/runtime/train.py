@@ -90,7 +90,8 @@ def train(
             and plans, not for training. Model and data of the job are not even built.
         resume: go on from the newest sound checkpoint of a run directory, a folder or a URL; with ``@STEP`` behind it,
             from that one.
-        on_event: called with what is worth a line before training starts: checkpoints that were rejected, and why.
+        on_event: called with what is worth a line before training starts: checkpoints that were rejected, and why;
+            what the model or the data do not do the same every time.
         on_progress: called after every step.
 
     Raises:

@@ -209,7 +209,7 @@ class _Worker:
 
     def _build(self, plan: Plan) -> StageParts:
         spec = self._spec
-        parts = build_stage(spec.job, plan, spec.worker, spec.boundaries, spec.emulate, self._note)
+        parts = build_stage(spec.job, plan, spec.worker, spec.boundaries, spec.emulate, self._note, spec.item)
         self._emulated_bytes = parts.emulated_bytes
         return parts
 

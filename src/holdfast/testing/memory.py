@@ -11,8 +11,8 @@ import torch
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.data.items import spec_of
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
-from holdfast.runtime.model import spec_of
 from holdfast.runtime.transport import MessageKey
 
 __all__ = ["Mail", "MemoryHub", "MemoryTransport"]

@@ -2,12 +2,16 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from holdfast.core.placement import LayerRange
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError
 from holdfast.models import convnet, gpt
-from holdfast.runtime.model import Model, Tie, find_ties, infer_boundaries, num_bytes, tie_groups, torch_dtype, untie
+from holdfast.optim.factory import make_optimizer
+from holdfast.runtime.model import Model, Tie, find_ties, num_bytes, tie_groups, torch_dtype, untie
+from holdfast.runtime.stage import Stage
+from holdfast.runtime.trial import try_model
 
 
 def test_ties_are_found_and_taken_apart() -> None:
@@ -65,44 +69,49 @@ def test_ties_are_checked() -> None:
             Tie(places=places)
 
 
-def test_boundaries_leave_everything_as_it_was() -> None:
+def boundaries(layers, batch, loss):
+    """What the layers return, found by trying each of them."""
+    model = Model.build(layers, loss)
+
+    def stage_of(index: int) -> Stage:
+        return Stage(
+            layers=[model.layers[index]],
+            layer_range=LayerRange(index, index + 1),
+            num_layers=len(model.layers) + 1,
+            ties=(),
+            loss=loss,
+            optimizer=make_optimizer("adamw", lr=0.1),
+            lr_scale=lambda step: 1.0,
+            numerics="exact",
+            seed=3,
+            num_microbatches=1,
+            load=lambda step, microbatch: batch,
+        )
+
+    trial = try_model(model, stage_of, batch, 3)
+    assert trial.differences == ()
+    return trial.boundaries
+
+
+def test_a_trial_leaves_weights_and_buffers_as_they_were() -> None:
     layers = convnet.build(width=4, blocks=2)
-    buffers = [b.clone() for layer in layers for b in layer.buffers()]
-    versions = [b._version for layer in layers for b in layer.buffers()]
-    sample = torch.rand(3, 1, 8, 8)
-    random = torch.get_rng_state()
-    specs = infer_boundaries(layers, sample)
+    before = [value.clone() for layer in layers for value in layer.state_dict().values()]
+    specs = boundaries(layers, (torch.rand(3, 1, 8, 8), torch.tensor([1, 2, 3])), convnet.loss)
     assert specs[0] == TensorSpec(shape=(3, 4, 8, 8), dtype="float32")
     assert specs[-1] == TensorSpec(shape=(3, 10), dtype="float32")
     assert len(specs) == len(layers)
-    assert torch.equal(random, torch.get_rng_state())
-    found = [b for layer in layers for b in layer.buffers()]
-    assert all(torch.equal(a, b) for a, b in zip(buffers, found, strict=True))
-    assert versions == [b._version for b in found]
+    after = [value for layer in layers for value in layer.state_dict().values()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert not any(p.grad is not None for layer in layers for p in layer.parameters())
 
 
 def test_boundaries_of_gpt() -> None:
     layers = gpt.build(layers=2, width=16, heads=2, context=8, vocab=32)
-    specs = infer_boundaries(layers, torch.zeros(2, 8, dtype=torch.int64))
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    specs = boundaries(layers, (tokens, tokens), gpt.loss)
     assert [spec.shape for spec in specs] == [(2, 8, 16)] * 3 + [(2, 8, 32)]
     assert num_bytes(specs[0]) == 2 * 8 * 16 * 4
     assert torch_dtype(specs[0]) is torch.float32
-
-
-class Wrong(nn.Module):
-    def __init__(self, what: object) -> None:
-        super().__init__()
-        self.what = what
-
-    def forward(self, _x: Tensor) -> object:
-        return self.what
-
-
-@pytest.mark.parametrize("what", [None, (torch.zeros(1),), torch.zeros(1, dtype=torch.int64)])
-def test_layers_must_return_one_floating_tensor(what: object) -> None:
-    with pytest.raises(ConfigError, match=r"layer 1 \(Wrong\) returned"):
-        infer_boundaries([nn.Linear(2, 2), Wrong(what)], torch.zeros(1, 2))
 
 
 def test_models_need_layers() -> None:

@@ -362,7 +362,7 @@ def linear() -> nn.Module:
     [
         (Counts, r"layer 1 \(Counts\) changes its buffer 'calls'"),
         (TwiceNormed, "batch-norm 'norm' ran 2 times"),
-        (Pair, r"layer 1 \(Pair\) returned tuple"),
+        (Pair, r"layer 1 \(Pair\) returned a tuple of 2"),
         (lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.InstanceNorm1d(1, track_running_stats=True)), "changes its"),
         (lambda: nn.Linear(4, 4, dtype=torch.float64), "expected float32"),
     ],

@@ -5,7 +5,8 @@ import pytest
 from holdfast.config.load import parse_job
 from holdfast.errors import ConfigError
 from holdfast.planning.jobs import healthy_plan
-from holdfast.runtime.build import build_dataset, build_model, load_target, probe
+from holdfast.runtime.build import build_dataset, build_model, probe
+from holdfast.runtime.foreign import load_target
 
 
 @pytest.mark.parametrize(
@@ -14,10 +15,13 @@ from holdfast.runtime.build import build_dataset, build_model, load_target, prob
         ("math", "'math' is no target; expected package.module:name or path/to/file.py:name"),
         ("math:", "'math:' is no target; expected package.module:name or path/to/file.py:name"),
         (":sqrt", "':sqrt' is no target; expected package.module:name or path/to/file.py:name"),
-        ("no_such_module:f", "'no_such_module:f' cannot be imported: No module named 'no_such_module'"),
+        (
+            "no_such_module:f",
+            "'no_such_module:f' cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",
+        ),
         ("math:no_such", "math has no function 'no_such'"),
         ("math:pi", "math has no function 'pi'"),
-        ("no/such.py:f", "no/such.py: No such file or directory"),
+        ("no/such.py:f", "no/such.py: No such file; expected one that holds a function to call"),
     ],
 )
 def test_a_target_that_cannot_be_loaded(target, complaint):
@@ -71,7 +75,9 @@ def test_a_model_that_is_no_list_of_modules():
 
 
 def test_a_dataset_without_items():
-    with pytest.raises(ConfigError, match=r"data\.target: builtins:list returned no map-style dataset with items"):
+    with pytest.raises(
+        ConfigError, match=r"data\.target: builtins:list returned a list of length 0; expected at least one item"
+    ):
         build_dataset(job(data={"kind": "python", "target": "builtins:list"}))
 
 
