@@ -267,6 +267,11 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(whole, tmp_path
     [
         ("train", {"seed": 2}, "train.seed: expected 1, as in the checkpoint, got 2"),
         ("grid", {"microbatches": 3}, "grid.pipelines x grid.microbatches: expected 4, as in the checkpoint, got 3"),
+        (
+            "model",
+            {"dropout": 0.3},
+            "model.dropout: expected 0.1, as in the checkpoint, got 0.3; to go on all the same",
+        ),
         ("model", {"width": 16}, "model: other names, shapes or types of parameters than the checkpoint's"),
         ("data", {"path": copy.__file__}, "data: other samples than the checkpoint's"),
     ],
@@ -280,6 +285,18 @@ def test_a_foreign_checkpoint_is_refused(whole, tmp_path, section, change, compl
     assert complaint in errors
     assert "Traceback" not in errors
     assert not command.run_dir.exists(), "nothing was begun"
+
+
+def test_differences_that_are_meant_are_accepted_and_take_effect(whole, tmp_path):
+    run_dir, summary = whole
+    tree = {**GPT, "optimizer": {"betas": [0.5, 0.9]}}
+    command = Command(tmp_path, tree, "--resume", f"{run_dir}@4", "--accept", "model.dropout,optimizer.betas")
+    resumed = command.done()
+    changed = "optimizer.betas: expected [0.9,0.999], as in the checkpoint, got [0.5,0.9]: accepted"
+    assert f"goes on from the checkpoint of step 4 in {run_dir / 'checkpoints'}; {changed}" in resumed["errors"]
+    assert [event.notes for event in command.events() if isinstance(event, Resumed)] == [(changed,)]
+    assert resumed["steps"] == summary["steps"]
+    assert resumed["state_sha256"] != summary["state_sha256"]
 
 
 def test_s3(whole, tmp_path, bucket, s3_environment):

@@ -127,7 +127,7 @@ def tell_checkpoint(event: Event) -> str | None:
     """Returns one line on what became of a checkpoint; None if the event is about something else."""
     match event:
         case Resumed():
-            return f"goes on from the checkpoint of step {event.step} in {event.url}"
+            return "; ".join((f"goes on from the checkpoint of step {event.step} in {event.url}", *event.notes))
         case CheckpointRejected():
             return f"checkpoint of step {event.step} is not used: {event.reason}"
         case Pinned():

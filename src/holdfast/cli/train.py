@@ -51,6 +51,14 @@ def add_train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "of STEP; the grid may be another one, the global batch may not",
     )
     parser.add_argument(
+        "--accept",
+        action="append",
+        default=[],
+        metavar="KEY,...",
+        help="with --resume: keys that are meant to differ from the checkpoint's, such as "
+        "model.dropout,optimizer.betas; may be repeated",
+    )
+    parser.add_argument(
         "--emulate",
         metavar="PROFILE.json",
         help="sleep as long as this profile says instead of computing, on as many layers as it has; all else is real. "
@@ -74,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
             faults=faults,
             emulate=emulate,
             resume=args.resume,
+            accept=[key for text in args.accept for key in text.split(",") if key],
             on_event=_tell,
             on_progress=line.show,
         )

@@ -50,7 +50,7 @@ from holdfast.runtime.processes import (
     library_main,
     probe_main,
 )
-from holdfast.runtime.resume import checkpoints_url
+from holdfast.runtime.resume import check_accepted, checkpoints_url
 from holdfast.runtime.supervision import RestartLimit, StartAgain, Supervisor
 from holdfast.telemetry.events import (
     CheckpointRejected,
@@ -133,6 +133,7 @@ class Agent:
             not even built. None to compute.
         isolate: run every node in a network namespace of its own, so that its link can be cut. Linux, root.
         resume: the checkpoint to go on from; None to begin anew.
+        accept: keys that may differ from the job that made the checkpoint.
         on_event: called with what is worth a line before training starts, such as a checkpoint that was rejected.
         on_progress: called after every step, in the agent's thread.
     """
@@ -143,6 +144,7 @@ class Agent:
     emulate: Profile | None = None
     isolate: bool = False
     resume: ResumeFrom | None = None
+    accept: tuple[str, ...] = ()
     on_event: Callable[[Event], None] = lambda event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
     _inbox: queue.SimpleQueue[_Item] = field(default_factory=queue.SimpleQueue)
@@ -160,6 +162,7 @@ class Agent:
             InternalError: the job cannot go on for a reason of ours.
         """
         self._check_faults()
+        check_accepted(self.job, self.accept)
         self._check_tls()
         self._check_store()
         # Gloo reports every lost peer on stderr as an error of its own; here it is an event, told once, by us.
@@ -201,7 +204,7 @@ class Agent:
         """Finds the checkpoint to go on from, in a process of its own: that may take long, and Ctrl-C must work."""
         if self.resume is None and not self.job.checkpoint.every:
             return None
-        answer = self._ask(find_main, self.job, self.resume, self._checkpoints, probed.facts)
+        answer = self._ask(find_main, self.job, self.resume, self._checkpoints, probed.facts, self.accept)
         found = msgspec.json.decode(answer, type=Found | None)
         if found is not None and self.resume is not None:
             self.resume = replace(self.resume, step=found.step)
@@ -217,7 +220,7 @@ class Agent:
         if found is None or self.resume is None:
             return
         rejected = (CheckpointRejected(step=each.step, reason=each.reason) for each in found.rejected)
-        self._tell(log, *rejected, Resumed(step=found.step, url=self.resume.url))
+        self._tell(log, *rejected, Resumed(step=found.step, url=self.resume.url, notes=found.notes))
 
     def _tell(self, log: EventLog, *events: Event) -> None:
         for event in events:

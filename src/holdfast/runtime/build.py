@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import holdfast
-from holdfast.config.job import ConvnetModel, DigitsData, GptModel, Job, PythonModel, TextData
+from holdfast.config.deciding import deciding
+from holdfast.config.job import ConvnetModel, DigitsData, GptModel, Job, PythonData, PythonModel, TextData
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.placement import LayerRange
@@ -326,7 +327,28 @@ def _facts(job: Job, model: Model, dataset: Any) -> Facts:
         optimizer=job.optimizer.kind,
         model=fingerprint_model(model),
         data=fingerprint_data(dataset),
+        contents=dataset.fingerprint() if isinstance(dataset, Text) else "",
+        values=deciding(job),
+        sources=_sources(job),
     )
+
+
+def _sources(job: Job) -> dict[str, str]:
+    """Returns a digest of the file of every function that the job names, by the key that names it."""
+    named = {"optimizer.kind": job.optimizer.kind if ":" in job.optimizer.kind else None}
+    if isinstance(job.model, PythonModel):
+        named |= {"model.target": job.model.target, "model.loss": job.model.loss}
+    if isinstance(job.data, PythonData):
+        named["data.target"] = job.data.target
+    files = {key: _source_of(target) for key, target in named.items() if target is not None}
+    return {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items() if path is not None}
+
+
+def _source_of(target: str) -> Path | None:
+    """The file in which a target is looked for, once it was found there; None if it is built in."""
+    place = target.rpartition(":")[0]
+    path = Path(place if place.endswith(".py") else sys.modules[place].__file__ or "")
+    return path if path.is_file() else None
 
 
 def fingerprint_model(model: Model) -> str:

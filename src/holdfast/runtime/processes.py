@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import holdfast
+from holdfast.config.deciding import deciding
 from holdfast.config.job import Job
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
@@ -51,10 +52,14 @@ class ResumeFrom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A checkpoint that a job can go on from, every byte of it verified, and the newer ones that were rejected."""
+    """A checkpoint that a job can go on from, every byte of it verified, and the newer ones that were rejected.
+
+    ``notes``: what differs from the job that made it, and was accepted or could not be compared; for people.
+    """
 
     step: int
     rejected: tuple[Rejected, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +205,7 @@ def emulated_probe(job: Job, profile: Profile) -> Probed:
         optimizer=job.optimizer.kind,
         model="emulated",
         data="emulated",
+        values=deciding(job),
     )
     return Probed(boundaries=(), facts=facts)
 
@@ -239,8 +245,10 @@ def digest_main(directory: str, answer: Connection) -> None:
     run_digest(directory, answer)
 
 
-def find_main(job: Job, resume: ResumeFrom | None, checkpoints: str, facts: Facts, answer: Connection) -> None:
+def find_main(
+    job: Job, resume: ResumeFrom | None, checkpoints: str, facts: Facts, accept: tuple[str, ...], answer: Connection
+) -> None:
     """Entry point of finding the checkpoint to go on from; answers with Found, or with nothing if there is none."""
     from holdfast.runtime.worker import run_find
 
-    run_find(job, resume, checkpoints, facts, answer)
+    run_find(job, resume, checkpoints, facts, accept, answer)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from holdfast.config.deciding import GLOBAL_BATCH, compare, covers, deciding
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.control.membership.progress import MAX_RESTORABLE
@@ -15,23 +19,27 @@ from holdfast.runtime.processes import Found, ResumeFrom
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints, Facts
 
-__all__ = ["checkpoints_url", "differences", "find", "parse_resume", "with_found"]
+__all__ = ["Comparison", "check_accepted", "checkpoints_url", "compared", "find", "parse_resume", "with_found"]
 
 _AT_STEP = re.compile(r"(?P<place>.+)@(?P<step>[0-9]{1,18})", re.ASCII | re.DOTALL)
 
-_KEYS = {
-    "seed": "train.seed",
-    "layers": "the number of the model's layers",
-    "microbatches": "grid.pipelines x grid.microbatches",
-    "microbatch_size": "grid.microbatch_size",
-    "optimizer": "optimizer.kind",
-    "model": "model",
-    "data": "data",
-}
-_OTHER = {
-    "model": "other names, shapes or types of parameters than the checkpoint's; use the model that it was made with",
-    "data": "other samples than the checkpoint's; use the data that it was made with",
-}
+_MODEL = "model: other names, shapes or types of parameters than the checkpoint's; use the model that it was made with"
+_DATA = "data: other samples than the checkpoint's; use the data that it was made with"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A checkpoint beside a job.
+
+    Attributes:
+        foreign: why the checkpoint cannot be loaded at all.
+        differences: what would lead to other bits, by the key that a user accepts it with.
+        notes: what could not be compared, for people.
+    """
+
+    foreign: tuple[str, ...]
+    differences: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
 
 
 def checkpoints_url(job: Job, run_dir: Path) -> str:
@@ -53,7 +61,7 @@ def parse_resume(text: str) -> ResumeFrom:
     return ResumeFrom(url=place, step=step)
 
 
-def find(job: Job, resume: ResumeFrom | None, url: str, facts: Facts) -> Found | None:
+def find(job: Job, resume: ResumeFrom | None, url: str, facts: Facts, accept: tuple[str, ...] = ()) -> Found | None:
     """Returns the checkpoint that a job goes on from, every shard verified; None if it begins anew.
 
     Args:
@@ -61,6 +69,7 @@ def find(job: Job, resume: ResumeFrom | None, url: str, facts: Facts) -> Found |
         resume: from which checkpoint; None to begin anew.
         url: where the job's own checkpoints will go.
         facts: what the job is.
+        accept: keys that may differ from the checkpoint's, such as ``model.dropout`` or ``optimizer``.
 
     Raises:
         ConfigError: there is no sound checkpoint, or it is another job's; or the job's own checkpoints would overwrite
@@ -75,8 +84,7 @@ def find(job: Job, resume: ResumeFrom | None, url: str, facts: Facts) -> Found |
     except StorageError as error:
         raise ConfigError(f"--resume {resume}: {error}") from error
     manifest = sound.manifest
-    if found := differences(manifest.facts, facts):
-        raise ConfigError(f"--resume {resume}: not a checkpoint of this job: {'; '.join(found)}")
+    notes = _accepted(f"--resume {resume}", compared(manifest.facts, facts, job), accept)
     if manifest.step >= job.train.steps:
         raise ConfigError(
             f"train.steps: the checkpoint is of step {manifest.step}, nothing is left to do; expected more than that, "
@@ -84,7 +92,7 @@ def find(job: Job, resume: ResumeFrom | None, url: str, facts: Facts) -> Found |
         )
     if job.checkpoint.every:
         _refuse_later(url, manifest.step, frozenset(each.step for each in sound.rejected))
-    return Found(step=manifest.step, rejected=sound.rejected)
+    return Found(step=manifest.step, rejected=sound.rejected, notes=notes)
 
 
 def with_found(known: Sequence[StateAt], checkpoints: Checkpoints) -> tuple[StateAt, ...]:
@@ -103,16 +111,75 @@ def with_found(known: Sequence[StateAt], checkpoints: Checkpoints) -> tuple[Stat
     return tuple(sorted((older | found).values(), key=lambda each: -each.step)[:MAX_RESTORABLE])
 
 
-def differences(saved: Facts, wanted: Facts) -> tuple[str, ...]:
-    """Returns why a job cannot go on from a checkpoint: the keys, and what would be right; empty if it can."""
-    differing = [name for name in _KEYS if getattr(saved, name) != getattr(wanted, name)]
-    return tuple(_difference(name, getattr(saved, name), getattr(wanted, name)) for name in differing)
+def compared(saved: Facts, wanted: Facts, job: Job) -> Comparison:
+    """Compares what a checkpoint says of the job that made it with ``job``, of which ``wanted`` are the facts."""
+    foreign = [_MODEL] if saved.model != wanted.model else []
+    if saved.layers != wanted.layers:
+        foreign.insert(0, f"the number of the model's layers: expected {saved.layers}, got {wanted.layers}")
+    found, unknown = compare(saved.values or _values_of_old(saved, job), job)
+    differences = [(each.path, str(each)) for each in found]
+    if saved.data != wanted.data or (saved.contents and wanted.contents and saved.contents != wanted.contents):
+        differences.append(("data", _DATA))
+    return Comparison(foreign=tuple(foreign), differences=tuple(differences), notes=_notes(saved, wanted, unknown))
 
 
-def _difference(name: str, saved: object, wanted: object) -> str:
-    if name in _OTHER:
-        return f"{_KEYS[name]}: {_OTHER[name]}"
-    return f"{_KEYS[name]}: expected {saved}, as in the checkpoint, got {wanted}"
+def _values_of_old(saved: Facts, job: Job) -> dict[str, Any]:
+    """What is known of a job that did not tell all: whatever it did not tell counts as equal."""
+    told = {
+        "train.seed": saved.seed,
+        GLOBAL_BATCH: saved.microbatches,
+        "grid.microbatch_size": saved.microbatch_size,
+        "optimizer.kind": saved.optimizer,
+    }
+    return {**deciding(job), **told}
+
+
+def _notes(saved: Facts, wanted: Facts, unknown: tuple[str, ...]) -> tuple[str, ...]:
+    """What a comparison of values does not tell."""
+    notes = [f"{path}: this version of Holdfast does not know it, the checkpoint's does" for path in unknown]
+    if saved.values is None:
+        notes.append(
+            f"the checkpoint is of a Holdfast ({saved.holdfast}) that noted no arguments of model and optimizer, "
+            "numerics, clipping or loss scale: they could not be compared"
+        )
+    changed = [key for key, digest in saved.sources.items() if wanted.sources.get(key, digest) != digest]
+    return (*notes, *(f"{key}: the code in its file has changed since the checkpoint was made" for key in changed))
+
+
+def _accepted(place: str, comparison: Comparison, accept: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns what a person should read of a comparison.
+
+    Raises:
+        ConfigError: something differs and was not accepted.
+    """
+    refused = [(path, text) for path, text in comparison.differences if not covers(accept, path)]
+    if refused or comparison.foreign:
+        texts = [*comparison.foreign, *(text for _, text in refused)]
+        hint = "" if comparison.foreign else _hint([path for path, _ in refused])
+        raise ConfigError(f"{place}: not a checkpoint of this job: {'; '.join(texts)}{hint}")
+    return (*(f"{text}: accepted" for path, text in comparison.differences), *comparison.notes)
+
+
+def _hint(paths: Sequence[str]) -> str:
+    keys = ",".join(path.split(" x ")[-1] for path in paths)
+    return f"; to go on all the same, with other bits than the run that was begun: --accept {keys}"
+
+
+def check_accepted(job: Job, accept: Sequence[str]) -> None:
+    """Refuses keys that decide nothing: they are misspelt.
+
+    Raises:
+        ConfigError: there is such a key.
+    """
+    known = [part for path in (*deciding(job), "data", "train.steps") for part in path.split(" x ")]
+    sections = {path.rpartition(".")[0] for path in known}
+    for name in accept:
+        if not any(path == name or path.startswith(f"{name}.") for path in known):
+            near = difflib.get_close_matches(name, [*known, *sections], n=1)
+            raise ConfigError(
+                f"--accept {name}: no key that decides the bits of this job; "
+                + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
+            )
 
 
 def _refuse_later(url: str, step: int, unsound: frozenset[int]) -> None:

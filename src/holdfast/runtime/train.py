@@ -75,6 +75,7 @@ def train(
     faults: Iterable[Fault] = (),
     emulate: Profile | None = None,
     resume: str | Path | None = None,
+    accept: Iterable[str] = (),
     on_event: Callable[[Event], None] = lambda event: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Summary:
@@ -90,6 +91,8 @@ def train(
             and plans, not for training. Model and data of the job are not even built.
         resume: go on from the newest sound checkpoint of a run directory, a folder or a URL; with ``@STEP`` behind it,
             from that one.
+        accept: keys of the job that may differ from those of the job which made the checkpoint, such as
+            ``model.dropout``, or ``optimizer`` for all of its; the run is then no longer the one that was begun.
         on_event: called with what is worth a line before training starts: checkpoints that were rejected, and why;
             what the model or the data do not do the same every time.
         on_progress: called after every step.
@@ -107,6 +110,7 @@ def train(
         faults=planned,
         emulate=emulate,
         resume=None if resume is None else parse_resume(str(resume)),
+        accept=tuple(accept),
         on_event=on_event,
         on_progress=on_progress,
     )

@@ -418,10 +418,12 @@ def run_probe(job: Job, answer: Connection) -> None:
     answering(answer, lambda: msgspec.json.encode(probe(job)).decode())
 
 
-def run_find(job: Job, resume: ResumeFrom | None, checkpoints: str, facts: Facts, answer: Connection) -> None:
+def run_find(
+    job: Job, resume: ResumeFrom | None, checkpoints: str, facts: Facts, accept: tuple[str, ...], answer: Connection
+) -> None:
     """Sends ``ok`` and the checkpoint to go on from, if any, as JSON; or ``error`` and what the user should change."""
     start_process()
-    answering(answer, lambda: msgspec.json.encode(find(job, resume, checkpoints, facts)).decode())
+    answering(answer, lambda: msgspec.json.encode(find(job, resume, checkpoints, facts, accept)).decode())
 
 
 def run_digest(directory: str, answer: Connection) -> None:

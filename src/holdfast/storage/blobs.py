@@ -57,7 +57,8 @@ class BlobStore(Protocol):
     def list(self) -> tuple[str, ...]:
         """Returns the names of all blobs, sorted; none if nothing was ever written.
 
-        Temporary files that an interrupted ``put`` left are among them, so that they can be deleted like the rest.
+        Temporary files that an interrupted ``put`` left are among them, so that they can be deleted like the rest. A
+        folder that cannot be read stands there itself, for what is in it.
 
         Raises:
             StorageError: the store cannot be read.
@@ -98,10 +99,13 @@ def _open_s3(url: str, path: str) -> ObjectStore:
     try:
         s3fs = importlib.import_module("s3fs")
         botocore = importlib.import_module("botocore.exceptions")
+        aiohttp = importlib.import_module("aiohttp")
     except ImportError as error:
         raise ConfigError(f"{url}: {error.name} is not installed; pip install 'holdfast[s3]'") from None
     filesystem = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True, config_kwargs=_S3)
-    return ObjectStore(url, filesystem, path, errors=(OSError, TimeoutError, botocore.BotoCoreError))
+    return ObjectStore(
+        url, filesystem, path, errors=(OSError, botocore.BotoCoreError, botocore.ClientError, aiohttp.ClientError)
+    )
 
 
 def _checked(name: str) -> str:
@@ -163,11 +167,16 @@ class LocalStore:
 
     def list(self) -> tuple[str, ...]:
         """See BlobStore.list."""
-        try:
-            found = [path.relative_to(self._folder).as_posix() for path in self._folder.rglob("*") if path.is_file()]
-        except OSError as error:
-            raise StorageError(f"{self._folder}: cannot be read: {error.strerror or error}") from error
-        return tuple(sorted(found))
+        closed: list[OSError] = []
+        walked = os.walk(self._folder, onerror=closed.append)
+        found = [path for folder, _, names in walked for name in names if (path := Path(folder, name)).is_file()]
+        for error in closed:
+            path = Path(error.filename)
+            if path == self._folder and not isinstance(error, FileNotFoundError):
+                raise StorageError(f"{self._folder}: cannot be read: {error.strerror or error}") from error
+            if path != self._folder:
+                found.append(path)
+        return tuple(sorted(path.relative_to(self._folder).as_posix() for path in found))
 
     def delete(self, name: str) -> None:
         """See BlobStore.delete; a folder that becomes empty goes with its last blob."""

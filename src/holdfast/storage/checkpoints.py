@@ -15,7 +15,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,6 +26,7 @@ __all__ = ["Checkpoints", "Facts", "Manifest", "Rejected", "Shard", "Sound"]
 
 _FORMAT = "holdfast-checkpoint-1"
 _STEP = re.compile(r"step-(?P<step>[0-9]{8,18})/.+", re.ASCII)
+_CLOSED = re.compile(r"step-(?P<step>[0-9]{8,18})", re.ASCII)
 
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -57,6 +58,10 @@ class Facts(_Stored, frozen=True, kw_only=True):
         optimizer: ``optimizer.kind``.
         model: digest of the names, shapes and types of all parameters and buffers, and of what is tied.
         data: digest of the number of samples, and of a few of them.
+        contents: digest of the files that samples are read from, as far as Holdfast reads them itself; empty else.
+        values: every key of the job that decides bits, see :func:`holdfast.config.deciding.deciding`; None in a
+            checkpoint of a version that did not tell.
+        sources: digest of the file of every function that the job names.
     """
 
     job: str
@@ -68,6 +73,9 @@ class Facts(_Stored, frozen=True, kw_only=True):
     optimizer: str
     model: str
     data: str
+    contents: str = ""
+    values: dict[str, Any] | None = None
+    sources: dict[str, str] = {}
 
 
 class Manifest(_Stored, frozen=True, kw_only=True):
@@ -169,10 +177,14 @@ class Checkpoints:
     def steps(self) -> tuple[int, ...]:
         """Returns the steps of all finished checkpoints, ascending; whether they are sound is another question.
 
+        A folder that cannot be read is taken for one.
+
         Raises:
             StorageError: the store cannot be read.
         """
-        return _finished(self._store.list())
+        names = self._store.list()
+        closed = {int(match["step"]) for name in names if (match := _CLOSED.fullmatch(name))}
+        return tuple(sorted({*_finished(names), *closed}))
 
     def read(self, step: int) -> Manifest:
         """Returns the manifest of one checkpoint.
@@ -218,8 +230,7 @@ class Checkpoints:
 
         Raises:
             MissingBlob: there is no checkpoint, or none of this step.
-            CorruptBlob: the one that was named is not sound, or none is.
-            StorageError: the store cannot be read.
+            StorageError: the store cannot be read; the one that was named is not sound or cannot be read, or none is.
         """
         if step is not None:
             return Sound(manifest=self._verified(step), rejected=())
@@ -227,12 +238,12 @@ class Checkpoints:
         for candidate in reversed(self.steps()):
             try:
                 return Sound(manifest=self._verified(candidate), rejected=tuple(rejected))
-            except (CorruptBlob, MissingBlob) as error:
+            except StorageError as error:
                 rejected.append(Rejected(step=candidate, reason=str(error)))
         if not rejected:
             raise MissingBlob(f"{self.url} holds no checkpoint")
         reasons = "; ".join(f"step {each.step}: {each.reason}" for each in rejected)
-        raise CorruptBlob(self.url, "a sound checkpoint", reasons)
+        raise StorageError(f"{self.url} holds no sound checkpoint: {reasons}")
 
     def _verified(self, step: int) -> Manifest:
         manifest = self.read(step)

@@ -231,10 +231,14 @@ class CheckpointRejected(_Event, frozen=True, tag="checkpoint_rejected", kw_only
 
 
 class Resumed(_Event, frozen=True, tag="resumed", kw_only=True):
-    """The run goes on from the checkpoint of ``step`` at ``url``."""
+    """The run goes on from the checkpoint of ``step`` at ``url``.
+
+    ``notes``: what differs from the job that made it, and was accepted or could not be compared.
+    """
 
     step: int
     url: str
+    notes: tuple[str, ...] = ()
 
 
 class CoordinatorLost(_Event, frozen=True, tag="coordinator_lost", kw_only=True):

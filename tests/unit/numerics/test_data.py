@@ -133,3 +133,21 @@ def test_micro_batches_are_stacked(folder: Path) -> None:
     x, y = load_microbatch(data, seed=0, step=0, microbatch=1, num_microbatches=2, microbatch_size=2)
     assert tuple(x.shape) == tuple(y.shape) == (2, 7)
     assert x[:, 0].tolist() == [7 * i for i in sample_indices(0, 0, 1, 2, 2, 4)]
+
+
+def test_the_fingerprint_of_text_knows_sizes_and_looks_everywhere(tmp_path):
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_bytes(bytes(range(256)) * 4096)
+    before = Text(str(tmp_path), context=4).fingerprint()
+    assert Text(str(tmp_path), context=8).fingerprint() == before
+    for at in (0, 500_000, 1_000_000):
+        for file in files:
+            data = bytearray(bytes(range(256)) * 4096)
+            data[at : at + 40_000] = bytes(min(40_000, len(data) - at))
+            file.write_bytes(data)
+            assert Text(str(tmp_path), context=4).fingerprint() != before
+            file.write_bytes(bytes(range(256)) * 4096)
+    assert Text(str(tmp_path), context=4).fingerprint() == before
+    files[1].write_bytes(b"short")
+    assert Text(str(tmp_path), context=4).fingerprint() != before

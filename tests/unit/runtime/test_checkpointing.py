@@ -5,6 +5,7 @@ import os
 import pickle
 import queue
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from holdfast.control.messages import ShardFailed, ShardWritten
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.schedule import OpKind
+from holdfast.data import digits
 from holdfast.errors import ConfigError, CorruptBlob, InternalError, MissingBlob
 from holdfast.optim.digest import layer_sha256
 from holdfast.planning.jobs import healthy_plan
@@ -235,13 +237,41 @@ def test_the_fingerprints_tell_models_and_data_apart(tmp_path):
     facts = facts_of()
     assert facts == facts_of()
     assert facts.layers == 4
-    assert facts_of("model.dropout=0.2") == facts
+    assert facts_of("model.dropout=0.2").model == facts.model
+    assert facts_of("model.dropout=0.2").values == {**facts.values, "model.dropout": 0.2}
+    assert facts.sources == {}
     assert facts_of("model.width=16").model != facts.model
     assert facts_of("model.layers=3").model != facts.model
     other = tmp_path / "text"
     other.write_bytes(bytes(range(256)) * 8)
     assert facts_of(f"data.path={other}").data != facts.data
+    assert facts_of(f"data.path={other}").contents != facts.contents
     assert facts_of(f"data.path={other}").model == facts.model
+
+
+OWN = """
+from torch import nn
+
+def build():
+    return [nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), nn.Linear(8, 10)]
+
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target)
+"""
+
+
+def test_the_files_of_ones_own_functions_are_told(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    tree = {
+        **JOB,
+        "model": {"kind": "python", "target": f"{file}:build", "loss": f"{file}:loss"},
+        "data": {"kind": "python", "target": "holdfast.data.digits:Digits"},
+    }
+    sources = probe(parse_job(tree)).facts.sources
+    digest = hashlib.sha256(OWN.encode()).hexdigest()
+    assert sources["model.target"] == sources["model.loss"] == digest
+    assert sources["data.target"] == hashlib.sha256(Path(digits.__file__).read_bytes()).hexdigest()
 
 
 def test_the_model_fingerprint_knows_types_and_ties():

@@ -5,6 +5,7 @@ import copy
 import msgspec
 import pytest
 
+from holdfast.config.deciding import deciding
 from holdfast.config.load import dump_job, parse_job
 from holdfast.control.membership.progress import MAX_RESTORABLE
 from holdfast.control.messages import StateAt
@@ -13,7 +14,7 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.processes import CoordinatorSpec, Found, ResumeFrom
-from holdfast.runtime.resume import checkpoints_url, differences, find, parse_resume
+from holdfast.runtime.resume import check_accepted, checkpoints_url, compared, find, parse_resume
 from holdfast.runtime.worker import _membership
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected
@@ -50,13 +51,13 @@ def make(folder, *steps, facts=FACTS):
         checkpoints.commit(step, shards, facts)
 
 
-def find_in(folder, step=None, *, of=None, url=None):
+def find_in(folder, step=None, *, of=None, url=None, facts=None, accept=()):
     resume = ResumeFrom(url=str(folder), step=step)
-    return find(of or job(), resume, url or str(folder.parent / "new"), FACTS)
+    return find(of or job(), resume, url or str(folder.parent / "new"), facts or FACTS, accept)
 
 
 def test_the_newest_is_found_or_the_one_named(tmp_path):
-    make(tmp_path / "a", 4, 8)
+    make(tmp_path / "a", 4, 8, facts=facts_of(job()))
     assert find_in(tmp_path / "a") == Found(step=8, rejected=())
     assert find_in(tmp_path / "a", 4) == Found(step=4, rejected=())
 
@@ -84,11 +85,16 @@ def test_nothing_there(tmp_path):
         find(job(), ResumeFrom(url="ftp://x", step=None), "", FACTS)
 
 
+def refusal(folder, *, of=None, facts=FACTS, accept=()):
+    with pytest.raises(ConfigError, match="not a checkpoint of this job") as caught:
+        find_in(folder, of=of, facts=facts, accept=accept)
+    return str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
         ({"seed": 7}, "train.seed: expected 7, as in the checkpoint, got 0"),
-        ({"layers": 3}, "the number of the model's layers: expected 3, as in the checkpoint, got 2"),
         ({"microbatches": 9}, "grid.pipelines x grid.microbatches: expected 9, as in the checkpoint, got 2"),
         ({"microbatch_size": 9}, "grid.microbatch_size: expected 9, as in the checkpoint, got 1"),
         ({"optimizer": "sgd"}, "optimizer.kind: expected sgd, as in the checkpoint, got adamw"),
@@ -96,25 +102,122 @@ def test_nothing_there(tmp_path):
         ({"data": "x"}, "data: other samples than the checkpoint's"),
     ],
 )
-def test_a_foreign_checkpoint_is_refused_with_the_key(tmp_path, change, complaint):
-    facts = msgspec.structs.replace(FACTS, **change)
-    (text,) = differences(facts, FACTS)
-    assert text.startswith(complaint)
-    if facts.layers == 2:
-        make(tmp_path / "a", 4, facts=facts)
-        with pytest.raises(ConfigError, match="not a checkpoint of this job") as caught:
-            find_in(tmp_path / "a")
-        assert complaint in str(caught.value)
+def test_a_checkpoint_that_tells_little_is_compared_as_far_as_it_goes(tmp_path, change, complaint):
+    make(tmp_path / "a", 4, facts=msgspec.structs.replace(FACTS, **change))
+    assert complaint in refusal(tmp_path / "a")
 
 
-def test_all_differences_are_named_at_once():
-    facts = msgspec.structs.replace(FACTS, seed=7, model="x")
-    assert len(differences(facts, FACTS)) == 2
+def test_what_such_a_checkpoint_does_not_tell_is_said(tmp_path):
+    make(tmp_path / "a", 4)
+    (note,) = find_in(tmp_path / "a", of=job(optimizer={"betas": [0.5, 0.5]}), facts=facts_of(job())).notes
+    assert note.startswith("the checkpoint is of a Holdfast (0) that noted no arguments of model and optimizer")
+
+
+CHANGES = {
+    "model.heads": ({"model": {**JOB["model"], "heads": 4}}, "expected 2, as in the checkpoint, got 4"),
+    "model.dropout": ({"model": {**JOB["model"], "dropout": 0.2}}, "expected 0.1, as in the checkpoint, got 0.2"),
+    "optimizer.lr": ({"optimizer": {"lr": 1.0}}, "expected 0.0003, as in the checkpoint, got 1.0"),
+    "optimizer.betas": (
+        {"optimizer": {"betas": [0.9, 0.5]}},
+        "expected [0.9,0.999], as in the checkpoint, got [0.9,0.5]",
+    ),
+    "optimizer.eps": ({"optimizer": {"eps": 0.1}}, "expected 1e-8, as in the checkpoint, got 0.1"),
+    "optimizer.weight_decay": ({"optimizer": {"weight_decay": 0.1}}, "expected 0.0, as in the checkpoint, got 0.1"),
+    "optimizer.momentum": ({"optimizer": {"momentum": 0.9}}, "expected 0.0, as in the checkpoint, got 0.9"),
+    "optimizer.amsgrad": ({"optimizer": {"amsgrad": True}}, "expected false, as in the checkpoint, got true"),
+    "optimizer.warmup_steps": ({"optimizer": {"warmup_steps": 3}}, "expected 0, as in the checkpoint, got 3"),
+    "train.clip_norm": ({"train": {"steps": 20, "clip_norm": 1.0}}, "expected null, as in the checkpoint, got 1.0"),
+    "train.numerics": ({"train": {"steps": 20, "numerics": "fast"}}, "expected exact, as in the checkpoint, got fast"),
+    "train.seed": ({"train": {"steps": 20, "seed": 7}}, "expected 0, as in the checkpoint, got 7"),
+    "train.loss_scale": (
+        {"train": {"steps": 20, "loss_scale": {"initial": 2.0}}},
+        'expected null, as in the checkpoint, got {"growth_every":2000,"initial":2.0}',
+    ),
+    "grid.microbatch_size": (
+        {"grid": {**JOB["grid"], "microbatch_size": 3}},
+        "expected 1, as in the checkpoint, got 3",
+    ),
+}
+
+
+def facts_of(of):
+    return msgspec.structs.replace(FACTS, values=deciding(of))
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_whatever_decides_bits_is_compared_and_can_be_accepted(tmp_path, key):
+    make(tmp_path / "a", 4, facts=facts_of(job()))
+    change, complaint = CHANGES[key]
+    of = job(**change)
+    told = refusal(tmp_path / "a", of=of, facts=facts_of(of))
+    assert told.endswith(
+        f": not a checkpoint of this job: {key}: {complaint}; to go on all the same, with other bits than the run that "
+        f"was begun: --accept {key}"
+    )
+    for accept in (key, key.partition(".")[0]):
+        found = find_in(tmp_path / "a", of=of, facts=facts_of(of), accept=(accept,))
+        assert found.notes == (f"{key}: {complaint}: accepted",)
+    assert key in refusal(tmp_path / "a", of=of, facts=facts_of(of), accept=("optimizer.kind", key[:-1]))
+
+
+def test_all_differences_are_named_at_once_and_what_was_accepted_is_not(tmp_path):
+    make(tmp_path / "a", 4, facts=facts_of(job()))
+    of = job(optimizer={"betas": [0.9, 0.5], "eps": 0.1}, model={**JOB["model"], "heads": 4})
+    told = refusal(tmp_path / "a", of=of, facts=facts_of(of), accept=("optimizer.eps",))
+    assert "model.heads: expected 2" in told
+    assert "optimizer.betas: expected" in told
+    assert "optimizer.eps" not in told
+    assert told.endswith("--accept model.heads,optimizer.betas")
+    assert "\n" not in told
+
+
+def test_the_global_batch_is_accepted_by_any_key_that_makes_it(tmp_path):
+    make(tmp_path / "a", 4, facts=facts_of(job()))
+    of = job(grid={**JOB["grid"], "microbatches": 3})
+    complaint = "grid.pipelines x grid.microbatches: expected 2, as in the checkpoint, got 3"
+    told = refusal(tmp_path / "a", of=of, facts=facts_of(of))
+    assert complaint in told
+    assert told.endswith("--accept grid.microbatches")
+    for accept in ("grid.microbatches", "grid.pipelines", "grid"):
+        assert find_in(tmp_path / "a", of=of, facts=facts_of(of), accept=(accept,)).notes == (f"{complaint}: accepted",)
+
+
+def test_another_model_is_never_accepted(tmp_path):
+    make(tmp_path / "a", 4, facts=msgspec.structs.replace(facts_of(job()), model="x"))
+    told = refusal(tmp_path / "a", facts=facts_of(job()), accept=("model", "train", "grid", "optimizer", "data"))
+    assert "other names, shapes or types of parameters" in told
+    assert "--accept" not in told
+    wider = msgspec.structs.replace(facts_of(job()), layers=3)
+    (text,) = compared(wider, facts_of(job()), job()).foreign
+    assert text == "the number of the model's layers: expected 3, got 2"
+
+
+def test_other_data_are_refused_though_three_samples_agree(tmp_path):
+    make(tmp_path / "a", 4, facts=msgspec.structs.replace(facts_of(job()), contents="x"))
+    here = msgspec.structs.replace(facts_of(job()), contents="y")
+    assert "data: other samples than the checkpoint's" in refusal(tmp_path / "a", facts=here)
+    assert find_in(tmp_path / "a", facts=here, accept=("data",)).notes
+
+
+def test_changed_code_is_said_and_not_refused(tmp_path):
+    make(tmp_path / "a", 4, facts=msgspec.structs.replace(facts_of(job()), sources={"model.target": "x"}))
+    here = msgspec.structs.replace(facts_of(job()), sources={"model.target": "y"})
+    (note,) = find_in(tmp_path / "a", facts=here).notes
+    assert note == "model.target: the code in its file has changed since the checkpoint was made"
+
+
+def test_a_key_that_decides_nothing_is_not_accepted():
+    check_accepted(job(), ["model.dropout", "optimizer", "grid.microbatches", "data", "train.steps"])
+    with pytest.raises(ConfigError, match=r"--accept model\.dropuot: .*did you mean model\.dropout\?"):
+        check_accepted(job(), ["model.dropuot"])
+    with pytest.raises(ConfigError, match=r"--accept control\.port: no key that decides the bits"):
+        check_accepted(job(), ["control.port"])
 
 
 @pytest.mark.parametrize("change", [{"job": "other"}, {"holdfast": "9"}])
-def test_another_name_or_version_is_no_difference(change):
-    assert differences(msgspec.structs.replace(FACTS, **change), FACTS) == ()
+def test_another_name_or_version_is_no_difference(tmp_path, change):
+    make(tmp_path / "a", 4, facts=msgspec.structs.replace(facts_of(job()), **change))
+    assert find_in(tmp_path / "a", facts=facts_of(job())).notes == ()
 
 
 @pytest.mark.parametrize("steps", [8, 7])

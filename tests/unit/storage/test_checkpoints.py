@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import http.server
 import json
+import os
+import tempfile
+import threading
+import urllib.request
 from pathlib import Path
 
 import msgspec
@@ -188,6 +194,114 @@ def test_a_damaged_manifest_is_noticed_and_the_one_before_is_used(folder, damage
         Checkpoints(LocalStore(folder)).newest_sound(12)
 
 
+class Fails(LocalStore):
+    """An endpoint that cannot give some blobs."""
+
+    def __init__(self, folder: Path, part: str) -> None:
+        super().__init__(folder)
+        self._part = part
+
+    def get(self, name: str) -> bytes:
+        if self._part in name:
+            raise StorageError(f"{name}: cannot be read: input/output error")
+        return super().get(name)
+
+
+@pytest.mark.parametrize("part", ["step-00000012/manifest.json", "step-00000012/layer-0001"])
+def test_whatever_is_wrong_with_one_blob_the_checkpoint_before_is_used(folder, part):
+    sound = Checkpoints(Fails(folder, part)).newest_sound()
+    assert sound.manifest.step == 8
+    (rejected,) = sound.rejected
+    assert rejected.step == 12
+    assert rejected.reason.endswith("cannot be read: input/output error")
+    with pytest.raises(StorageError, match="input/output error"):
+        Checkpoints(Fails(folder, part)).newest_sound(12)
+
+
+def becomes(path: Path, make) -> None:
+    """Something else stands where a file was."""
+    path.unlink()
+    make(path)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to(path)])
+@pytest.mark.parametrize("place", [manifest_path, lambda folder, step: shard_path(folder, step, 1)])
+def test_what_is_no_file_at_all_is_rejected(folder, place, make):
+    becomes(place(folder, 12), make)
+    assert Checkpoints(LocalStore(folder)).newest_sound().manifest.step == 8
+
+
+def test_a_folder_that_may_not_be_read_is_told():
+    """Only somebody who is not root can be kept out; another user looks."""
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name)
+        make(Checkpoints(LocalStore(top / "a"), keep=3), 4, 8)
+        for path in (top, *top.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        (top / "a" / "step-00000008").chmod(0)
+        os.seteuid(65534)
+        try:
+            checkpoints = Checkpoints(LocalStore(top / "a"))
+            assert checkpoints.steps() == (4, 8)
+            sound = checkpoints.newest_sound()
+        finally:
+            os.seteuid(0)
+        assert sound.manifest.step == 4
+        assert [each.step for each in sound.rejected] == [8]
+        assert "Permission denied" in sound.rejected[0].reason
+
+
+def test_an_endpoint_that_fails_for_one_object(bucket, s3_endpoint, monkeypatch):
+    make(Checkpoints(open_store(bucket), keep=2), 4, 8)
+    with failing_endpoint(s3_endpoint, "step-00000008/layer-0002") as (address, failed):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        sound = Checkpoints(open_store(bucket)).newest_sound()
+    assert failed, "it was asked for"
+    assert sound.manifest.step == 4
+    (rejected,) = sound.rejected
+    assert rejected.step == 8
+    assert "cannot be read" in rejected.reason
+
+
+@contextlib.contextmanager
+def failing_endpoint(behind: str, part: str):
+    """An S3 server that fails for whatever has ``part`` in its name; the paths that it failed for."""
+    failed = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if part in self.path:
+                failed.append(self.path)
+                self.send_response(500)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            request = urllib.request.Request(behind + self.path, headers=dict(self.headers), method=self.command)
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                body = answer.read()
+                self.send_response(answer.status)
+                for name in ("Content-Length", "Content-Type", "ETag", "Last-Modified"):
+                    if name in answer.headers:
+                        self.send_header(name, answer.headers[name])
+                self.end_headers()
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", failed
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def rewrite(folder: Path, change) -> None:
     path = manifest_path(folder, 12)
     tree = json.loads(path.read_bytes())
@@ -255,7 +369,7 @@ def test_deep_nesting_is_rejected(folder):
 def test_no_sound_checkpoint_at_all(folder):
     for step in (4, 8, 12):
         flip(shard_path(folder, step, 0))
-    with pytest.raises(CorruptBlob) as caught:
+    with pytest.raises(StorageError, match="holds no sound checkpoint") as caught:
         Checkpoints(LocalStore(folder)).newest_sound()
     assert all(f"step {step}: " in str(caught.value) for step in (4, 8, 12))
 

@@ -1,0 +1,142 @@
+"""What of a job decides the bits that it ends in, as one flat value; and how two jobs differ in that.
+
+A key of the job file counts unless it is named here as one that does not, so a key that is added later counts at first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from holdfast.config.job import Job
+
+__all__ = ["GLOBAL_BATCH", "Difference", "compare", "covers", "deciding", "shown"]
+
+GLOBAL_BATCH = "grid.pipelines x grid.microbatches"
+
+_NEVER = (
+    "name",
+    "resume",
+    "model.checkpoint_activations",  # what is run again has the same seeds
+    "data.path",  # what is found there counts, see Facts.contents
+    "grid.workers_per_node",
+    "resilience",
+    "checkpoint",
+    "control",
+)
+_IN_FAST_NUMERICS = (
+    "grid.pipelines",
+    "grid.stages",
+    "grid.microbatches",
+    "train.technique",
+    "train.profile",
+    "train.in_flight",
+)
+"""Where and in which order sums are made: exact ones do not depend on it."""
+
+_NOT_THERE = msgspec.UNSET
+_ARGUMENTS = ".arguments."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One key in which two jobs differ; a value is UNSET where the key is not there."""
+
+    path: str
+    saved: Any
+    wanted: Any
+
+    def __str__(self) -> str:
+        """For people, in one line."""
+        return f"{self.path}: expected {shown(self.saved)}, as in the checkpoint, got {shown(self.wanted)}"
+
+
+def deciding(job: Job) -> dict[str, Any]:
+    """Returns every key that decides bits, as ``section.key``, and its value in the form that JSON gives it back.
+
+    What a person's own function is called with is one key per argument. The number of micro-batches in a step counts
+    instead of the grid, unless numerics are fast. The number of steps counts if the learning rate falls towards it.
+    """
+    tree = msgspec.json.decode(msgspec.json.encode(job, enc_hook=repr))
+    left_out = (*_NEVER, *(() if job.train.numerics == "fast" else _IN_FAST_NUMERICS))
+    if job.optimizer.schedule == "constant":
+        left_out += ("train.steps",)
+    values = {path: value for path, value in _flat(tree) if not covers(left_out, path)}
+    return {**values, GLOBAL_BATCH: job.global_microbatches}
+
+
+def compare(saved: Mapping[str, Any], job: Job) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
+    """Returns where a job differs from what ``deciding`` once told of another, and the keys that cannot be compared.
+
+    A key that was not there when ``saved`` was made had the meaning of its default. One that only ``saved`` has is of a
+    version of Holdfast that knows more than we do. Keys that are there only because of another one, as those of some
+    kind of model are, do not count beside that.
+    """
+    wanted = deciding(job)
+    kinds = {path for path, value in wanted.items() if path.endswith(".kind") and saved.get(path, value) != value}
+    sections = tuple(path.removesuffix(".kind") for path in kinds)
+    common = [path for path in wanted if path in saved]
+    added = [path for path in wanted if path not in saved and not _follows(path, sections)]
+    gone = [path for path in saved if path not in wanted and not _follows(path, sections)]
+    found = [Difference(path=path, saved=saved[path], wanted=wanted[path]) for path in common]
+    found += [Difference(path=path, saved=_default(path, job), wanted=wanted[path]) for path in added]
+    found += [Difference(path=path, saved=saved[path], wanted=_NOT_THERE) for path in gone if _ARGUMENTS in path]
+    unknown = tuple(path for path in gone if _ARGUMENTS not in path)
+    return tuple(each for each in found if _text(each.saved) != _text(each.wanted)), unknown
+
+
+def _follows(path: str, sections: Iterable[str]) -> bool:
+    """Whether a key is there only because of another one, which tells of the difference."""
+    return covers((*sections, *_IN_FAST_NUMERICS, "train.steps"), path)
+
+
+def covers(names: Iterable[str], path: str) -> bool:
+    """Whether a key is one of ``names``, or below one of them; the global batch is any of the two that make it."""
+    parts = path.split(" x ")
+    return any(part == name or part.startswith(f"{name}.") for name in names for part in (path, *parts))
+
+
+def shown(value: Any) -> str:
+    """Returns a value for people."""
+    if value is _NOT_THERE:
+        return "nothing"
+    return value if isinstance(value, str) else _text(value)
+
+
+def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for section, value in tree.items():
+        if not isinstance(value, dict):
+            yield section, value
+            continue
+        for key, below in value.items():
+            if key == "arguments" and isinstance(below, dict):
+                yield from _arguments(f"{section}.{key}", below)
+            else:
+                yield f"{section}.{key}", below
+
+
+def _arguments(path: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _arguments(f"{path}.{name}", value)
+        else:
+            yield f"{path}.{name}", value
+
+
+def _default(path: str, job: Job) -> Any:
+    """What a key means where it is not there; UNSET if it must be there."""
+    section, _, key = path.partition(".")
+    holder, name = (getattr(job, section), key) if key else (job, section)
+    field = next((each for each in msgspec.structs.fields(holder) if each.name == name), None)
+    if field is None or field.required:
+        return _NOT_THERE
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def _text(value: Any) -> str:
+    """JSON tells 1 from 1.0 and from true, as a person's own function might."""
+    return "nothing" if value is _NOT_THERE else msgspec.json.encode(value, order="deterministic").decode()

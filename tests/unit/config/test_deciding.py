@@ -1,0 +1,134 @@
+"""What of a job decides its bits: everything but what is named as not doing so."""
+
+import copy
+
+import msgspec
+import pytest
+
+from holdfast.config.deciding import GLOBAL_BATCH, compare, covers, deciding
+from holdfast.config.job import Job
+from holdfast.config.load import parse_job
+
+JOB = {
+    "model": {"kind": "gpt", "layers": 1, "width": 8, "heads": 2},
+    "data": {"kind": "text", "path": "stdlib"},
+    "grid": {"pipelines": 2, "stages": 1, "microbatches": 6},
+    "train": {"steps": 20},
+}
+OWN = {"kind": "python", "target": "a:b", "arguments": {"x": 1, "deep": {"y": [1, 2]}}}
+
+
+def job(*overrides, **sections):
+    return parse_job({**copy.deepcopy(JOB), **sections}, overrides)
+
+
+def told(saved, wanted):
+    found, unknown = compare(deciding(saved), wanted)
+    assert unknown == ()
+    return [str(each) for each in found]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "name=other",
+        "grid.stages=3",
+        "grid.workers_per_node=2",
+        "train.technique=staggered",
+        "train.in_flight=9",
+        "train.steps=30",
+        "resilience.commit=undo",
+        "resilience.tolerate=1",
+        "checkpoint.every=9",
+        "control.hang_s=9",
+        "data.path=/elsewhere",
+        "model.checkpoint_activations=true",
+    ],
+)
+def test_what_decides_no_bit_may_change(override):
+    assert told(job(), job(override)) == []
+
+
+def test_another_grid_of_the_same_batch_is_the_same():
+    assert told(job(), job("grid.pipelines=3", "grid.microbatches=4")) == []
+    assert told(job(), job("grid.pipelines=3")) == [f"{GLOBAL_BATCH}: expected 12, as in the checkpoint, got 18"]
+
+
+def test_every_other_key_of_every_section_counts():
+    """One that is added to the job file counts, unless it is named as one that does not."""
+    values = deciding(job(train={"steps": 20, "numerics": "fast"}, optimizer={"schedule": "cosine"}))
+    for section in ("model", "optimizer", "train", "grid"):
+        struct = getattr(job(), section)
+        keys = {f"{section}.{field.name}" for field in msgspec.structs.fields(struct)}
+        assert keys - set(values) <= {"model.checkpoint_activations", "grid.workers_per_node"}
+    counted = {path.partition(".")[0] for path in values}
+    assert counted >= {field.name for field in msgspec.structs.fields(Job)} - {
+        "name",
+        "resilience",
+        "checkpoint",
+        "control",
+        "resume",
+    }
+
+
+def test_in_fast_numerics_the_grid_and_the_order_of_work_count():
+    fast = "train.numerics=fast"
+    assert told(job(fast), job(fast, "grid.pipelines=3", "grid.microbatches=4")) == [
+        "grid.pipelines: expected 2, as in the checkpoint, got 3",
+        "grid.microbatches: expected 6, as in the checkpoint, got 4",
+    ]
+    assert told(job(fast), job(fast, "train.technique=gpipe")) == [
+        "train.technique: expected 1f1b, as in the checkpoint, got gpipe"
+    ]
+    assert told(job(fast), job()) == ["train.numerics: expected fast, as in the checkpoint, got exact"]
+    assert told(job(), job(fast)) == ["train.numerics: expected exact, as in the checkpoint, got fast"]
+
+
+def test_a_schedule_that_falls_makes_the_number_of_steps_count():
+    cosine = "optimizer.schedule=cosine"
+    assert told(job(cosine), job(cosine, "train.steps=30")) == [
+        "train.steps: expected 20, as in the checkpoint, got 30"
+    ]
+    assert told(job(), job(cosine)) == ["optimizer.schedule: expected constant, as in the checkpoint, got cosine"]
+
+
+def test_ones_own_function_is_compared_argument_by_argument():
+    changed = {**OWN, "target": "a:c", "arguments": {"x": 1.0, "deep": {"y": [1, 3]}, "new": None}}
+    assert told(job(model=OWN), job(model=OWN)) == []
+    assert told(job(model=OWN), job(model=changed)) == [
+        "model.target: expected a:b, as in the checkpoint, got a:c",
+        "model.arguments.x: expected 1, as in the checkpoint, got 1.0",
+        "model.arguments.deep.y: expected [1,2], as in the checkpoint, got [1,3]",
+        "model.arguments.new: expected nothing, as in the checkpoint, got null",
+    ]
+    assert told(job(model=OWN), job(model={**OWN, "arguments": {"x": 1}})) == [
+        "model.arguments.deep.y: expected [1,2], as in the checkpoint, got nothing"
+    ]
+
+
+def test_arguments_from_python_can_be_anything():
+    values = deciding(job(model={**OWN, "arguments": {"x": (1, 2), "y": frozenset([1]), "z": print}}))
+    assert values["model.arguments.x"] == [1, 2]
+    assert values["model.arguments.z"] == repr(print)
+
+
+def test_of_another_kind_only_the_kind_is_told():
+    assert told(job(), job(model=OWN)) == ["model.kind: expected gpt, as in the checkpoint, got python"]
+
+
+def test_a_key_that_was_not_there_had_its_default():
+    saved = {path: value for path, value in deciding(job()).items() if path != "optimizer.eps"}
+    assert compare(saved, job()) == ((), ())
+    (found,), _ = compare(saved, job("optimizer.eps=0.5"))
+    assert str(found) == "optimizer.eps: expected 1e-8, as in the checkpoint, got 0.5"
+
+
+def test_a_key_of_a_later_version_cannot_be_compared():
+    assert compare({**deciding(job()), "optimizer.new": 1}, job()) == ((), ("optimizer.new",))
+
+
+def test_names_cover_what_is_below_them():
+    assert covers(["model"], "model.dropout")
+    assert covers(["model.dropout"], "model.dropout")
+    assert not covers(["model.drop"], "model.dropout")
+    assert not covers([], "model.dropout")
