@@ -6,6 +6,7 @@ a real worker, where they come from the control thread. Run by path, so that a f
 
 import os
 import queue
+import resource
 import threading
 
 import torch
@@ -53,6 +54,9 @@ class Calls:
 
     def open_files(self):
         return len(os.listdir("/proc/self/fd"))
+
+    def limit_files(self, limit):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
     def threads(self):
         return len(os.listdir("/proc/self/task"))

@@ -26,6 +26,7 @@ from holdfast.control.messages import (
     decode_command,
     encode,
     pack,
+    parcels,
     unpack,
 )
 from holdfast.control.tls import channel_credentials
@@ -231,7 +232,7 @@ class _Outbox:
     def _parcels(self, stream: int, first: Message) -> Iterator[bytes]:
         yield pack([encode(first)])
         while waiting := self._take(stream):
-            yield pack([encode(message) for message in waiting])
+            yield from parcels([encode(message) for message in waiting])
 
     def _take(self, stream: int) -> list[Message]:
         """All that waits; nothing once the stream is to end."""

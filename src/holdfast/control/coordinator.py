@@ -20,6 +20,7 @@ import msgspec
 
 from holdfast.control.advice import Adviser
 from holdfast.control.checkpoint_ledger import Commit, Settled
+from holdfast.control.doorkeeper import TokenCheck, bounded
 from holdfast.control.etcd import EtcdStore
 from holdfast.control.membership import (
     Closed,
@@ -38,19 +39,22 @@ from holdfast.control.membership import (
     unplanned,
 )
 from holdfast.control.messages import (
+    LONGEST_PARCEL,
+    Command,
     Ended,
+    Expel,
     Failure,
     Hello,
     Install,
     Message,
     decode_message,
     encode,
+    may_say,
     pack,
     unpack,
 )
 from holdfast.control.sabotage import Sabotage
 from holdfast.control.store import DecisionStore
-from holdfast.control.token import REFUSAL, carries
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
@@ -64,10 +68,11 @@ METHOD = "Attach"
 TICK_S = 0.2
 DRAIN_S = 1.0
 AGENT_S = 5.0
+FIRST_S = 10.0
+"""How long a peer may take to say who it is."""
+_STREAMS = 4
 _OPTIONS = [
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
+    *bounded(streams=_STREAMS, receive_bytes=LONGEST_PARCEL, send_bytes=-1),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),  # clients ping, see client.py: that is no attack
     ("grpc.http2.max_ping_strikes", 0),
 ]
@@ -194,7 +199,7 @@ class Coordinator:
                 key = id(output.command)
                 if key not in encoded:
                     encoded[key] = encode(output.command)
-                self._tell(self._peer_of(output), encoded[key], last=isinstance(output.command, Ended))
+                self._tell(self._peer_of(output), encoded[key], output.command)
             elif isinstance(output, Commit):
                 self._start_commit(output)
 
@@ -214,12 +219,15 @@ class Coordinator:
         async with self._committing:
             self._take([await asyncio.to_thread(self.committer.commit, commit)])
 
-    def _tell(self, to: _Peer, wire: bytes, *, last: bool) -> None:
+    def _tell(self, to: _Peer, wire: bytes, command: Command) -> None:
         queue = self._queues.get(to)
-        if queue is not None:
-            queue.put_nowait(wire)
-            if last:
-                queue.put_nowait(_End.DONE)
+        if queue is None:
+            return
+        queue.put_nowait(wire)
+        if isinstance(command, Ended | Expel):
+            queue.put_nowait(_End.DONE)
+        if isinstance(command, Expel):
+            del self._queues[to]  # what it still says is not heard
 
     def _queue_of(self, peer: _Peer) -> _Queue:
         """The queue of a new stream; the stream before it, if it still stands, ends.
@@ -242,6 +250,8 @@ class Coordinator:
         hello = first[0]
         assert isinstance(hello, Hello | Failure)
         peer: _Peer = (hello.worker, hello.pid if hello.worker is not None else 0)
+        if not self._all_its_own(peer, first):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "it speaks for somebody else")
         queue = self._queue_of(peer)
         self._take(first)
         reader = asyncio.create_task(self._read(request, peer, queue))
@@ -265,13 +275,24 @@ class Coordinator:
         """Takes what one peer sends, until it closes or says what cannot be read."""
         try:
             async for data in request:
-                self._take([decode_message(each) for each in unpack(data)])
+                messages = [decode_message(each) for each in unpack(data)]
+                if self._queues.get(peer) is not queue or not self._all_its_own(peer, messages):
+                    return
+                self._take(messages)
         except (grpc.RpcError, grpc.aio.UsageError, msgspec.ValidationError, msgspec.DecodeError):
             pass
         finally:  # also when gRPC ends the call from its side
             queue.put_nowait(_End.DONE)
             if self._queues.get(peer) is queue:  # no newer stream
                 self._on_gone(peer)
+
+    def _all_its_own(self, peer: _Peer, messages: Sequence[Message]) -> bool:
+        """Whether a peer speaks for nobody but itself; says so in the log if not."""
+        foreign = next((each for each in messages if not may_say(*peer, each)), None)
+        if foreign is not None:
+            who = "the agent" if peer == _AGENT else f"worker {peer[0]} (process {peer[1]})"
+            self._note(f"{who} sent a {type(foreign).__name__} that is not its own: its connection ends")
+        return foreign is None
 
     def _on_gone(self, peer: _Peer) -> None:
         worker, pid = peer
@@ -363,32 +384,14 @@ class Coordinator:
 
 
 async def _first_parcel(request: AsyncIterator[bytes]) -> list[Message]:
-    """What a peer sends first; empty if it sends nothing that can be read."""
+    """What a peer sends first; empty if it sends nothing that can be read, or nothing at all for too long."""
     try:
-        async for data in request:
-            return [decode_message(each) for each in unpack(data)]
-    except (grpc.RpcError, grpc.aio.UsageError, msgspec.ValidationError, msgspec.DecodeError):
+        async with asyncio.timeout(FIRST_S):
+            async for data in request:
+                return [decode_message(each) for each in unpack(data)]
+    except (TimeoutError, grpc.RpcError, grpc.aio.UsageError, msgspec.ValidationError, msgspec.DecodeError):
         pass
     return []
-
-
-class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every call that does not carry the job's token."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-        async def refuse(request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)
-            yield b""
-
-        self._refusal = grpc.stream_stream_rpc_method_handler(refuse)
-
-    async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        """Lets a call through if its token is right."""
-        if carries(details.invocation_metadata, self._token):
-            return await continuation(details)
-        return self._refusal
 
 
 def _try_address(host: str, port: int) -> None:
@@ -424,7 +427,7 @@ async def serve(
         ConfigError: an address cannot be listened on.
     """
     door = _Door(coordinator if isinstance(coordinator, Coordinator) else None)
-    server = grpc.aio.server(interceptors=[_TokenCheck(token)], options=_OPTIONS)
+    server = grpc.aio.server(interceptors=[TokenCheck(token)], options=_OPTIONS)
     handler = grpc.stream_stream_rpc_method_handler(door.attach)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
     try:

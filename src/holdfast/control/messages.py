@@ -5,6 +5,7 @@ Every message is a tagged struct that refuses unknown fields, so nothing but the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -47,6 +48,7 @@ __all__ = [
     "Status",
     "StepDone",
     "Strike",
+    "LONGEST_PARCEL",
     "Suspect",
     "StateAt",
     "Synced",
@@ -55,7 +57,9 @@ __all__ = [
     "decode_command",
     "decode_message",
     "encode",
+    "may_say",
     "pack",
+    "parcels",
     "unpack",
 ]
 
@@ -426,6 +430,10 @@ Message = (
 )
 Command = Attached | Install | Resume | Blob | Save | Expel | Shutdown | Progress | Fence | Spawn | Strike | Ended
 
+LONGEST_PARCEL = 8 << 20
+"""Bytes of the longest parcel that the coordinator takes."""
+_USUAL_PARCEL = 1 << 20
+
 _encoder = msgspec.msgpack.Encoder()
 _parcel: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _message: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -440,6 +448,32 @@ def encode(value: Message | Command) -> bytes:
 def pack(encoded: list[bytes]) -> bytes:
     """Returns one parcel of several encoded messages: what waits to be sent travels together."""
     return _encoder.encode([msgspec.Raw(each) for each in encoded])
+
+
+def parcels(encoded: list[bytes]) -> Iterator[bytes]:
+    """Yields parcels of several encoded messages, in order, none of which is refused for its length."""
+    size, some = 0, list[bytes]()
+    for each in encoded:
+        if some and size + len(each) > _USUAL_PARCEL:
+            yield pack(some)
+            size, some = 0, []
+        size += len(each)
+        some.append(each)
+    if some:
+        yield pack(some)
+
+
+def may_say(worker: WorkerId | None, pid: int, message: Message) -> bool:
+    """Whether a message may come from this process of a worker, or from the agent (``worker`` None).
+
+    Everyone speaks for itself; what happened to processes, and that new ones can be had, is for the agent to say.
+    """
+    match message:
+        case Exited() | NodeLost() | Offer():
+            return worker is None
+        case Hello() | Failure():
+            return message.worker == worker and (worker is None or message.pid == pid)
+    return message.worker == worker
 
 
 def unpack(parcel: bytes) -> list[msgspec.Raw]:

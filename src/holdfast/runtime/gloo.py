@@ -3,17 +3,23 @@
 One small process group per link and per set of peers, built anew in every generation. Gloo's own ``abort`` and
 ``shutdown`` leave waiting threads waiting; what ends their wait is shutting down the connected sockets beneath them, so
 the sockets that appear while the groups are built are remembered (Linux: /proc/self/fd).
+
+Gloo asks nobody who it is: whoever connects to its listener costs a descriptor, and takes a slot whose number is easily
+guessed. The listener lives as long as a group of its device, so every generation has a device of its own, and once its
+groups stand (or will not) a filter on the listening socket drops whatever comes: to connect is no longer possible.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import logging
 import os
 import re
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +32,7 @@ from holdfast.core.lower import Payload
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.framing import framed, unframed
+from holdfast.runtime.hardening import LISTENING
 from holdfast.runtime.model import num_bytes
 from holdfast.runtime.transport import Exchange, Handle, MessageKey
 
@@ -38,6 +45,9 @@ _abandoned: list[object] = []
 _SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")
 _HEADER = struct.Struct("<5q24x")  # before the payload: 64 bytes, so that the payload stays aligned
 _PAYLOADS = {payload: index for index, payload in enumerate(Payload)}
+_SO_ATTACH_FILTER = 26
+_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of BPF: return, keeping 0 bytes of a packet
+_LOG = logging.getLogger(__name__)
 
 
 class GlooTransport:
@@ -56,12 +66,12 @@ class GlooTransport:
         self._worker = worker
         self._exchange = exchange
         self._timeout = timedelta(seconds=timeout_s)
-        self._device = _Gloo.create_device(hostname=host)
+        self._host = host
         self._lock = threading.Lock()
         self._generation = 0
         self._aborted = 0
         self._known_sockets: set[str] = set()
-        self._own_sockets: set[str] = set()
+        self._own_sockets: set[str] | None = set()  # None while a generation is built
         self._groups: dict[tuple[WorkerId, ...], Any] = {}
         self._sent: dict[int, list[tuple[Any, torch.Tensor]]] = {}
 
@@ -73,13 +83,16 @@ class GlooTransport:
             self._refuse_stale(generation)
             self._generation = generation
             self._known_sockets = set(_sockets())
-            self._own_sockets = set()
+            self._own_sockets = None if ours else set()
+        if not ours:
+            return
+        device, listener = _listen(self._host)
         built: dict[tuple[WorkerId, ...], Any] = {}
         errors: list[BaseException] = []
 
         def connect(group: tuple[WorkerId, ...]) -> None:
             try:
-                built[group] = self._connect(generation, group)
+                built[group] = self._connect(generation, group, device)
             except (RuntimeError, StaleGeneration) as error:
                 errors.append(error)
 
@@ -87,6 +100,7 @@ class GlooTransport:
         for thread in threads:
             thread.start()
         self._join(threads, generation, errors)
+        _let_nobody_in(listener)
         with self._lock:
             self._groups.update(built)
             self._own_sockets = self._new_sockets()
@@ -108,9 +122,9 @@ class GlooTransport:
                         _shut(self._new_sockets())
                     return
 
-    def _connect(self, generation: int, group: tuple[WorkerId, ...]) -> Any:
+    def _connect(self, generation: int, group: tuple[WorkerId, ...], device: object) -> Any:
         options = _Gloo._Options()
-        options._devices = [self._device]
+        options._devices = [device]
         options._threads = 1
         options._timeout = timedelta(seconds=_CONNECT_S)
         others = tuple(worker for worker in group if worker != self._worker)
@@ -197,7 +211,7 @@ class GlooTransport:
         with self._lock:
             self._aborted = max(self._aborted, generation)
             if 0 < self._generation <= generation:
-                _shut(self._own_sockets or self._new_sockets())
+                _shut(self._new_sockets() if self._own_sockets is None else self._own_sockets)
 
     def _new_sockets(self) -> set[str]:
         """Identities of the sockets that were opened since the building of this generation began."""
@@ -326,14 +340,47 @@ def _sockets() -> dict[str, int]:
     return found
 
 
+def _listen(host: str) -> tuple[object, set[str]]:
+    """A new Gloo device, and the identity of the socket that it listens on."""
+    with LISTENING:  # so that what begins to listen meanwhile is this device
+        before = _sockets().keys()
+        device = _Gloo.create_device(hostname=host)
+        appeared = _sockets().keys() - before
+        listener = {identity for identity, found in _duplicates(appeared) if _listens(found)}
+    if len(listener) != 1:
+        raise InternalError(f"Gloo's new device listens on {len(listener)} sockets, expected one")
+    return device, listener
+
+
+def _let_nobody_in(listener: set[str]) -> None:
+    """From now on a listening socket hears nothing; connections that it accepted before are as they were."""
+    program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+    for _, duplicate in _duplicates(listener):
+        try:
+            filter_ = struct.pack("HP", 1, ctypes.addressof(program))
+            duplicate.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
+        except OSError as error:
+            _LOG.warning("port %d stays open to everybody: %s", duplicate.getsockname()[1], error)
+
+
 def _shut(identities: set[str]) -> None:
     """Shuts down the connected TCP sockets among these (a listening one would end the process)."""
+    for _, duplicate in _duplicates(identities):
+        with contextlib.suppress(OSError):
+            if duplicate.family == socket.AF_INET and not _listens(duplicate):
+                duplicate.getpeername()
+                duplicate.shutdown(socket.SHUT_RDWR)
+
+
+def _listens(found: socket.socket) -> bool:
+    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _duplicates(identities: Set[str]) -> Iterator[tuple[str, socket.socket]]:
+    """Every socket of these that is still open, duplicated, so that it stays the one that it is while it is used."""
     for identity, descriptor in _sockets().items():
         if identity not in identities:
             continue
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
-            if os.readlink(f"/proc/self/fd/{duplicate.fileno()}") != identity:
-                continue  # the descriptor was closed and given to somebody else meanwhile
-            if duplicate.family == socket.AF_INET and not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                duplicate.getpeername()
-                duplicate.shutdown(socket.SHUT_RDWR)
+            if os.readlink(f"/proc/self/fd/{duplicate.fileno()}") == identity:  # else it was closed meanwhile
+                yield identity, duplicate

@@ -7,28 +7,39 @@ holders, gives those of a holder that fails to the others, and accepts a layer o
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import grpc
+import grpc.aio
 import msgspec
 
-from holdfast.control.token import REFUSAL, TOKEN_KEY, carries
+from holdfast.control.doorkeeper import TokenCheck, bounded
+from holdfast.control.token import TOKEN_KEY
 from holdfast.core.ids import WorkerId
 from holdfast.errors import InternalError, ReplicaDiverged, StaleGeneration, StateUnavailable
+from holdfast.runtime.hardening import LISTENING
 
 __all__ = ["Offer", "OfferedLayer", "StateServer", "fetch"]
 
 _SERVICE = "holdfast.State"
 _METHOD = "Read"
-_THREADS = 4
+_SLICE_KEY = "holdfast-slice-bin"
 _POLL_S = 0.02
 _ENVELOPE_BYTES = 4096
+_SLICE_BYTES = 4 << 20
+_STREAMS = 4
+"""Calls of one connection at a time, and so slices in memory for it; whoever fetches makes one after another."""
+_AGE = [("grpc.max_connection_age_ms", 60_000), ("grpc.max_connection_age_grace_ms", 10_000)]
+"""So that what callers never read is let go; others open a new connection, and lose nothing by that."""
+_T = TypeVar("_T")
 
 
 class OfferedLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -56,22 +67,6 @@ class _Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     size: int
 
 
-class _TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every call that does not carry the job's token."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-        def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
-            return _refuse(context, grpc.StatusCode.UNAUTHENTICATED, REFUSAL)
-
-        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
-
-    def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        """Lets a call through if its token is right."""
-        return continuation(details) if carries(details.invocation_metadata, self._token) else self._refusal
-
-
 class StateServer:
     """Serves what a worker pinned, to whoever has the job's token.
 
@@ -86,8 +81,7 @@ class StateServer:
         self._token = token
         self._credentials = credentials
         self._lock = threading.Lock()
-        self._server: grpc.Server | None = None
-        self._address = ""
+        self._service: _Service | None = None
         self._pinned: dict[str, Mapping[int, bytes]] = {}
 
     def pin(self, key: str, layers: Mapping[int, bytes]) -> Offer:
@@ -104,9 +98,9 @@ class StateServer:
         """
         offered = tuple(_offered(layer, layers[layer]) for layer in sorted(layers))
         with self._lock:
-            self._listen()
+            address = self._listen()
             self._pinned[key] = dict(layers)
-            return Offer(address=self._address, key=key, layers=offered)
+            return Offer(address=address, key=key, layers=offered)
 
     def unpin(self, key: str) -> None:
         """Lets go of what was pinned, if it was; who still fetches it is refused."""
@@ -116,55 +110,95 @@ class StateServer:
     def close(self) -> None:
         """Stops listening, ends calls under way and lets go of everything; may be repeated."""
         with self._lock:
-            server, self._server = self._server, None
+            service, self._service = self._service, None
             self._pinned.clear()
-        if server is not None:
-            server.stop(grace=None).wait()
+        if service is not None:
+            service.close()
 
-    def _listen(self) -> None:
-        if self._server is not None:
-            return
-        options = [("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)]
-        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="state-server")
-        server = grpc.server(pool, interceptors=[_TokenCheck(self._token)], options=options)
-        handler = grpc.unary_unary_rpc_method_handler(self._read)
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler})])
-        self._address = f"{self._host}:{self._bind(server)}"
-        server.start()
-        self._server = server
-
-    def _bind(self, server: grpc.Server) -> int:
-        try:
-            if self._credentials is None:
-                return int(server.add_insecure_port(f"{self._host}:0"))
-            return int(server.add_secure_port(f"{self._host}:0", self._credentials))
-        except RuntimeError as error:
-            raise InternalError(f"state server: cannot listen on {self._host}: {error}") from None
-
-    def _read(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """Answers one slice; only that slice is copied."""
-        try:
-            return self._slice(msgspec.msgpack.decode(request, type=_Slice))
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            return _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except LookupError as error:
-            return _refuse(context, grpc.StatusCode.NOT_FOUND, str(error.args[0]))
+    def _listen(self) -> str:
+        if self._service is None:
+            with LISTENING:
+                self._service = _Service(self._host, self._token, self._credentials, self._slice)
+        return self._service.address
 
     def _slice(self, wanted: _Slice) -> bytes:
+        """One slice; only that is copied.
+
+        Raises:
+            LookupError: there is no such slice.
+        """
         with self._lock:
             data = self._pinned.get(wanted.key, {}).get(wanted.layer)
         if data is None:
             raise LookupError(f"layer {wanted.layer} is not pinned as {wanted.key!r}")
         if min(wanted.offset, wanted.size) < 0 or wanted.offset + wanted.size > len(data):
             raise LookupError(f"layer {wanted.layer} has {len(data)} bytes only")
+        if wanted.size > _SLICE_BYTES:
+            raise LookupError(f"a slice has at most {_SLICE_BYTES} bytes, not {wanted.size}")
         return data[wanted.offset : wanted.offset + wanted.size]
 
 
-def _refuse(context: grpc.ServicerContext, code: grpc.StatusCode, detail: str) -> bytes:
-    """Makes a call fail at the caller's end; the bytes returned are not sent."""
-    context.set_code(code)
-    context.set_details(detail)
-    return b""
+class _Service:
+    """A gRPC server in a thread and an event loop of its own: a call that is not finished costs no thread.
+
+    Args:
+        host: the address to listen on.
+        token: what callers must present.
+        credentials: for TLS; None listens in the clear.
+        give: returns a slice, or raises LookupError.
+
+    Raises:
+        InternalError: the address cannot be listened on.
+    """
+
+    def __init__(
+        self, host: str, token: str, credentials: grpc.ServerCredentials | None, give: Callable[[_Slice], bytes]
+    ) -> None:
+        self._give = give
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="state-server", daemon=True)
+        self._thread.start()
+        self._server, port = self._run(self._start(host, token, credentials))
+        self.address = f"{host}:{port}"
+
+    def close(self) -> None:
+        """Ends calls under way, and the thread."""
+        self._run(self._server.stop(grace=None))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _start(
+        self, host: str, token: str, credentials: grpc.ServerCredentials | None
+    ) -> tuple[grpc.aio.Server, int]:
+        options = bounded(streams=_STREAMS, receive_bytes=_ENVELOPE_BYTES, send_bytes=_SLICE_BYTES + _ENVELOPE_BYTES)
+        server = grpc.aio.server(interceptors=[TokenCheck(token)], options=[*options, *_AGE])
+        handler = grpc.stream_stream_rpc_method_handler(self._answer)
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler})])
+        address = f"{host}:0"
+        try:
+            port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise InternalError(f"state server: cannot listen on {host}: {error}") from None
+        await server.start()
+        return server, port
+
+    async def _answer(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        """Answers one call. Which slice it wants is in its headers, so nobody waits for a caller to say it."""
+        try:
+            await context.write(self._give(_wanted(context.invocation_metadata())))
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except LookupError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
+
+
+def _wanted(metadata: Iterable[tuple[str, str | bytes]]) -> _Slice:
+    given = next((value for key, value in metadata if key == _SLICE_KEY and isinstance(value, bytes)), b"")
+    return msgspec.msgpack.decode(given, type=_Slice)
 
 
 def _offered(layer: int, data: bytes) -> OfferedLayer:
@@ -178,7 +212,7 @@ def fetch(
     token: str,
     stop: threading.Event,
     credentials: grpc.ChannelCredentials | None = None,
-    chunk_bytes: int = 4 << 20,
+    chunk_bytes: int = _SLICE_BYTES,
     timeout_s: float = 5.0,
     generation: int = 0,
 ) -> dict[int, bytes]:
@@ -193,7 +227,7 @@ def fetch(
         token: the job's token.
         stop: set it from any thread to give up.
         credentials: for TLS; None connects in the clear.
-        chunk_bytes: size of a slice; one slice per holder is under way at any time.
+        chunk_bytes: size of a slice, at most 4 MiB; one slice per holder is under way at any time.
         timeout_s: how long a holder may take for one slice.
         generation: told in StaleGeneration.
 
@@ -266,8 +300,8 @@ def _reading(
         call = channel.unary_unary(f"/{_SERVICE}/{_METHOD}")
 
         def read_slice(layer: int, offset: int, size: int) -> bytes:
-            request = msgspec.msgpack.encode(_Slice(key=offer.key, layer=layer, offset=offset, size=size))
-            data: bytes = call(request, timeout=timeout_s, metadata=((TOKEN_KEY, token),))
+            wanted = msgspec.msgpack.encode(_Slice(key=offer.key, layer=layer, offset=offset, size=size))
+            data: bytes = call(b"", timeout=timeout_s, metadata=((TOKEN_KEY, token), (_SLICE_KEY, wanted)))
             if len(data) != size:
                 raise _WrongAnswer(f"answered {len(data)} bytes of layer {layer} instead of {size}")
             return data

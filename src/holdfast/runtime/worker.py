@@ -42,6 +42,7 @@ from holdfast.runtime.copying import StateCopier
 from holdfast.runtime.delayed import DelayedTransport
 from holdfast.runtime.exchange import RelayExchange
 from holdfast.runtime.gloo import GlooTransport
+from holdfast.runtime.hardening import harden
 from holdfast.runtime.injection import Injector
 from holdfast.runtime.isolation import Namespace
 from holdfast.runtime.library import fill_library
@@ -94,6 +95,7 @@ def die_with_parent() -> None:
 def start_process() -> None:
     """Ctrl-C reaches every process of the terminal; the agent alone decides what it means."""
     die_with_parent()
+    harden()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

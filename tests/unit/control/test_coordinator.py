@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import queue
+import resource
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import time
 import grpc
 import pytest
 
+from holdfast.control import coordinator as coordinator_module
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import METHOD, SERVICE, Coordinator, serve
 from holdfast.control.membership import Membership
@@ -22,12 +24,17 @@ from holdfast.control.messages import (
     Blob,
     Ended,
     Exited,
+    Expel,
     Failure,
     Fence,
     Finished,
+    Heartbeat,
     Hello,
     Install,
     Joined,
+    Leaving,
+    NodeLost,
+    Offer,
     Progress,
     Resume,
     Save,
@@ -35,15 +42,26 @@ from holdfast.control.messages import (
     Shutdown,
     Status,
     StepDone,
+    decode_command,
     encode,
     pack,
+    unpack,
 )
 from holdfast.control.store import DecisionStore
 from holdfast.control.token import TOKEN_KEY
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable
-from holdfast.telemetry.events import Agreed, CoordinatorReady, Detected, EventLog, Installed, Rebuilt, read_events
+from holdfast.telemetry.events import (
+    Agreed,
+    CoordinatorReady,
+    Detected,
+    EventLog,
+    Installed,
+    Notice,
+    Rebuilt,
+    read_events,
+)
 
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
 A, B = PLAN.workers
@@ -309,6 +327,109 @@ def test_a_worker_that_talks_nonsense_is_lost(service, connect, nonsense):
         outbox.put(nonsense)
         assert agent.expect(Fence) == Fence(worker=A, pid=1)
         outbox.put(None)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        Exited(worker=B, pid=1, status=-9),
+        Exited(worker=A, pid=1, status=-9),
+        NodeLost(node=0, workers=(B,)),
+        Offer(worker=None),
+        Leaving(worker=B),
+        Failure(worker=B, pid=1, error="no such data", user_fault=True),
+        Failure(worker=A, pid=2, error="no such data", user_fault=True),
+        Hello(worker=B, pid=1),
+        Hello(worker=None, pid=1),
+        Heartbeat(worker=B, generation=1, step=0, op=0),
+    ],
+    ids=lambda message: f"{type(message).__name__}-{getattr(message, 'worker', '')}",
+)
+def test_who_speaks_for_somebody_else_is_not_heard(service, connect, forged):
+    """Its connection ends, and nothing else happens."""
+    agent, a, b = attached(connect)
+    before = service.coordinator.membership
+    a.send(forged)
+    assert a.closed() is None
+    after = service.coordinator.membership
+    assert (after.lost, after.pids, after.phase) == (before.lost, before.pids, before.phase)
+    assert (after.leaving, after.offers) == (frozenset(), ())
+    assert agent.got_nothing()
+    assert b.got_nothing()
+    text = f"worker 0.0 (process 1) sent a {type(forged).__name__} that is not its own: its connection ends"
+    assert text in {event.text for _, event in read_events(service.events) if isinstance(event, Notice)}
+
+
+def test_the_agent_does_not_speak_for_workers(service, connect):
+    agent, a, b = attached(connect)
+    agent.send(Leaving(worker=B))
+    assert agent.closed() is None
+    assert service.coordinator.membership.leaving == frozenset()
+    assert b.got_nothing()
+    assert a.got_nothing()
+
+
+def test_a_first_message_for_two_is_refused(service):
+    with grpc.insecure_channel(service.address) as channel:
+        attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        parcel = pack([encode(Hello(worker=A, pid=1)), encode(Exited(worker=B, pid=1, status=-9))])
+        with pytest.raises(grpc.RpcError) as caught:
+            list(attach(iter([parcel]), metadata=((TOKEN_KEY, TOKEN),), timeout=LIMIT_S))
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert service.coordinator.membership.pids == {}
+
+
+def test_who_is_expelled_is_not_heard_any_more(service, connect):
+    """Its stream ends, whether it leaves or not."""
+    _agent, _a, b = attached(connect)
+    told = queue.SimpleQueue()
+    with grpc.insecure_channel(service.address) as channel:
+        attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        told.put(pack([encode(Hello(worker=A, pid=666))]))  # another process has its place
+        call = attach(iter(told.get, None), metadata=((TOKEN_KEY, TOKEN),), timeout=LIMIT_S)
+        commands = [decode_command(each) for parcel in call for each in unpack(parcel)]
+        assert [type(command) for command in commands] == [Expel]
+        assert call.code() is grpc.StatusCode.OK, "the stream has ended, in good order"
+        told.put(None)
+    assert b.got_nothing()
+
+
+SEND = """
+import sys, grpc
+from holdfast.control.coordinator import METHOD, SERVICE
+from holdfast.control.token import TOKEN_KEY
+with grpc.insecure_channel(sys.argv[1], options=[("grpc.max_send_message_length", -1)]) as channel:
+    attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+    try:
+        list(attach(iter([bytes(int(sys.argv[3]))]), metadata=((TOKEN_KEY, sys.argv[2]),), timeout=30))
+    except grpc.RpcError as error:
+        print(error.code().name)
+"""
+
+
+@pytest.mark.parametrize(("token", "code"), [(TOKEN, "RESOURCE_EXHAUSTED"), ("wrong", "UNAUTHENTICATED")])
+def test_a_parcel_beyond_the_limit_ends_its_stream_and_is_never_held(service, token, code):
+    before, size = memory(), 300 << 20
+    command = [sys.executable, "-c", SEND, service.address, token, str(size)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == code
+    assert memory() - before < size // 10
+
+
+def memory():
+    """Bytes that this process, and so the coordinator in it, has held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def test_who_does_not_say_who_it_is_is_sent_away(service, monkeypatch):
+    monkeypatch.setattr(coordinator_module, "FIRST_S", 0.2)
+    never = threading.Event()
+    with grpc.insecure_channel(service.address) as channel:
+        attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        call = attach(iter(never.wait, True), metadata=((TOKEN_KEY, TOKEN),), timeout=LIMIT_S)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        never.set()
 
 
 def test_an_agent_that_comes_late_still_hears_how_the_job_ended(service, connect):

@@ -304,9 +304,48 @@ def test_senseless_requests_are_refused(server, request_, code):
 def call(offer, request, metadata):
     """The code and details with which a call fails."""
     with grpc.insecure_channel(offer.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        headers = (*metadata, ("holdfast-slice-bin", request))
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/holdfast.State/Read")(request, metadata=metadata, timeout=LIMIT_S)
+            channel.unary_unary("/holdfast.State/Read")(b"", metadata=headers, timeout=LIMIT_S)
         return caught.value.code(), caught.value.details()
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_calls_that_are_never_finished_keep_nobody_waiting(server, token):
+    """Without the token they are refused at once; with it they cost a little memory, and no thread."""
+    offer = server.pin("state", {0: layer_bytes(0, 9 * CHUNK)})
+    never, metadata = threading.Event(), ((("holdfast-token", token),) if token else ())
+    with grpc.insecure_channel(offer.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        method = channel.stream_stream("/holdfast.State/Read")
+        slice_ = msgspec.msgpack.encode({"key": "state", "layer": 0, "offset": 0, "size": 1})
+        headers = (*metadata, ("holdfast-slice-bin", slice_))
+        calls = [method(iter(never.wait, True), metadata=headers, timeout=LIMIT_S) for _ in range(40)]
+        before = threading.active_count()
+        assert get({A: offer}, [0]) == expected((0, 9 * CHUNK))
+        assert threading.active_count() <= before
+        if token is None:
+            assert {call_.code() for call_ in calls} == {grpc.StatusCode.UNAUTHENTICATED}
+        never.set()
+
+
+def test_a_fetch_outlives_its_connections(server, monkeypatch):
+    """Connections are closed after a while, so that what callers never read is let go; no slice is lost by that."""
+    ages = [("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 5_000)]
+    monkeypatch.setattr(transfer, "_AGE", ages)
+    layers = {0: layer_bytes(0, 400 * CHUNK)}
+    offer = server.pin("state", layers)
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        assert get({A: offer}, [0]) == layers
+
+
+def test_a_slice_beyond_the_limit_is_refused(server):
+    offer = server.pin("state", {0: bytes(5 << 20)})
+    slice_ = msgspec.msgpack.encode({"key": "state", "layer": 0, "offset": 0, "size": 5 << 20})
+    assert call(offer, slice_, (("holdfast-token", TOKEN),)) == (
+        grpc.StatusCode.NOT_FOUND,
+        "a slice has at most 4194304 bytes, not 5242880",
+    )
 
 
 @pytest.fixture(scope="module")

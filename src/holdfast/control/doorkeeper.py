@@ -1,0 +1,54 @@
+"""What every server of a job does about callers before it listens to them: the token is checked, all is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+
+from holdfast.control.token import REFUSAL, carries
+
+__all__ = ["TokenCheck", "bounded"]
+
+_HANDSHAKE_MS = 5_000
+_IDLE_MS = 10_000
+
+
+class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses every call that does not carry the job's token: by its headers, so nobody waits for the rest of it."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+        async def refuse(request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)
+            yield b""
+
+        self._refusal = grpc.stream_stream_rpc_method_handler(refuse)
+
+    async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+        """Lets a call through if its token is right."""
+        if carries(details.invocation_metadata, self._token):
+            return await continuation(details)
+        return self._refusal
+
+
+def bounded(*, streams: int, receive_bytes: int, send_bytes: int) -> list[tuple[str, int]]:
+    """Returns the options of a server that whoever connects can make do little.
+
+    Connections that do not begin to speak, or that have no call, are closed after a while.
+
+    Args:
+        streams: calls of one connection at a time.
+        receive_bytes: the longest message that is taken; a longer one ends its call, unread. -1: any.
+        send_bytes: the longest message that is sent. -1: any.
+    """
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", streams),
+        ("grpc.max_receive_message_length", receive_bytes),
+        ("grpc.max_send_message_length", send_bytes),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
+    ]

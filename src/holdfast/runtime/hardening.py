@@ -1,0 +1,36 @@
+"""What every process of a job owes to strangers on the same machine: room, silence, and private files."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+
+__all__ = ["LISTENING", "forbid_core_dumps", "harden", "raise_file_limit"]
+
+LISTENING = threading.Lock()
+"""Held by whoever begins to listen in this process: a library that does so for us does not tell on which socket."""
+
+_NO_DUMP = 1
+"""As a limit of core files: no file fits, and a program that the kernel pipes dumps to is not even started (0 means
+that to files alone). Unlike an undumpable process, one with this limit can still read its own /proc/self."""
+
+
+def harden() -> None:
+    """Makes a process of a job ready for strangers; what it writes from now on is private to the user."""
+    raise_file_limit()
+    forbid_core_dumps()
+    os.umask(0o077)
+
+
+def raise_file_limit() -> None:
+    """Lets this process open as many files as the system lets it: connections of strangers take some."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def forbid_core_dumps() -> None:
+    """Sees to it that a crash leaves no memory, and so no token, on disk or in a crash reporter."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    limit = _NO_DUMP if hard == resource.RLIM_INFINITY else min(_NO_DUMP, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, hard))
