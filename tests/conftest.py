@@ -151,3 +151,35 @@ def etcd_server(tmp_path_factory):
     server = EtcdServer(tmp_path_factory.mktemp("etcd"))
     yield server
     server.kill()
+
+
+class PowerCuts:
+    """What is synchronised, with its size then, and renamed, in order; everything is really done, too."""
+
+    def __init__(self, monkeypatch):
+        self._synchronise, self._rename = os.fsync, os.replace
+        self._done = []
+        monkeypatch.setattr(os, "fsync", self._noted_sync)
+        monkeypatch.setattr(os, "replace", self._noted_rename)
+
+    def _noted_sync(self, descriptor):
+        self._synchronise(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        self._done.append(("sync", path, os.fstat(descriptor).st_size))
+
+    def _noted_rename(self, source, target):
+        self._rename(source, target)
+        self._done.append(("rename", Path(source), Path(target)))
+
+    def spare(self, path):
+        """Whether a file's bytes were on the disk before it got its name, and the name is there by now."""
+        at = max(i for i, (what, _, target) in enumerate(self._done) if (what, target) == ("rename", path))
+        content = ("sync", self._done[at][1], path.stat().st_size) in self._done[:at]
+        name = any((what, where) == ("sync", path.parent) for what, where, _ in self._done[at:])
+        return content and name
+
+
+@pytest.fixture
+def power_cuts(monkeypatch):
+    """Tells whether what is written from now on would survive one."""
+    return PowerCuts(monkeypatch)

@@ -22,7 +22,7 @@ from holdfast.planning.search import reached
 from holdfast.planning.shop import Grid, open_shop
 from holdfast.planning.timing import Measure, sequence_of
 
-__all__ = ["Filled", "PlanLibrary", "breakpoints", "serve"]
+__all__ = ["Filled", "PlanLibrary", "breakpoints", "serve", "straightened"]
 
 _FORMAT = 2
 _LARGE, _COARSE = 200_000, 0.003
@@ -178,7 +178,7 @@ class PlanLibrary:
         self._make(grid, top, technique, served, time_limit_s=time_limit_s)
         digest = _digest(grid, technique)
         found = {count: measure for (key, count), measure in self._measures.items() if key == digest}
-        self._store_index(digest, _straightened(self._index(digest), found))
+        self._store_index(digest, straightened(self._index(digest), found))
 
     def fill(self, grid: Grid, failures: int, technique: Technique, *, time_limit_s: float) -> Filled:
         """Makes the plans for 1 to ``failures`` failures, fewer failures first, and improves those that are there.
@@ -204,7 +204,7 @@ class PlanLibrary:
             share = (time_limit_s - (time.perf_counter() - wall)) / (len(tops) - nth)
             found[top] = self._make(grid, top, technique, served, time_limit_s=max(0.0, share)).found
         digest = _digest(grid, technique)
-        index = _straightened(self._index(digest), found)
+        index = straightened(self._index(digest), found)
         self._store_index(digest, index)
         return Filled(
             plans=failures,
@@ -296,7 +296,7 @@ def _bounds(grid: Grid, failures: int, technique: Technique) -> list[float]:
     ]
 
 
-def _straightened(index: Mapping[int, int], found: Mapping[int, Measure]) -> dict[int, int]:
+def straightened(index: Mapping[int, int], found: Mapping[int, Measure]) -> dict[int, int]:
     """Returns the index in which a schedule that is worse than one for more failures is not used any more."""
     straight = dict(index)
     best: int | None = None

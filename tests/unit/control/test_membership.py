@@ -46,6 +46,7 @@ from holdfast.control.messages import (
     Strike,
     Suspect,
     Synced,
+    Unreadable,
 )
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
@@ -382,6 +383,22 @@ def test_a_death_explains_a_suspicion(running):
     assert running.give(Tick(now=99.0)).told == []
 
 
+def test_a_damaged_checkpoint_is_not_offered_again(running):
+    """Nor is any newer one: all go back to the newest before it, and if that is damaged too, before that."""
+    states = tuple(StateAt(url="store", step=step) for step in (8, 6, 3))
+    running.state = replace(running.state, restorable=states)
+    running.give(died(W01)).give(died(W11))
+    for damaged, next_best in ((8, 6), (6, 3)):
+        assert {install.load.step for install in running.commands(Install).values()} == {damaged}
+        generation = running.state.generation
+        running.give(Unreadable(worker=W00, generation=generation, step=damaged, detail="layer 2 is corrupt"))
+        assert {install.load.step for install in running.commands(Install).values()} == {next_best}
+        assert running.recorded[0].text == f"the checkpoint of step {damaged} cannot be used: layer 2 is corrupt"
+    running.give(Unreadable(worker=W00, generation=running.state.generation, step=3, detail="layer 0 is missing"))
+    assert running.ended.outcome == "lost"
+    assert "the checkpoint of step 3 cannot be used: layer 0 is missing; there is no other" in running.ended.detail
+
+
 def test_suspicions_that_do_not_end_end_the_job(running):
     for _ in range(MAX_REFORMATIONS):
         running.give(suspect(running), now=5.0).give(Tick(now=6.0)).status(0)
@@ -530,6 +547,22 @@ def test_nobody_enters_while_the_others_recover(running):
     assert running.state.upcoming.entering == {W10}
 
 
+def test_nobody_comes_or_goes_any_more_while_the_job_saves(steady):
+    steady.finished()
+    assert steady.state.phase is Phase.SAVING
+    steady.give(Leaving(worker=W00))
+    assert steady.commands(Install) == {}
+    assert steady.state.upcoming is None
+
+
+def test_who_comes_while_a_generation_is_prepared_waits_for_the_next_one(coming):
+    """Two vacancies, two comers: one prepared generation at a time, each with a number of its own."""
+    before = coming.state.upcoming
+    coming.give(Leaving(worker=W01))
+    assert coming.commands(Install) == {}
+    assert coming.state.upcoming is before
+
+
 def test_the_first_that_goes_over_takes_the_job_with_it(coming):
     coming.give(Joined(worker=W10, generation=3))
     assert coming.told == []
@@ -566,10 +599,32 @@ def test_others_may_tell_that_it_has_caught_up_before_it_does(entered):
     assert entered.state.synced == frozenset()
 
 
+def test_only_what_it_fetched_in_this_generation_makes_it_an_owner(entered):
+    """It had caught up when a loss made all begin anew, and has to enter again: that news comes late."""
+    late = Synced(worker=W10, generation=3, step=7, entered=5, bytes=9)
+    entered.give(died(W11)).status(6).joined()
+    entered.give(Joined(worker=W10, generation=entered.state.upcoming.generation)).joined(step=8)
+    assert entered.state.entering == {W10}
+    entered.give(late)
+    assert W10 not in entered.state.full
+    entered.give(died(W00))
+    assert (entered.state.plan, entered.state.lost_layers) == (None, (0, 1)), "it never had layers 0 and 1 at step 8"
+
+
 def test_who_has_caught_up_can_save_a_layer_whose_other_owner_dies(entered):
     entered.give(Synced(worker=W10, generation=3, step=7, entered=5, bytes=9), died(W00))
     assert entered.state.plan.workers == (W01, W10, W11)
     assert entered.state.lost_layers == ()
+
+
+def test_the_job_ends_though_one_that_entered_has_no_state_yet(entered):
+    """It has made no step by itself: only the others have something to save."""
+    entered.give(*(Finished(worker=w, generation=3) for w in (W00, W01)))
+    assert entered.commands(Save) == {}
+    entered.give(Finished(worker=W11, generation=3))
+    saves = entered.commands(Save)
+    assert {layer for save in saves.values() for layer in save.layers} == {0, 1, 2}
+    assert saves.get(W10, Save(generation=3, step=STEPS, layers=(), directory="out")).layers == ()
 
 
 def test_a_worker_without_state_is_no_owner_when_the_last_one_dies(entered):
@@ -612,6 +667,14 @@ def test_the_end_of_the_process_before_does_not_touch_the_new_one(coming):
 def test_addresses_of_the_prepared_generation_are_passed_on(coming):
     blob = Blob(worker=W10, generation=3, key="k", value=b"v", to=(W00, W11))
     assert coming.give(blob).told == [(W00, blob), (W11, blob)]
+
+
+def test_nobody_goes_before_all_are_connected(running):
+    """Whoever is still connecting would get two generations to connect for."""
+    running.give(Leaving(worker=W10))
+    assert (running.commands(Install), running.state.upcoming) == ({}, None)
+    running.joined()
+    assert running.commands(Install).keys() == set(PLAN.workers)
 
 
 def test_who_was_told_to_go_goes_at_a_boundary(steady):

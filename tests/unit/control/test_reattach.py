@@ -78,10 +78,13 @@ class Job:
             )
         )
 
-    def back(self, *workers, activity="running", step=3, generation=None):
+    def back(self, *workers, activity="running", step=3, generation=None, prepared=0):
         generation = self.state.generation if generation is None else generation
         return self.give(
-            *(Hello(worker=w, pid=1, generation=generation, activity=activity, step=step) for w in workers)
+            *(
+                Hello(worker=w, pid=1, generation=generation, activity=activity, step=step, prepared=prepared)
+                for w in workers
+            )
         )
 
     def commands(self, kind):
@@ -208,6 +211,24 @@ def test_the_end_is_remembered_and_told_to_whoever_comes(running):
     assert job.give(*map(died, PLAN.workers)).told == [], "they ended because they were told to"
 
 
+@pytest.mark.parametrize(("generation", "prepared"), [(1, 5), (5, 0), (2, 5)])
+def test_a_number_that_a_worker_has_heard_of_is_never_given_to_another_generation(restarted, generation, prepared):
+    """The coordinator died before it had stored what it told: two generations of one number would share messages."""
+    restarted.back(W00, W01, W10).back(W11, generation=generation, prepared=prepared)
+    assert {install.generation for install in restarted.commands(Install).values()} == {6}
+    assert restarted.recorded[0] == Reattached(generation=1, adopted=False)
+
+
+def test_all_have_finished_but_one_that_comes_is_not_back_yet(running):
+    """The job is saved once it is known who is there, not before."""
+    running.give(*(Joined(worker=w, generation=1) for w in PLAN.workers)).give(died(W10)).statuses()
+    running.give(Hello(worker=W10, pid=2)).restart().back(W00, W01, W11, generation=2)
+    running.give(*(Finished(worker=worker, generation=2) for worker in (W00, W01, W11)))
+    assert (running.state.phase, running.commands(Save)) == (Phase.REATTACHING, {})
+    running.give(Tick(now=60.0))
+    assert running.commands(Save).keys() | running.commands(Install).keys() == {W00, W01, W11}
+
+
 # The coordinator lives, a connection breaks.
 
 
@@ -215,6 +236,12 @@ def test_a_worker_that_runs_is_not_interrupted_by_a_broken_connection(running):
     running.give(Closed(worker=W10, pid=1), now=1.0).back(W10)
     assert running.told == [(W10, Attached())]
     assert running.give(Tick(now=99.0)).told == []
+
+
+def test_one_that_is_to_go_over_to_what_nobody_has_prepared_makes_all_begin_anew(running):
+    """It would dissent from every boundary, or cross one alone."""
+    running.give(Closed(worker=W10, pid=1), now=1.0).back(W10, prepared=4)
+    assert running.commands(Install) == dict.fromkeys(PLAN.workers, Install(generation=2, plan=PLAN))
 
 
 def test_what_was_on_its_way_to_a_worker_that_waits_may_be_lost_so_all_begin_anew(running):

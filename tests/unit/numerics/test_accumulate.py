@@ -87,6 +87,23 @@ def test_what_is_not_finite_or_out_of_range_raises_the_flag(value: float) -> Non
     assert not sums.decode(sums.message()).finite
 
 
+@pytest.mark.parametrize(("layers", "microbatches"), [((0,), 1), ((0,), 6), ((0, 1), 4), ((0, 1, 2), 16)])
+def test_what_could_add_up_to_more_than_the_sums_hold_is_left_out(layers: tuple[int, ...], microbatches: int) -> None:
+    """All contributions together stay below 2^22, a quarter of what 64 bits hold in steps of 2^-40."""
+    layout = Layout(layers=layers, shapes=((2,),), num_microbatches=microbatches)
+    limit = torch.tensor(2.0**22 / (len(layers) * microbatches))
+    below = torch.nextafter(limit, torch.tensor(0.0))
+    for value, fits in ((below, True), (-below, True), (limit, False), (-limit, False)):
+        sums = make_accumulator("exact", layout)
+        for layer, microbatch in itertools.product(layers, range(microbatches)):
+            sums.add(layer, microbatch, [torch.stack([torch.tensor(0.5), value])])
+        reduced = sums.decode(sums.message())
+        assert reduced.finite is fits
+        if fits:
+            expected = len(layers) * torch.stack([torch.tensor(0.5), value]).double()
+            assert torch.equal(reduced.gradients[0], expected.float())
+
+
 def test_the_largest_sum_in_range_does_not_wrap() -> None:
     layout = Layout(layers=(0, 1), shapes=((2,),), num_microbatches=4)
     largest = 2.0**22 / 8 * (1 - 2**-20)

@@ -1,6 +1,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +44,13 @@ def test_a_layer_goes_through_a_file(tmp_path: Path) -> None:
     assert found.optimizer["weight"]["calls"] == 2
     assert (found.step, found.layer, found.tied) == (3, 3, ("weight",))
     assert path.read_bytes() == encode_layer(state(3))
+
+
+def test_a_layer_file_survives_a_power_cut(tmp_path: Path, power_cuts: Any) -> None:
+    path = layer_file(tmp_path, 0)
+    for step in (3, 4):
+        save_layer(path, state(0, step))
+        assert power_cuts.spare(path)
 
 
 def test_weights_are_hashed_as_stated() -> None:

@@ -7,10 +7,11 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.core.validate import validate
 from holdfast.errors import CorruptBlob, InfeasiblePlan
-from holdfast.planning.library import PlanLibrary, breakpoints, serve
+from holdfast.planning.library import PlanLibrary, breakpoints, serve, straightened
 from holdfast.planning.normalise import place
 from holdfast.planning.planner import Technique
 from holdfast.planning.shop import Grid
+from holdfast.planning.timing import Measure
 
 GRID = Grid(
     pipelines=4,
@@ -123,6 +124,20 @@ def test_filling_again_never_makes_a_plan_worse(filled):
     library.fill(GRID, 6, STAGGERED, time_limit_s=0.1)
     after = [library.find(GRID, count, STAGGERED).found.period for count in range(1, 7)]
     assert all(new <= old for new, old in zip(after, before, strict=True))
+
+
+def test_a_schedule_that_is_worse_than_one_for_more_failures_is_not_used():
+    """The search for two failures was unlucky; the schedule for four serves two as well, with two to spare."""
+    periods = {1: 10.0, 2: 14.0, 4: 12.0, 6: 15.0}
+    found = {count: Measure(period=period, makespan=period) for count, period in periods.items()}
+    index = {1: 1, 2: 2, 3: 4, 4: 4, 5: 6, 6: 6}
+    assert straightened(index, found) == {1: 1, 2: 4, 3: 4, 4: 4, 5: 6, 6: 6}
+    assert straightened(index, found | {2: found[4]}) == index, "as good is good enough"
+
+
+def test_what_is_not_measured_yet_is_left_alone():
+    found = {4: Measure(period=12.0, makespan=12.0)}
+    assert straightened({1: 1, 2: 4, 6: 6}, found) == {1: 1, 2: 4, 6: 6}
 
 
 def test_a_damaged_file_is_found(filled, tmp_path):

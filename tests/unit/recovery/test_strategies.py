@@ -87,6 +87,13 @@ def test_after_the_limit_the_smaller_grid_goes_on(strategy, name):
     assert set(recovery.plan.workers) <= {W00, W01, W11, W20}
 
 
+def test_who_has_come_without_state_has_a_place_in_the_smaller_grid():
+    """All load their layers there, so it is as good as any other."""
+    recovery = adaptive(view(W01, W11, W21, W20, entering=frozenset({W21}), checkpoint=4))
+    assert recovery.strategy == "fallback"
+    assert set(recovery.plan.workers) == {W00, W10, W21}
+
+
 @pytest.mark.parametrize(("strategy", "name"), RESTARTS)
 def test_with_nothing_to_load_what_lives_is_saved(strategy, name):
     assert strategy(view(W01, W11, W21, wait_s=9.0)).lost_layers == (2, 3)

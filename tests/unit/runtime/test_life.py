@@ -285,6 +285,18 @@ def test_what_was_counted_once_is_not_counted_again(tmp_path):
     assert executed == [0, 4, 0]
 
 
+def test_what_was_known_of_a_step_that_is_run_again_is_not_told_any_more(tmp_path):
+    """With other sums, as `fast` numerics may give them, the verdict would be another one."""
+    told = [label(effect) for effect in Shell(LAST, tmp_path).run().effects]
+    second_commit = told.index("[commit]", told.index("committed"))
+    once = {second_commit: StaleGeneration(1, 2)}
+    told = [label(effect) for effect in Shell(LAST, tmp_path, once).run().effects]
+    third_commit = told.index("[commit]", second_commit + 1)
+    shell = Shell(LAST, tmp_path, {**once, third_commit: StaleGeneration(2, 3)}).run()
+    tallies = [[tally.step for tally in m.tallies] for m in shell.reports if isinstance(m, Status)]
+    assert tallies == [[], [0, 1], [0, 1]], "of step 1, only what its second run came to"
+
+
 def test_steps_are_reported_with_their_loss(tmp_path):
     done = [m for m in Shell(LAST, tmp_path).run().reports if isinstance(m, StepDone)]
     assert [m.step for m in done] == [0, 1]
@@ -590,6 +602,25 @@ def test_who_enters_takes_part_in_reductions_until_its_state_is_there(tmp_path):
     before = [told[index - 1] for index in starts]
     assert before == ["fetched", "fetched", "Synced", "committed"]
     assert not [text for text in told if text[0] in "FBIW" and text[1].isdigit()], "it computes nothing"
+
+
+class Willing(Entering):
+    """The next generation is prepared here from the beginning on."""
+
+    def _perform(self, effect):
+        return True if isinstance(effect, Ready) else super()._perform(effect)
+
+
+def test_who_has_no_state_yet_keeps_all_from_the_next_boundary(tmp_path):
+    """Else it would be given work in a plan before it has the weights for it."""
+    shell = Willing(tmp_path).run()
+    (synced,) = [m for m in shell.reports if isinstance(m, Synced)]
+    dissents = {}
+    for effect in shell.effects:
+        if isinstance(effect, StartReduce):
+            dissents.setdefault(effect.step, int(effect.value[WIDTH]))
+    assert dissents == {step: int(step < synced.step) for step in range(1, shell.life.steps)}
+    assert dissents[1] == 1
 
 
 def test_who_entered_has_the_bits_of_its_peer_when_it_says_that_it_caught_up(tmp_path):

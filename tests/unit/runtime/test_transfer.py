@@ -255,6 +255,17 @@ def test_wrong_bytes_are_never_accepted_though_nobody_else_is_there(start, lies,
     assert caught.value.layers == (0,)
 
 
+def test_equal_sizes_are_not_equal_bits(server):
+    """The same number of bytes of one layer, of which one differs: whose would be right, nobody can say."""
+    data = layer_bytes(1, CHUNK)
+    offers = {A: server.pin("a", {1: data}), B: server.pin("b", {1: data[:-1] + bytes([data[-1] ^ 1])})}
+    with pytest.raises(
+        ReplicaDiverged, match=r"layer 1: worker 0\.0 offers 1024 bytes.*, worker 1\.0 offers 1024 bytes"
+    ):
+        get(offers, [1])
+    assert get({A: offers[A]}, [1]) == {1: data}, "each by itself is as good as the other"
+
+
 def test_holders_that_differ_are_told_before_anything_is_fetched(start):
     a, b = start((0, CHUNK), (1, CHUNK)), start((0, CHUNK), (1, CHUNK + 1))
     told = r"layer 1: worker 0\.0 offers 1024 bytes with SHA-256 \w+\.\.\., worker 1\.0 offers 1025 bytes"

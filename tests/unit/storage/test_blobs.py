@@ -56,6 +56,13 @@ def test_what_is_not_there(url):
         store.get("a/b")
 
 
+def test_what_is_put_survives_a_power_cut(tmp_path, power_cuts):
+    store = open_store(tmp_path / "store")
+    for data in (DATA, b"", DATA * 2):
+        store.put("step-1/a", data)
+        assert power_cuts.spare(tmp_path / "store" / "step-1" / "a")
+
+
 NO_NAMES = [
     "",
     ".",
