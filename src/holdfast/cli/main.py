@@ -1,63 +1,36 @@
-"""The ``holdfast`` command.
-
-Exit codes: 0 done, 1 our bug, 2 the user's input, 3 no plan is possible any more (last committed step saved), 4 a
-scheduled fault never fired, 130 Ctrl-C, 143 SIGTERM.
-"""
+"""The ``holdfast`` command: answers Ctrl-C and SIGTERM first, and only then loads what takes long to load."""
 
 from __future__ import annotations
 
-import argparse
-import sys
+import os
+import signal
 from collections.abc import Sequence
-
-from holdfast.cli.certs import add_certs_parser
-from holdfast.cli.inspect import add_inspect_parser
-from holdfast.cli.plan import add_plan_parser
-from holdfast.cli.profile import add_profile_parser
-from holdfast.cli.train import add_train_parser
-from holdfast.errors import ConfigError, HoldfastError, InfeasiblePlan, StateUnavailable
+from types import FrameType
 
 __all__ = ["main"]
 
 
-class _Parser(argparse.ArgumentParser):
-    """One line for a wrong flag, instead of the whole usage."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
-        raise SystemExit(2)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code."""
-    about = "Trains PyTorch models and keeps training while workers die."
-    parser: argparse.ArgumentParser = _Parser(prog="holdfast", description=about)
-    commands = parser.add_subparsers(title="commands", dest="command", required=True)
-    add_train_parser(commands)
-    add_plan_parser(commands)
-    add_profile_parser(commands)
-    add_inspect_parser(commands)
-    add_certs_parser(commands)
-    args = parser.parse_args(argv)
-    try:
-        code: int = args.run(args)
-    except HoldfastError as error:
-        print(f"holdfast: {error}", file=sys.stderr)
-        return _exit_code(error, args.command)
-    except BrokenPipeError:
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    return code
+    """Runs the command line and returns the exit code.
+
+    Args:
+        argv: what follows the name of the command; None takes the process's own arguments, and its signals.
+    """
+    if argv is None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as of a job in the background: left to whoever set it
+                signal.signal(number, _end)
+    from holdfast.cli.commands import run_command  # not before: it loads a second's worth of code
+
+    return run_command(argv)
 
 
-def _exit_code(error: HoldfastError, command: str) -> int:
-    if isinstance(error, ConfigError):
-        return 2
-    if isinstance(error, StateUnavailable | InfeasiblePlan):
-        return 3 if command == "train" else 2
-    return 1
+def _end(number: int, frame: FrameType | None) -> None:
+    """Ends this process, which nothing outlives: the kernel ends whatever it started together with it."""
+    os.write(2, _last_line(number))
+    os._exit(128 + number)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _last_line(number: int) -> bytes:
+    fresh = "\r\x1b[K" if os.isatty(2) else ""  # instead of a progress line that may stand there
+    return f"{fresh}holdfast: {signal.Signals(number).name}: every process is ended\n".encode()

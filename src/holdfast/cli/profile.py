@@ -8,11 +8,9 @@ in seconds, for one micro-batch; the file is JSON. Nothing is trained that anybo
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 from holdfast.cli.arguments import add_overrides
 from holdfast.config.load import load_job
@@ -49,20 +47,14 @@ def run(args: argparse.Namespace) -> int:
     iterations = _count(args.iterations)
     _check_free(Path(args.out), force=args.force)
     line = _ProgressLine(iterations, quiet=args.quiet)
-    before = signal.signal(signal.SIGTERM, _end)
     try:
         profile = measure_profile(job, iterations=iterations, device=args.device, on_iteration=line.show)
     finally:
         line.end()
-        signal.signal(signal.SIGTERM, before)
     save_profile(profile, args.out)
     print(describe(profile))
     print(f"written to {args.out}")
     return 0
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _count(text: str) -> int:

@@ -210,6 +210,9 @@ class Control(_Plain, frozen=True, kw_only=True):
     ``port``: 0 for any free one. ``heartbeat_s``: how often workers tell of their progress. ``fence_grace_s``: how long
     a process that was held for lost may take to end.
 
+    ``start_s``: how long a worker, the coordinator, or the process that tries out the model may take to start, building
+    the model, opening the data and loading a checkpoint included.
+
     A worker is given up at once when its process is seen to end; after 2 s without a connection, if the coordinator
     lives; after ``hang_s`` without a heartbeat, or stuck in one operation, if its connection stands (an operation may
     always take eight times as long as the slowest so far). ``reattach_s`` is about the coordinator: so long workers go
@@ -225,6 +228,7 @@ class Control(_Plain, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    start_s: PositiveFloat = 300.0
     heartbeat_s: PositiveFloat = 0.25
     hang_s: PositiveFloat = 2.0
     fence_grace_s: NonNegative = 1.0

@@ -15,14 +15,13 @@ from holdfast.errors import ConfigError
 from holdfast.profiling.layers import measure_layers
 from holdfast.profiling.link import answer_messages, measure_link
 from holdfast.profiling.processes import PROGRESS, Measured
-from holdfast.runtime.worker import answering, start_process
+from holdfast.runtime.worker import answering
 
 __all__ = ["run_echo", "run_layers", "run_link"]
 
 
 def run_layers(job: Job, iterations: int, device: str, answer: Connection) -> None:
     """Sends how many iterations are done after each, then ``ok`` and Measured; or ``error`` and what to change."""
-    start_process()
     torch.set_num_threads(1)
 
     def measure() -> str:
@@ -41,14 +40,12 @@ def run_layers(job: Job, iterations: int, device: str, answer: Connection) -> No
 
 def run_link(job: Job, rounds: int, pipe: Connection, answer: Connection) -> None:
     """Sends ``ok`` and the link."""
-    start_process()
     torch.set_num_threads(1)
     answering(answer, lambda: msgspec.json.encode(measure_link(job, pipe, rounds)).decode())
 
 
 def run_echo(job: Job, rounds: int, pipe: Connection, answer: Connection) -> None:
     """Sends ``ok`` when every message was sent back."""
-    start_process()
     torch.set_num_threads(1)
 
     def echo() -> str:

@@ -14,7 +14,8 @@ from holdfast.config.job import Job
 from holdfast.core.profile import Link, Profile
 from holdfast.errors import ConfigError, InternalError
 from holdfast.profiling.processes import PROGRESS, Measured, echo_main, layers_main, link_main
-from holdfast.runtime.forks import FORKS, ForkedProcess
+from holdfast.runtime.children import Children
+from holdfast.runtime.forks import FORKS
 
 __all__ = ["measure_profile"]
 
@@ -43,7 +44,7 @@ def measure_profile(
     """
     # Gloo reports on stderr that the other end is gone, as it is when it is done.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    with _Children() as children:
+    with _Measuring() as children:
         answer = children.start(layers_main, job, iterations, device)
         measured = msgspec.json.decode(_answer(answer, on_iteration), type=Measured)
         one_end, other_end = FORKS.Pipe()
@@ -56,26 +57,21 @@ def measure_profile(
     return Profile(layers=measured.layers, link=link, machine=measured.machine, iterations=iterations)
 
 
-class _Children(contextlib.AbstractContextManager["_Children"]):
+class _Measuring(contextlib.AbstractContextManager["_Measuring"]):
     """Processes that are ended with the context, however it ends."""
 
     def __init__(self) -> None:
-        self._processes: list[ForkedProcess] = []
+        self._children = Children()
 
     def start(self, main: Callable[..., None], *arguments: Any) -> Connection:
         """Starts a process; returns where its answer comes."""
         ours, theirs = FORKS.Pipe(duplex=False)
-        process = ForkedProcess(target=main, args=(*arguments, theirs), name=main.__name__, daemon=True)
-        process.start()
-        self._processes.append(process)
+        self._children.attend(self._children.start(main, *arguments, theirs, name=main.__name__))
         theirs.close()
         return ours
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
+        self._children.end()
 
 
 def _answer(answer: Connection, on_iteration: Callable[[int], None] = lambda done: None) -> str:

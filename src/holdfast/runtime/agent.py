@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import queue
 import secrets
@@ -12,8 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 
@@ -33,8 +34,9 @@ from holdfast.core.profile import Profile
 from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, StorageError
 from holdfast.planning.jobs import healthy_plan, profile_of, terms_of, tolerated
 from holdfast.planning.training import Terms
+from holdfast.runtime.children import Child, Children
 from holdfast.runtime.crew import Crew
-from holdfast.runtime.forks import FORKS, ForkedProcess
+from holdfast.runtime.forks import FORKS, SERVER, ForkedProcess, Patience, describe_exit
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.processes import (
     CoordinatorSpec,
@@ -65,6 +67,7 @@ from holdfast.telemetry.events import (
 __all__ = ["Agent", "Interrupted", "Outcome"]
 
 _GRACE_S = 1.5
+_LOOK_S = 0.05
 
 
 class Interrupted(Exception):
@@ -83,7 +86,7 @@ class Interrupted(Exception):
 class _CoordinatorEnded:
     """A coordinator's process is gone; ``spec`` is what to start it again with."""
 
-    process: BaseProcess
+    child: Child
     spec: CoordinatorSpec
 
 
@@ -151,7 +154,13 @@ class Agent:
     _interrupted: Interrupted | None = None
     _networks: Networks | None = None
     _crew: Crew | None = None
-    _others: list[BaseProcess] = field(default_factory=list)
+    _children: Children = field(init=False)
+    _server: int | None = None
+    _thinking: bool = False
+
+    def __post_init__(self) -> None:
+        patience = Patience(limit_s=self._start_s, key="control.start_s", check=self._check_patience)
+        self._children = Children(process=partial(ForkedProcess, patience=patience))
 
     def run(self) -> Outcome:
         """Trains to the end, whatever dies; no process of the job is left when this returns or raises.
@@ -167,16 +176,22 @@ class Agent:
         self._check_store()
         # Gloo reports every lost peer on stderr as an error of its own; here it is an event, told once, by us.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+        with self._signals():
+            try:
+                return self._run()
+            except Exception:
+                self._raise_if_interrupted()  # whatever went wrong may have come of it
+                raise
+
+    def _run(self) -> Outcome:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._signals())
             if self._isolated:
                 self._networks = stack.enter_context(Networks(self._num_nodes()))
             stack.enter_context(self._processes())
+            SERVER.start()
+            self._server = SERVER.pid
             probed = self._probe()
-            num_layers = probed.facts.layers
-            profile = self.emulate or profile_of(self.job, num_layers)
-            plan = healthy_plan(self.job, num_layers, profile, probed.ties)
-            terms = terms_of(self.job, num_layers, profile, probed.ties)
+            plan, terms = self._plan(probed)
             found = self._find(probed)
             self._claim_directory()
             log = stack.enter_context(contextlib.closing(EventLog(self.run_dir / "events.jsonl")))
@@ -184,7 +199,7 @@ class Agent:
             self._tell(log, *(Notice(worker="probe", text=text) for text in probed.warnings))
             self._tell_resumed(log, found)
             spec = self._coordinator_spec(plan, terms, probed)
-            ports = [self._start_coordinator(spec) for _ in range(self.job.control.coordinators)]
+            ports = [self._start_coordinator(spec, self._start_s) for _ in range(self.job.control.coordinators)]
             stack.enter_context(_closing(self._start(spec, ports, probed, log)))
             stack.enter_context(self._library(spec))
             outcome = self._watch(self._supervisor(log))
@@ -194,7 +209,18 @@ class Agent:
     def _probe(self) -> Probed:
         if self.emulate is not None:
             return emulated_probe(self.job, self.emulate)
-        return msgspec.json.decode(self._ask(probe_main, self.job), type=Probed)
+        return msgspec.json.decode(self._ask(probe_main, self.job, limit_s=self._start_s), type=Probed)
+
+    def _plan(self, probed: Probed) -> tuple[Plan, Terms | None]:
+        num_layers = probed.facts.layers
+        profile = self.emulate or profile_of(self.job, num_layers)
+        with self._interruptible():
+            plan = healthy_plan(self.job, num_layers, profile, probed.ties)
+            return plan, terms_of(self.job, num_layers, profile, probed.ties)
+
+    @property
+    def _start_s(self) -> float:
+        return self.job.control.start_s
 
     @property
     def _checkpoints(self) -> str:
@@ -297,7 +323,10 @@ class Agent:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Turns SIGINT and SIGTERM into Interrupted in the waiting thread; only where we are the main thread."""
+        """Turns SIGINT and SIGTERM into Interrupted in the waiting thread; only where we are the main thread.
+
+        One that is ignored, as SIGINT is in a job that a shell started in the background, stays so.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -305,13 +334,26 @@ class Agent:
         def interrupt(number: int, frame: FrameType | None) -> None:
             self._interrupted = Interrupted(number)
             self._inbox.put(self._interrupted)
+            if self._thinking:
+                raise self._interrupted
 
-        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, interrupt) for number in numbers}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Interrupts at once, wherever it may be, what takes long and holds nothing."""
+        self._thinking = True
+        try:
+            self._raise_if_interrupted()
+            yield
+        finally:
+            self._thinking = False
 
     @contextlib.contextmanager
     def _processes(self) -> Iterator[None]:
@@ -322,6 +364,10 @@ class Agent:
             self._end_processes(grace_s=0.0)
             raise
         self._end_processes(grace_s=_GRACE_S)
+
+    def _end_processes(self, grace_s: float) -> None:
+        for child in self._children.end(grace_s):
+            self.on_event(Notice(worker=child.name, text=f"its process {child.pid} cannot be ended, not even killed"))
 
     @contextlib.contextmanager
     def _library(self, coordinator: CoordinatorSpec) -> Iterator[None]:
@@ -337,29 +383,16 @@ class Agent:
             folder=coordinator.library,
             events=coordinator.events,
         )
-        process = ForkedProcess(target=library_main, args=(spec,), name="library", daemon=True)
-        process.start()
+        child = self._fork(library_main, spec)
         try:
             yield
         finally:
-            process.kill()
-            process.join()
-
-    def _end_processes(self, grace_s: float) -> None:
-        processes = [*(self._crew.processes if self._crew else ()), *self._others]
-        deadline = time.monotonic() + grace_s
-        for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-        for process in processes:
-            process.join()
+            self._children.kill(child)
 
     def _start(self, coordinator: CoordinatorSpec, ports: list[int], probed: Probed, log: EventLog) -> ControlClient:
         address = ",".join(f"{coordinator.host}:{port}" for port in ports)
         client = ControlClient(
-            address if self._networks is None else self._networks.socket,
+            coordinator.socket or address,
             coordinator.token,
             hello=self._hello,
             on_command=self._on_command,
@@ -385,7 +418,7 @@ class Agent:
         nodes = group_into_nodes(plan.workers, self.job.grid.workers_per_node)
         number = {worker: index for index, node in enumerate(nodes) for worker in node}
         return Crew(
-            process=ForkedProcess,
+            children=self._children,
             nodes=nodes,
             faults=self.faults,
             spec_of=lambda worker, faults: WorkerSpec(
@@ -422,7 +455,7 @@ class Agent:
             port=self.job.control.port,
             faults=tuple(fault for fault in self.faults if fault.kind is FaultKind.KILL_COORDINATOR),
             namespace=None if self._networks is None else self._networks.hub,
-            socket=None if self._networks is None else self._networks.socket,
+            socket=None if self._networks is None else self._networks.open_door(self.run_dir),
             checkpoints=self._checkpoints,
             facts=probed.facts,
             resume=self.resume,
@@ -450,21 +483,25 @@ class Agent:
         host, port, prefix = parse_store_url(url)
         return f"etcd://{host}:{port}/{prefix}/{self.job.name}-{secrets.token_hex(8)}"
 
-    def _start_coordinator(self, spec: CoordinatorSpec) -> int:
-        port = int(self._ask(coordinator_main, spec))
-        ended = _CoordinatorEnded(process=self._others[-1], spec=replace(spec, port=port))
+    def _start_coordinator_again(self, spec: CoordinatorSpec) -> int:
+        """In less time than workers wait for it, so that one that hangs is found, and replaced, before they end."""
+        return self._start_coordinator(spec, min(self._start_s, self.job.control.reattach_s / 2))
+
+    def _start_coordinator(self, spec: CoordinatorSpec, limit_s: float) -> int:
+        child, port = self._ask_and_keep(coordinator_main, spec, limit_s=limit_s)
+        ended = _CoordinatorEnded(child=child, spec=replace(spec, port=int(port)))
 
         def tell() -> None:
-            wait([ended.process.sentinel])
+            child.ended.wait()
             self._inbox.put(ended)
 
         threading.Thread(target=tell, name="supervisor", daemon=True).start()
-        return port
+        return int(port)
 
     def _supervisor(self, log: EventLog) -> Supervisor:
         control = self.job.control
         return Supervisor(
-            start=self._start_coordinator,
+            start=self._start_coordinator_again,
             later=self._put_later,
             clock=time.monotonic,
             log=log,
@@ -493,19 +530,48 @@ class Agent:
         assert self._networks is not None
         self._networks.heal(node)
 
-    def _ask(self, main: Callable[..., None], *args: object) -> str:
+    def _ask(self, main: Callable[..., None], *args: object, limit_s: float = math.inf) -> str:
         """Starts a process and waits for its answer, as long as it lives and no signal comes."""
+        return self._ask_and_keep(main, *args, limit_s=limit_s)[1]
+
+    def _ask_and_keep(self, main: Callable[..., None], *args: object, limit_s: float) -> tuple[Child, str]:
+        until = time.monotonic() + limit_s
         ours, theirs = FORKS.Pipe(duplex=False)
-        process = ForkedProcess(target=main, args=(*args, theirs), name=main.__name__, daemon=True)
-        process.start()
-        self._others.append(process)
-        theirs.close()
-        while not ours.poll(0.05):
-            self._raise_if_interrupted()
+        with ours:
+            with theirs:
+                child = self._fork(main, *args, theirs)
+            while not ours.poll(_LOOK_S):
+                self._check_patience()
+                if time.monotonic() > until:
+                    self._children.kill(child)
+                    raise InternalError(f"the {child.name} did not start within {limit_s:g} s (control.start_s)")
+            return child, self._answer_of(child, ours)
+
+    def _fork(self, main: Callable[..., None], *args: object) -> Child:
+        name = main.__name__.removesuffix("_main")
+        child = self._children.start(main, *args, name=name)
+        self._children.attend(child)
+        return child
+
+    def _check_patience(self) -> None:
+        """To be called while something is waited for.
+
+        Raises:
+            Interrupted: a signal came.
+            InternalError: what all others were forked from is gone, and they with it.
+        """
+        self._raise_if_interrupted()
+        how = SERVER.died() or ("and was started again" if SERVER.pid != self._server else "")
+        if how:
+            raise InternalError(f"the fork server ended ({how}), and with it every process of the job")
+
+    def _answer_of(self, child: Child, ours: Connection) -> str:
         try:
             kind, _, text = ours.recv_bytes().decode().partition(" ")
         except EOFError:
-            raise InternalError(f"{main.__name__} ended without an answer") from None
+            child.ended.wait(_GRACE_S)
+            self._check_patience()
+            raise InternalError(f"the {child.name} ended without an answer: {describe_exit(child.status)}") from None
         if kind == "error":
             raise ConfigError(text)
         if kind != "ok":
@@ -530,18 +596,27 @@ class Agent:
     def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
         self._inbox.put(error or CoordinatorUnavailable("the coordinator closed the connection"))
 
+    def _next(self) -> _Item:
+        """What comes next; a signal, or the end of everybody, outranks whatever it may have caused."""
+        while True:
+            try:
+                item = self._inbox.get(timeout=_LOOK_S)
+            except queue.Empty:
+                item = None
+            self._check_patience()
+            if item is not None:
+                return item
+
     def _watch(self, supervisor: Supervisor) -> Outcome:
         """Follows the job until it ends."""
         assert self._crew is not None
         while True:
-            item = self._inbox.get()
-            match item:
+            match item := self._next():
                 case Progress():
                     self._crew.reach(item.step + 1)
                     self.on_progress(item)
-                case _CoordinatorEnded(process=process, spec=spec):
-                    process.join()
-                    supervisor.on_ended(spec, process.exitcode)
+                case _CoordinatorEnded(child=child, spec=spec):
+                    supervisor.on_ended(spec, child.status)
                 case StartAgain():
                     supervisor.again(item)
                 case Fence(worker=worker, pid=pid):

@@ -7,12 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 
 from holdfast.control.messages import Exited, Hello, Message, NodeLost, Offer
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
+from holdfast.runtime.children import Child, Children
 from holdfast.runtime.processes import WorkerSpec, worker_main
 from holdfast.telemetry.events import EventLog, FaultInjected, Notice
 
@@ -21,10 +20,10 @@ __all__ = ["Crew"]
 
 @dataclass(slots=True, kw_only=True)
 class Crew:
-    """All worker processes that the agent ever started.
+    """All worker processes that the agent starts.
 
     Attributes:
-        process: makes one, given what :class:`multiprocessing.Process` is given.
+        children: starts them.
         nodes: which workers fail together.
         faults: all that is scheduled.
         spec_of: what a worker is told, given its own faults.
@@ -34,7 +33,7 @@ class Crew:
         grace_s: how long a process that was held for lost may take to end by itself.
     """
 
-    process: Callable[..., BaseProcess]
+    children: Children
     nodes: tuple[tuple[WorkerId, ...], ...]
     faults: tuple[Fault, ...]
     spec_of: Callable[[WorkerId, tuple[Fault, ...]], WorkerSpec]
@@ -42,9 +41,8 @@ class Crew:
     cut: Callable[[int], None]
     log: EventLog
     grace_s: float
-    processes: list[BaseProcess] = field(default_factory=list)
-    _current: dict[WorkerId, BaseProcess] = field(default_factory=dict)
-    _running: dict[WorkerId, BaseProcess] = field(default_factory=dict)
+    _current: dict[WorkerId, Child] = field(default_factory=dict)
+    _running: dict[WorkerId, Child] = field(default_factory=dict)
     """Those of the current ones that have not ended and were not fenced."""
     _offered: set[Fault] = field(default_factory=set)
     _reached: int = 0
@@ -52,7 +50,7 @@ class Crew:
     _struck: set[Fault] = field(default_factory=set)
     _exits: tuple[Exited, ...] = ()
     _open_offers: tuple[WorkerId | None, ...] = ()
-    _coming: dict[WorkerId, BaseProcess | None] = field(default_factory=dict)
+    _coming: dict[WorkerId, Child | None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def hello(self) -> Hello:
@@ -91,23 +89,20 @@ class Crew:
             spec = replace(self.spec_of(worker, ahead), resume=None)
         else:
             spec = self.spec_of(worker, faults)
-        process = self.process(target=worker_main, args=(spec,), name=f"holdfast-{worker}", daemon=True)
-        process.start()
-        self.processes.append(process)
-        self._current[worker] = process
+        child = self._current[worker] = self.children.start(worker_main, spec, name=str(worker))
         with self._lock:
-            self._running[worker] = process
+            self._running[worker] = child
             if worker in self._coming:
-                self._coming[worker] = process
-        threading.Thread(target=self._reap, args=(worker, process), name=f"reaper-{worker}", daemon=True).start()
+                self._coming[worker] = child
+        self.children.attend(child, lambda child: self._on_end(worker, child))
 
     def _is_running(self, worker: WorkerId) -> bool:
         """Whether it has a process that nobody gave up; if it was asked for again, this is the one that comes."""
         with self._lock:
-            process = self._running.get(worker)
-            if process is not None and worker in self._coming:
-                self._coming[worker] = process
-        return process is not None
+            child = self._running.get(worker)
+            if child is not None and worker in self._coming:
+                self._coming[worker] = child
+        return child is not None
 
     def _faults_of(self, worker: WorkerId) -> tuple[Fault, ...]:
         """Its own faults; a node's strike when its first worker is there."""
@@ -119,28 +114,26 @@ class Crew:
             and (fault.worker == worker or (fault.node is not None and fault.node == heads.get(worker)))
         )
 
-    def _reap(self, worker: WorkerId, process: BaseProcess) -> None:
-        """Tells the coordinator when a process ends, within milliseconds."""
-        wait([process.sentinel])
-        process.join()
-        exited = Exited(worker=worker, pid=process.pid or 0, status=process.exitcode or 0)
+    def _on_end(self, worker: WorkerId, child: Child) -> None:
+        """Tells the coordinator that a process has ended."""
+        exited = Exited(worker=worker, pid=child.pid, status=child.status or 0)
         with self._lock:  # what is lost on the way is told again in a hello
             self._exits += (exited,)
             for those in (self._running, self._coming):
-                if those.get(worker) is process:
+                if those.get(worker) is child:
                     del those[worker]
             self.send(exited)
 
     def fence(self, worker: WorkerId, pid: int) -> None:
         """Ends a process that is no member any more, after the time in which it may do so itself."""
-        process = self._current.get(worker)
-        if process is None or process.pid != pid:
+        child = self._current.get(worker)
+        if child is None or child.pid != pid:
             return
         with self._lock:
             self._running.pop(worker, None)  # another one may be started in its place now
-        if not process.is_alive():
+        if child.ended.is_set():
             return
-        timer = threading.Timer(self.grace_s, process.kill)
+        timer = threading.Timer(self.grace_s, self.children.kill, (child,))
         timer.daemon = True
         timer.start()
 
@@ -170,7 +163,7 @@ class Crew:
         for worker in members:
             self._note(fault, str(worker))
         for worker in members:
-            self._current[worker].kill()
+            self.children.kill(self._current[worker])
         self.send(NodeLost(node=node, workers=members))
 
     def _partition(self, fault: Fault, worker: WorkerId) -> None:

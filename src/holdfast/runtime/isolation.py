@@ -8,7 +8,7 @@ No namespace has a link to the host: nothing of a job listens on the host's own 
 same addresses side by side. The agent stays outside and reaches the coordinator over a socket in the file system.
 
 The namespaces have no names. They live as long as the agent holds them open or a process is in them, so none is left
-behind, however the agent ends. (The folder of the socket is, if the agent is killed.)
+behind, however the agent ends. The socket is in the run directory.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from holdfast.errors import ConfigError, InternalError
@@ -38,6 +38,7 @@ _CLONE_NEWNET = 0x40000000
 _SIOCGIFFLAGS, _IFF_RUNNING = 0x8913, 0x40
 _INTERFACE = "16sh22x"  # struct ifreq: the name, then flags
 _POLL_S = 0.001
+_SOCKET = "control.sock"
 _SUBNET = ipaddress.IPv4Network("10.77.0.0/16")
 _HUB = 1  # host numbers within the subnet
 _FIRST_NODE = 2
@@ -86,7 +87,6 @@ class Networks:
 
     Attributes:
         hub: where the coordinator belongs.
-        socket: an address for gRPC, in a private folder, where the coordinator can be reached from outside.
     """
 
     def __init__(self, num_nodes: int) -> None:
@@ -94,8 +94,6 @@ class Networks:
             raise ConfigError(f"{_NEEDS} at most {MAX_NODES} nodes; this job has {num_nodes}")
         self._ip_tool = _find_tool()
         with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))
-            self.socket = f"unix:{folder}/control"
             self._hub = _open_namespace(stack)
             self._nodes = tuple(_open_namespace(stack) for _ in range(num_nodes))
             self.hub = _described(self._hub, _HUB)
@@ -111,6 +109,16 @@ class Networks:
     def node(self, index: int) -> Namespace:
         """Where the workers of a node belong."""
         return _described(self._nodes[index], _FIRST_NODE + index)
+
+    def open_door(self, folder: Path) -> str:
+        """Returns an address for gRPC, in a private folder, where the coordinator can be reached from outside.
+
+        It is short, however long the folder's name is, and good for as long as the agent lives.
+        """
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._stack.callback(os.close, descriptor)
+        self._stack.callback((folder / _SOCKET).unlink, missing_ok=True)
+        return f"unix:{_path(descriptor)}/{_SOCKET}"
 
     def cut(self, node: int) -> None:
         """Takes a node's link down: what is sent to or from it is lost, without a word to either end."""
@@ -182,8 +190,8 @@ def _described(namespace: int, number: int) -> Namespace:
     return Namespace(path=_path(namespace), host=str(_SUBNET[number]))
 
 
-def _path(namespace: int) -> str:
-    return f"/proc/{os.getpid()}/fd/{namespace}"
+def _path(descriptor: int) -> str:
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def _address(number: int) -> str:

@@ -14,10 +14,6 @@ import holdfast.runtime.worker
 
 __all__: list[str] = []
 
-# The server's own way to learn of the agent's end is a pipe that all its children hold open, too. So the kernel ends it
-# with the agent, and its children, even stopped ones, with it.
-holdfast.runtime.worker.die_with_parent()
-
 # Taking torch down in an orderly way takes a second and gains nothing: the server holds no state.
 atexit.register(os._exit, 0)
 

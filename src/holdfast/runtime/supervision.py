@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError
+from holdfast.runtime.forks import describe_exit
 from holdfast.runtime.processes import CoordinatorSpec
 from holdfast.telemetry.events import CoordinatorLost, EventLog, Notice
 
-__all__ = ["RestartLimit", "StartAgain", "Supervisor", "describe_exit"]
+__all__ = ["RestartLimit", "StartAgain", "Supervisor"]
 
 RETRY_S = 0.5
 
@@ -43,11 +44,6 @@ class RestartLimit:
                 f"the coordinator died {len(self._deaths)} times within {self.within_s:g} s, it is not started again; "
                 f"the last time: {how}"
             )
-
-
-def describe_exit(status: int | None) -> str:
-    """Says how a process ended; ``status`` is its exit code, or minus the signal's number."""
-    return f"signal {-status}" if status is not None and status < 0 else f"exit code {status}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import faulthandler
 import gc
 import os
@@ -42,7 +41,6 @@ from holdfast.runtime.copying import StateCopier
 from holdfast.runtime.delayed import DelayedTransport
 from holdfast.runtime.exchange import RelayExchange
 from holdfast.runtime.gloo import GlooTransport
-from holdfast.runtime.hardening import harden
 from holdfast.runtime.injection import Injector
 from holdfast.runtime.isolation import Namespace
 from holdfast.runtime.library import fill_library
@@ -73,31 +71,13 @@ __all__ = [
     "run_library",
     "run_probe",
     "run_worker",
-    "start_process",
 ]
 
-_PR_SET_PDEATHSIG = 1
 _TELL_S = 10.0
 _SUPERSEDED = 3
 _LEAST = 19
 _SWITCH_S = 0.0005
 """A thread that prepares plans gives way this soon to messages that have come."""
-
-
-def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent ends, even if it is stopped. Linux only."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
-        os._exit(1)
-
-
-def start_process() -> None:
-    """Ctrl-C reaches every process of the terminal; the agent alone decides what it means."""
-    die_with_parent()
-    harden()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _move(namespace: Namespace | None) -> None:
@@ -108,7 +88,6 @@ def _move(namespace: Namespace | None) -> None:
 
 def run_worker(spec: WorkerSpec) -> None:
     """Runs one worker to its end; exits with 0 after an orderly shutdown."""
-    start_process()
     _move(spec.namespace)
     torch.set_num_threads(1)
     _Worker(spec).run()
@@ -296,7 +275,6 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     After failure: started again with the same store and port, it goes on where the decisions in the store end. With
     several coordinators it stands by until it leads, and exits with 3 when another one leads instead.
     """
-    start_process()
     sys.setswitchinterval(_SWITCH_S)
     _move(spec.namespace)
     control, log = spec.job.control, EventLog(spec.events)
@@ -398,7 +376,6 @@ def run_library(spec: LibrarySpec) -> None:
 
     After failure: training goes on with the plans that are there, and with those made at once.
     """
-    start_process()
     os.nice(_LEAST)
     event: Event
     try:
@@ -415,7 +392,6 @@ def run_probe(job: Job, answer: Connection) -> None:
 
     Sends ``ok`` and what was found, or ``error`` and what the user should change.
     """
-    start_process()
     torch.set_num_threads(1)
     answering(answer, lambda: msgspec.json.encode(probe(job)).decode())
 
@@ -424,13 +400,11 @@ def run_find(
     job: Job, resume: ResumeFrom | None, checkpoints: str, facts: Facts, accept: tuple[str, ...], answer: Connection
 ) -> None:
     """Sends ``ok`` and the checkpoint to go on from, if any, as JSON; or ``error`` and what the user should change."""
-    start_process()
     answering(answer, lambda: msgspec.json.encode(find(job, resume, checkpoints, facts, accept)).decode())
 
 
 def run_digest(directory: str, answer: Connection) -> None:
     """Sends ``ok`` and the two hashes of the layers saved in ``directory``."""
-    start_process()
     torch.set_num_threads(1)
     answering(answer, lambda: _hashes(Path(directory)))
 

@@ -11,6 +11,7 @@ import pytest
 from holdfast.control.messages import Exited, Offer
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
+from holdfast.runtime.children import Children
 from holdfast.runtime.crew import Crew
 from holdfast.telemetry.events import EventLog, FaultInjected, Notice, read_events
 
@@ -41,6 +42,9 @@ class Process:
 
     def join(self):
         pass
+
+    def close(self):
+        os.close(self.sentinel)
 
     def is_alive(self):
         return self.exitcode is None
@@ -78,7 +82,7 @@ def crew(tmp_path):
     def make(*faults):
         parsed = tuple(Fault.parse(text) for text in faults)
         return Crew(
-            process=starter,
+            children=Children(process=starter),
             nodes=((A, B), (C, D)),
             faults=parsed,
             spec_of=Spec,
@@ -94,7 +98,7 @@ def crew(tmp_path):
 
 
 def given(crew):
-    return [[str(fault) for fault in spec.faults] for spec in crew.process.told]
+    return [[str(fault) for fault in spec.faults] for spec in crew.children.process.told]
 
 
 def test_each_first_process_has_its_own_faults_and_the_first_of_a_node_those_of_the_node(crew):
@@ -119,7 +123,7 @@ def test_a_later_process_gets_its_state_from_its_peers_not_from_a_checkpoint(cre
     crew.start(A)
     crew.fence(A, 1)
     crew.start(A)
-    assert [spec.resume for spec in crew.process.told] == ["a checkpoint", None]
+    assert [spec.resume for spec in crew.children.process.told] == ["a checkpoint", None]
 
 
 def test_workers_that_are_to_come_are_offered_once_when_their_step_begins(crew):
@@ -154,7 +158,7 @@ def test_a_process_that_runs_is_not_started_twice(crew):
     crew.start(A)
     crew.expect(A)
     crew.start(A)
-    assert len(crew.process.told) == 1
+    assert len(crew.children.process.told) == 1
     assert notices(events) == ["0.0"]
     assert crew.hello().coming == (A,), "what was asked for is on its way: the one that runs"
 
@@ -165,7 +169,7 @@ def test_one_that_was_asked_for_twice_comes_no_more_when_it_has_ended(crew):
     crew.start(A)
     crew.expect(A)
     crew.start(A)
-    crew.process.made[0].kill()
+    crew.children.process.made[0].kill()
     await_exit(sent)
     assert crew.hello().coming == ()
     assert crew.hello().exits == (Exited(worker=A, pid=1, status=-9),)
@@ -175,10 +179,10 @@ def test_one_that_has_ended_is_started_again(crew):
     make, sent, events = crew
     crew = make()
     crew.start(A)
-    crew.process.made[0].kill()
+    crew.children.process.made[0].kill()
     await_exit(sent)
     crew.start(A)
-    assert len(crew.process.told) == 2
+    assert len(crew.children.process.told) == 2
     assert notices(events) == []
 
 
@@ -188,13 +192,13 @@ def test_in_place_of_one_that_was_fenced_another_is_started_and_fenced_in_its_tu
     crew.start(A)
     crew.fence(A, 1)
     crew.start(A)
-    assert [process.is_alive() for process in crew.process.made] == [True, True]
+    assert [process.is_alive() for process in crew.children.process.made] == [True, True]
     crew.fence(A, 1)  # told again: it is not the current one any more
     crew.start(A)
-    assert len(crew.process.told) == 2
+    assert len(crew.children.process.told) == 2
     crew.fence(A, 2)
     crew.start(A)
-    assert len(crew.process.told) == 3
+    assert len(crew.children.process.told) == 3
 
 
 def await_exit(sent):

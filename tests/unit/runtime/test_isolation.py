@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -168,9 +167,11 @@ def test_jobs_do_not_see_each_other(networks, link):
         ours.close()
 
 
-def test_a_socket_in_the_private_folder_leads_from_outside_into_the_hub(networks):
-    path = Path(networks.socket.removeprefix("unix:"))
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+def test_a_socket_in_a_folder_however_long_its_name_leads_from_outside_into_the_hub(networks, tmp_path):
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    path = Path(networks.open_door(folder).removeprefix("unix:"))
+    assert path.parent.samefile(folder)
 
     def listen():
         listener = socket.socket(socket.AF_UNIX)
@@ -185,14 +186,15 @@ def test_a_socket_in_the_private_folder_leads_from_outside_into_the_hub(networks
             assert theirs.recv(5) == b"hello"
 
 
-def test_close_removes_everything():
+def test_close_removes_everything(tmp_path):
     open_before = set(os.listdir("/proc/self/fd"))
     networks = Networks(2)
-    folder = Path(networks.socket.removeprefix("unix:")).parent
+    path = Path(networks.open_door(tmp_path).removeprefix("unix:"))
+    path.touch()
     with kept(networks.hub) as hub:
         networks.close()
         networks.close()
-        assert not folder.exists()
+        assert list(tmp_path.iterdir()) == []
         poll(lambda: links(hub) == {"lo", "bridge"})  # a node's end takes the hub's end with it when the node is gone
         with pytest.raises(InternalError, match="network namespace"):
             networks.hub.enter()

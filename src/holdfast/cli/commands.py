@@ -1,0 +1,61 @@
+"""The commands of ``holdfast``, and how each may end.
+
+Exit codes: 0 done, 1 our bug, 2 the user's input, 3 no plan is possible any more (last committed step saved), 4 a
+scheduled fault never fired, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from holdfast import __version__
+from holdfast.cli.certs import add_certs_parser
+from holdfast.cli.inspect import add_inspect_parser
+from holdfast.cli.plan import add_plan_parser
+from holdfast.cli.profile import add_profile_parser
+from holdfast.cli.train import add_train_parser
+from holdfast.errors import ConfigError, HoldfastError, InfeasiblePlan, StateUnavailable
+
+__all__ = ["run_command"]
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a wrong flag, instead of the whole usage."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def run_command(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code; ``argv``: None takes the process's own arguments."""
+    about = "Trains PyTorch models and keeps training while workers die."
+    parser: argparse.ArgumentParser = _Parser(prog="holdfast", description=about)
+    parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", required=True)
+    add_train_parser(commands)
+    add_plan_parser(commands)
+    add_profile_parser(commands)
+    add_inspect_parser(commands)
+    add_certs_parser(commands)
+    args = parser.parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except HoldfastError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return _exit_code(error, args.command)
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _exit_code(error: HoldfastError, command: str) -> int:
+    if isinstance(error, ConfigError):
+        return 2
+    if isinstance(error, StateUnavailable | InfeasiblePlan):
+        return 3 if command == "train" else 2
+    return 1
