@@ -32,7 +32,12 @@ def test_the_bits_are_those_of_the_run_in_which_nothing_happens(summary, runs):
 def test_the_text_tells_of_everything_in_its_order(summary, capsys):
     assert main(["inspect", str(summary.run_dir)]) == 0
     text = capsys.readouterr().out
-    picture, _, story = text.partition("\n\n")
+    summary_of_it, picture, story = text.split("\n\n")
+    assert re.search(
+        r"ended: done at step 40\n40 steps committed, .*\nworker 1\.2 lost in step 2 \(kill at backward\): detected",
+        summary_of_it,
+    )
+    assert " done by " not in story
     rows = dict(line.split(maxsplit=1) for line in picture.splitlines()[2:14])
     assert sorted(rows) == sorted(f"{pipeline}.{stage}" for pipeline in range(3) for stage in range(4))
     assert [letter in rows[worker] for worker, letter in (("1.2", "K"), ("0.1", "H"), ("2.3", "L"))] == [True] * 3
@@ -41,9 +46,12 @@ def test_the_text_tells_of_everything_in_its_order(summary, capsys):
         r"JOIN: worker 1\.2 is offered again.*worker 1\.2 ready .*: \d+ workers, between.*worker 1\.2 has caught up",
         r"FAULT hang strikes worker 0\.1 in step 6 at forward.*worker 0\.1 is lost: no sign of life for \d\.\d s",
         r"FAULT leave strikes worker 2\.3 in step 9 at start.*worker 2\.3 has left before step",
-        r"ended: done at step 40.*worker 1\.2: detected \d+ ms, agreed",
+        r"ended: done at step 40\n\d+ lines of every run are left out; --all tells them",
     ):
         assert re.search(pattern, story, re.DOTALL), pattern
+    assert main(["inspect", str(summary.run_dir), "--all"]) == 0
+    steps = re.findall(r"step (\d+) done by", capsys.readouterr().out)
+    assert set(map(int, steps)) == set(range(40))
 
 
 def test_the_picture_shows_who_was_there(summary, capsys):

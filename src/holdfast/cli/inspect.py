@@ -41,11 +41,11 @@ from holdfast.telemetry.events import (
     read_events,
 )
 from holdfast.telemetry.picture import draw_svg, draw_text
-from holdfast.telemetry.report import report
+from holdfast.telemetry.report import FailureReport, report
 from holdfast.telemetry.timeline import BOUNDARY, run_timeline
 from holdfast.telemetry.trace import render_run_trace
 
-__all__ = ["add_inspect_parser", "narrate", "tell_checkpoint"]
+__all__ = ["add_inspect_parser", "narrate", "sum_up", "tell_checkpoint"]
 
 
 def add_inspect_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,7 +56,11 @@ def add_inspect_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
         "--format",
         choices=("text", "svg"),
         default="text",
-        help="text: a picture in letters, then what happened when (default); svg: a picture, to standard output",
+        help="text: what matters, a picture in letters, then what happened when (default); svg: a picture, to standard "
+        "output",
+    )
+    parser.add_argument(
+        "--all", dest="every", action="store_true", help="tell every step, and whatever else happens in every run"
     )
     parser.add_argument(
         "--perfetto",
@@ -80,8 +84,15 @@ def run(args: argparse.Namespace) -> int:
     elif args.format == "svg":
         print(draw_svg(run_timeline(timed), title=_title(timed)), end="")
     else:
-        print(f"{draw_text(run_timeline(timed))}\n\n{narrate(timed)}" if timed else narrate(timed))
+        print(_text(timed, every=args.every))
     return 0
+
+
+def _text(timed: list[tuple[float, Event]], *, every: bool) -> str:
+    """What matters, the picture, and the story."""
+    if not timed:
+        return "nothing happened yet"
+    return "\n\n".join([sum_up(timed), draw_text(run_timeline(timed)), narrate(timed, every=every)])
 
 
 def _plans(run_dir: Path) -> dict[int, Plan]:
@@ -103,24 +114,72 @@ def _title(timed: list[tuple[float, Event]]) -> str:
     return "; ".join(text for text in told if text)
 
 
-def narrate(timed: list[tuple[float, Event]]) -> str:
-    """Returns a run as lines: what happened when, and the speed in between."""
-    if not timed:
-        return "nothing happened yet"
+def sum_up(timed: list[tuple[float, Event]]) -> str:
+    """Returns what matters of a run in a few lines: how it ended, what it learnt, whom it lost, what to look at."""
+    told, events = report(timed), [event for _, event in timed]
+    started = [_tell_job(event) for event in events if isinstance(event, JobStarted)]
+    ended = [_tell_job(event) for event in events if isinstance(event, JobEnded)]
+    lines = [text for text in (*started, *(ended or ["it has not ended, or was killed"])) if text]
+    if told.commits:
+        lines.append(f"{len(told.commits)} steps committed, {told.steps_per_s or 0:.2f} steps/s{_losses(events)}")
+    lines += [_tell_failure(failure) for failure in told.failures]
+    lines += [text for event in events if isinstance(event, Parted | Synced) if (text := _tell_members(event))]
+    if told.coordinator_restarts:
+        lines.append(f"the coordinator was started again {told.coordinator_restarts} times")
+    if told.checkpoints:
+        lines.append(f"checkpoints of the steps {', '.join(map(str, told.checkpoints))}")
+    lines += [text for event in events if isinstance(event, CheckpointFailed) if (text := tell_checkpoint(event))]
+    if omitted := sorted({event.step for event in events if isinstance(event, StepOps) and event.omitted}):
+        lines.append(f"steps OMITTED, as a gradient was not finite: {', '.join(map(str, omitted))}")
+    return "\n".join(
+        [*lines, *dict.fromkeys(text for event in events if isinstance(event, Notice) if (text := _tell(event)))]
+    )
+
+
+def _losses(events: list[Event]) -> str:
+    known = {event.step: event.loss for event in events if isinstance(event, StepOps) and event.loss is not None}
+    if not known:
+        return ""
+    first, last = min(known), max(known)
+    return f", loss {known[first]:.4f} in step {first}, {known[last]:.4f} in step {last}"
+
+
+def _tell_failure(failure: FailureReport) -> str:
+    where = f" at {failure.point}" if failure.point else ""
+    text = f"worker {failure.worker} lost in step {failure.step} ({failure.kind}{where})"
+    if failure.resumed_s is not None:
+        text += (
+            f": detected {_ms(failure.detected_s)}, agreed {_ms(failure.agreed_s)}, rebuilt {_ms(failure.rebuilt_s)}, "
+            f"next commit {_ms(failure.resumed_s)} after the {failure.kind}"
+        )
+    return f"{text}; {failure.recomputed_microbatches} (layer, micro-batch) pairs run again"
+
+
+def narrate(timed: list[tuple[float, Event]], *, every: bool = True) -> str:
+    """Returns a run as lines: what happened when.
+
+    Args:
+        timed: its events, in the order of time, at least one.
+        every: also what happens in every run: steps that counted, workers that get ready at the beginning, messages
+            that did not arrive after a loss. Else a line at the end says how many of these were left out.
+    """
     start = timed[0][0]
-    told = [(time - start, text) for time, event in timed if (text := _tell(event))]
-    summary = report(timed)
-    lines = [f"{time:9.3f} s  {text}" for time, text in told]
-    if summary.commits:
-        lines.append(f"{len(summary.commits)} steps committed, {summary.steps_per_s or 0:.2f} steps/s")
-    for failure in summary.failures:
-        if failure.resumed_s is not None:
-            lines.append(
-                f"worker {failure.worker}: detected {_ms(failure.detected_s)}, agreed {_ms(failure.agreed_s)}, "
-                f"rebuilt {_ms(failure.rebuilt_s)}, next commit {_ms(failure.resumed_s)} after the {failure.kind}; "
-                f"{failure.recomputed_microbatches} (layer, micro-batch) pairs run again"
-            )
-    return "\n".join(lines)
+    begun = next((time for time, event in timed if isinstance(event, Installed)), timed[-1][0])
+    told = [(time, event, text) for time, event in timed if (text := _tell(event))]
+    kept = [
+        f"{time - start:9.3f} s  {text}" for time, event, text in told if every or not _is_routine(event, time < begun)
+    ]
+    left_out = len(told) - len(kept)
+    return "\n".join([*kept, f"{left_out} lines of every run are left out; --all tells them"] if left_out else kept)
+
+
+def _is_routine(event: Event, beginning: bool) -> bool:
+    match event:
+        case StepOps(omitted=omitted):
+            return not omitted
+        case WorkerReady():
+            return beginning
+    return isinstance(event, Suspected | Pinned)
 
 
 def tell_checkpoint(event: Event) -> str | None:

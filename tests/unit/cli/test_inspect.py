@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from holdfast.cli.inspect import narrate
+from holdfast.cli.inspect import narrate, sum_up
 from holdfast.telemetry.events import (
     Agreed,
     Checkpointed,
@@ -118,3 +118,61 @@ def test_no_kind_of_event_is_missing_above():
 
 def test_a_step_is_told_by_those_who_know_its_loss():
     assert narrate([(3.0, step(loss=None))]) == ""
+
+
+RUN = [
+    (10.0, JobStarted(name="j", workers=2, steps=3, samples_per_step=8, wall_time=0.0)),
+    (11.0, WorkerReady(worker="0.0", pid=7)),
+    (12.0, WorkerReady(worker="1.0", pid=8)),
+    (12.5, Installed(generation=1, workers=("0.0", "1.0"), strategy="")),
+    (12.6, Agreed(generation=1, step=0, recomputed_microbatches=0)),
+    (13.0, StepOps(worker="0.0", generation=1, step=0, loss=2.0, omitted=False, ops=())),
+    (13.0, StepOps(worker="1.0", generation=1, step=0, loss=2.0, omitted=False, ops=())),
+    (13.5, FaultInjected(worker="1.0", kind="kill", step=1, point="backward", spec="kill:1.0@1:backward")),
+    (13.6, Suspected(worker="0.0", peer="1.0", generation=1, detail="reset")),
+    (13.7, Detected(worker="1.0", how="signal 9", generation=1)),
+    (13.7, Installed(generation=2, workers=("0.0",), strategy="adaptive")),
+    (13.8, Agreed(generation=2, step=1, recomputed_microbatches=4)),
+    (13.9, Rebuilt(generation=2)),
+    (14.5, StepOps(worker="0.0", generation=2, step=1, loss=1.5, omitted=False, ops=())),
+    (15.0, WorkerReady(worker="1.0", pid=9)),
+    (16.5, StepOps(worker="0.0", generation=2, step=2, loss=1.25, omitted=True, ops=())),
+    (16.6, Notice(worker="probe", text="layer 1 gives other bits")),
+    (16.7, JobEnded(outcome="done", step=3)),
+]
+
+
+def test_what_matters_comes_first_in_a_few_lines():
+    assert sum_up(RUN).splitlines() == [
+        "job j: 2 workers, 3 steps of 8 samples",
+        "ended: done at step 3",
+        "3 steps committed, 0.57 steps/s, loss 2.0000 in step 0, 1.2500 in step 2",
+        "worker 1.0 lost in step 1 (kill at backward): detected 200 ms, agreed 300 ms, rebuilt 400 ms, next commit "
+        "1000 ms after the kill; 4 (layer, micro-batch) pairs run again",
+        "steps OMITTED, as a gradient was not finite: 2",
+        "probe: layer 1 gives other bits",
+    ]
+
+
+def test_a_run_that_was_killed_has_no_end():
+    assert sum_up(RUN[:7]).splitlines()[1] == "it has not ended, or was killed"
+
+
+def test_what_happens_in_every_run_is_left_out_and_counted():
+    told = narrate(RUN, every=False).splitlines()
+    assert [line[13:] for line in told[:-1]] == [
+        "job j: 2 workers, 3 steps of 8 samples",
+        "generation 1: 2 workers",
+        "generation 1 runs from step 0",
+        "FAULT kill strikes worker 1.0 in step 1 at backward",
+        "worker 1.0 is lost: signal 9",
+        "generation 2: 1 workers, by adaptive",
+        "generation 2 runs from step 1",
+        "generation 2 is connected",
+        "worker 1.0 ready (process 9)",
+        "step 2 done by 0.0, loss 1.2500, OMITTED: a gradient was not finite",
+        "probe: layer 1 gives other bits",
+        "ended: done at step 3",
+    ]
+    assert told[-1] == "6 lines of every run are left out; --all tells them"
+    assert len(narrate(RUN).splitlines()) == len(RUN)
