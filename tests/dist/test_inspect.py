@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 
 import pytest
 
 from holdfast.cli.main import main
 from holdfast.telemetry.events import read_events
 from holdfast.telemetry.timeline import Mode, run_timeline
+from holdfast.testing.traces import trace_faults
 
 pytestmark = pytest.mark.dist
 
@@ -75,8 +77,12 @@ def test_the_timeline_says_what_each_worker_lost(summary):
 
 def test_the_trace_shows_every_operation_beside_its_plan(summary, capsys):
     assert main(["inspect", str(summary.run_dir), "--perfetto"]) == 0
-    events = json.loads(capsys.readouterr().out)["traceEvents"]
-    spans = [event for event in events if event["ph"] == "X"]
+    text = capsys.readouterr().out
+    assert trace_faults(text) == []
+    events = json.loads(text)["traceEvents"]
+    kinds = Counter(event.get("cat", event["ph"]) for event in events)
+    assert min(kinds[kind] for kind in ("reduce", "update", "recovery", "message", "C")) > 0, kinds
+    spans = [event for event in events if event["ph"] == "X" and event["cat"] in "FIWB"]
     measured = [(e["pid"], e["tid"], e["name"], e["args"]["step"]) for e in spans if e["pid"] < 1000]
     planned = [(e["pid"] - 1000, e["tid"], e["name"], e["args"]["step"]) for e in spans if e["pid"] >= 1000]
     assert measured

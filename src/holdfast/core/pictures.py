@@ -139,7 +139,7 @@ def render_trace(timeline: Timeline, *, microseconds: float = 1.0) -> str:
         place = {"pid": worker.stage, "tid": worker.pipeline}
         events.append({"ph": "M", "name": "process_name", **place, "args": {"name": f"stage {worker.stage}"}})
         events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": f"worker {worker}"}})
-    for span in timeline.spans:
+    for span in sorted(timeline.spans, key=lambda each: each.start):
         events.append(
             {
                 "ph": "X",

@@ -19,6 +19,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
+from holdfast.runtime.besides import Besides, resident_bytes
 from holdfast.runtime.build import StageParts
 from holdfast.runtime.checkpointing import CheckpointWriter
 from holdfast.runtime.copying import StateCopier
@@ -146,6 +147,7 @@ class Shell:
     _posted: dict[tuple[Receive, int], Handle] = field(default_factory=dict)
     _reducing: dict[Reduction, Handle] = field(default_factory=dict)
     _spans: list[tuple[str, int, int, float, float]] = field(default_factory=list)
+    _besides: Besides = field(default_factory=Besides)
     _order: tuple[Op, ...] = ()
 
     def hello(self) -> Hello:
@@ -242,8 +244,10 @@ class Shell:
                 return self._signals.put(problem)
             result, error = None, None
             self.pace.move(waiting=isinstance(effect, _WAITS))
+            self._besides.yielded(effect)
             try:
                 result = self._perform(effect)
+                self._besides.performed(effect)
             except BaseException as problem:  # noqa: BLE001 - thrown into the life, which handles what it can
                 error = problem
             if driver != self._driver:
@@ -340,6 +344,7 @@ class Shell:
         self._posted.clear()
         self._reducing.clear()
         self._spans.clear()
+        self._besides.clear()
 
     def _expect(self, receives: tuple[tuple[Receive, int], ...]) -> None:
         self._upcoming.extend(receives)
@@ -430,6 +435,9 @@ class Shell:
             loss=mean_loss(self.stage),
             omitted=self.stage.omitted,
             ops=tuple(self._spans),
+            besides=tuple(self._besides.spans),
+            memory=resident_bytes(),
         )
         self.log.write(time.monotonic(), event)
         self._spans.clear()
+        self._besides.clear()

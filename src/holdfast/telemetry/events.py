@@ -190,6 +190,9 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     Attributes:
         ops: what it ran, in order: kind, pipeline and index of the micro-batch, start and end time.
         loss: mean over the step's micro-batches; None unless the worker holds the last layer.
+        besides: what it did but compute, in order: ``reduce`` (waited for the sum over the owners of these layers) or
+            ``update``, the layers of a sum (empty for an update), start and end time.
+        memory: bytes of the process in memory, when it swapped; 0 where that is not known.
     """
 
     worker: str
@@ -198,6 +201,8 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     loss: float | None
     omitted: bool
     ops: tuple[tuple[str, int, int, float, float], ...]
+    besides: tuple[tuple[str, tuple[int, ...], float, float], ...] = ()
+    memory: int = 0
 
 
 class Pinned(_Event, frozen=True, tag="pinned", kw_only=True):

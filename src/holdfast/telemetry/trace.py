@@ -1,10 +1,16 @@
-"""A run beside its plan, as a trace for https://ui.perfetto.dev."""
+"""A run beside its plan, as a trace for https://ui.perfetto.dev.
+
+Its form is the trace event format: slices nest within their thread, every flow has one beginning and one end, and
+events are in the order of time (`holdfast.testing.traces` checks that).
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count, pairwise
 from statistics import median
 
 from holdfast.core.evaluate import evaluate
@@ -12,32 +18,40 @@ from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.schedule import Op, OpKind
-from holdfast.telemetry.events import Event, StepOps
-from holdfast.telemetry.timeline import RunTimeline, run_timeline
+from holdfast.telemetry.events import Agreed, Event, Installed, Rebuilt, StepOps
+from holdfast.telemetry.report import report
+from holdfast.telemetry.timeline import BOUNDARY, Mode, RunTimeline, run_timeline
 
 __all__ = ["measured_costs", "render_run_trace"]
 
 _MICROSECONDS = 1e6
 _PLANNED = 1000
 """Added to a stage's number for the process that shows its plan: Perfetto sorts by it."""
+_JOB = 2000
+"""The process that shows what concerns the whole job: its recoveries and its loss."""
 
 Timed = tuple[float, Event]
+_Json = dict[str, object]
 
 
 def render_run_trace(timed: list[Timed], plans: Mapping[int, Plan], costs: Costs | None = None) -> str:
     """Returns trace-event JSON: of every stage what its workers ran, and beside it what their plan says.
 
-    A planned step begins where the measured one did, so what shows is how the step went, not how delays add up.
+    A planned step begins where the measured one did, so what shows is how the step went, not how delays add up. Workers
+    also show their waits for sums, their updates, the steps that they gave up, and their memory; an arrow is a message
+    from stage to stage; the job shows its recoveries and its loss.
 
     Args:
         timed: the events of a run, in the order of time.
-        plans: the plan of every generation; a generation without one is shown as measured only.
+        plans: the plan of every generation; a generation without one is shown as measured only, without messages.
         costs: in seconds, what the plan is timed with; None: the medians of what was measured in its generation.
     """
     start = timed[0][0] if timed else 0.0
     steps = _by_step(timed)
     workers = {worker for ran in steps.values() for worker in ran}
-    events = [event for worker in sorted(workers) for event in _names(worker)]
+    named = [event for worker in sorted(workers) for event in _names(worker)]
+    numbers = count(1)
+    events: list[_Json] = []
     for (generation, step), ran in sorted(steps.items()):
         begin = min((ops[0][3] for ops in ran.values() if ops), default=start)
         for worker, ops in sorted(ran.items()):
@@ -48,8 +62,14 @@ def render_run_trace(timed: list[Timed], plans: Mapping[int, Plan], costs: Costs
             plan = plans[generation]
             known = costs or measured_costs(plan, [each for (at, _), each in steps.items() if at == generation])
             events += _planned(plan, known, step, begin - start)
-    events += _marks(run_timeline(timed)) if timed else []
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
+            events += _messages(plan, ran, start, numbers)
+    if timed:
+        timeline = run_timeline(timed)
+        told = [*_besides(timed), *_recoveries(timed)]
+        named += _job_names()
+        events += [*told, *_given_up(timeline, [*events, *told]), *_counters(timed), *_marks(timeline)]
+    events.sort(key=lambda event: event["ts"])  # type: ignore[arg-type, return-value]
+    return json.dumps({"traceEvents": [*named, *events], "displayTimeUnit": "ms"}, allow_nan=False) + "\n"
 
 
 _Ran = dict[WorkerId, tuple[tuple[str, int, int, float, float], ...]]
@@ -97,25 +117,125 @@ def _share(plan: Plan, taken: Mapping[tuple[WorkerId, str], list[float]], worker
     return next((median(taken[worker, k]) / len(layers.indices) for k in kinds if (worker, k) in taken), 0.0)
 
 
-def _planned(plan: Plan, costs: Costs, step: int, begin: float) -> Iterator[dict[str, object]]:
+def _planned(plan: Plan, costs: Costs, step: int, begin: float) -> Iterator[_Json]:
     for span in evaluate(plan, costs).spans:
         yield _span(span.worker, span.op, step, begin + span.start, span.end - span.start, planned=True)
 
 
-def _span(worker: WorkerId, op: Op, step: int, start: float, length: float, *, planned: bool) -> dict[str, object]:
+def _span(worker: WorkerId, op: Op, step: int, start: float, length: float, *, planned: bool) -> _Json:
+    place = (worker.stage + _PLANNED * planned, worker.pipeline)
+    about = {"step": step, "microbatch": str(op.microbatch)}
+    return _slice(str(op), op.kind.value, place, start, start + length, about)
+
+
+def _slice(
+    name: str, kind: str, place: tuple[int, int], start: float, end: float, about: Mapping[str, object]
+) -> _Json:
+    """Seconds in, microseconds out; ``place`` is process and thread."""
     return {
         "ph": "X",
-        "name": str(op),
-        "cat": op.kind.value,
-        "pid": worker.stage + _PLANNED * planned,
-        "tid": worker.pipeline,
+        "name": name,
+        "cat": kind,
+        "pid": place[0],
+        "tid": place[1],
         "ts": start * _MICROSECONDS,
-        "dur": length * _MICROSECONDS,
-        "args": {"step": step, "microbatch": str(op.microbatch)},
+        "dur": (end - start) * _MICROSECONDS,
+        "args": dict(about),
     }
 
 
-def _names(worker: WorkerId) -> Iterator[dict[str, object]]:
+def _messages(plan: Plan, ran: _Ran, start: float, numbers: Iterator[int]) -> Iterator[_Json]:
+    """An arrow for every activation and every gradient, from the end of what made it to the start of what took it."""
+    at = {
+        (worker, kind == "F", MicroBatch(pipeline, index)): (since - start, until - start)
+        for worker, ops in ran.items()
+        for kind, pipeline, index, since, until in ops
+        if kind in "FIB"
+    }
+    for route in plan.routes.routes:
+        for earlier, later in pairwise(route.workers):
+            for name, source, target in (("activation", earlier, later), ("gradient", later, earlier)):
+                made = at.get((source, name == "activation", route.microbatch))
+                took = at.get((target, name == "activation", route.microbatch))
+                if made is not None and took is not None:
+                    yield from _arrow(next(numbers), name, (source, made[1]), (target, took[0]))
+
+
+def _arrow(number: int, name: str, source: tuple[WorkerId, float], target: tuple[WorkerId, float]) -> Iterator[_Json]:
+    for phase, (worker, time) in (("s", source), ("f", target)):
+        flow: _Json = {"ph": phase, "id": number, "name": name, "cat": "message", "pid": worker.stage}
+        if phase == "f":
+            flow["bp"] = "e"  # it ends in the slice that encloses it, not in the next one
+        yield {**flow, "tid": worker.pipeline, "ts": time * _MICROSECONDS}
+
+
+def _besides(timed: list[Timed]) -> Iterator[_Json]:
+    """What workers did in their steps besides computing."""
+    start = timed[0][0]
+    for _, event in timed:
+        if not isinstance(event, StepOps):
+            continue
+        worker = WorkerId.parse(event.worker)
+        for kind, layers, since, until in event.besides:
+            name = " ".join([kind, "+".join(map(str, layers))]).strip()
+            about = {"step": event.step, "layers": list(layers)} if layers else {"step": event.step}
+            yield _slice(name, kind, (worker.stage, worker.pipeline), since - start, until - start, about)
+
+
+def _given_up(timeline: RunTimeline, slices: Iterable[_Json]) -> Iterator[_Json]:
+    """From a worker's last finished step before a loss until it computes again."""
+    begins: dict[tuple[object, object], list[float]] = defaultdict(list)
+    for each in slices:
+        if each["ph"] == "X":
+            begins[each["pid"], each["tid"]].append(float(str(each["ts"])) / _MICROSECONDS)
+    for row in timeline.rows:
+        stretches = [stretch for stretch in row.stretches if stretch.mode is Mode.RECOVERING]
+        for stretch in stretches:
+            worker = WorkerId.parse(row.worker)
+            place = (worker.stage, worker.pipeline)
+            end = min([at for at in begins[place] if at > stretch.start] + [stretch.end])
+            yield _slice("step given up, recovering", "recovery", place, stretch.start, end, {})
+
+
+def _recoveries(timed: list[Timed]) -> Iterator[_Json]:
+    """One slice per generation that answered a loss, in which its parts lie; one that was overtaken ends there."""
+    start, commits = timed[0][0], sorted(time for _, time in report(timed).commits)
+    answers = [(t, e) for t, e in timed if isinstance(e, Installed) and e.generation > 1 and e.strategy != BOUNDARY]
+    for number, (begin, event) in enumerate(answers):
+        agreed = next((t for t, e in timed if isinstance(e, Agreed) and e.generation == event.generation), None)
+        rebuilt = next((t for t, e in timed if isinstance(e, Rebuilt) and e.generation == event.generation), None)
+        done = next((t for t in commits if rebuilt is not None and t >= rebuilt), timed[-1][0])
+        limit = min([done, *(t for t, _ in answers[number + 1 : number + 2])])
+        reached = [begin, *(limit if at is None else min(at, limit) for at in (agreed, rebuilt)), limit]
+        ends = [max(reached[: place + 1]) for place in range(len(reached))]
+        about = {"generation": event.generation, "strategy": event.strategy}
+        yield _slice(
+            f"recovery, generation {event.generation}", "recovery", (_JOB, 0), begin - start, limit - start, about
+        )
+        for name, (since, until) in zip(("agree", "connect", "run the step again"), pairwise(ends), strict=True):
+            if until > since:
+                yield _slice(name, "recovery", (_JOB, 0), since - start, until - start, about)
+
+
+def _counters(timed: list[Timed]) -> Iterator[_Json]:
+    """The loss of every step, once, and every worker's memory."""
+    start, told = timed[0][0], set()
+    for time, event in timed:
+        if not isinstance(event, StepOps):
+            continue
+        if event.loss is not None and math.isfinite(event.loss) and (event.generation, event.step) not in told:
+            told.add((event.generation, event.step))
+            yield _count("loss", _JOB, time - start, {"loss": event.loss})
+        if event.memory:
+            worker = WorkerId.parse(event.worker)
+            yield _count(f"memory of {worker}", worker.stage, time - start, {"MB": event.memory / 1e6})
+
+
+def _count(name: str, process: int, time: float, values: Mapping[str, float]) -> _Json:
+    return {"ph": "C", "name": name, "pid": process, "tid": 0, "ts": time * _MICROSECONDS, "args": dict(values)}
+
+
+def _names(worker: WorkerId) -> Iterator[_Json]:
     for added, how in ((0, "measured"), (_PLANNED, "planned")):
         place = {"ph": "M", "pid": worker.stage + added, "tid": worker.pipeline}
         yield {**place, "name": "process_name", "args": {"name": f"workers *.{worker.stage}, {how}"}}
@@ -123,9 +243,16 @@ def _names(worker: WorkerId) -> Iterator[dict[str, object]]:
         yield {**place, "name": "thread_name", "args": {"name": f"worker {worker}"}}
 
 
-def _marks(timeline: RunTimeline) -> Iterator[dict[str, object]]:
+def _job_names() -> Iterator[_Json]:
+    place = {"ph": "M", "pid": _JOB, "tid": 0}
+    yield {**place, "name": "process_name", "args": {"name": "the job"}}
+    yield {**place, "name": "process_sort_index", "args": {"sort_index": -1}}
+    yield {**place, "name": "thread_name", "args": {"name": "recoveries"}}
+
+
+def _marks(timeline: RunTimeline) -> Iterator[_Json]:
     """What befell the workers and when generations began, across all rows."""
     told = [(mark.time, f"{mark.kind} {mark.worker}") for mark in timeline.marks]
     told += [(each.time, f"generation {each.number}") for each in timeline.generations]
     for time, name in sorted(told):
-        yield {"ph": "i", "s": "g", "name": name, "pid": 0, "tid": 0, "ts": time * _MICROSECONDS}
+        yield {"ph": "i", "s": "g", "name": name, "pid": _JOB, "tid": 0, "ts": time * _MICROSECONDS}

@@ -8,6 +8,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.planning.planner import Technique, make_plan
 from holdfast.planning.shop import Grid
+from holdfast.testing.traces import trace_faults
 
 COSTS = parse_costs(3, costs="3:5:4,2:6:4,4:1:3", comm="1:2", memory="2,1,1,6")
 GRID = Grid(pipelines=2, stages=split_evenly(3, 3), microbatches=3, costs=COSTS)
@@ -42,6 +43,7 @@ def test_a_long_step_gets_a_wide_picture_in_which_it_can_be_read():
 
 
 def test_the_trace_has_every_operation_at_its_time():
+    assert trace_faults(render_trace(TIMELINE, microseconds=2)) == []
     events = json.loads(render_trace(TIMELINE, microseconds=2))["traceEvents"]
     found = {(e["pid"], e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
     assert found == {

@@ -45,6 +45,16 @@ EVENTS = [
     LibraryFilled(failures=3),
     Migrating(generation=3, moves=(("2.3", "0.1"),), before=5.4, meanwhile=6.0, period=2.9),
     StepOps(worker="0.1", generation=2, step=1, loss=None, omitted=False, ops=(("F", 0, 1, 0.5, 1.0),)),
+    StepOps(
+        worker="0.1",
+        generation=2,
+        step=2,
+        loss=2.0,
+        omitted=False,
+        ops=(),
+        besides=(("reduce", (0, 3), 1.0, 1.5), ("update", (), 1.5, 2.0)),
+        memory=1 << 30,
+    ),
     JobEnded(outcome="done", step=3),
 ]
 

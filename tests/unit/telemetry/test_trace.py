@@ -7,8 +7,9 @@ import pytest
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
-from holdfast.telemetry.events import FaultInjected, Installed, StepOps
+from holdfast.telemetry.events import Agreed, Detected, FaultInjected, Installed, Rebuilt, StepOps
 from holdfast.telemetry.trace import measured_costs, render_run_trace
+from holdfast.testing.traces import trace_faults
 
 PLAN = regular_plan(1, split_evenly(4, 2), 1)
 FIRST = (("F", 0, 0, 10.0, 10.2), ("B", 0, 0, 10.9, 11.3))
@@ -58,9 +59,10 @@ def test_stages_are_named_and_sorted_with_their_plans_beside_them():
         1000: "workers *.0, planned",
         1: "workers *.1, measured",
         1001: "workers *.1, planned",
+        2000: "the job",
     }
     order = {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"}
-    assert sorted(order, key=order.__getitem__) == [0, 1000, 1, 1001]
+    assert sorted(order, key=order.__getitem__) == [2000, 0, 1000, 1, 1001]
     assert {e["name"] for e in events if e["ph"] == "i"} == {"generation 1", "slow 0.1"}
 
 
@@ -80,3 +82,128 @@ def test_halves_of_the_backward_pass_are_told_apart():
 
 def test_an_empty_run_is_an_empty_trace():
     assert json.loads(render_run_trace([], {}))["traceEvents"] == []
+
+
+# A step, and then a death of 0.1, of which 1.1 takes over: two pipelines of two stages.
+TWO = regular_plan(2, split_evenly(2, 2), 1)
+WORKERS = tuple(map(str, TWO.workers))
+
+
+def ran(worker, time, number, generation=1, *, microbatches=None, loss=None):
+    """A step of one second: F at the start, B at the end, a sum of 0.1 s and an update of 0.05 s."""
+    pipeline, stage = map(int, worker.split("."))
+    ops, microbatches = [], microbatches or (pipeline,)
+    for place, microbatch in enumerate(microbatches):
+        ops.append(("F", microbatch, 0, time + 0.1 * stage + 0.2 * place, time + 0.1 * stage + 0.2 * place + 0.1))
+    for place, microbatch in enumerate(microbatches):
+        ops.append(("B", microbatch, 0, time + 0.6 - 0.1 * stage + 0.2 * place, time + 0.7 - 0.1 * stage + 0.2 * place))
+    besides = (("reduce", (stage,), time + 1.0, time + 1.1), ("update", (), time + 1.1, time + 1.15))
+    event = StepOps(
+        worker=worker,
+        generation=generation,
+        step=number,
+        loss=loss,
+        omitted=False,
+        ops=tuple(ops),
+        besides=besides,
+        memory=5_000_000 + number,
+    )
+    return time + 1.2, event
+
+
+LOST = [
+    (9.0, Installed(generation=1, workers=WORKERS, strategy="")),
+    *(ran(worker, 10.0, 0, loss=2.5 if worker.endswith("1") else None) for worker in WORKERS),
+    (11.5, FaultInjected(worker="0.1", kind="kill", step=1, point="forward", spec="kill:0.1@1:forward")),
+    (11.6, Detected(worker="0.1", how="signal 9", generation=1)),
+    (11.6, Installed(generation=2, workers=("0.0", "1.0", "1.1"), strategy="adaptive")),
+    (11.7, Agreed(generation=2, step=1, recomputed_microbatches=2)),
+    (11.8, Rebuilt(generation=2)),
+    *(ran(worker, 11.79, 1, 2, microbatches=m) for worker, m in (("0.0", (0,)), ("1.0", (1,)), ("1.1", (1, 0)))),
+]
+
+
+def find(text, **wanted):
+    events = json.loads(text)["traceEvents"]
+    return [event for event in events if all(event.get(key) == value for key, value in wanted.items())]
+
+
+def test_a_trace_keeps_the_rules_of_its_format():
+    for timed, plans in ((LOST, {1: TWO}), (TIMED, {1: PLAN}), (TIMED, {}), ([], {})):
+        assert trace_faults(render_run_trace(timed, plans)) == []
+
+
+def test_sums_and_updates_are_slices_of_their_worker():
+    text = render_run_trace(LOST, {1: TWO})
+    (one,) = find(text, cat="reduce", pid=1, tid=0)
+    assert (one["name"], round(one["ts"]), round(one["dur"])) == ("reduce 1", 2_000_000, 100_000)
+    assert one["args"] == {"step": 0, "layers": [1]}
+    assert [round(event["ts"]) for event in find(text, cat="update", pid=1, tid=1)] == [2_100_000, 3_890_000]
+
+
+def test_messages_are_arrows_from_what_made_them_to_what_took_them():
+    text = render_run_trace(LOST, {1: TWO})
+    arrows = {}
+    for event in find(text, cat="message"):
+        arrows.setdefault(event["id"], {})[event["ph"]] = (
+            event["name"],
+            event["pid"],
+            event["tid"],
+            round(event["ts"]),
+        )
+    found = sorted(tuple(arrow[end] for end in "sf") for arrow in arrows.values())
+    assert found == [
+        (("activation", 0, pipeline, 1_100_000), ("activation", 1, pipeline, 1_100_000)) for pipeline in (0, 1)
+    ] + [(("gradient", 1, pipeline, 1_600_000), ("gradient", 0, pipeline, 1_600_000)) for pipeline in (0, 1)]
+
+
+def test_a_recovery_is_a_slice_of_the_job_and_what_was_given_up_one_of_each_survivor():
+    text = render_run_trace(LOST, {})
+    parts = [(e["name"], round(e["ts"]), round(e["dur"])) for e in find(text, pid=2000, ph="X")]
+    assert parts == [
+        ("recovery, generation 2", 2_600_000, 1_390_000),
+        ("agree", 2_600_000, 100_000),
+        ("connect", 2_700_000, 100_000),
+        ("run the step again", 2_800_000, 1_190_000),
+    ]
+    given_up = {
+        (e["pid"], e["tid"]): (round(e["ts"]), round(e["dur"])) for e in find(text, cat="recovery") if e["pid"] < 9
+    }
+    assert given_up[0, 0] == (2_200_000, 590_000), "it computes again before all are known to be connected"
+    assert set(given_up) == {(0, 0), (1, 0), (0, 1), (1, 1)}
+
+
+def test_loss_and_memory_are_counters():
+    text = render_run_trace(LOST, {})
+    (loss,) = find(text, ph="C", name="loss")
+    assert (loss["args"], round(loss["ts"])) == ({"loss": 2.5}, 2_200_000)
+    memory = find(text, ph="C", name="memory of 1.1")
+    assert [event["args"] for event in memory] == [{"MB": 5.0}, {"MB": 5.000001}]
+
+
+def test_a_loss_that_is_no_number_leaves_the_trace_readable():
+    assert trace_faults(render_run_trace([TIMED[0], ran("0.0", 10.0, 0, loss=float("nan"))], {})) == []
+
+
+X = {"ph": "X", "name": "a", "pid": 0, "tid": 0, "ts": 1.0, "dur": 2.0}
+BROKEN = {
+    "is no trace": "[",
+    "NaN is not JSON": '{"traceEvents": [{"ts": NaN}]}',
+    "unknown phase": [{**X, "ph": "Z"}],
+    "no process": [{**X, "pid": "0"}],
+    "no time": [{**X, "ts": -1}],
+    "no length": [{key: value for key, value in X.items() if key != "dur"}],
+    "no values": [{**X, "ph": "C", "args": {"loss": "2"}}],
+    "no id": [X, {**X, "ph": "s"}],
+    "comes after": [{**X, "ts": 9.0}, X],
+    "ends after the slice": [X, {**X, "ts": 2.0}],
+    "lies in no slice": [X, {**X, "ph": "s", "id": 1, "ts": 4.0}, {**X, "ph": "f", "id": 1, "ts": 5.0}],
+    "begins 1 times and ends 0": [X, {**X, "ph": "s", "id": 1}],
+    "ends before it begins": [X, {**X, "ph": "f", "id": 1}, {**X, "ph": "s", "id": 1, "ts": 2.0}],
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_the_check_finds_what_is_wrong(what):
+    text = BROKEN[what] if isinstance(BROKEN[what], str) else json.dumps({"traceEvents": BROKEN[what]})
+    assert any(what in fault for fault in trace_faults(text)), trace_faults(text)
