@@ -82,11 +82,15 @@ class Runs:
 
     def train(self, name: str, *faults: str, overrides: tuple[str, ...] = (), **options) -> Summary:
         """One run; what each worker executed is compared with its order."""
-        planned = [Fault.parse(text) for text in faults]
-        options = {"run_dir": self.folder(), **options}
-        summary = train(self.job(name, overrides), faults=planned, **options)
+        summary = self.train_only(name, *faults, overrides=overrides, **options)
         check_executed(summary.run_dir)
         return summary
+
+    def train_only(self, name: str, *faults: str, overrides: tuple[str, ...] = (), **options) -> Summary:
+        """One run, in which perhaps no step is left to be executed."""
+        planned = [Fault.parse(text) for text in faults]
+        options = {"run_dir": self.folder(), **options}
+        return train(self.job(name, overrides), faults=planned, **options)
 
     def healthy(self, name: str, overrides: tuple[str, ...] = ()) -> Summary:
         """The run in which nothing fails."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import msgspec
 from holdfast.control.store import DecisionStore
 from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError
+from holdfast.runtime.rundir import attempts
 from holdfast.telemetry.events import (
     Agreed,
     Checkpointed,
@@ -41,7 +43,7 @@ from holdfast.telemetry.events import (
     read_events,
 )
 from holdfast.telemetry.picture import draw_svg, draw_text
-from holdfast.telemetry.report import FailureReport, report
+from holdfast.telemetry.report import FailureReport, attempt, report
 from holdfast.telemetry.timeline import BOUNDARY, run_timeline
 from holdfast.telemetry.trace import render_run_trace
 
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.format == "svg":
         print(draw_svg(run_timeline(timed), title=_title(timed)), end="")
     else:
-        print(_text(timed, every=args.every))
+        print(narrate_attempts(Path(args.run_dir)) + _text(timed, every=args.every))
     return 0
 
 
@@ -93,6 +95,25 @@ def _text(timed: list[tuple[float, Event]], *, every: bool) -> str:
     if not timed:
         return "nothing happened yet"
     return "\n\n".join([sum_up(timed), draw_text(run_timeline(timed)), narrate(timed, every=every)])
+
+
+def narrate_attempts(run_dir: Path) -> str:
+    """Returns a line for each earlier attempt in a run directory, and a heading for the newest one; empty if none."""
+    before = [(folder, folder / "events.jsonl") for folder in attempts(run_dir)]
+    lines = [
+        f"{_told(number, read_events(path) if path.is_file() else [])}: holdfast inspect {folder}"
+        for number, (folder, path) in enumerate(before, 1)
+    ]
+    return "".join(f"{line}\n" for line in (*lines, f"attempt {len(lines) + 1}:")) if lines else ""
+
+
+def _told(number: int, timed: list[tuple[float, Event]]) -> str:
+    """One earlier attempt in one line."""
+    told = attempt(timed)
+    when = "" if told.began is None else f" began {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(told.began))}"
+    start = f", went on from step {told.resumed_from}" if told.resumed_from is not None else ""
+    lost = f", lost {told.failures} worker(s)" if told.failures else ""
+    return f"attempt {number}{when}{start}{lost}, ended after {told.steps} steps: {told.outcome}"
 
 
 def _plans(run_dir: Path) -> dict[int, Plan]:

@@ -43,11 +43,16 @@ def add_train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         metavar="SPEC",
         help=_FAULT_HELP,
     )
-    parser.add_argument("--run-dir", metavar="DIR", help="where to write; must not hold a run; default runs/NAME-TIME")
+    parser.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        help="where to write; must not hold a run, unless --resume is auto; default runs/NAME-TIME (auto: runs/NAME)",
+    )
     parser.add_argument(
         "--resume",
-        metavar="DIR|URL[@STEP]",
-        help="go on from the newest sound checkpoint of a run directory, a folder or s3://BUCKET/PREFIX, or from that "
+        metavar="auto|DIR|URL[@STEP]",
+        help="auto: begin, or go on with what the same command began, or stop if it is done; else go on from the "
+        "newest sound checkpoint of a run directory, a folder or s3://BUCKET/PREFIX, or from that "
         "of STEP; the grid may be another one, the global batch may not",
     )
     parser.add_argument(
@@ -155,13 +160,16 @@ def describe(summary: Summary) -> str:
     """Returns a few lines for people."""
     loss = "-" if summary.final_loss is None else f"{summary.final_loss:.6f}"
     rate = "" if summary.steps_per_s is None else f", {summary.steps_per_s:.2f} steps/s"
-    lines = [f"done: {summary.steps} steps, loss {loss}{rate}, {summary.generations} generation(s)"]
+    done = "done already, nothing was changed" if summary.done_before else "done"
+    lines = [f"{done}: {summary.steps} steps, loss {loss}{rate}, {summary.generations} generation(s)"]
     for failure in summary.report.failures:
         after = "" if failure.resumed_s is None else f", next step committed {failure.resumed_s:.3f} s later"
         where = f" ({failure.kind} at {failure.point})" if failure.point else ""
         lines.append(f"lost worker {failure.worker} in step {failure.step}{where}{after}")
     if summary.resumed_from is not None:
         lines.append(f"went on from the checkpoint of step {summary.resumed_from}")
+    if len(summary.attempts) > 1:
+        lines.append(f"attempt {len(summary.attempts)} in this run directory")
     lines.append(f"weights_sha256 {summary.weights_sha256}")
     lines.append(f"written to {summary.run_dir}")
     return "\n".join(lines)

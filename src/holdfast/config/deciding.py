@@ -49,9 +49,9 @@ class Difference:
     saved: Any
     wanted: Any
 
-    def __str__(self) -> str:
-        """For people, in one line."""
-        return f"{self.path}: expected {shown(self.saved)}, as in the checkpoint, got {shown(self.wanted)}"
+    def told(self, where: str) -> str:
+        """For people, in one line; ``where`` the one that was saved is."""
+        return f"{self.path}: expected {shown(self.saved)}, as in {where}, got {shown(self.wanted)}"
 
 
 def deciding(job: Job) -> dict[str, Any]:

@@ -241,7 +241,10 @@ class Control(_Plain, frozen=True, kw_only=True):
 
 
 class Job(_Plain, frozen=True, kw_only=True):
-    """A whole job file."""
+    """A whole job file.
+
+    ``resume``: as ``--resume``: ``auto``, or a run directory, folder or URL, with ``@STEP`` behind it if wanted.
+    """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")] = "job"
     model: Model
@@ -252,6 +255,7 @@ class Job(_Plain, frozen=True, kw_only=True):
     resilience: Resilience = Resilience()
     checkpoint: Checkpoint = Checkpoint()
     control: Control = Control()
+    resume: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
     @property
     def global_microbatches(self) -> int:

@@ -53,6 +53,7 @@ from holdfast.runtime.processes import (
     probe_main,
 )
 from holdfast.runtime.resume import check_accepted, checkpoints_url
+from holdfast.runtime.rundir import Claim, attempts
 from holdfast.runtime.supervision import RestartLimit, StartAgain, Supervisor
 from holdfast.telemetry.events import (
     CheckpointRejected,
@@ -130,13 +131,15 @@ class Agent:
 
     Attributes:
         job: the job.
-        run_dir: a directory of the job's own; must not hold an earlier run.
+        run_dir: a directory of the job's own; must not hold an earlier run, unless this is another attempt at it.
         faults: what is to happen, to whom, when.
         emulate: sleep as long as it says instead of computing, on its number of layers; the job's model and data are
             not even built. None to compute.
         isolate: run every node in a network namespace of its own, so that its link can be cut. Linux, root.
         resume: the checkpoint to go on from; None to begin anew.
         accept: keys that may differ from the job that made the checkpoint.
+        again: whether an earlier attempt may have been in the run directory.
+        claim: of the run directory; whoever gives it closes it. None: it is ours while this process lives.
         on_event: called with what is worth a line before training starts, such as a checkpoint that was rejected.
         on_progress: called after every step, in the agent's thread.
     """
@@ -148,6 +151,8 @@ class Agent:
     isolate: bool = False
     resume: ResumeFrom | None = None
     accept: tuple[str, ...] = ()
+    again: bool = False
+    claim: Claim | None = None
     on_event: Callable[[Event], None] = lambda event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
     _inbox: queue.SimpleQueue[_Item] = field(default_factory=queue.SimpleQueue)
@@ -233,16 +238,23 @@ class Agent:
         answer = self._ask(find_main, self.job, self.resume, self._checkpoints, probed.facts, self.accept)
         found = msgspec.json.decode(answer, type=Found | None)
         if found is not None and self.resume is not None:
-            self.resume = replace(self.resume, step=found.step)
+            self.resume = replace(self.resume, url=found.url, step=found.step)
             self._check_faults_after(found.step)
+        elif self.resume is not None:  # there was nothing to go on from
+            self.resume = None
         return found
 
     def _check_faults_after(self, step: int) -> None:
+        if self.resume is not None and self.resume.auto:  # the same command as before: what is over stays over
+            self.faults = tuple(fault for fault in self.faults if fault.step >= step)
         for fault in self.faults:
             if fault.step < step:
                 raise ConfigError(f"--fault {fault}: the run goes on from step {step}, earlier ones are not run again")
 
     def _tell_resumed(self, log: EventLog, found: Found | None) -> None:
+        if self.again and found is None and attempts(self.run_dir):
+            text = "no attempt before this one left a checkpoint: begins anew"
+            self._tell(log, Notice(worker="agent", text=text))
         if found is None or self.resume is None:
             return
         rejected = (CheckpointRejected(step=each.step, reason=each.reason) for each in found.rejected)
@@ -294,13 +306,14 @@ class Agent:
             )
 
     def _claim_directory(self) -> None:
-        """Makes the run directory ours: the resolved job file is created exclusively, so two runs cannot share it."""
+        """Makes the run directory ours, for as long as we live; what an earlier attempt left there is set aside."""
+        claim = self.claim or Claim(self.run_dir)
         try:
-            self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if any(self.run_dir.iterdir()):
-                raise ConfigError(
-                    f"--run-dir {self.run_dir}: is not empty; choose a new directory, nothing was overwritten"
-                )
+            claim.take()
+            if self.again:
+                claim.set_aside()
+            else:
+                claim.check_empty()
             with (self.run_dir / "job.yaml").open("x") as file:
                 file.write(dump_job(self.job))
             if self.emulate is not None:

@@ -41,12 +41,23 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeFrom:
-    """A checkpoint: where the checkpoints are, and of which step; None for the newest sound one."""
+    """A checkpoint to go on from.
+
+    Attributes:
+        url: where the checkpoints are.
+        step: of the checkpoint; None for the newest sound one.
+        auto: begin anew if there is none, and write what is left to be written if the last step is done.
+        others: further places where checkpoints may be; the newest of all is meant.
+    """
 
     url: str
     step: int | None
+    auto: bool = False
+    others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        if self.auto:
+            return "auto"
         return self.url if self.step is None else f"{self.url}@{self.step}"
 
 
@@ -54,9 +65,11 @@ class ResumeFrom:
 class Found:
     """A checkpoint that a job can go on from, every byte of it verified, and the newer ones that were rejected.
 
-    ``notes``: what differs from the job that made it, and was accepted or could not be compared; for people.
+    ``url``: where the checkpoints are. ``notes``: what differs from the job that made it, and was accepted or could not
+    be compared; for people.
     """
 
+    url: str
     step: int
     rejected: tuple[Rejected, ...]
     notes: tuple[str, ...] = ()

@@ -16,10 +16,21 @@ from holdfast.control.membership.progress import MAX_RESTORABLE
 from holdfast.control.messages import StateAt
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.processes import Found, ResumeFrom
+from holdfast.runtime.rundir import job_files
 from holdfast.storage.blobs import open_store
-from holdfast.storage.checkpoints import Checkpoints, Facts
+from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected, Sound
 
-__all__ = ["Comparison", "check_accepted", "checkpoints_url", "compared", "find", "parse_resume", "with_found"]
+__all__ = [
+    "Comparison",
+    "check_accepted",
+    "check_same_job",
+    "checkpoints_url",
+    "compared",
+    "find",
+    "parse_resume",
+    "resume_auto",
+    "with_found",
+]
 
 _AT_STEP = re.compile(r"(?P<place>.+)@(?P<step>[0-9]{1,18})", re.ASCII | re.DOTALL)
 
@@ -55,10 +66,33 @@ def parse_resume(text: str) -> ResumeFrom:
     """
     match = _AT_STEP.fullmatch(text)
     place, step = (match["place"], int(match["step"])) if match else (text, None)
-    described = Path(place) / "job.yaml"
-    if described.is_file():
-        place = checkpoints_url(load_job(described), Path(place))
+    if described := job_files(Path(place)):
+        place = checkpoints_url(load_job(described[0]), Path(place))
     return ResumeFrom(url=place, step=step)
+
+
+def resume_auto(job: Job, run_dir: Path) -> ResumeFrom:
+    """Returns what goes on with whatever was begun: in a run directory, or where the job's checkpoints go.
+
+    Raises:
+        ConfigError: the job file of an earlier attempt cannot be read.
+    """
+    urls = (checkpoints_url(each, run_dir) for each in (job, *map(load_job, job_files(run_dir))))
+    first, *others = dict.fromkeys(urls)
+    return ResumeFrom(url=first, step=None, auto=True, others=tuple(others))
+
+
+def check_same_job(job: Job, run_dir: Path, accept: tuple[str, ...]) -> None:
+    """Refuses to go on in the run directory of another job.
+
+    Raises:
+        ConfigError: it differs in what decides bits, and that was not accepted.
+    """
+    if before := job_files(run_dir):
+        found, _ = compare(deciding(load_job(before[0])), job)
+        differences = tuple((each.path, each.told("the run before")) for each in found)
+        comparison = Comparison(foreign=(), differences=differences, notes=())
+        _accepted(f"--run-dir {run_dir}: holds a run of another job", comparison, accept)
 
 
 def find(job: Job, resume: ResumeFrom | None, url: str, facts: Facts, accept: tuple[str, ...] = ()) -> Found | None:
@@ -80,19 +114,46 @@ def find(job: Job, resume: ResumeFrom | None, url: str, facts: Facts, accept: tu
             _refuse_later(url, 0, frozenset())
         return None
     try:
-        sound = Checkpoints(open_store(resume.url)).newest_sound(resume.step)
+        chosen = _choose(resume)
     except StorageError as error:
         raise ConfigError(f"--resume {resume}: {error}") from error
+    if chosen is None:
+        return None
+    place, sound = chosen
     manifest = sound.manifest
-    notes = _accepted(f"--resume {resume}", compared(manifest.facts, facts, job), accept)
-    if manifest.step >= job.train.steps:
+    notes = _accepted(f"--resume {resume}: not a checkpoint of this job", compared(manifest.facts, facts, job), accept)
+    if manifest.step >= job.train.steps + resume.auto:
         raise ConfigError(
             f"train.steps: the checkpoint is of step {manifest.step}, nothing is left to do; expected more than that, "
             f"got {job.train.steps}"
         )
     if job.checkpoint.every:
         _refuse_later(url, manifest.step, frozenset(each.step for each in sound.rejected))
-    return Found(step=manifest.step, rejected=sound.rejected, notes=notes)
+    return Found(url=place, step=manifest.step, rejected=sound.rejected, notes=notes)
+
+
+def _choose(resume: ResumeFrom) -> tuple[str, Sound] | None:
+    """Returns the checkpoint that is meant, and where it is; None if one is not needed and there is none anywhere.
+
+    Raises:
+        StorageError: a place cannot be read; a checkpoint is needed and not there; or none that is there is sound.
+    """
+    if not resume.auto:
+        return resume.url, Checkpoints(open_store(resume.url)).newest_sound(resume.step)
+    stores = {place: Checkpoints(open_store(place)) for place in (resume.url, *resume.others)}
+    found = sorted(((step, place) for place in stores for step in stores[place].steps()), reverse=True)
+    rejected: list[Rejected] = []
+    for step, place in found:
+        try:
+            sound = stores[place].newest_sound(step)
+        except StorageError as error:
+            rejected.append(Rejected(step=step, reason=str(error)))
+        else:
+            return place, Sound(manifest=sound.manifest, rejected=tuple(rejected))
+    if rejected:
+        reasons = "; ".join(f"step {each.step}: {each.reason}" for each in rejected)
+        raise StorageError(f"no checkpoint is sound, delete them to begin anew: {reasons}")
+    return None
 
 
 def with_found(known: Sequence[StateAt], checkpoints: Checkpoints) -> tuple[StateAt, ...]:
@@ -117,7 +178,7 @@ def compared(saved: Facts, wanted: Facts, job: Job) -> Comparison:
     if saved.layers != wanted.layers:
         foreign.insert(0, f"the number of the model's layers: expected {saved.layers}, got {wanted.layers}")
     found, unknown = compare(saved.values or _values_of_old(saved, job), job)
-    differences = [(each.path, str(each)) for each in found]
+    differences = [(each.path, each.told("the checkpoint")) for each in found]
     if saved.data != wanted.data or (saved.contents and wanted.contents and saved.contents != wanted.contents):
         differences.append(("data", _DATA))
     return Comparison(foreign=tuple(foreign), differences=tuple(differences), notes=_notes(saved, wanted, unknown))
@@ -146,7 +207,7 @@ def _notes(saved: Facts, wanted: Facts, unknown: tuple[str, ...]) -> tuple[str, 
     return (*notes, *(f"{key}: the code in its file has changed since the checkpoint was made" for key in changed))
 
 
-def _accepted(place: str, comparison: Comparison, accept: tuple[str, ...]) -> tuple[str, ...]:
+def _accepted(what: str, comparison: Comparison, accept: tuple[str, ...]) -> tuple[str, ...]:
     """Returns what a person should read of a comparison.
 
     Raises:
@@ -156,7 +217,7 @@ def _accepted(place: str, comparison: Comparison, accept: tuple[str, ...]) -> tu
     if refused or comparison.foreign:
         texts = [*comparison.foreign, *(text for _, text in refused)]
         hint = "" if comparison.foreign else _hint([path for path, _ in refused])
-        raise ConfigError(f"{place}: not a checkpoint of this job: {'; '.join(texts)}{hint}")
+        raise ConfigError(f"{what}: {'; '.join(texts)}{hint}")
     return (*(f"{text}: accepted" for path, text in comparison.differences), *comparison.notes)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from holdfast.config.job import Job
 from holdfast.control.messages import Progress
@@ -14,9 +16,11 @@ from holdfast.core.faults import Fault
 from holdfast.core.profile import Profile
 from holdfast.errors import ConfigError, InternalError, StateUnavailable
 from holdfast.runtime.agent import Agent, Outcome
-from holdfast.runtime.resume import parse_resume
-from holdfast.telemetry.events import Event, read_events
-from holdfast.telemetry.report import RunReport, report
+from holdfast.runtime.processes import ResumeFrom
+from holdfast.runtime.resume import check_same_job, parse_resume, resume_auto
+from holdfast.runtime.rundir import Claim, attempts
+from holdfast.telemetry.events import Event, JobEnded, read_events
+from holdfast.telemetry.report import AttemptReport, RunReport, attempt, report
 
 __all__ = ["Summary", "train"]
 
@@ -37,6 +41,9 @@ class Summary:
         unfired: scheduled faults that never fired.
         run_dir: where everything was written.
         resumed_from: the step of the checkpoint that it went on from; None if it began anew.
+        attempts: all attempts in the run directory, the oldest first, this one the last. What is not said to be of all
+            of them is of this one.
+        done_before: whether an earlier attempt was done, so that nothing was left to do, and nothing was changed.
     """
 
     steps: int
@@ -50,6 +57,8 @@ class Summary:
     unfired: tuple[str, ...]
     run_dir: Path
     resumed_from: int | None = None
+    attempts: tuple[AttemptReport, ...] = ()
+    done_before: bool = False
 
     def to_json(self) -> str:
         """The form of ``summary.json``."""
@@ -64,6 +73,7 @@ class Summary:
             "failures": self.report.failures_json(),
             "resumed_from": self.resumed_from,
             "checkpoints": self.report.checkpoints,
+            "attempts": [each.to_json() for each in self.attempts],
         }
         return json.dumps(fields, indent=2) + "\n"
 
@@ -85,12 +95,14 @@ def train(
 
     Args:
         job: what to train, see :func:`holdfast.config.load.load_job`.
-        run_dir: an empty or new directory; default ``runs/NAME-DATE-TIME``.
+        run_dir: an empty or new directory, or with ``resume="auto"`` that of earlier attempts; default
+            ``runs/NAME-DATE-TIME``, with ``auto`` ``runs/NAME``.
         faults: what is to be killed when, to see that training survives it.
         emulate: sleep as long as this profile says instead of computing, on its number of layers; for timing protocols
             and plans, not for training. Model and data of the job are not even built.
         resume: go on from the newest sound checkpoint of a run directory, a folder or a URL; with ``@STEP`` behind it,
-            from that one.
+            from that one. ``auto`` begins, or goes on with what the same call began in the same run directory, or with
+            what is in the job's ``checkpoint.url``; if that is done already, nothing is changed. None: as the job says.
         accept: keys of the job that may differ from those of the job which made the checkpoint, such as
             ``model.dropout``, or ``optimizer`` for all of its; the run is then no longer the one that was begun.
         on_event: called with what is worth a line before training starts: checkpoints that were rejected, and why;
@@ -102,44 +114,114 @@ def train(
         StateUnavailable: a layer lost its last owner; what lives was saved in ``RUN_DIR/final``.
         Interrupted: SIGINT or SIGTERM came; every process is ended.
     """
-    directory = Path(run_dir) if run_dir is not None else _default_directory(job)
-    planned = tuple(faults)
-    agent = Agent(
-        job=job,
-        run_dir=directory,
-        faults=planned,
-        emulate=emulate,
-        resume=None if resume is None else parse_resume(str(resume)),
-        accept=tuple(accept),
-        on_event=on_event,
-        on_progress=on_progress,
-    )
-    outcome = agent.run()
-    summary = _summarise(directory, outcome, planned)
-    (directory / "summary.json").write_text(summary.to_json())
+    wanted = job.resume if resume is None else str(resume)
+    auto = wanted == "auto"
+    directory = Path(run_dir) if run_dir is not None else _default_directory(job, auto=auto)
+    accepted, planned = tuple(accept), tuple(faults)
+    with Claim(directory) as claim:
+        if auto:
+            claim.take()
+            check_same_job(job, directory, accepted)
+            if (before := _done_before(directory)) is not None and before.step >= job.train.steps:
+                return _summarise(directory, before, planned, done_before=True)
+        agent = Agent(
+            job=job,
+            run_dir=directory,
+            faults=_still_due(planned, directory) if auto else planned,
+            emulate=emulate,
+            resume=_resume_from(wanted, job, directory),
+            accept=accepted,
+            again=auto,
+            claim=claim,
+            on_event=on_event,
+            on_progress=on_progress,
+        )
+        outcome = agent.run()
+        summary = _summarise(directory, outcome, planned)
+        (directory / "summary.json").write_text(summary.to_json())
     _raise_unless_done(outcome, summary)
     return summary
 
 
-def _default_directory(job: Job) -> Path:
-    return Path("runs") / f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+def _default_directory(job: Job, *, auto: bool) -> Path:
+    return Path("runs") / (job.name if auto else f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def _summarise(directory: Path, outcome: Outcome, faults: tuple[Fault, ...]) -> Summary:
-    told = report(read_events(directory / "events.jsonl"))
+def _resume_from(wanted: str | None, job: Job, directory: Path) -> ResumeFrom | None:
+    if wanted is None:
+        return None
+    return resume_auto(job, directory) if wanted == "auto" else parse_resume(wanted)
+
+
+def _events_of(attempt: Path) -> list[tuple[float, Event]]:
+    path = attempt / "events.jsonl"
+    return read_events(path) if path.is_file() else []
+
+
+def _still_due(faults: tuple[Fault, ...], directory: Path) -> tuple[Fault, ...]:
+    """The faults that no earlier attempt was struck by."""
+    fired = {spec for each in (*attempts(directory), directory) for spec in report(_events_of(each)).fired}
+    return tuple(fault for fault in faults if str(fault) not in fired)
+
+
+def _done_before(directory: Path) -> Outcome | None:
+    """How the newest attempt in a run directory ended, if it was done."""
+    path = directory / "summary.json"
+    ended = [event for _, event in _events_of(directory) if isinstance(event, JobEnded)]
+    if not ended or ended[-1].outcome != "done" or not path.is_file():
+        return None
+    try:
+        told = msgspec.json.decode(path.read_bytes(), type=_Done)
+    except msgspec.DecodeError:  # it was being written: what it tells is made again
+        return None
+    return Outcome(
+        outcome="done",
+        detail="",
+        step=told.steps,
+        directory=str(directory / "final"),
+        generations=told.generations,
+        weights_sha256=told.weights_sha256,
+        state_sha256=told.state_sha256,
+    )
+
+
+class _Done(msgspec.Struct):
+    """What only ``summary.json`` tells of an attempt that was done."""
+
+    steps: int
+    generations: int
+    weights_sha256: str | None
+    state_sha256: str | None
+
+
+def _summarise(directory: Path, outcome: Outcome, faults: tuple[Fault, ...], *, done_before: bool = False) -> Summary:
+    runs = [_events_of(each) for each in (*attempts(directory), directory)]
+    told = [report(events) for events in runs]
+    fired = {spec for each in told for spec in each.fired}
     return Summary(
         steps=outcome.step,
-        final_loss=told.final_loss,
+        final_loss=_final_loss(told),
         weights_sha256=outcome.weights_sha256,
         state_sha256=outcome.state_sha256,
         generations=outcome.generations,
-        processes_restarted=told.coordinator_restarts,
-        steps_per_s=told.steps_per_s,
-        report=told,
-        unfired=tuple(str(fault) for fault in faults if str(fault) not in told.fired),
+        processes_restarted=told[-1].coordinator_restarts,
+        steps_per_s=told[-1].steps_per_s,
+        report=told[-1],
+        unfired=tuple(str(fault) for fault in faults if str(fault) not in fired),
         run_dir=directory,
-        resumed_from=told.resumed_from,
+        resumed_from=told[-1].resumed_from,
+        attempts=tuple(attempt(events) for events in runs),
+        done_before=done_before,
     )
+
+
+def _final_loss(told: Sequence[RunReport]) -> float | None:
+    """That of the newest attempt; of the one that made the last step, if nothing was left to do but to save."""
+    newest = told[-1]
+    if newest.commits or newest.resumed_from is None:
+        return newest.final_loss
+    made = (each for each in reversed(told) if each.commits and each.commits[-1][0] + 1 == newest.resumed_from)
+    return next((each.final_loss for each in made), None)
 
 
 def _raise_unless_done(outcome: Outcome, summary: Summary) -> None:

@@ -15,12 +15,14 @@ from holdfast.telemetry.events import (
     Event,
     FaultInjected,
     Installed,
+    JobEnded,
+    JobStarted,
     Rebuilt,
     Resumed,
     StepOps,
 )
 
-__all__ = ["FATAL_KINDS", "FailureReport", "RunReport", "report"]
+__all__ = ["FATAL_KINDS", "AttemptReport", "FailureReport", "RunReport", "attempt", "report"]
 
 Timed = tuple[float, Event]
 
@@ -84,6 +86,44 @@ class RunReport:
     def failures_json(self) -> list[dict[str, object]]:
         """The failures in the form of ``summary.json``."""
         return [dataclasses.asdict(failure) for failure in self.failures]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptReport:
+    """One of the attempts that made a run.
+
+    Attributes:
+        began: seconds since 1970; None if it never did.
+        resumed_from: the step of the checkpoint that it went on from; None if it began anew.
+        steps: steps that were committed when it ended, counted from the beginning of the run.
+        failures: workers that were lost in it.
+        outcome: ``done`` and so on; ``killed`` if it ended without a word, or has not ended.
+    """
+
+    began: float | None
+    resumed_from: int | None
+    steps: int
+    failures: int
+    outcome: str
+
+    def to_json(self) -> dict[str, object]:
+        """Its form in ``summary.json``."""
+        return dataclasses.asdict(self)
+
+
+def attempt(events: Iterable[Timed]) -> AttemptReport:
+    """Reads the events of one attempt, in the order of time."""
+    timed = list(events)
+    told = report(timed)
+    ended = [event for _, event in timed if isinstance(event, JobEnded)]
+    reached = told.commits[-1][0] + 1 if told.commits else told.resumed_from or 0
+    return AttemptReport(
+        began=next((event.wall_time for _, event in timed if isinstance(event, JobStarted)), None),
+        resumed_from=told.resumed_from,
+        steps=reached,
+        failures=len(told.failures),
+        outcome=ended[-1].outcome if ended else "killed",
+    )
 
 
 def report(events: Iterable[Timed]) -> RunReport:

@@ -25,7 +25,7 @@ def job(*overrides, **sections):
 def told(saved, wanted):
     found, unknown = compare(deciding(saved), wanted)
     assert unknown == ()
-    return [str(each) for each in found]
+    return [each.told("the checkpoint") for each in found]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_key_that_was_not_there_had_its_default():
     saved = {path: value for path, value in deciding(job()).items() if path != "optimizer.eps"}
     assert compare(saved, job()) == ((), ())
     (found,), _ = compare(saved, job("optimizer.eps=0.5"))
-    assert str(found) == "optimizer.eps: expected 1e-8, as in the checkpoint, got 0.5"
+    assert found.told("the checkpoint") == "optimizer.eps: expected 1e-8, as in the checkpoint, got 0.5"
 
 
 def test_a_key_of_a_later_version_cannot_be_compared():

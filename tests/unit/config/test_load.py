@@ -44,7 +44,8 @@ def complaint(tree, *overrides):
         (
             "zzz",
             1,
-            "zzz: unknown key; known: checkpoint, control, data, grid, model, name, optimizer, resilience, train",
+            "zzz: unknown key; known: checkpoint, control, data, grid, model, name, optimizer, resilience, resume, "
+            "train",
         ),
         (
             "model.hieght",

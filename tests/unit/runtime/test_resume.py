@@ -14,7 +14,16 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.processes import CoordinatorSpec, Found, ResumeFrom
-from holdfast.runtime.resume import check_accepted, checkpoints_url, compared, find, parse_resume
+from holdfast.runtime.resume import (
+    check_accepted,
+    check_same_job,
+    checkpoints_url,
+    compared,
+    find,
+    parse_resume,
+    resume_auto,
+)
+from holdfast.runtime.rundir import Claim
 from holdfast.runtime.worker import _membership
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected
@@ -58,8 +67,9 @@ def find_in(folder, step=None, *, of=None, url=None, facts=None, accept=()):
 
 def test_the_newest_is_found_or_the_one_named(tmp_path):
     make(tmp_path / "a", 4, 8, facts=facts_of(job()))
-    assert find_in(tmp_path / "a") == Found(step=8, rejected=())
-    assert find_in(tmp_path / "a", 4) == Found(step=4, rejected=())
+    url = str(tmp_path / "a")
+    assert find_in(tmp_path / "a") == Found(url=url, step=8, rejected=())
+    assert find_in(tmp_path / "a", 4) == Found(url=url, step=4, rejected=())
 
 
 def test_without_resume_there_is_nothing_to_find(tmp_path):
@@ -269,6 +279,76 @@ def test_a_run_directory_stands_for_its_checkpoints(tmp_path, url):
     expected = url or str(tmp_path / "checkpoints")
     assert checkpoints_url(of, tmp_path) == expected
     assert parse_resume(f"{tmp_path}@5") == ResumeFrom(url=expected, step=5)
+
+
+# The same command again and again.
+
+
+def auto(run_dir, of=None):
+    return resume_auto(of or job(), run_dir)
+
+
+def find_auto(run_dir, of=None, **options):
+    of = of or job()
+    return find(of, auto(run_dir, of), checkpoints_url(of, run_dir), facts_of(of), **options)
+
+
+def attempt_of(run_dir, **sections):
+    run_dir.mkdir(exist_ok=True)
+    (run_dir / "job.yaml").write_text(dump_job(job(**sections)))
+    return run_dir
+
+
+def test_auto_begins_where_nothing_is(tmp_path):
+    assert find_auto(tmp_path / "run") is None
+    assert str(auto(tmp_path / "run")) == "auto"
+    assert find_auto(attempt_of(tmp_path / "run")) is None
+
+
+def test_auto_takes_the_newest_of_all_places_of_all_attempts(tmp_path):
+    run_dir = attempt_of(tmp_path / "run")
+    make(run_dir / "checkpoints", 4, facts=facts_of(job()))
+    Claim(run_dir).set_aside()
+    attempt_of(run_dir, checkpoint={"every": 4, "url": str(tmp_path / "b")})
+    make(tmp_path / "b", 8, facts=facts_of(job()))
+    moved = job(checkpoint={"every": 4, "url": str(tmp_path / "c")})
+    assert auto(run_dir, moved) == ResumeFrom(
+        url=str(tmp_path / "c"), step=None, auto=True, others=(str(tmp_path / "b"), str(run_dir / "checkpoints"))
+    )
+    assert find_auto(run_dir, moved) == Found(url=str(tmp_path / "b"), step=8, rejected=())
+    next((tmp_path / "b" / "step-00000008").glob("layer-0001*")).unlink()
+    found = find_auto(run_dir, moved)
+    assert (found.url, found.step) == (str(run_dir / "checkpoints"), 4)
+    assert [each.step for each in found.rejected] == [8]
+    make(tmp_path / "c", 12, facts=facts_of(job()))
+    assert find_auto(tmp_path / "elsewhere", moved).step == 12, "the run directory may be lost"
+
+
+def test_auto_does_not_begin_anew_beside_checkpoints_that_cannot_be_read(tmp_path):
+    run_dir = attempt_of(tmp_path / "run")
+    make(run_dir / "checkpoints", 4, facts=facts_of(job()))
+    (run_dir / "checkpoints" / "step-00000004" / "manifest.json").write_text("torn")
+    with pytest.raises(ConfigError, match="--resume auto: no checkpoint is sound, delete them to begin anew: step 4: "):
+        find_auto(run_dir)
+
+
+def test_auto_ends_what_was_cut_off_after_the_last_step(tmp_path):
+    make(tmp_path / "run" / "checkpoints", 20, facts=facts_of(job()))
+    assert find_auto(tmp_path / "run").step == 20
+    with pytest.raises(ConfigError, match=r"train\.steps: the checkpoint is of step 20, nothing is left to do"):
+        find_auto(tmp_path / "run", job(train={"steps": 19}))
+
+
+def test_a_run_directory_of_another_job_is_refused(tmp_path):
+    check_same_job(job(), tmp_path / "run", ())
+    run_dir = attempt_of(tmp_path / "run", optimizer={"lr": 0.5})
+    with pytest.raises(ConfigError) as caught:
+        check_same_job(job(), run_dir, ())
+    assert str(caught.value) == (
+        f"--run-dir {run_dir}: holds a run of another job: optimizer.lr: expected 0.5, as in the run before, got "
+        "0.0003; to go on all the same, with other bits than the run that was begun: --accept optimizer.lr"
+    )
+    check_same_job(job(), run_dir, ("optimizer.lr",))
 
 
 # What a coordinator that is started again can fall back to.
