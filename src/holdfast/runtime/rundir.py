@@ -61,6 +61,7 @@ class Claim:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._file is not None:
+            os.ftruncate(self._file, 0)
             os.close(self._file)
             self._file = None
 

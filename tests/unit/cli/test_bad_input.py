@@ -182,7 +182,10 @@ def test_a_run_directory_is_used_once_and_the_story_of_the_run_can_be_read(holdf
     before = contents(tmp_path)
     assert {"run/job.yaml", "run/events.jsonl", "run/summary.json"} <= set(before)
     line = complaint(holdfast("train", job, "--run-dir", "run"))
-    assert line == "holdfast: --run-dir run: is not empty; choose a new directory, nothing was overwritten"
+    assert line == (
+        "holdfast: --run-dir run: is not empty; choose a new directory, or go on with what is there by --resume auto; "
+        "nothing was overwritten"
+    )
     assert contents(tmp_path) == before
     story = holdfast("inspect", "run")
     assert story.returncode == 0
