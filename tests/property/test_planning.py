@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections import Counter
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -86,6 +87,18 @@ def test_every_plan_is_proved_twice_and_not_below_its_bound(problem, technique):
     for stage in range(len(grid.stages)):
         loads = [len(visits) for worker, visits in own.items() if worker.stage == stage]
         assert max(loads) == -(-grid.pipelines * grid.microbatches // len(loads))
+
+
+@MANY
+@given(problems(), st.integers(1, 11))
+def test_staggering_never_makes_a_step_longer(problem, tries):
+    """Its known rules contain those for the makespan, in turns with its own."""
+    grid, failed = problem
+    periods = {
+        technique: make_plan(grid, failed, technique, time_limit_s=inf, tries=count).found.period
+        for technique, count in ((Technique.DECOUPLED, tries), (Technique.STAGGERED, 2 * tries))
+    }
+    assert periods[Technique.STAGGERED] <= periods[Technique.DECOUPLED] * (1 + 1e-9)
 
 
 @MANY

@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from holdfast.config.job import ConvnetModel, GptModel, Job, PythonModel
@@ -19,13 +19,13 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.pictures import render_svg, render_trace
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.plan import Plan
-from holdfast.core.profile import Costs, costs_from_profile, parse_costs
+from holdfast.core.profile import Costs, Profile, costs_from_profile, parse_costs
 from holdfast.core.render import render_timeline
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan
 from holdfast.planning.jobs import profile_of, stages_of, terms_of
 from holdfast.planning.library import PlanLibrary
-from holdfast.planning.normalise import normalised
+from holdfast.planning.normalise import Move, Normalisation, assigned, moves, normalised
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Engine, Planned, Technique, make_plan
 from holdfast.planning.shop import Grid
@@ -74,7 +74,8 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument(
         "--memory",
         metavar="aF,aI,aW,cap",
-        help="what F takes, I and W give back, and the limit; with --profile the limit alone, in bytes",
+        help="what F takes, I and W give back, and the limit; with --profile the memory of a worker alone, in bytes: "
+        "it holds parameters, optimizer state and sums of gradients, too",
     )
     failures = parser.add_mutually_exclusive_group()
     failures.add_argument("--failed", default="", metavar="1.2,0.3", help="the workers that have failed")
@@ -83,6 +84,12 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
         default="0",
         metavar="N",
         help="that many failures, placed on the stages where they cost least",
+    )
+    parser.add_argument(
+        "--normalise",
+        choices=[each.value for each in Normalisation],
+        help="who fails by --failures; with --failed, move failures there and say who takes whose place: the worst "
+        "stage is as fast as possible (min-max, the default of --failures), or by SlipStream's algorithm 1 (paper)",
     )
     parser.add_argument(
         "--technique", choices=[each.value for each in Technique], help="default: adaptive after failures, else 1f1b"
@@ -118,7 +125,8 @@ def run(args: argparse.Namespace) -> int:
     if planned.shop.num_operations <= _PROVED_TWICE:
         validate(plan, costs=task.grid.costs)
     staggered = task.technique is Technique.STAGGERED
-    result = _Result(plan, planned, to_timeline(planned.shop, plan, planned.schedule, staggered=staggered))
+    timeline = to_timeline(planned.shop, plan, planned.schedule, staggered=staggered)
+    result = _Result(plan, planned, timeline, task.moves)
     sys.stdout.write(_SHOW[args.format](result))
     return 0
 
@@ -144,6 +152,7 @@ class _Task:
     time_limit_s: float
     engine: Engine
     fill: tuple[int, Path] | None
+    moves: tuple[Move, ...] = ()
     tries: int | None = None
 
 
@@ -152,6 +161,7 @@ class _Result:
     plan: Plan
     planned: Planned
     timeline: Timeline
+    moves: tuple[Move, ...]
 
 
 def _read(args: argparse.Namespace) -> _Task:
@@ -162,7 +172,8 @@ def _read(args: argparse.Namespace) -> _Task:
         args.grid = args.grid or f"{job.grid.pipelines}x{job.grid.stages}"
         args.microbatches = args.microbatches or str(job.grid.microbatches)
     num_pipelines, num_stages = _parse_grid(args.grid)
-    costs, stages = _profiled(args, job, num_stages) if args.profile else _given(args, num_stages)
+    profile = load_profile(args.profile) if args.profile else None
+    costs, stages = _given(args, num_stages) if profile is None else _profiled(args, job, profile, num_stages)
     grid = Grid(
         pipelines=num_pipelines,
         stages=stages,
@@ -170,20 +181,19 @@ def _read(args: argparse.Namespace) -> _Task:
         costs=costs,
         ties=_known_ties(job, costs.num_layers),
     )
-    failed = _parse_failed(args.failed, grid)
-    technique = Technique(
-        args.technique or ("adaptive" if failed or args.failures != "0" or args.all_failures else "1f1b")
-    )
-    failed = failed or _normalised(args.failures, grid, technique)
+    failing = args.failed or args.failures != "0" or args.all_failures
+    technique = Technique(args.technique or ("adaptive" if failing else "1f1b"))
+    failed, moved = _failures(args, grid, technique, profile)
     return _Task(
         grid=grid,
         failed=failed,
+        moves=moved,
         technique=technique,
         time_limit_s=_parse_above_0(
             "--time-limit", args.time_limit or ("60" if args.all_failures else "10"), "seconds, such as 10"
         ),
         engine=Engine(args.solver),
-        fill=_parse_fill(args.all_failures, args.out),
+        fill=_parse_fill(args),
     )
 
 
@@ -201,10 +211,11 @@ def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
         return None
     stages = stages_of(job, num_layers, profile)
     grid = regular_grid(job.grid.pipelines, stages, job.grid.microbatches, terms)
-    failed = _parse_failed(args.failed, grid) or _normalised(args.failures, grid, terms.technique)
+    failed, moved = _failures(args, grid, terms.technique, profile)
     return _Task(
         grid=grid,
         failed=failed,
+        moves=moved,
         technique=terms.technique,
         time_limit_s=math.inf,
         engine=Engine.LIST,
@@ -226,7 +237,9 @@ def _given(args: argparse.Namespace, num_stages: int) -> tuple[Costs, tuple[Laye
     return costs, split_evenly(num_stages, num_stages)
 
 
-def _profiled(args: argparse.Namespace, job: Job | None, num_stages: int) -> tuple[Costs, tuple[LayerRange, ...]]:
+def _profiled(
+    args: argparse.Namespace, job: Job | None, profile: Profile, num_stages: int
+) -> tuple[Costs, tuple[LayerRange, ...]]:
     """Returns the costs of a profile, in seconds and bytes, and the stages into which it is cut best."""
     for flag in ("costs", "comm", "optimizer_cost", "split_cost"):
         if getattr(args, flag) is not None:
@@ -234,7 +247,6 @@ def _profiled(args: argparse.Namespace, job: Job | None, num_stages: int) -> tup
             raise ConfigError(
                 f"{name} {getattr(args, flag)}: --profile {args.profile} gives that: expected one of both"
             )
-    profile = load_profile(args.profile)
     expected = None if job is None else _num_layers(job)
     if expected not in (None, len(profile.layers)):
         raise ConfigError(
@@ -242,7 +254,9 @@ def _profiled(args: argparse.Namespace, job: Job | None, num_stages: int) -> tup
             "is it the profile of another model?"
         )
     room = None if args.memory is None else _parse_above_0("--memory", args.memory, "bytes, such as 16e9")
-    costs = costs_from_profile(profile, capacity_bytes=room)
+    copies = 1 if job is not None and job.resilience.commit == "undo" else 2
+    sums = 1 if job is not None and job.train.numerics == "fast" else 2
+    costs = costs_from_profile(profile, capacity_bytes=room, copies=copies, sums=sums)
     return costs, balanced_stages(costs, num_stages)
 
 
@@ -263,11 +277,17 @@ def _num_layers(job: Job) -> int | None:
             return None
 
 
-def _parse_fill(failures: str | None, folder: str | None) -> tuple[int, Path] | None:
+def _parse_fill(args: argparse.Namespace) -> tuple[int, Path] | None:
+    failures, folder = args.all_failures, args.out
     if failures is None and folder is None:
         return None
     if failures is None or folder is None:
         raise ConfigError("--all-failures N and --out DIR go together: expected both, to fill a plan library")
+    if args.normalise == Normalisation.PAPER:
+        raise ConfigError(
+            "--normalise paper: a library shares plans between counts, which needs assignments that contain one "
+            "another: expected min-max with --all-failures"
+        )
     return _parse_count("--all-failures", failures, 1), Path(folder)
 
 
@@ -308,7 +328,30 @@ def _parse_failed(text: str, grid: Grid) -> tuple[WorkerId, ...]:
     return tuple(sorted(failed))
 
 
-def _normalised(text: str, grid: Grid, technique: Technique) -> tuple[WorkerId, ...]:
+def _failures(
+    args: argparse.Namespace, grid: Grid, technique: Technique, profile: Profile | None
+) -> tuple[tuple[WorkerId, ...], tuple[Move, ...]]:
+    """Returns the places that are empty, and who moved so that it is these."""
+    failed = _parse_failed(args.failed, grid)
+    how = Normalisation(args.normalise or Normalisation.MIN_MAX)
+    if not failed:
+        return _placed(args.failures, grid, technique, how), ()
+    if args.normalise is None:
+        return failed, ()
+    moved, empty = moves(
+        grid, failed, assigned(grid, len(failed), technique.rules, how), _state_bytes(profile, grid.stages)
+    )
+    return empty, moved
+
+
+def _state_bytes(profile: Profile | None, stages: tuple[LayerRange, ...]) -> tuple[int, ...] | None:
+    """What a worker of stage 0, 1, ... must get to hold its layers; None where no profile tells."""
+    if profile is None:
+        return None
+    return tuple(sum(profile.layers[layer].state_bytes for layer in layers.indices) for layers in stages)
+
+
+def _placed(text: str, grid: Grid, technique: Technique, how: Normalisation) -> tuple[WorkerId, ...]:
     """Places a number of failures where they cost least."""
     num_stages = len(grid.stages)
     count, most = _parse_count("--failures", text, 0), (grid.pipelines - 1) * num_stages
@@ -317,7 +360,7 @@ def _normalised(text: str, grid: Grid, technique: Technique) -> tuple[WorkerId, 
             f"--failures {count}: a grid of {grid.pipelines}x{num_stages} survives at most {most}, "
             "as every stage has to keep one worker"
         )
-    return normalised(grid, count, technique.rules)
+    return normalised(grid, count, technique.rules, how)
 
 
 def _to_json(result: _Result) -> str:
@@ -334,8 +377,10 @@ def _to_json(result: _Result) -> str:
         "bound": {"period": result.planned.bound.period, "makespan": result.planned.bound.makespan},
         "optimal": result.planned.optimal,
         "failures_per_stage": list(result.planned.failures_per_stage),
+        "moves": [asdict(move) | {"worker": str(move.worker), "takes": str(move.takes)} for move in result.moves],
         "peak_memory": {str(worker): peak for worker, peak in timeline.peak_memory},
         "solve_s": result.planned.solve_s,
+        "note": result.planned.note,
         "orders": orders,
     }
     return json.dumps(found) + "\n"
@@ -348,8 +393,15 @@ def _to_table(result: _Result) -> str:
         + f"bound     period {planned.bound.period:g}, makespan {planned.bound.makespan:g}"
         + (" (reached: optimal)" if planned.optimal else "")
         + f"\nfailures  {' '.join(map(str, planned.failures_per_stage))} per stage"
-        + f"\nsolved    in {planned.solve_s * 1e3:.1f} ms\n"
+        + "".join(f"\nmoves     {_told(move)}" for move in result.moves)
+        + f"\nsolved    in {planned.solve_s * 1e3:.1f} ms"
+        + (f"\nnote      {planned.note}\n" if planned.note else "\n")
     )
+
+
+def _told(move: Move) -> str:
+    size = "the state of its layers" if move.copied_bytes is None else f"{move.copied_bytes:,} bytes"
+    return f"{move.worker} takes the place of {move.takes}, copies {size}"
 
 
 def _to_svg(result: _Result) -> str:

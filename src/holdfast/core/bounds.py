@@ -124,7 +124,7 @@ class StageBounds:
     def _held(self, stage: int) -> float:
         """Returns how many micro-batches a worker may hold between F and I or B."""
         costs = self._each[stage]
-        by_memory = _fit(costs.capacity, costs.takes)
+        by_memory = _fit(costs.room, costs.takes)
         return min(by_memory, len(self._each) - stage) if self._rules.classic else by_memory
 
     def _drained(self, stage: int) -> float:
@@ -135,11 +135,11 @@ class StageBounds:
         costs, held = self._each[stage], self._held(stage)
         way = self._until_back[stage] - costs.forward
         both, kept = costs.input_apart + costs.weight, costs.takes - costs.gives_input
-        if held == inf or costs.capacity is None:
+        if held == inf or costs.room is None:
             return max(0, way - (held - 1) * both) if held < inf else 0
         most: float = 0
         for x in range(int(held)):
-            left = costs.capacity - (x + 1) * costs.takes
+            left = costs.room - (x + 1) * costs.takes
             most = max(
                 most, x * both + (0 if self._rules.coupled or not costs.weight else _fit(left, kept) * costs.weight)
             )
@@ -148,9 +148,9 @@ class StageBounds:
     def _forced(self, stage: int, load: int) -> float:
         """Returns the time of W that memory does not let wait until the last F has started."""
         costs = self._each[stage]
-        if costs.capacity is None:
+        if costs.room is None:
             return 0
-        waiting = 1 + _fit(costs.capacity - costs.takes, costs.takes - costs.gives_input)
+        waiting = 1 + _fit(costs.room - costs.takes, costs.takes - costs.gives_input)
         return max(0, load - waiting) * self._after[stage] if waiting < inf else 0
 
 

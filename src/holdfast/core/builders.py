@@ -15,7 +15,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, StageCosts, unit_costs
 from holdfast.core.routes import Routes, home_routes, reroute
 from holdfast.core.schedule import Op, OpKind, Orders
-from holdfast.errors import ConfigError, InfeasiblePlan
+from holdfast.errors import ConfigError
 
 __all__ = ["Limit", "adaptive_plan", "gpipe_orders", "one_f_one_b", "regular_plan"]
 
@@ -171,14 +171,8 @@ def _open_desks(placement: Placement, routes: Routes, costs: Costs, limit: Limit
 
 def _open_desk(worker: WorkerId, stage: StageCosts, visits: int, limit: int) -> _Desk:
     """Opens the desk of a worker; a limit of 0 means as many as visit it."""
-    room = math.inf if stage.capacity is None else stage.capacity * (1 + 1e-12)
-    kept = stage.takes - stage.gives_input - stage.gives_weight
-    needed = stage.takes + kept * (visits - 1)
-    if visits and needed > room:
-        raise InfeasiblePlan(
-            f"stage {worker.stage} (worker {worker}) has {stage.capacity} of memory, "
-            f"but its {visits} micro-batches need at least {needed}, even one after another"
-        )
+    room = math.inf if stage.room is None else stage.room * (1 + 1e-12)
+    stage.check_memory(f"stage {worker.stage} (worker {worker})", visits)
     return _Desk(worker, stage, limit or max(visits, 1), room)
 
 

@@ -174,18 +174,18 @@ def op_time(kind: OpKind, stage: StageCosts) -> float:
 
 def peak_memory(row: tuple[Op, ...], stage: StageCosts) -> float:
     """Returns the most memory that a worker holds while it runs its operations, which only their order decides."""
-    return max(memory_held(row, stage), default=0)
+    return max(memory_held(row, stage), default=stage.state)
 
 
 def memory_held(row: tuple[Op, ...], stage: StageCosts) -> tuple[float, ...]:
-    """Returns the memory held during every operation of a row."""
+    """Returns the memory held during every operation of a row, with that of the layers' state."""
     given = {
         OpKind.F: 0,
         OpKind.I: stage.gives_input,
         OpKind.W: stage.gives_weight,
         OpKind.B: stage.gives_input + stage.gives_weight,
     }
-    held: float = 0
+    held = stage.state
     during: list[float] = []
     for op in row:
         held += stage.takes if op.kind is OpKind.F else 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, InfeasiblePlan
 
 __all__ = [
     "Costs",
@@ -79,6 +79,11 @@ class LayerProfile:
         _check_numbers(self, f"layer {self.name!r}")
         if self.split_s > self.backward_input_s + self.backward_weight_s:
             raise ConfigError(f"layer {self.name!r}: split_s = {self.split_s} is more than I and W take together")
+
+    @property
+    def state_bytes(self) -> int:
+        """What another worker needs to hold this layer: its parameters and their optimizer state."""
+        return self.parameter_bytes + self.optimizer_bytes
 
     def seconds_of(self, kind: OpKind) -> float:
         """Returns how long one operation on one micro-batch takes."""
@@ -162,8 +167,9 @@ class StageCosts:
         takes: memory taken at the start of F.
         gives_input: memory given back at the end of I.
         gives_weight: memory given back at the end of W. The end of B gives back both.
-        capacity: memory that may be held; None: no limit.
+        capacity: memory of the worker; None: no limit.
         split: by how much I takes longer apart from W than within B.
+        state: memory that its layers take all the time, whatever is run.
     """
 
     forward: float
@@ -175,6 +181,27 @@ class StageCosts:
     gives_weight: float
     capacity: float | None
     split: float = 0
+    state: float = 0
+
+    @property
+    def room(self) -> float | None:
+        """Memory that is left for micro-batches, below 0 if not even the state fits; None: no limit."""
+        return None if self.capacity is None else self.capacity - self.state
+
+    def check_memory(self, who: str, microbatches: int) -> None:
+        """Checks that a worker can run so many micro-batches at all, one after another.
+
+        Raises:
+            InfeasiblePlan: its memory is too small; the message begins with ``who``.
+        """
+        kept = self.takes - self.gives_input - self.gives_weight
+        needed = self.state + self.takes + kept * (microbatches - 1)
+        if microbatches and self.capacity is not None and needed > self.capacity * (1 + 1e-12):
+            of_it = f", {self.state} of it for the state of its layers" if self.state else ""
+            raise InfeasiblePlan(
+                f"{who} has {self.capacity} of memory, but its {microbatches} micro-batches need at least {needed}, "
+                f"even one after another{of_it}: expected that or more"
+            )
 
     @property
     def input_apart(self) -> float:
@@ -207,6 +234,8 @@ class Costs:
         gives_weight: memory that the end of W gives back.
         capacity: memory of a worker whose first layer is 0, 1, ...; None: no limit.
         split: by how much I takes longer apart from W than within B; None: not at all.
+        state: memory that a layer takes all the time, for parameters, optimizer state and sums of gradients; None: not
+            counted.
     """
 
     forward: tuple[float, ...]
@@ -219,6 +248,7 @@ class Costs:
     gives_weight: tuple[float, ...]
     capacity: tuple[float, ...] | None = None
     split: tuple[float, ...] | None = None
+    state: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -248,6 +278,7 @@ class Costs:
             gives_weight=sum(self.gives_weight[at]),
             capacity=None if self.capacity is None else self.capacity[layers.start],
             split=0 if self.split is None else sum(self.split[at]),
+            state=0 if self.state is None else sum(self.state[at]),
         )
 
 
@@ -340,14 +371,18 @@ def parse_costs(
     )
 
 
-def costs_from_profile(profile: Profile, *, capacity_bytes: float | None = None) -> Costs:
+def costs_from_profile(
+    profile: Profile, *, capacity_bytes: float | None = None, copies: int = 2, sums: int = 2
+) -> Costs:
     """Returns costs in seconds and bytes; a worker's are the sums over the layers that its placement gives it.
 
     Memory is taken at the start of F and only given back then, so where more is held after I than after F, F takes it.
 
     Args:
         profile: what was measured.
-        capacity_bytes: memory that the micro-batches of a worker may hold; None: no limit.
+        capacity_bytes: memory of a worker, for its layers' state and its micro-batches; None: no limit.
+        copies: how often parameters and optimizer state are held: twice, or once if steps are undone.
+        sums: memory for sums of gradients, in sizes of the parameters: 2 for exact ones of float32, else 1.
     """
 
     def row(value: Callable[[LayerProfile], float]) -> tuple[float, ...]:
@@ -372,6 +407,7 @@ def costs_from_profile(profile: Profile, *, capacity_bytes: float | None = None)
         gives_weight=row(lambda layer: layer.held_after_input_bytes),
         capacity=None if capacity_bytes is None else (capacity_bytes,) * len(profile.layers),
         split=row(split),
+        state=row(lambda layer: copies * layer.state_bytes + sums * layer.parameter_bytes),
     )
 
 

@@ -57,7 +57,7 @@ def terms_of(
 
 
 def _copy_s(profile: Profile) -> tuple[float, ...]:
-    return tuple(profile.link.seconds_of(layer.parameter_bytes + layer.optimizer_bytes) for layer in profile.layers)
+    return tuple(profile.link.seconds_of(layer.state_bytes) for layer in profile.layers)
 
 
 def stages_of(job: Job, num_layers: int, profile: Profile | None = None) -> tuple[LayerRange, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from heapq import heapify, heapreplace
 from math import inf
@@ -16,7 +17,9 @@ from holdfast.planning.shop import Grid
 
 __all__ = [
     "Move",
+    "Normalisation",
     "StageCost",
+    "assigned",
     "bound_cost",
     "bubble_cost",
     "min_max",
@@ -29,6 +32,15 @@ __all__ = [
 
 StageCost = Callable[[int, int], float]
 """What it costs that so many workers of a stage have failed: ``cost(stage, failures)``; infinite if nobody is left."""
+
+
+class Normalisation(StrEnum):
+    """By which rule failures are assigned to stages."""
+
+    MIN_MAX = "min-max"
+    """The worst stage's bound on the period is least: :func:`min_max` of :func:`bound_cost`."""
+    PAPER = "paper"
+    """The sum of the stages' extra bubbles is least, as SlipStream does it: :func:`min_sum` of :func:`bubble_cost`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +166,27 @@ def per_stage(failed: Iterable[WorkerId], num_stages: int) -> tuple[int, ...]:
     return tuple(lost[stage] for stage in range(num_stages))
 
 
-def normalised(grid: Grid, failures: int, rules: BoundRules) -> tuple[WorkerId, ...]:
-    """Returns which workers fail if so many failures are at the places where the bound rises least.
+def assigned(grid: Grid, failures: int, rules: BoundRules, how: Normalisation) -> tuple[int, ...]:
+    """Returns how many of the failures each stage takes, by a rule.
+
+    Raises:
+        InfeasiblePlan: so many failures leave no worker on some stage, or memory holds too little for the paper's
+            simulation of one worker.
+    """
+    if how is Normalisation.PAPER:
+        return min_sum(len(grid.stages), failures, grid.pipelines - 1, bubble_cost(grid))
+    return min_max(len(grid.stages), failures, bound_cost(grid, rules))[failures]
+
+
+def normalised(
+    grid: Grid, failures: int, rules: BoundRules, how: Normalisation = Normalisation.MIN_MAX
+) -> tuple[WorkerId, ...]:
+    """Returns which workers fail if so many failures are at the places where they cost least.
 
     Raises:
         InfeasiblePlan: so many failures leave no worker on some stage.
     """
-    return place(min_max(len(grid.stages), failures, bound_cost(grid, rules))[failures], grid.pipelines)
+    return place(assigned(grid, failures, rules, how), grid.pipelines)
 
 
 def moves(
@@ -208,7 +234,7 @@ def _alone(grid: Grid, stage: int, visits: int) -> float:
     each, comm = grid.each, grid.comm
     costs = each[stage]
     trip = sum(each[s].forward + each[s].input_apart + 2 * comm[s - 1] for s in range(stage + 1, len(each)))
-    room = inf if costs.capacity is None else costs.capacity
+    room = inf if costs.room is None else costs.room
     kept = costs.takes - costs.gives_input - costs.gives_weight
     now, held, weights = 0.0, 0.0, 0
     returns: list[float] = []

@@ -65,7 +65,7 @@ def _fitting(costs: Costs, in_flight: int) -> Callable[[int, int], bool]:
     @cache
     def fits(start: int, stop: int) -> bool:
         stage = costs.of(LayerRange(start, stop))
-        return stage.capacity is None or stage.takes * in_flight <= stage.capacity * (1 + 1e-12)
+        return stage.room is None or stage.takes * in_flight <= stage.room * (1 + 1e-12)
 
     return fits
 

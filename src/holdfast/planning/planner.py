@@ -78,6 +78,7 @@ class Planned:
         failures_per_stage: failed workers of every stage.
         solve_s: seconds that it took.
         spares: living workers that compute nothing, since the schedule does without them.
+        note: what the user should know of a solver that added nothing, and what would do; empty if nothing.
     """
 
     shop: Shop
@@ -89,6 +90,7 @@ class Planned:
     failures_per_stage: tuple[int, ...]
     solve_s: float
     spares: frozenset[WorkerId] = frozenset()
+    note: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -201,12 +203,26 @@ def _solve_exactly(planned: Planned, best: Found, engine: Engine, time_limit_s: 
     )
     answer = run_solver(engine.value.replace("-", "_"), shop, problem, scale)
     if answer is None:
-        return replace(planned, solve_s=time.perf_counter() - started)
+        note = (
+            f"{engine} found no schedule in its {time_limit_s:.3g} s, this is the list scheduler's: {_would_do(engine)}"
+        )
+        return replace(planned, note=note, solve_s=time.perf_counter() - started)
     proves = shop.coupled or not any(stage.split for stage in shop.grid.each)
     lower = _raise_bound(planned, answer.bound) if proves else planned.bound
     solved = judge(shop, technique, answer.schedule, lower, started=started, proved=answer.proved and proves)
     better = solved.found.period < planned.found.period or solved.optimal
-    return replace(solved if better else planned, bound=lower, solve_s=time.perf_counter() - started)
+    if better:
+        return replace(solved, bound=lower, solve_s=time.perf_counter() - started)
+    note = (
+        f"{engine} found nothing better in its {time_limit_s:.3g} s, this is the list scheduler's: {_would_do(engine)}"
+    )
+    return replace(planned, note=note, bound=lower, solve_s=time.perf_counter() - started)
+
+
+def _would_do(engine: Engine) -> str:
+    """What to ask for instead of an engine that had too little time."""
+    more = "give it a longer --time-limit"
+    return more if engine is not Engine.MILP else f"{more}, or take --solver cp-sat, which needs far less time"
 
 
 def _raise_bound(planned: Planned, proved: float) -> Bound:

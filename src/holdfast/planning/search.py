@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, product
+from itertools import chain, islice, product
 
 from holdfast.planning.array_scheduler import array_schedule, suits
 from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urgency
@@ -207,13 +207,16 @@ def _climb(
 
 
 def _known_rules(shop: Shop, staggered: bool, at_once: bool) -> tuple[_Rules, ...]:
-    """The rules to begin with, each once: memory makes some alike, and so does a grid without failures."""
-    starts: tuple[_Start, ...]
-    if at_once:
-        starts = _AT_ONCE if staggered else _AT_ONCE_MAKESPAN
-    else:
-        memory_alone = _Start(float(shop.num_visits), 0)
-        starts = (*(_DEPTHS if staggered else _DEPTHS[::-1]), memory_alone)
+    """The rules to begin with, each once: memory makes some alike, and so does a grid without failures.
+
+    For the period, those for the makespan come in turns with its own, theirs first: what makes a short step with a
+    synchronous optimizer makes one that is no longer with a staggered one. For large grids, of which few are made, they
+    come last.
+    """
+    starts = _AT_ONCE_MAKESPAN if at_once else (*_DEPTHS[::-1], _Start(float(shop.num_visits), 0))
+    if staggered:
+        by_turns = chain.from_iterable(zip(starts, _DEPTHS, strict=False))
+        starts = (*_AT_ONCE, *starts) if at_once else (*by_turns, starts[-1])
     most = _most(shop)
     found = (
         _Rules(

@@ -17,7 +17,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, StageCosts
 from holdfast.core.routes import Route, Routes
 from holdfast.core.schedule import Op, OpKind, Orders
-from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
+from holdfast.errors import ConfigError, StateUnavailable
 
 __all__ = ["Grid", "Shop", "open_shop", "rows_of", "to_plan", "to_routes"]
 
@@ -146,7 +146,7 @@ def open_shop(
             tuple(stage.backward if coupled else stage.input_apart for stage in each),
             tuple(stage.weight for stage in each),
         ),
-        room=tuple(float("inf") if stage.capacity is None else stage.capacity * (1 + 1e-12) for stage in each),
+        room=tuple(float("inf") if (room := stage.room) is None else room * (1 + 1e-12) for stage in each),
     )
 
 
@@ -235,12 +235,7 @@ def _check_memory(grid: Grid, worker_of: tuple[int, ...]) -> None:
         visits[worker] += 1
     for number, stage in enumerate(grid.each):
         most = max(visits[number * grid.pipelines : (number + 1) * grid.pipelines])
-        needed = stage.takes + (stage.takes - stage.gives_input - stage.gives_weight) * (most - 1)
-        if stage.capacity is not None and needed > stage.capacity * (1 + 1e-12):
-            raise InfeasiblePlan(
-                f"stage {number} has {stage.capacity} of memory, but its {most} micro-batches need "
-                f"at least {needed}, even one after another: expected that or more"
-            )
+        stage.check_memory(f"stage {number}", most)
 
 
 def to_routes(shop: Shop) -> Routes:

@@ -289,7 +289,7 @@ def _check_memory(shop: Shop, costs: StageCosts, worker: int, row: _Whole) -> No
     stage = worker // shop.grid.pipelines
     if len(held) and float(np.max(held)) > shop.room[stage] * (1 + 1e-9):
         raise InvalidSchedule(
-            f"holds {np.max(held):g} of memory, more than the {costs.capacity} that it has",
+            f"holds {np.max(held):g} of memory for micro-batches, more than the {costs.room} that it has",
             worker=_name(shop, worker),
         )
 

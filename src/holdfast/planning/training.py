@@ -83,8 +83,8 @@ def within_limit(terms: Terms, placement: Placement) -> Costs:
     """Returns the costs with the memory of every worker of a placement."""
     capacity: list[float] = [0.0] * placement.num_layers
     for _, layers in placement.ranges:
-        takes = terms.in_flight * terms.costs.of(layers).takes
-        capacity[layers.start] = max(capacity[layers.start], takes)
+        stage = terms.costs.of(layers)
+        capacity[layers.start] = max(capacity[layers.start], stage.state + terms.in_flight * stage.takes)
     return replace(terms.costs, capacity=tuple(capacity))
 
 

@@ -1,10 +1,12 @@
 import argparse
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from holdfast.cli.plan import add_plan_parser
+from holdfast.config.profiles import load_profile
 from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
 from holdfast.models import convnet, gpt
 
@@ -38,6 +40,8 @@ def test_the_healthy_example(plan_json):
         "bound": {"period": 27, "makespan": 27},
         "optimal": True,
         "failures_per_stage": [0, 0, 0, 0],
+        "moves": [],
+        "note": "",
         "peak_memory": {f"{p}.{s}": 4 - s for p in range(3) for s in range(4)},
     }
     assert len(orders) == 12
@@ -273,3 +277,48 @@ def test_the_layers_of_a_model_that_ships_are_counted_without_building_it(tmp_pa
     (tmp_path / "job.yaml").write_text(re.sub("model: {.*", f"model: {model}", JOB))
     (tmp_path / "profile.json").write_text(json.dumps(profile_of(expected)))
     assert call(str(tmp_path / "job.yaml"), "--profile", str(tmp_path / "profile.json")) == 0
+
+
+PROFILE = str(Path(__file__).parents[3] / "profiles" / "gpt3-medium-350m.json")
+
+
+def test_failures_are_moved_to_where_they_cost_least_and_it_says_who_copies_what(plan_json, capsys):
+    flags = f"--grid 3x4 --microbatches 6 --profile {PROFILE} --technique staggered --failed 1.2,0.0 --time-limit 0.1"
+    stayed, moved = plan_json(flags), plan_json(f"{flags} --normalise min-max")
+    assert (stayed["moves"], stayed["failures_per_stage"]) == ([], [1, 0, 1, 0])
+    assert moved["failures_per_stage"] != [1, 0, 1, 0]
+    state = [layer.state_bytes for layer in load_profile(PROFILE).layers]
+    for move in moved["moves"]:
+        assert move["worker"] not in moved["orders"]
+        assert move["takes"] in moved["orders"]
+        assert 0 < move["copied_bytes"] < sum(state)
+    assert call(*flags.split(), "--normalise", "min-max") == 0
+    first = moved["moves"][0]
+    told = f"moves     {first['worker']} takes the place of {first['takes']}, copies {first['copied_bytes']:,} bytes"
+    assert told in capsys.readouterr().out
+
+
+def test_the_papers_normalisation_can_be_asked_for(plan_json):
+    flags = "--grid 32x8 --microbatches 16 --failures 64 --technique adaptive --time-limit 0.1 --normalise"
+    assert plan_json(f"{flags} paper")["failures_per_stage"] == [13, 13, 13, 5, 5, 5, 5, 5]
+    with pytest.raises(ConfigError, match="expected min-max with --all-failures"):
+        call(*GRID.split(), "--all-failures", "1", "--out", "nowhere", "--normalise", "paper")
+
+
+def test_memory_of_a_worker_holds_the_state_of_its_layers_too(plan_json):
+    layers = load_profile(PROFILE).layers
+    state = 2 * sum(layer.state_bytes for layer in layers) + 2 * sum(layer.parameter_bytes for layer in layers)
+    flags = f"--grid 1x1 --microbatches 2 --profile {PROFILE} --memory"
+    peak = plan_json(f"{flags} 80e9")["peak_memory"]["0.0"]
+    assert peak > state
+    assert plan_json(f"{flags} {peak}")["peak_memory"] == {"0.0": peak}
+    with pytest.raises(InfeasiblePlan):
+        call(*flags.split(), str(state))
+
+
+def test_a_solver_with_too_little_time_says_what_would_do(plan_json):
+    flags = "--grid 3x4 --microbatches 6 --costs 10,11,9:13:9:9 --failed 1.2 --technique staggered --memory 2,1,1,8"
+    note = plan_json(f"{flags} --solver milp --time-limit 0.05")["note"]
+    assert "milp found no schedule in its 0.04 s" in note
+    assert "longer --time-limit" in note
+    assert "--solver cp-sat" in note

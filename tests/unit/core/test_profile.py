@@ -13,7 +13,7 @@ from holdfast.core.profile import (
     unit_costs,
 )
 from holdfast.core.schedule import OpKind
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, InfeasiblePlan
 
 
 def layer(name, **changes):
@@ -140,3 +140,15 @@ def test_what_a_profile_says_of_a_split_is_taken_from_i():
     profile = Profile(layers=(layer, layer), link=Link(latency_s=0.0, bytes_per_s=1.0))
     stage = costs_from_profile(profile).of(LayerRange(0, 2))
     assert (stage.input_apart, stage.weight, stage.backward) == (6.0, 4.0, 9.0)
+
+
+def test_the_state_of_layers_takes_memory_all_the_time():
+    costs = costs_from_profile(PROFILE, capacity_bytes=300)
+    stage = costs.of(LayerRange(0, 2))
+    assert PROFILE.layers[0].state_bytes == 7 + 14
+    assert (stage.state, stage.room) == (2 * (2 * 21 + 2 * 7), 300 - 112)
+    once = costs_from_profile(PROFILE, copies=1, sums=1).of(LayerRange(0, 2))
+    assert (once.state, once.room) == (2 * (21 + 7), None)
+    stage.check_memory("stage 0", 9)
+    with pytest.raises(InfeasiblePlan, match=r"stage 0 has 120.*at least 132.*112 of it for the state"):
+        costs_from_profile(PROFILE, capacity_bytes=120).of(LayerRange(0, 2)).check_memory("stage 0", 1)

@@ -6,7 +6,17 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.errors import InfeasiblePlan
-from holdfast.planning.normalise import bound_cost, bubble_cost, min_max, min_sum, moves, place
+from holdfast.planning.normalise import (
+    Normalisation,
+    assigned,
+    bound_cost,
+    bubble_cost,
+    min_max,
+    min_sum,
+    moves,
+    place,
+)
+from holdfast.planning.planner import Technique
 from holdfast.planning.shop import Grid
 
 
@@ -70,3 +80,10 @@ def test_as_few_workers_move_as_possible():
     assert moves(UNEVEN, failed, (2, 0, 1)) == ((), tuple(sorted(failed)))
     with pytest.raises(InfeasiblePlan, match="3 workers have failed"):
         moves(UNEVEN, failed, (2, 0, 0))
+
+
+def test_algorithm_1_takes_from_few_stages_what_min_max_spreads():
+    """The sum of 64 failures' bubbles is least where the first stages give most, though a step waits for the worst."""
+    grid, rules = grid_of(32, 8, 16), Technique.ADAPTIVE.rules
+    assert assigned(grid, 64, rules, Normalisation.PAPER) == (13, 13, 13, 5, 5, 5, 5, 5)
+    assert max(assigned(grid, 64, rules, Normalisation.MIN_MAX)) == 11

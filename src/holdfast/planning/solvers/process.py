@@ -162,7 +162,10 @@ def run_solver(module: str, shop: Shop, problem: dict[str, Any], scale: Scale) -
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise SolverTimeout(f"{module} did not end within {limit + _GRACE_S:g} s: expected a longer limit") from error
+        raise SolverTimeout(
+            f"{module} had {limit:.3g} s and did not end {_GRACE_S:g} s after that: expected a longer --time-limit "
+            "for a problem of this size, or --solver list"
+        ) from error
     if done.returncode:
         raise SolverTimeout(f"{module} failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
     return answer_of(shop, json.loads(done.stdout), scale)
