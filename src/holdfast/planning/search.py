@@ -213,7 +213,8 @@ def _known_rules(shop: Shop, staggered: bool, at_once: bool) -> tuple[_Rules, ..
     synchronous optimizer makes one that is no longer with a staggered one. For large grids, of which few are made, they
     come last.
     """
-    starts = _AT_ONCE_MAKESPAN if at_once else (*_DEPTHS[::-1], _Start(float(shop.num_visits), 0))
+    memory_alone = _Start(float(shop.num_visits), 0)
+    starts: tuple[_Start, ...] = _AT_ONCE_MAKESPAN if at_once else (*_DEPTHS[::-1], memory_alone)
     if staggered:
         by_turns = chain.from_iterable(zip(starts, _DEPTHS, strict=False))
         starts = (*_AT_ONCE, *starts) if at_once else (*by_turns, starts[-1])
