@@ -1,8 +1,9 @@
-"""Draws a timeline as SVG, as papers do, and as a trace for the Perfetto UI."""
+"""Draws a timeline as SVG, as papers do, and as a trace for the Perfetto UI; round times for axes."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from xml.sax.saxutils import escape
@@ -13,11 +14,11 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.schedule import OpKind
 
-__all__ = ["render_svg", "render_trace"]
+__all__ = ["render_svg", "render_trace", "ticks"]
 
 _COLOURS = {OpKind.F: "#9ec5e8", OpKind.I: "#f2c48d", OpKind.W: "#b5d99c", OpKind.B: "#e9a6a6"}
 _NAMES = {OpKind.F: "forward", OpKind.I: "backward, input", OpKind.W: "backward, weights", OpKind.B: "backward"}
-_ROW, _STRIP, _LEFT, _TOP, _BETWEEN = 22, 10, 52, 30, 8
+_ROW, _STRIP, _LEFT, _TOP, _BETWEEN, _AXIS = 22, 10, 52, 30, 8, 56
 _LEAST, _MOST, _LEGIBLE = 960, 4000, 22
 """Pixels: the width of a picture, at least and at most, and of an operation in which its micro-batch can be read."""
 
@@ -28,7 +29,8 @@ def render_svg(
     """Returns a picture: a row per worker by stage, colours for kinds of operation, memory in a strip below each row.
 
     A micro-batch's index stands in its operations where there is room; a strip is full at the memory's limit.
-    Micro-batches of other pipelines have a thick frame and stand as pipeline.index; failed workers are hatched.
+    Micro-batches of other pipelines have a thick frame and stand as pipeline.index; failed workers are hatched. Below
+    is the axis of time, in the units of the costs, with the borders of the step.
 
     Args:
         plan: the plan.
@@ -46,8 +48,9 @@ def render_svg(
     for span in timeline.spans:
         spans[span.worker].append(span)
     stages = sorted({worker.stage for worker in rows})
-    height = _TOP + len(rows) * (_ROW + _STRIP + 4) + len(stages) * _BETWEEN + 16
-    body = [*_legend()]
+    bottom = _TOP + len(rows) * (_ROW + _STRIP + 4) + len(stages) * _BETWEEN
+    height = bottom + _AXIS
+    body = [*_legend(), *_axis(timeline, scale, bottom)]
     for number, worker in enumerate(rows):
         top = _TOP + number * (_ROW + _STRIP + 4) + stages.index(worker.stage) * _BETWEEN
         body.append(f'<text x="{_LEFT - 6}" y="{top + 15}" text-anchor="end">{worker}</text>')
@@ -58,9 +61,10 @@ def render_svg(
         for span in sorted(spans[worker], key=_is_guest):
             body += _box(span, _LEFT + (span.start - origin) * scale, (span.end - span.start) * scale, top)
         body += _memory(plan, costs, worker, spans[worker], origin, scale, top + _ROW + 1)
+    body += _borders(timeline, scale, bottom)
     body.append(
-        f'<text x="{_LEFT}" y="{height - 8}">period {timeline.period:g}, makespan {timeline.makespan:g}; '
-        "grey: memory held</text>"
+        f'<text x="{_LEFT}" y="{height - 8}">time in the units of the costs: period {timeline.period:g}, '
+        f"makespan {timeline.makespan:g}; grey: memory held</text>"
     )
     return _HEAD.format(width=width, height=height) + "\n".join(body) + "\n</svg>\n"
 
@@ -83,6 +87,34 @@ def _legend() -> Iterator[str]:
         left += 34 + 6 * len(name)
     yield f'<rect x="{left}" y="8" width="12" height="12" fill="none" stroke="black" stroke-width="2"/>'
     yield f'<text x="{left + 16}" y="18">re-routed</text>'
+
+
+def ticks(end: float) -> list[float]:
+    """Returns about eight round numbers from 0 to ``end``."""
+    if end <= 0:
+        return [0.0]
+    unit = 10.0 ** math.floor(math.log10(end / 8))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if end / (unit * factor) <= 10)
+    return [number * step for number in range(int(end / step) + 1)]
+
+
+def _axis(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
+    """Round times, each with a faint line through all rows."""
+    for time in ticks(timeline.makespan):
+        x = f"{_LEFT + time * scale:.2f}"
+        yield f'<line class="tick" x1="{x}" x2="{x}" y1="{_TOP - 4}" y2="{bottom + 4}" stroke="#ddd"/>'
+        yield f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{time:g}</text>'
+
+
+def _borders(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
+    """Where the step begins, and where the next one does: one period later."""
+    for time, label, anchor in ((0.0, "the step begins", "start"), (timeline.period, "the next step begins", "end")):
+        x = f"{_LEFT + time * scale:.2f}"
+        yield (
+            f'<line class="border" x1="{x}" x2="{x}" y1="{_TOP - 4}" y2="{bottom + 20}" stroke="#444" '
+            'stroke-dasharray="4 3"/>'
+        )
+        yield f'<text class="border" x="{x}" y="{bottom + 32}" text-anchor="{anchor}">{label}</text>'
 
 
 def _box(span: Span, left: float, length: float, top: float) -> Iterator[str]:

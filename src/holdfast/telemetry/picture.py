@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 from xml.sax.saxutils import escape
 
+from holdfast.core.pictures import ticks
 from holdfast.telemetry.timeline import BOUNDARY, Mark, Mode, Row, RunTimeline
 
 __all__ = ["draw_svg", "draw_text"]
@@ -59,7 +61,7 @@ def _slice_of(time: float, timeline: RunTimeline, slices: int) -> int:
 
 
 def _ruler(timeline: RunTimeline, slices: int) -> str:
-    times = _ticks(timeline.duration)
+    times = ticks(timeline.duration)
     return _labels(((time, f"|{time:g}") for time in times), timeline, slices)
 
 
@@ -75,15 +77,6 @@ def _labels(labels: Iterable[tuple[float, str]], timeline: RunTimeline, slices: 
         if place >= len(line):
             line = line.ljust(place) + label
     return line
-
-
-def _ticks(duration: float) -> list[float]:
-    """About eight round times from 0 to ``duration``."""
-    if duration <= 0:
-        return [0.0]
-    unit = 10.0 ** math.floor(math.log10(duration / 8))
-    step = next(unit * factor for factor in (1, 2, 5, 10) if duration / (unit * factor) <= 10)
-    return [number * step for number in range(int(duration / step) + 1)]
 
 
 def _strip(row: Row, timeline: RunTimeline, slices: int) -> str:
@@ -113,7 +106,7 @@ def _sign(filled: dict[Mode, float], busy: float) -> str:
     return "#" if busy >= 0.5 else "+" if busy > 0 else "-"
 
 
-_WIDTH, _LEFT, _RIGHT, _TOP, _PITCH, _HEIGHT = 1200, 60, 20, 76, 24, 18
+_WIDTH, _LEFT, _RIGHT, _TOP, _PITCH, _HEIGHT, _AXES = 1200, 68, 20, 76, 24, 18, 46
 _FILLS = {
     Mode.MEMBER: "#d6e4f0",
     Mode.RECOVERING: "#d6604d",
@@ -129,7 +122,8 @@ text { font: 12px sans-serif; fill: #222 } .small { font-size: 10px }
 
 
 def draw_svg(timeline: RunTimeline, title: str) -> str:
-    """Returns a picture: a row per worker, time to the right, generations as vertical lines, a disc for each fault.
+    """Returns a picture: a row per worker, time to the right, generations as vertical lines, a disc for each fault;
+    below it the seconds, and how many steps were done when.
 
     Args:
         timeline: of a run.
@@ -138,9 +132,9 @@ def draw_svg(timeline: RunTimeline, title: str) -> str:
     bottom = _TOP + _PITCH * len(timeline.rows)
     places = {row.worker: _TOP + _PITCH * index for index, row in enumerate(timeline.rows)}
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + 30}" width="{_WIDTH}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + _AXES}" width="{_WIDTH}">',
         f"<style>{_STYLE}</style>",
-        f'<rect width="{_WIDTH}" height="{bottom + 30}" fill="#fff"/>',
+        f'<rect width="{_WIDTH}" height="{bottom + _AXES}" fill="#fff"/>',
         f'<text x="{_LEFT}" y="18">{escape(title)}</text>',
         *_svg_legend(),
         *(line for row in timeline.rows for line in _svg_row(row, places[row.worker], timeline)),
@@ -219,7 +213,34 @@ def _svg_mark(mark: Mark, y: int, timeline: RunTimeline) -> str:
 
 
 def _svg_axis(timeline: RunTimeline, bottom: int) -> Iterable[str]:
-    for time in _ticks(timeline.duration):
+    """Seconds, and below them how many steps were done."""
+    yield f'<text class="small" x="8" y="{bottom + 16}">seconds</text>'
+    for time in ticks(timeline.duration):
         x = _x(time, timeline)
         yield f'<line x1="{x}" x2="{x}" y1="{bottom}" y2="{bottom + 4}" stroke="#222"/>'
         yield f'<text class="small" x="{x}" y="{bottom + 16}" text-anchor="middle">{time:g} s</text>'
+    yield from _svg_steps(timeline, bottom)
+
+
+def _svg_steps(timeline: RunTimeline, bottom: int) -> Iterable[str]:
+    """How many steps were done: a line through all rows where there is room for the number, else a short one."""
+    if not timeline.commits:
+        return
+    yield f'<text class="small" x="8" y="{bottom + 36}">steps done</text>'
+    signs, labels = _spaced(timeline, apart=4.0), _spaced(timeline, apart=28.0)
+    for step in sorted(signs | labels):
+        x, top = labels.get(step) or signs[step], _TOP if step in labels else bottom + 22
+        yield f'<line class="step" x1="{x}" x2="{x}" y1="{top}" y2="{bottom + 26}" stroke="#222" stroke-width="0.4"/>'
+    for step, x in labels.items():
+        yield f'<text class="small step" x="{x}" y="{bottom + 36}" text-anchor="middle">{step + 1}</text>'
+
+
+def _spaced(timeline: RunTimeline, apart: float) -> dict[int, float]:
+    """Returns where every so many steps were done, so many that signs have room; of the last step if of no other."""
+    places = {step: _x(time, timeline) for step, time in timeline.commits}
+    for every in (factor * 10**power for power in range(9) for factor in (1, 2, 5)):
+        found = {step: x for step, x in places.items() if (step + 1) % every == 0}
+        if all(b - a >= apart for a, b in pairwise(found.values())):
+            break
+    last = max(places)
+    return found or {last: places[last]}

@@ -19,6 +19,7 @@ from holdfast.telemetry.events import (
     Synced,
     WorkerReady,
 )
+from holdfast.telemetry.report import report
 
 __all__ = ["BOUNDARY", "Generation", "Mark", "Mode", "Row", "RunTimeline", "Stretch", "run_timeline"]
 
@@ -90,12 +91,21 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimeline:
-    """A run. All times are seconds from its first event; ``duration`` is that of the last."""
+    """A run. All times are seconds from its first event.
+
+    Attributes:
+        duration: the time of the last event.
+        rows: one per worker.
+        marks: what befell the workers.
+        generations: in the order of time.
+        commits: (step, time) of every step that was done, by step.
+    """
 
     duration: float
     rows: tuple[Row, ...]
     marks: tuple[Mark, ...]
     generations: tuple[Generation, ...]
+    commits: tuple[tuple[int, float], ...] = ()
 
 
 def run_timeline(timed: Iterable[Timed]) -> RunTimeline:
@@ -122,6 +132,7 @@ def run_timeline(timed: Iterable[Timed]) -> RunTimeline:
             for time, event in events
             if isinstance(event, Installed)
         ),
+        commits=report(events).commits,
     )
 
 

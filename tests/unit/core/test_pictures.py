@@ -1,9 +1,11 @@
 import json
 import xml.etree.ElementTree as ElementTree
 
+import pytest
+
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
-from holdfast.core.pictures import render_svg, render_trace
+from holdfast.core.pictures import render_svg, render_trace, ticks
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.planning.planner import Technique, make_plan
@@ -31,13 +33,37 @@ def test_the_picture_has_every_operation_every_worker_and_what_failed():
     assert len(thick) == len(guests) == 9
 
 
+def test_time_has_an_axis_with_round_numbers_and_the_borders_of_the_step():
+    root = ElementTree.fromstring(render_svg(PLAN, COSTS, TIMELINE, width=1000))
+    scale = (1000 - 52 - 10) / TIMELINE.makespan
+    lines = [line for line in root.iter(f"{SVG}line") if line.get("class") in ("tick", "border")]
+    places = {kind: [float(x.get("x1")) for x in lines if x.get("class") == kind] for kind in ("tick", "border")}
+    assert places["tick"] == pytest.approx([52 + time * scale for time in ticks(TIMELINE.makespan)], abs=0.01)
+    assert places["border"] == pytest.approx([52, 52 + TIMELINE.period * scale], abs=0.01)
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert [text for text in texts if "step begins" in text] == ["the step begins", "the next step begins"]
+    assert {f"{time:g}" for time in ticks(TIMELINE.makespan)} <= set(texts)
+    assert any(text.startswith("time in the units of the costs") for text in texts)
+    assert max(float(text.get("y")) for text in root.iter(f"{SVG}text")) < float(root.get("height"))
+
+
+@pytest.mark.parametrize(
+    ("end", "found"), [(0, [0]), (8, [0, 1, 2, 3, 4, 5, 6, 7, 8]), (33, [0, 5, 10, 15, 20, 25, 30]), (0.02, [0, 0.002])]
+)
+def test_ticks_are_round_and_few(end, found):
+    assert ticks(end)[: len(found)] == pytest.approx(found)
+    assert len(ticks(end)) <= 11
+
+
 def test_a_long_step_gets_a_wide_picture_in_which_it_can_be_read():
     grid = Grid(pipelines=1, stages=split_evenly(3, 3), microbatches=60, costs=COSTS)
     plan = make_plan(grid, [], Technique.DECOUPLED, time_limit_s=0.0).plan
     timeline = evaluate(plan, COSTS)
     root = ElementTree.fromstring(render_svg(plan, COSTS, timeline))
     assert 960 < int(root.get("width")) <= 4000
-    labels = [text.text for text in root.iter(f"{SVG}text") if text.get("text-anchor") == "middle"]
+    labels = [
+        text.text for text in root.iter(f"{SVG}text") if text.get("text-anchor") == "middle" and text.get("font-size")
+    ]
     assert len(labels) > len(timeline.spans) / 2
     assert ElementTree.fromstring(render_svg(plan, COSTS, timeline, width=500)).get("width") == "500"
 

@@ -218,9 +218,9 @@ def test_the_svg_has_a_row_per_worker_with_a_bar_per_stretch(picture):
 
 
 def test_bars_are_in_proportion_to_time(picture):
-    width = 1200 - 60 - 20
+    width = 1200 - 68 - 20
     (bar,) = of_class(of_class(picture, "g", "row")[1], "rect", "recovering")
-    assert float(bar.get("x")) == pytest.approx(60 + width * 6 / 20, abs=0.1)
+    assert float(bar.get("x")) == pytest.approx(68 + width * 6 / 20, abs=0.1)
     assert float(bar.get("width")) == pytest.approx(width * 2 / 20, abs=0.2)
 
 
@@ -250,3 +250,29 @@ def test_operations_too_near_to_tell_apart_are_one_bar():
     event = StepOps(worker="0.0", generation=1, step=0, loss=None, omitted=False, ops=ops)
     run = at((0, Installed(generation=1, workers=("0.0",), strategy="")), (10, event))
     assert len(of_class(ET.fromstring(draw_svg(run_timeline(run), "")), "rect", "busy")) == 1
+
+
+def steps_of(times):
+    """A picture of one worker whose steps end at these seconds, of 1000."""
+    ran = [(time, step("0.0", number, 1, time, time)) for number, time in enumerate(times)]
+    run = at((0, Installed(generation=1, workers=("0.0",), strategy="")), *ran, (1000, RUN[-1][1]))
+    root = ET.fromstring(draw_svg(run_timeline(run), ""))
+    lines = [float(line.get("x1")) for line in of_class(root, "line", "step")]
+    return lines, [(text.text, float(text.get("x"))) for text in of_class(root, "text", "step")]
+
+
+def test_the_axis_tells_how_many_steps_were_done():
+    lines, labels = steps_of([100, 200, 600])
+    width = 1200 - 68 - 20
+    places = [68 + width * share for share in (0.1, 0.2, 0.6)]
+    assert lines == pytest.approx(places, abs=0.1)
+    assert [text for text, _ in labels] == ["1", "2", "3"]
+    assert [x for _, x in labels] == pytest.approx(places, abs=0.1)
+
+
+def test_steps_too_near_to_tell_apart_are_counted_by_round_numbers():
+    lines, labels = steps_of(range(1, 1001))
+    assert len(lines) == 200, "every fifth"
+    assert [text for text, _ in labels] == [str(number) for number in range(50, 1001, 50)]
+    lines, labels = steps_of([500 + number / 1000 for number in range(40)])
+    assert (len(lines), [text for text, _ in labels]) == (1, ["40"])
