@@ -17,6 +17,7 @@ from holdfast.cli.plan import add_plan_parser
 from holdfast.cli.profile import add_profile_parser
 from holdfast.cli.train import add_train_parser
 from holdfast.errors import ConfigError, HoldfastError, InfeasiblePlan, StateUnavailable
+from holdfast.telemetry.plain import one_line, plain
 
 __all__ = ["run_command"]
 
@@ -25,7 +26,7 @@ class _Parser(argparse.ArgumentParser):
     """One line for a wrong flag, instead of the whole usage."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        print(f"{self.prog}: {one_line(message)} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -44,7 +45,8 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = args.run(args)
     except HoldfastError as error:
-        print(f"holdfast: {error}", file=sys.stderr)
+        shown = one_line(str(error)) if isinstance(error, ConfigError) else plain(str(error))
+        print(f"holdfast: {shown}", file=sys.stderr)
         return _exit_code(error, args.command)
     except BrokenPipeError:
         return 0

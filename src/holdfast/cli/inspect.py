@@ -43,6 +43,7 @@ from holdfast.telemetry.events import (
     read_events,
 )
 from holdfast.telemetry.picture import draw_svg, draw_text
+from holdfast.telemetry.plain import shown
 from holdfast.telemetry.report import FailureReport, attempt, report
 from holdfast.telemetry.timeline import BOUNDARY, run_timeline
 from holdfast.telemetry.trace import render_run_trace
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if not path.is_file():
         raise ConfigError(f"{args.run_dir}: is no run directory, it has no events.jsonl")
     try:
-        timed = read_events(path)
+        timed = [(time, shown(event)) for time, event in read_events(path)]
     except (msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"{path}: is no log of events: {error}") from None
     if args.perfetto:

@@ -18,6 +18,7 @@ from holdfast.core.faults import Fault
 from holdfast.runtime.agent import Interrupted
 from holdfast.runtime.train import Summary, train
 from holdfast.telemetry.events import Event, Notice
+from holdfast.telemetry.plain import one_line
 
 __all__ = ["ProgressLine", "add_train_parser", "describe"]
 
@@ -107,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 def _tell(event: Event) -> None:
     text = event.text if isinstance(event, Notice) else tell_checkpoint(event)
     if text:
-        print(f"holdfast: {text}", file=sys.stderr)
+        print(f"holdfast: {one_line(text)}", file=sys.stderr)
 
 
 class ProgressLine:

@@ -207,6 +207,8 @@ class Tls(_Plain, frozen=True, kw_only=True):
 class Control(_Plain, frozen=True, kw_only=True):
     """Where the coordinator listens, when a worker is given up, and what happens without a coordinator.
 
+    ``host``: the address that all processes listen on. Other than the machine's own, such as 127.0.0.1, it needs
+    ``tls``, or ``insecure``: true for a network in which nobody listens whom the job's token is not for.
     ``port``: 0 for any free one. ``heartbeat_s``: how often workers tell of their progress. ``fence_grace_s``: how long
     a process that was held for lost may take to end.
 
@@ -236,6 +238,7 @@ class Control(_Plain, frozen=True, kw_only=True):
     restart_delay_s: NonNegative = 0.0
     restart_window_s: PositiveFloat = 10.0
     tls: Tls | None = None
+    insecure: bool = False
     store: str = "sqlite"
     coordinators: Positive = 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import ipaddress
 import re
 import typing
 from collections.abc import Iterable
@@ -187,6 +188,11 @@ def _check(job: Job, source: str) -> None:
             f"{source}: control.coordinators: {job.control.coordinators} need control.store: etcd://HOST:PORT and "
             "control.port: 0"
         )
+    if not (job.control.tls or job.control.insecure or _is_loopback(job.control.host)):
+        raise ConfigError(
+            f"{source}: control.host: {job.control.host} can be reached from outside, and the job's token would travel "
+            "in the clear: expected control.tls (holdfast certs makes it), or control.insecure: true if that is meant"
+        )
     if complaint := _wrong_baseline(job):
         raise ConfigError(f"{source}: {complaint}")
     if job.resilience.tolerate > job.grid.pipelines - 1:
@@ -194,6 +200,13 @@ def _check(job: Job, source: str) -> None:
             f"{source}: resilience.tolerate: {job.grid.pipelines} pipelines survive any "
             f"{job.grid.pipelines - 1} failures, not any {job.resilience.tolerate}; use more pipelines or tolerate less"
         )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _wrong_baseline(job: Job) -> str:

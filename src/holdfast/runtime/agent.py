@@ -37,6 +37,7 @@ from holdfast.planning.training import Terms
 from holdfast.runtime.children import Child, Children
 from holdfast.runtime.crew import Crew
 from holdfast.runtime.forks import FORKS, SERVER, ForkedProcess, Patience, describe_exit
+from holdfast.runtime.hardening import create_private, forbid_core_dumps, make_private, raise_file_limit
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.processes import (
     CoordinatorSpec,
@@ -175,6 +176,8 @@ class Agent:
             Interrupted: SIGINT or SIGTERM came.
             InternalError: the job cannot go on for a reason of ours.
         """
+        raise_file_limit()
+        forbid_core_dumps()
         self._check_faults()
         check_accepted(self.job, self.accept)
         self._check_tls()
@@ -314,7 +317,8 @@ class Agent:
                 claim.set_aside()
             else:
                 claim.check_empty()
-            with (self.run_dir / "job.yaml").open("x") as file:
+            make_private(self.run_dir)
+            with open(self.run_dir / "job.yaml", "x", opener=create_private) as file:
                 file.write(dump_job(self.job))
             if self.emulate is not None:
                 save_profile(self.emulate, self.run_dir / "profile.json")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+import stat
 import threading
+from pathlib import Path
 
-__all__ = ["LISTENING", "forbid_core_dumps", "harden", "raise_file_limit"]
+from holdfast.errors import ConfigError
+
+__all__ = ["LISTENING", "create_private", "forbid_core_dumps", "harden", "make_private", "raise_file_limit"]
 
 LISTENING = threading.Lock()
 """Held by whoever begins to listen in this process: a library that does so for us does not tell on which socket."""
@@ -34,3 +38,27 @@ def forbid_core_dumps() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     limit = _NO_DUMP if hard == resource.RLIM_INFINITY else min(_NO_DUMP, hard)
     resource.setrlimit(resource.RLIMIT_CORE, (limit, hard))
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder that only its user can enter; one that is there becomes so.
+
+    Raises:
+        ConfigError: it belongs to somebody else, who could change what is written there.
+        OSError: it is no folder, or cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            raise ConfigError(f"{folder}: belongs to user {found.st_uid}, not to us; choose another folder")
+        if stat.S_IMODE(found.st_mode) != 0o700:
+            os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
+
+
+def create_private(path: str, flags: int) -> int:
+    """Opens a file as ``open`` asks its ``opener`` to; if it is made, only its user can read it."""
+    return os.open(path, flags, 0o600)

@@ -16,6 +16,7 @@ from holdfast.core.faults import Fault
 from holdfast.core.profile import Profile
 from holdfast.errors import ConfigError, InternalError, StateUnavailable
 from holdfast.runtime.agent import Agent, Outcome
+from holdfast.runtime.hardening import create_private
 from holdfast.runtime.processes import ResumeFrom
 from holdfast.runtime.resume import check_same_job, parse_resume, resume_auto
 from holdfast.runtime.rundir import Claim, attempts
@@ -138,7 +139,8 @@ def train(
         )
         outcome = agent.run()
         summary = _summarise(directory, outcome, planned)
-        (directory / "summary.json").write_text(summary.to_json())
+        with open(directory / "summary.json", "w", opener=create_private) as file:
+            file.write(summary.to_json())
     _raise_unless_done(outcome, summary)
     return summary
 

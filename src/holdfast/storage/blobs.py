@@ -7,20 +7,25 @@ it sees the bytes of one ``put``, never a part, whatever dies in between.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import re
 import shutil
+import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.errors import ConfigError, MissingBlob, StorageError
+from holdfast.errors import ConfigError, CorruptBlob, MissingBlob, StorageError
 
-__all__ = ["RESERVED_BYTES", "BlobStore", "LocalStore", "ObjectStore", "open_store"]
+__all__ = ["ANY_SIZE", "RESERVED_BYTES", "BlobStore", "LocalStore", "ObjectStore", "open_store"]
 
 RESERVED_BYTES = 16 << 20
 """What a local store leaves free on its disk, so that logs and decisions can still be written there."""
+
+ANY_SIZE = range(1 << 62)
 
 _PART = re.compile(r"[\w.-]+", re.ASCII)
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
@@ -43,12 +48,17 @@ class BlobStore(Protocol):
         After failure: the blob of that name, if there was one, is as it was. Safe to repeat.
         """
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, sizes: range = ANY_SIZE) -> bytes:
         """Returns a blob.
+
+        Args:
+            name: of the blob.
+            sizes: how many bytes it may have; one of another size is not read.
 
         Raises:
             MissingBlob: there is none of this name.
-            StorageError: it cannot be read.
+            CorruptBlob: it has another size.
+            StorageError: it cannot be read, or is no plain file.
         """
 
     def exists(self, name: str) -> bool:
@@ -151,19 +161,27 @@ class LocalStore:
                 f"{self._reserved_bytes >> 10} KiB must stay free"
             )
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, sizes: range = ANY_SIZE) -> bytes:
         """See BlobStore.get."""
         path = self._folder / _checked(name)
         try:
-            return path.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+            with _opened(self._folder, name) as descriptor:
+                found = os.fstat(descriptor)
+                if not stat.S_ISREG(found.st_mode):
+                    raise StorageError(f"{path}: cannot be read: it is no regular file")
+                _check_size(str(path), found.st_size, sizes)
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
+                    return file.read(found.st_size)
+        except FileNotFoundError:
             raise MissingBlob(f"{path} does not exist") from None
+        except NotADirectoryError:
+            raise MissingBlob(f"{path} is in no folder of its own") from None
         except OSError as error:
-            raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from error
+            raise StorageError(f"{path}: cannot be read: {_told(error)}") from error
 
     def exists(self, name: str) -> bool:
         """See BlobStore.exists."""
-        return (self._folder / _checked(name)).is_file()
+        return _is_plain(self._folder / _checked(name))
 
     def list(self) -> tuple[str, ...]:
         """See BlobStore.list."""
@@ -188,6 +206,37 @@ class LocalStore:
         if path.parent != self._folder:
             with contextlib.suppress(OSError):  # it is not empty
                 path.parent.rmdir()
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, name: str) -> Iterator[int]:
+    """What lies in a folder, open: no symbolic link below it is followed, nobody is waited for (as a pipe would)."""
+    *parents, last = name.split("/")
+    with contextlib.ExitStack() as stack:
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, at)
+        for parent in parents:
+            at = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            stack.callback(os.close, at)
+        found = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+        stack.callback(os.close, found)
+        yield found
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether it is a regular file, and no link to one."""
+    return path.is_file() and not path.is_symlink()
+
+
+def _check_size(name: str, size: int, sizes: range) -> None:
+    if size not in sizes:
+        expected = f"{sizes.start} bytes" if len(sizes) == 1 else f"{sizes.start} to {sizes.stop - 1} bytes"
+        raise CorruptBlob(name, expected, f"{size} bytes")
+
+
+def _told(error: OSError) -> str:
+    """What is wrong, in words."""
+    return "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror or str(error)
 
 
 def _write_whole(path: Path, data: bytes) -> None:
@@ -239,9 +288,11 @@ class ObjectStore:
         """See BlobStore.put."""
         self._call("written", "pipe_file", name, data)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, sizes: range = ANY_SIZE) -> bytes:
         """See BlobStore.get."""
         try:
+            if sizes != ANY_SIZE:
+                _check_size(f"{self._url}/{name}", self._call("read", "info", name)["size"], sizes)
             return bytes(self._call("read", "cat_file", name))
         except FileNotFoundError:
             raise MissingBlob(f"{self._url}/{name} does not exist") from None

@@ -25,6 +25,7 @@ from holdfast.storage.blobs import BlobStore
 __all__ = ["Checkpoints", "Facts", "Manifest", "Rejected", "Shard", "Sound"]
 
 _FORMAT = "holdfast-checkpoint-1"
+_MANIFEST_BYTES = 64 << 20
 _STEP = re.compile(r"step-(?P<step>[0-9]{8,18})/.+", re.ASCII)
 _CLOSED = re.compile(r"step-(?P<step>[0-9]{8,18})", re.ASCII)
 
@@ -195,7 +196,7 @@ class Checkpoints:
             StorageError: it cannot be read.
         """
         name = _manifest_name(step)
-        data = self._store.get(name)
+        data = self._store.get(name, range(_MANIFEST_BYTES))
         try:
             manifest = msgspec.json.decode(data, type=Manifest)
             _check(manifest, step)
@@ -214,7 +215,7 @@ class Checkpoints:
         if shard is None:
             raise MissingBlob(f"the checkpoint of step {manifest.step} has no layer {layer}")
         name = f"{_folder(manifest.step)}/{shard.name}"
-        data = self._store.get(name)
+        data = self._store.get(name, range(shard.size, shard.size + 1))
         digest = hashlib.sha256(data).hexdigest()
         if len(data) != shard.size or digest != shard.sha256:
             raise CorruptBlob(

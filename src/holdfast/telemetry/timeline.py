@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -108,6 +109,9 @@ class RunTimeline:
     commits: tuple[tuple[int, float], ...] = ()
 
 
+_DIGITS = 10
+
+
 def run_timeline(timed: Iterable[Timed]) -> RunTimeline:
     """Returns what every worker was doing when.
 
@@ -145,8 +149,11 @@ def _workers_of(event: Event) -> tuple[str, ...]:
     return ()
 
 
-def _place(worker: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in worker.split("."))
+def _place(worker: str) -> tuple[float, ...]:
+    """For sorting; whatever a log has in the place of a worker comes last."""
+    parts = worker.split(".")
+    known = all(part.isdecimal() and len(part) < _DIGITS for part in parts)
+    return tuple(int(part) for part in parts) if known else (math.inf,)
 
 
 def _marks(events: list[Timed]) -> Iterable[Mark]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import typing
+from xml.etree import ElementTree
 
 import pytest
 
 from holdfast.cli.inspect import narrate, sum_up
+from holdfast.cli.main import main
 from holdfast.telemetry.events import (
     Agreed,
     Checkpointed,
@@ -16,6 +19,7 @@ from holdfast.telemetry.events import (
     CoordinatorReady,
     Detected,
     Event,
+    EventLog,
     FaultInjected,
     Installed,
     JobEnded,
@@ -176,3 +180,30 @@ def test_what_happens_in_every_run_is_left_out_and_counted():
     ]
     assert told[-1] == "6 lines of every run are left out; --all tells them"
     assert len(narrate(RUN).splitlines()) == len(RUN)
+
+
+HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x9b31m\r\n 0.000 s  ended: done\u202e\ufeff b"
+
+
+@pytest.mark.parametrize("form", ["text", "svg"])
+def test_a_log_that_was_written_by_somebody_else_commands_no_terminal_and_forges_no_line(tmp_path, capsys, form):
+    log = EventLog(tmp_path / "events.jsonl")
+    told = [
+        JobStarted(name=HOSTILE, workers=1, steps=1, samples_per_step=1, wall_time=0.0),
+        WorkerReady(worker=HOSTILE, pid=1),
+        Installed(generation=1, workers=(HOSTILE,), strategy=HOSTILE),
+        FaultInjected(worker=HOSTILE, kind=HOSTILE, step=0, point=HOSTILE, spec=HOSTILE),
+        StepOps(worker=HOSTILE, generation=1, step=0, loss=1.0, omitted=False, ops=(("F", 0, 0, 1.0, 2.0),)),
+        Notice(worker=HOSTILE, text=HOSTILE),
+        JobEnded(outcome=HOSTILE, step=1),
+    ]
+    for second, event in enumerate(told):
+        log.write(float(second), event)
+    log.close()
+    assert main(["inspect", str(tmp_path), "--format", form]) == 0
+    shown = capsys.readouterr().out
+    assert "owned" in shown
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ufeff]", shown)
+    assert not re.search(r"^ *0\.000 s  ended", shown, re.MULTILINE)
+    if form == "svg":
+        ElementTree.fromstring(shown)

@@ -320,3 +320,18 @@ def test_a_loss_is_scaled_only_where_the_job_says_so():
     assert parse_job(JOB).train.loss_scale is None
     chosen = parse_job(JOB, ["train.loss_scale={}", "train.loss_scale.initial=1024"]).train.loss_scale
     assert (chosen.initial, chosen.growth_every) == (1024.0, 2000)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "node-7.example.org", ""])
+def test_an_address_that_others_reach_must_be_meant(host):
+    control = {"host": host}
+    with pytest.raises(ConfigError, match=r"control\.host: .* expected control\.tls .*, or control\.insecure: true"):
+        parse_job(JOB | {"control": control})
+    assert parse_job(JOB | {"control": control | {"insecure": True}}).control.host == host
+    tls = {"ca": "ca.pem", "cert": "cert.pem", "key": "key.pem"}
+    assert parse_job(JOB | {"control": control | {"tls": tls}}).control.host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
+def test_an_address_of_the_machines_own_needs_nothing(host):
+    assert not parse_job(JOB | {"control": {"host": host}}).control.insecure

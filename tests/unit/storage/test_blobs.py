@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import ConfigError, MissingBlob, StorageError
+from holdfast.errors import ConfigError, CorruptBlob, MissingBlob, StorageError
 from holdfast.storage.blobs import LocalStore, open_store
 
 DATA = bytes(range(256)) * 64
@@ -61,6 +62,46 @@ def test_what_is_put_survives_a_power_cut(tmp_path, power_cuts):
     for data in (DATA, b"", DATA * 2):
         store.put("step-1/a", data)
         assert power_cuts.spare(tmp_path / "store" / "step-1" / "a")
+
+
+def test_a_blob_of_another_size_is_not_read(url):
+    store = open_store(url)
+    store.put("a/b", DATA)
+    assert store.get("a/b", range(len(DATA), len(DATA) + 1)) == DATA
+    with pytest.raises(CorruptBlob, match=f"expected 0 to 99 bytes, found {len(DATA)} bytes"):
+        store.get("a/b", range(100))
+    with pytest.raises(CorruptBlob, match=f"expected 7 bytes, found {len(DATA)} bytes"):
+        store.get("a/b", range(7, 8))
+
+
+def test_a_huge_file_is_not_read_at_all(tmp_path):
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)  # no machine has the memory for it
+    with pytest.raises(CorruptBlob):
+        LocalStore(tmp_path).get("huge", range(1 << 20))
+
+
+def test_only_regular_files_are_read_and_no_link_is_followed(tmp_path):
+    """Whoever may write in the folder could lead us elsewhere, or make us wait at a pipe for ever."""
+    secret, store = tmp_path / "elsewhere", LocalStore(tmp_path / "store")
+    secret.mkdir()
+    (secret / "key").write_bytes(DATA)
+    store.put("a/b", DATA)
+    folder = tmp_path / "store"
+    (folder / "link").symlink_to(secret / "key")
+    (folder / "through").symlink_to(secret)
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(StorageError, match="link: cannot be read: it is a symbolic link"):
+        store.get("link")
+    with pytest.raises(MissingBlob, match="is in no folder of its own"):
+        store.get("through/key")
+    with pytest.raises(StorageError, match="pipe: cannot be read: it is no regular file"):
+        store.get("pipe")
+    with pytest.raises(StorageError, match="a: cannot be read: it is no regular file"):
+        store.get("a")
+    assert store.list() == ("a/b", "link"), "what is listed and cannot be read is told"
+    assert not store.exists("link")
+    assert not store.exists("pipe")
 
 
 NO_NAMES = [

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, CorruptBlob, MissingBlob, StorageError
-from holdfast.storage.blobs import LocalStore, open_store
+from holdfast.storage.blobs import ANY_SIZE, LocalStore, open_store
 from holdfast.storage.checkpoints import Checkpoints, Facts, Shard
 
 LAYERS = 3
@@ -201,10 +201,10 @@ class Fails(LocalStore):
         super().__init__(folder)
         self._part = part
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, sizes: range = ANY_SIZE) -> bytes:
         if self._part in name:
             raise StorageError(f"{name}: cannot be read: input/output error")
-        return super().get(name)
+        return super().get(name, sizes)
 
 
 @pytest.mark.parametrize("part", ["step-00000012/manifest.json", "step-00000012/layer-0001"])
