@@ -476,7 +476,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(passed=st.sampled_from([0.1, 0.6, 1.1]))
     def tick(self, passed):
         self.now += passed
-        self.give(Tick(now=self.now))
+        self.give(Tick())
 
 
 Cluster.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -72,6 +72,7 @@ class ControlClient:
         on_closed: called in the reading thread once, at the end: with None at a normal end, else with ConfigError (the
             token was refused) or CoordinatorUnavailable (there was no coordinator for ``reattach_s``).
         reattach_s: seconds without a coordinator after which it is given up.
+        clock: seconds that this process has run: none are held against the coordinator while we were stopped.
         tls: certificates; None connects in the clear.
     """
 
@@ -84,6 +85,7 @@ class ControlClient:
         on_command: Callable[[Command], None],
         on_closed: Callable[[Problem], None],
         reattach_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
         tls: Tls | None = None,
     ) -> None:
         private = address.startswith("unix:")  # a socket in a folder that keeps others out
@@ -96,6 +98,7 @@ class ControlClient:
         self._on_command = on_command
         self._on_closed = on_closed
         self._reattach_s = reattach_s
+        self._clock = clock
         self._outbox = _Outbox()
         self._closing = threading.Event()
         self._last_words: Failure | None = None
@@ -104,7 +107,7 @@ class ControlClient:
 
     def start(self) -> None:
         """Begins to connect and to read."""
-        self._away_since = time.monotonic()
+        self._away_since = self._clock()
         self._reader.start()
 
     def send(self, message: Message) -> None:
@@ -155,7 +158,7 @@ class ControlClient:
             finally:
                 self._outbox.end()
                 if heard:
-                    self._away_since = time.monotonic()
+                    self._away_since = self._clock()
         return None
 
     @property
@@ -170,7 +173,7 @@ class ControlClient:
     def _await_listener(self) -> bool:
         """Waits until somebody listens: asked cheaply, as each attempt of gRPC costs milliseconds of processor time."""
         until = self._away_since + self._reattach_s
-        while time.monotonic() < until and (self._last_words or not self._closing.is_set()):
+        while self._clock() < until and (self._last_words or not self._closing.is_set()):
             time.sleep(RETRY_S)
             self._addresses.rotate()
             if _listens(self._address):

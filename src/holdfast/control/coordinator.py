@@ -124,7 +124,8 @@ class Coordinator:
         membership: the state so far.
         store: where decisions go before they are sent.
         log: where events go.
-        clock: seconds, monotonic.
+        clock: seconds, monotonic; of the log.
+        awake: seconds that this process has run; by them everybody is judged.
         committer: writes the manifests of checkpoints.
         sabotage: strikes this process at named points; None: nothing is to happen to it.
         adviser: knows of better plans than those made at once; None: nobody does.
@@ -134,6 +135,7 @@ class Coordinator:
     store: DecisionStore | EtcdStore
     log: EventLog
     clock: Callable[[], float]
+    awake: Callable[[], float]
     committer: Committer | None = None
     sabotage: Sabotage | None = None
     adviser: Adviser | None = None
@@ -156,7 +158,7 @@ class Coordinator:
     def handle(self, event: Message | Closed | Tick | Planned | Improved | Settled) -> None:
         """Takes one event: decides, stores, records, sends."""
         before = self.membership
-        after, outputs = decide(before, event, now=self.clock())
+        after, outputs = decide(before, event, now=self.awake())
         if after.lost - before.lost:
             self._reach(Point.DETECT)
         if decision := to_store(before, after):
@@ -331,15 +333,18 @@ class Coordinator:
         self.log.write(self.clock(), CoordinatorReady(pid=os.getpid(), generation=self._began_at))
         if self.membership.phase is Phase.ENDED:  # we were started again, after the end
             self._goodbye.set()
+        looked_at = self.clock()
         while not self._goodbye.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._goodbye.wait(), TICK_S)
-            self._take([Tick(now=self.clock())])
+            await _set_within(self._goodbye, TICK_S)
+            now = self.clock()
+            self._take([Tick(gap_s=now - looked_at)])
+            looked_at = now
             self._keep_planning()
             if self._resigned:
                 return False
-        with contextlib.suppress(TimeoutError):  # it may still be on its way, and waits to hear how the job ended
-            await asyncio.wait_for(self._agent_here.wait(), AGENT_S)
+        until = self.awake() + AGENT_S  # it may still be on its way, and waits to hear how the job ended
+        while not self._agent_here.is_set() and self.awake() < until:
+            await _set_within(self._agent_here, TICK_S)
         return True
 
     def _keep_planning(self) -> None:
@@ -381,6 +386,12 @@ class Coordinator:
             return
         if self.membership.generation == before.generation:
             self._take(news)
+
+
+async def _set_within(event: asyncio.Event, limit_s: float) -> None:
+    """Returns when an event is set, or time is up."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), limit_s)
 
 
 async def _first_parcel(request: AsyncIterator[bytes]) -> list[Message]:

@@ -5,6 +5,7 @@ say that one thing has kept it busy for much longer than anything ever did. A wo
 In its first step, and the first in which it computes, when libraries load and warm up, a worker may take 15 times as
 long before it counts as either.
 When nobody is busy and nobody moves, the workers wait for each other: something was lost between them.
+A pause of everybody is nobody's fault: after one, all have as much time as if they had just been heard.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from dataclasses import dataclass, field, replace
 from holdfast.control.messages import Heartbeat
 from holdfast.core.ids import WorkerId
 
-__all__ = ["Vital", "Watch", "deadlocked", "forget", "hear", "overdue", "pass_time"]
+__all__ = ["PATIENCE", "Vital", "Watch", "deadlocked", "forget", "hear", "overdue", "pass_time"]
 
 STALL_S = 1.0
+PATIENCE = 15.0
+"""What cannot be told from a fault is borne for at most so many times the limit."""
 _SLOWER = 8.0
-_COLD = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +29,15 @@ class Vital:
     """The last sign of one worker; times in seconds of the coordinator's clock.
 
     Attributes:
-        heard_at: when it was heard last, or began to be listened for.
-        moved_at: when it was first heard to have done all that it has done.
+        heard_at: when it was heard last, or began to be listened for; or when a pause of everybody ended after that.
+        moved_at: when it was first heard to have done all that it has done; or when such a pause ended.
+        spoke_at: as ``heard_at``, but for the pauses; of our own, what was more than a moment does not count.
         beat: what it said last; None if nothing yet.
     """
 
     heard_at: float
     moved_at: float
+    spoke_at: float
     beat: Heartbeat | None = None
 
 
@@ -59,7 +63,7 @@ def hear(watch: Watch, beat: Heartbeat, now: float) -> Watch:
     before = watch.vitals.get(beat.worker)
     moved = before is None or before.beat is None or _place(before.beat) != _place(beat)
     moved_at = now if moved or before is None else before.moved_at
-    vital = Vital(heard_at=now, moved_at=moved_at, beat=beat)
+    vital = Vital(heard_at=now, moved_at=moved_at, spoke_at=now, beat=beat)
     return replace(watch, vitals={**watch.vitals, beat.worker: vital}, anyone_at=now)
 
 
@@ -69,23 +73,42 @@ def forget(watch: Watch, workers: Iterable[WorkerId]) -> Watch:
     return replace(watch, vitals={worker: vital for worker, vital in watch.vitals.items() if worker not in gone})
 
 
-def pass_time(watch: Watch, members: Iterable[WorkerId], now: float) -> Watch:
+def pass_time(watch: Watch, members: Iterable[WorkerId], now: float, *, gap_s: float = 0.0) -> Watch:
     """Returns the watch at ``now``: members never heard of are listened for from now on.
 
-    If far more time has passed than between two looks, we ourselves were stopped (or the whole machine was), and what
-    was sent meanwhile has not been read yet: that time counts for nobody. Nor does time in which nobody at all is
-    heard, as on a machine that is too busy for everyone, until that has gone on for as long as in a first step.
+    If more than a moment has passed between two looks, we ourselves were stopped (or the whole machine was), and what
+    was sent meanwhile has not been read yet. If nobody at all is heard for as long, they were stopped, or the machine
+    is too busy for everyone. Either is held against nobody: everybody's time begins anew, until it has gone on for as
+    long as a first step may take.
+
+    Args:
+        watch: the watch before.
+        members: whom to listen for.
+        now: seconds of the coordinator's clock.
+        gap_s: seconds since the look before by a clock that does not stop with us, if they are more than by ours.
     """
     gap = 0.0 if watch.now is None else now - watch.now
     quiet_s = 0.0 if watch.anyone_at is None else now - watch.anyone_at
-    shift = gap if gap > STALL_S or STALL_S < quiet_s <= _COLD * watch.limit_s else 0.0
-    vitals = {
-        worker: replace(vital, heard_at=min(now, vital.heard_at + shift), moved_at=min(now, vital.moved_at + shift))
-        for worker, vital in watch.vitals.items()
-    }
-    for worker in members:
-        vitals.setdefault(worker, Vital(heard_at=now, moved_at=now))
-    return replace(watch, vitals=vitals, now=now)
+    moment_s = _moment_s(watch.limit_s)
+    vitals = watch.vitals
+    if max(gap, gap_s, quiet_s) > moment_s:
+        ours = max(0.0, gap - moment_s)
+        vitals = {worker: _begun_anew(vital, now, ours, watch.limit_s) for worker, vital in vitals.items()}
+    unheard = {worker: Vital(heard_at=now, moved_at=now, spoke_at=now) for worker in members if worker not in vitals}
+    return replace(watch, vitals={**vitals, **unheard}, now=now)
+
+
+def _moment_s(limit_s: float) -> float:
+    """For how long everything may stand still before it is a pause: less than it takes to hold anybody for lost."""
+    return min(STALL_S, limit_s / 2)
+
+
+def _begun_anew(vital: Vital, now: float, ours: float, limit_s: float) -> Vital:
+    """One worker's sign once its time has begun anew, unless it has for too long; ``ours``: we could not hear it."""
+    spoke_at = min(now, vital.spoke_at + ours)
+    if now - spoke_at > PATIENCE * limit_s:
+        return replace(vital, spoke_at=spoke_at)
+    return replace(vital, heard_at=now, moved_at=now, spoke_at=spoke_at)
 
 
 def overdue(watch: Watch, members: Iterable[WorkerId], *, running: bool) -> dict[WorkerId, str]:
@@ -101,7 +124,7 @@ def overdue(watch: Watch, members: Iterable[WorkerId], *, running: bool) -> dict
         vital = watch.vitals[worker]
         now = vital.heard_at if watch.now is None else watch.now
         warm = vital.beat is not None and vital.beat.slowest_s > 0
-        if now - vital.heard_at > watch.limit_s * (1.0 if warm else _COLD):
+        if now - vital.heard_at > watch.limit_s * (1.0 if warm else PATIENCE):
             found[worker] = f"no sign of life for {now - vital.heard_at:.1f} s"
         elif running and vital.beat is not None and vital.beat.busy_s > _allowance(vital.beat, watch.limit_s):
             found[worker] = f"stuck in step {vital.beat.step} for {vital.beat.busy_s:.1f} s"
@@ -118,7 +141,7 @@ def deadlocked(watch: Watch, members: Iterable[WorkerId]) -> bool:
 
 def _allowance(beat: Heartbeat, limit_s: float) -> float:
     """How long one thing may take: a multiple of the slowest so far, and plenty in a worker's first step."""
-    return max(limit_s, _SLOWER * beat.slowest_s) if beat.slowest_s > 0 else _COLD * limit_s
+    return max(limit_s, _SLOWER * beat.slowest_s) if beat.slowest_s > 0 else PATIENCE * limit_s
 
 
 def _place(beat: Heartbeat) -> tuple[int, int, int, int]:

@@ -23,6 +23,7 @@ import msgspec
 from holdfast.config.job import Job
 from holdfast.config.load import dump_job
 from holdfast.config.profiles import save_profile
+from holdfast.control.awake import AwakeClock
 from holdfast.control.client import ControlClient
 from holdfast.control.etcd import Etcd, parse_store_url
 from holdfast.control.messages import Command, Ended, Fence, Hello, Message, Progress, Spawn, Strike
@@ -158,6 +159,7 @@ class Agent:
     on_progress: Callable[[Progress], None] = lambda progress: None
     _inbox: queue.SimpleQueue[_Item] = field(default_factory=queue.SimpleQueue)
     _interrupted: Interrupted | None = None
+    _awake: AwakeClock = field(default_factory=AwakeClock)
     _networks: Networks | None = None
     _crew: Crew | None = None
     _children: Children = field(init=False)
@@ -193,6 +195,7 @@ class Agent:
 
     def _run(self) -> Outcome:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.closing(self._awake))
             if self._isolated:
                 self._networks = stack.enter_context(Networks(self._num_nodes()))
             stack.enter_context(self._processes())
@@ -415,6 +418,7 @@ class Agent:
             on_command=self._on_command,
             on_closed=self._on_closed,
             reattach_s=self.job.control.reattach_s,
+            clock=self._awake,
             tls=self.job.control.tls,
         )
         crew = self._crew = self._make_crew(coordinator, address, probed, client.send, log)
@@ -521,6 +525,7 @@ class Agent:
             start=self._start_coordinator_again,
             later=self._put_later,
             clock=time.monotonic,
+            awake=self._awake,
             log=log,
             delay_s=control.restart_delay_s,
             patience_s=control.reattach_s,

@@ -32,7 +32,7 @@ class RestartLimit:
         """Counts one death.
 
         Args:
-            now: seconds, monotonic.
+            now: seconds that this process has run.
             how: the process died, for the message.
 
         Raises:
@@ -61,7 +61,8 @@ class Supervisor:
     Attributes:
         start: starts one; raises ConfigError if it cannot listen, and InternalError if it dies before it does.
         later: hands what it is given to :meth:`again` after so many seconds.
-        clock: seconds, monotonic.
+        clock: seconds, monotonic; of the log.
+        awake: seconds that this process has run; by them deaths are near each other, and patience ends.
         log: the job's events.
         delay_s: between a death and the next start.
         patience_s: how long a start may fail because something is in its way, such as a port that is taken.
@@ -71,6 +72,7 @@ class Supervisor:
     start: Callable[[CoordinatorSpec], object]
     later: Callable[[float, StartAgain], None]
     clock: Callable[[], float]
+    awake: Callable[[], float]
     log: EventLog
     delay_s: float
     patience_s: float
@@ -109,17 +111,16 @@ class Supervisor:
         return InternalError(f"the coordinator is gone, the job cannot go on: {why}")
 
     def _on_death(self, wanted: StartAgain, how: str) -> None:
-        now = self.clock()
-        self.log.write(now, CoordinatorLost(how=how))
-        self.limit.note(now, how)
+        self.log.write(self.clock(), CoordinatorLost(how=how))
+        self.limit.note(self.awake(), how)
         self.later(self.delay_s, wanted)
 
     def _on_obstacle(self, wanted: StartAgain, why: str) -> None:
-        now, self._obstacle = self.clock(), why
+        now, self._obstacle = self.awake(), why
         if wanted.since is None:
             wanted = replace(wanted, since=now)
             text = f"the dead coordinator cannot be started again yet, it is tried every {RETRY_S:g} s: {why}"
-            self.log.write(now, Notice(worker="agent", text=text))
+            self.log.write(self.clock(), Notice(worker="agent", text=text))
         assert wanted.since is not None
         if now - wanted.since >= self.patience_s:
             raise ConfigError(f"the coordinator died and could not be started again for {self.patience_s:g} s: {why}")

@@ -21,9 +21,10 @@ import torch
 
 from holdfast.config.job import Job
 from holdfast.control.advice import Adviser
+from holdfast.control.awake import AwakeClock
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import Committer, Coordinator, serve
-from holdfast.control.detection import Watch
+from holdfast.control.detection import PATIENCE, Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
 from holdfast.control.membership import Membership, restore
 from holdfast.control.messages import Failure, Hello, Leaving, Shutdown, StateAt
@@ -47,7 +48,7 @@ from holdfast.runtime.library import fill_library
 from holdfast.runtime.life import LifeStage, WorkerLife
 from holdfast.runtime.processes import CoordinatorSpec, LibrarySpec, ResumeFrom, WorkerSpec
 from holdfast.runtime.resume import find, with_found
-from holdfast.runtime.shell import Shell
+from holdfast.runtime.shell import Pace, Shell
 from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.transfer import StateServer
 from holdfast.runtime.transport import Transport
@@ -99,6 +100,7 @@ class _Worker:
         self._log = EventLog(spec.events)
         self._shell: Shell | None = None
         self._emulated_bytes: Mapping[Payload, int] = {}
+        self._awake = AwakeClock()
         self._client = ControlClient(
             spec.address,
             spec.token,
@@ -106,6 +108,7 @@ class _Worker:
             on_command=self._on_command,
             on_closed=self._on_closed,
             reattach_s=spec.job.control.reattach_s,
+            clock=self._awake,
             tls=spec.job.control.tls,
         )
 
@@ -174,6 +177,7 @@ class _Worker:
             ),
             rebuild=self._rebuild,
             expelled=self._expelled,
+            pace=Pace(awake=self._awake, excused_s=PATIENCE * spec.job.control.hang_s),
         )
         if spec.job.checkpoint.every:
             checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
@@ -317,12 +321,15 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, etcd: EtcdStore | None) -
     """One that begins the job, or goes on with what its store remembers."""
     store = etcd or DecisionStore(Path(spec.store))
     checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
-    membership = _membership(spec, store.latest(), checkpoints, log)
+    awake = AwakeClock()
+    reattach_until = awake() + spec.job.control.reattach_s
+    membership = _membership(spec, store.latest(), checkpoints, log, reattach_until)
     return Coordinator(
         membership=membership,
         store=store,
         log=log,
         clock=time.monotonic,
+        awake=awake,
         committer=Committer(checkpoints=checkpoints, facts=spec.facts),
         sabotage=Sabotage(_still_due(spec), log, time.monotonic),
         adviser=None if spec.library is None else Adviser(Path(spec.library)),
@@ -338,7 +345,11 @@ def _still_due(spec: CoordinatorSpec) -> tuple[Fault, ...]:
 
 
 def _membership(
-    spec: CoordinatorSpec, stored: StoredDecision | None, checkpoints: Checkpoints, log: EventLog
+    spec: CoordinatorSpec,
+    stored: StoredDecision | None,
+    checkpoints: Checkpoints,
+    log: EventLog,
+    reattach_until: float,
 ) -> Membership:
     begins = Membership(
         healthy=spec.plan,
@@ -354,7 +365,7 @@ def _membership(
     )
     if stored is None:
         return begins
-    state = restore(begins, stored, reattach_until=time.monotonic() + spec.job.control.reattach_s)
+    state = restore(begins, stored, reattach_until=reattach_until)
     if not spec.job.checkpoint.every:
         return state
     try:

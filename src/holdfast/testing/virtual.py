@@ -386,7 +386,7 @@ class VirtualCluster:
             self._pass_time()
 
     def _pass_time(self) -> None:
-        self._decide(Tick(now=self._now))
+        self._decide(Tick())
         if ahead := unplanned(self._membership):
             lost = self._random.choice(ahead)
             self._decide(Planned(lost=lost, recovery=plan_recovery(self._membership, lost)))

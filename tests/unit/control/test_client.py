@@ -51,7 +51,8 @@ store = DecisionStore(folder + "/control.db")
 state = Membership(healthy=regular_plan(2, split_evenly(2, 1), 1), steps=3, strategy="auto", directory="out")
 if stored := store.latest():
     state = restore(state, stored, reattach_until=time.monotonic() + 60)
-coordinator = Coordinator(membership=state, store=store, log=EventLog(folder + "/events"), clock=time.monotonic)
+log = EventLog(folder + "/events")
+coordinator = Coordinator(membership=state, store=store, log=log, clock=time.monotonic, awake=time.monotonic)
 tell = lambda port: print(port, flush=True)
 asyncio.run(serve(coordinator, host="127.0.0.1", port=port, token="t", ready=tell))
 """

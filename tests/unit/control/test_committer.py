@@ -75,6 +75,7 @@ def test_the_coordinator_goes_on_while_a_manifest_is_being_written(tmp_path):
         store=DecisionStore(tmp_path / "control.db"),
         log=EventLog(tmp_path / "events.jsonl"),
         clock=time.monotonic,
+        awake=time.monotonic,
         committer=Committer(checkpoints=Checkpoints(Slow(folder, reserved_bytes=0), 3), facts=FACTS),
     )
 

@@ -87,7 +87,9 @@ class Service:
         store = DecisionStore(self.store)
         log = EventLog(self.events)
         membership = Membership(healthy=PLAN, steps=3, strategy="auto", directory="out")
-        self.coordinator = Coordinator(membership=membership, store=store, log=log, clock=time.monotonic)
+        self.coordinator = Coordinator(
+            membership=membership, store=store, log=log, clock=time.monotonic, awake=time.monotonic
+        )
 
         async def run():
             self._loop = asyncio.get_running_loop()
@@ -457,6 +459,7 @@ def test_a_port_in_use_is_named(tmp_path):
         store=DecisionStore(tmp_path / "control.db"),
         log=EventLog(tmp_path / "events.jsonl"),
         clock=time.monotonic,
+        awake=time.monotonic,
     )
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -135,26 +135,64 @@ def test_nothing_is_deadlocked_before_everyone_was_heard():
     assert not deadlocked(clock.watch, (A, B))
 
 
-@pytest.mark.parametrize("pause_s", [STALL_S + 0.1, 10.0, 3600.0])
-def test_our_own_pause_is_held_against_nobody(pause_s):
-    """After it, what was sent meanwhile is read a moment later than time is seen to have passed."""
-    clock = Clock(A, B).hear(beat(A), beat(B)).wait(1.0)
-    clock.now += pause_s
-    clock.watch = pass_time(clock.watch, clock.members, clock.now)
+@pytest.mark.parametrize("seen_s", [0.0, 1.0], ids=["our clock stood still", "our clock went on"])
+@pytest.mark.parametrize("pause_s", [STALL_S + 0.3, 10.0, 3600.0])
+def test_after_our_own_pause_everybody_has_the_whole_limit(pause_s, seen_s):
+    """What was sent meanwhile is read a moment later than time is seen to have passed."""
+    clock = Clock(A, B).hear(beat(A), beat(B)).wait(LIMIT_S - 0.2)
+    clock.now += pause_s * seen_s
+    clock.watch = pass_time(clock.watch, clock.members, clock.now, gap_s=pause_s)
     assert clock.overdue() == {}
     assert not deadlocked(clock.watch, (A, B))
-    clock.hear(beat(A)).wait(1.4)
-    assert clock.overdue().keys() == {B}, "what was silent before and after the pause counts"
+    clock.hear(beat(A)).wait(LIMIT_S - 0.2, lambda _: [beat(A)])
+    assert clock.overdue() == {}
+    clock.wait(0.4, lambda _: [beat(A)])
+    assert clock.overdue().keys() == {B}
 
 
 def test_when_everyone_is_silent_at_once_it_is_the_machine():
     """All of them starve for three seconds; then one after another is heard again."""
     clock = Clock(A, B).hear(beat(A), beat(B)).wait(3.2, others=False)
     assert clock.overdue() == {}
-    clock.hear(beat(A)).wait(0.6)
-    assert clock.overdue() == {}, "B has a moment yet"
-    clock.wait(0.6)
+    clock.hear(beat(A)).wait(LIMIT_S - 0.2)
+    assert clock.overdue() == {}, "B has as much time as ever"
+    clock.hear(beat(A)).wait(0.4)
     assert clock.overdue().keys() == {B}
+
+
+@pytest.mark.parametrize("apart_s", [1.4, 1.8])
+def test_the_silences_of_a_machine_that_is_too_busy_hide_nobody_for_ever(apart_s):
+    """B starves again and again, and nobody is heard meanwhile; A has hung."""
+    clock, passed = Clock(A, B).hear(beat(A), beat(B)), 0.0
+    while not clock.overdue():
+        clock.wait(apart_s, others=False).hear(beat(B))
+        passed += apart_s
+        assert passed < COLD * LIMIT_S + 2 * LIMIT_S
+    assert clock.overdue().keys() == {A}
+    assert passed > COLD * LIMIT_S
+
+
+def test_our_own_pauses_hide_nobody_for_ever():
+    """We are stopped again and again, and hear only A in between."""
+    clock, looks = Clock(A, B).hear(beat(A), beat(B)), 0
+    while not clock.overdue():
+        clock.now += 1.5 * STALL_S
+        clock.watch = pass_time(clock.hear(beat(A)).watch, clock.members, clock.now)
+        looks += 1
+        assert looks < COLD * LIMIT_S / STALL_S + 2 * LIMIT_S
+    assert clock.overdue().keys() == {B}
+
+
+@pytest.mark.parametrize("limit_s", [0.3, 0.8])
+def test_a_pause_of_everybody_shows_before_anybody_is_overdue(limit_s):
+    clock = Clock(A, B)
+    clock.watch = Watch(limit_s=limit_s)
+    for _ in range(100):
+        clock.now += 0.05
+        clock.watch = pass_time(clock.watch, clock.members, clock.now)
+        if clock.now < 101.0:
+            clock.hear(beat(A), beat(B))
+        assert clock.now > 101.0 + COLD * limit_s or clock.overdue() == {}
 
 
 def test_when_everyone_is_silent_for_ever_they_are_lost():
@@ -194,6 +232,7 @@ course = st.lists(
             "busy_s": st.floats(0.0, LIMIT_S * 0.99),
             "look": st.floats(0.0, 1.0),
             "pause_s": st.just(0.0) | st.floats(STALL_S * 1.01, 1000.0),
+            "awake": st.booleans(),
         }
     ),
     min_size=1,
@@ -203,13 +242,15 @@ course = st.lists(
 
 @given(course, st.booleans())
 def test_who_beats_in_time_and_moves_is_never_overdue(course, cold):
-    """Whenever we look between two beats, and for however long we are stopped ourselves in between."""
+    """Whenever we look between two beats, and for however long we are stopped, whether our clock sees it or not."""
     now, watch = 50.0, pass_time(Watch(limit_s=LIMIT_S), [A], 50.0)
     for number, each in enumerate(course):
-        for at in (now + each["look"] * each["gap_s"], now + each["gap_s"] + each["pause_s"]):
-            watch = pass_time(watch, [A], at)
+        seen_s = each["gap_s"] + each["pause_s"] * each["awake"]
+        looked_s = each["look"] * each["gap_s"]
+        for at, gap_s in ((now + looked_s, looked_s), (now + seen_s, each["gap_s"] + each["pause_s"])):
+            watch = pass_time(watch, [A], at, gap_s=gap_s)
             assert overdue(watch, [A], running=True) == {}
-        now += each["gap_s"] + each["pause_s"]
+        now += seen_s
         watch = hear(watch, beat(moves=number, busy_s=each["busy_s"], slowest_s=0.0 if cold else 0.05), now)
         assert overdue(watch, [A], running=True) == {}
         assert not deadlocked(watch, [A])
@@ -227,3 +268,71 @@ def test_who_falls_silent_is_always_found(course, extra_s):
         watch = hear(watch, beat(ANYONE), now)
         watch = pass_time(watch, [A], now)
     assert overdue(watch, [A], running=True).keys() == {A}
+
+
+LOOK_S, MARGIN_S = 0.2, 0.5
+phases = st.lists(
+    st.fixed_dictionaries(
+        {
+            "runs_s": st.floats(0.5, 6.0),
+            "stopped_s": st.floats(0.0, LIMIT_S - MARGIN_S) | st.floats(LIMIT_S + MARGIN_S, COLD * LIMIT_S / 2),
+            "who": st.sampled_from(["everybody", "workers", "coordinator", "some"]),
+            "some": st.sets(st.integers(0, 3), min_size=1, max_size=3),
+            "thaw_s": st.lists(st.floats(0.0, 0.3), min_size=4, max_size=4),
+        }
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+class History:
+    """Four workers and a coordinator in virtual time, who are stopped and go on; each has a clock of its own."""
+
+    def __init__(self, offsets):
+        self.members = [WorkerId(0, index) for index in range(4)]
+        self.now, self.awake, self.looked_at = 100.0, 0.0, 100.0
+        self.next_beat = [self.now + offset for offset in offsets]
+        self.watch, self.found = Watch(limit_s=LIMIT_S), set()
+
+    def go_on(self, until, stopped=(), thaws=(0.0,) * 4, *, we_run=True):
+        """Time passes in steps of 50 ms; whoever goes on after a pause does so a moment later."""
+        mailbox = []
+        ready = [self.now + thaw for thaw in thaws]
+        while self.now < until - 1e-9:
+            step = min(0.05, until - self.now)
+            self.now += step
+            for index, worker in enumerate(self.members):
+                if index not in stopped and self.now >= max(self.next_beat[index], ready[index]):
+                    self.next_beat[index] = self.now + BEAT_S
+                    mailbox.append(beat(worker, moves=round(self.now * 100)))
+            if we_run:
+                self.awake += step
+                self._look(mailbox)
+        return mailbox
+
+    def _look(self, mailbox):
+        if self.now - self.looked_at < LOOK_S - 1e-9:
+            return
+        self.watch = pass_time(self.watch, self.members, self.awake, gap_s=self.now - self.looked_at)
+        self.looked_at = self.now
+        self.found |= overdue(self.watch, [w for w in self.members if w not in self.found], running=True).keys()
+        assert not deadlocked(self.watch, self.members)
+        for each in mailbox:
+            self.watch = hear(self.watch, each, self.awake)
+        mailbox.clear()
+
+
+@given(phases, st.lists(st.floats(0.0, BEAT_S), min_size=4, max_size=4))
+def test_a_pause_of_everybody_is_nobodys_fault_and_of_some_is_theirs(phases, offsets):
+    history, theirs = History(offsets), set()
+    history.go_on(history.now + 1.0)
+    for phase in phases:
+        everyone = range(4)
+        stopped = phase["some"] if phase["who"] == "some" else () if phase["who"] == "coordinator" else everyone
+        we_run = phase["who"] in ("workers", "some")
+        history.go_on(history.now + phase["stopped_s"], stopped, we_run=we_run)
+        if phase["who"] == "some" and phase["stopped_s"] > LIMIT_S:
+            theirs |= {history.members[index] for index in stopped}
+        history.go_on(history.now + 0.3 + phase["runs_s"], (), phase["thaw_s"])
+        assert history.found == theirs

@@ -30,6 +30,7 @@ def coordinator(tmp_path):
         store=DecisionStore(tmp_path / "control.db"),
         log=EventLog(tmp_path / "events.jsonl"),
         clock=time.monotonic,
+        awake=time.monotonic,
     )
     yield made
     made.store.close()

@@ -168,8 +168,8 @@ def test_the_last_one_awaited_has_died(restarted):
 
 def test_who_does_not_come_back_in_time_is_lost(restarted):
     restarted.back(W00, W01, W11)
-    assert restarted.give(Tick(now=59.9)).told == []
-    restarted.give(Tick(now=60.0))
+    assert restarted.give(Tick(), now=59.9).told == []
+    restarted.give(Tick(), now=60.0)
     assert restarted.recorded[0].how == "did not come back"
     assert restarted.commands(Install).keys() == {W00, W01, W11}
     assert restarted.back(W10).commands(Expel).keys() == {W10}
@@ -225,7 +225,7 @@ def test_all_have_finished_but_one_that_comes_is_not_back_yet(running):
     running.give(Hello(worker=W10, pid=2)).restart().back(W00, W01, W11, generation=2)
     running.give(*(Finished(worker=worker, generation=2) for worker in (W00, W01, W11)))
     assert (running.state.phase, running.commands(Save)) == (Phase.REATTACHING, {})
-    running.give(Tick(now=60.0))
+    running.give(Tick(), now=60.0)
     assert running.commands(Save).keys() | running.commands(Install).keys() == {W00, W01, W11}
 
 
@@ -235,7 +235,7 @@ def test_all_have_finished_but_one_that_comes_is_not_back_yet(running):
 def test_a_worker_that_runs_is_not_interrupted_by_a_broken_connection(running):
     running.give(Closed(worker=W10, pid=1), now=1.0).back(W10)
     assert running.told == [(W10, Attached())]
-    assert running.give(Tick(now=99.0)).told == []
+    assert running.give(Tick(), now=99.0).told == []
 
 
 def test_one_that_is_to_go_over_to_what_nobody_has_prepared_makes_all_begin_anew(running):
@@ -258,8 +258,8 @@ def test_finishing_is_not_lost_with_a_connection(running):
 
 def test_a_worker_without_a_connection_is_lost_after_a_while(running):
     running.give(Closed(worker=W10, pid=1), now=5.0)
-    assert running.give(Tick(now=4.9 + DETACHED_GRACE_S)).told == []
-    running.give(Tick(now=5.0 + DETACHED_GRACE_S))
+    assert running.give(Tick(), now=4.9 + DETACHED_GRACE_S).told == []
+    running.give(Tick(), now=5.0 + DETACHED_GRACE_S)
     assert running.commands(Fence) == {None: Fence(worker=W10, pid=1)}
     assert running.commands(Install).keys() == {W00, W01, W11}
 
@@ -269,7 +269,7 @@ def test_the_agent_tells_of_a_death_at_once_though_the_connection_was_seen_to_cl
     assert running.commands(Install).keys() == {W00, W01, W11}
     running.statuses(3)
     assert running.commands(Resume).keys() == {W00, W01, W11}
-    assert running.give(Tick(now=99.0)).told == []
+    assert running.give(Tick(), now=99.0).told == []
 
 
 def test_who_has_caught_up_and_gone_over_meanwhile_is_an_owner(running):

@@ -95,10 +95,10 @@ def test_who_dies_before_it_has_attached_is_started_again():
 
 
 def test_the_limit_counts_from_the_loss_and_a_step_ends_it():
-    job = Job().give(Tick(now=100.0)).give(died(W11))
+    job = Job().give(Tick(), now=100.0).give(died(W11))
     until = job.state.wait_until
     assert until == 100.0 + LIMIT_S
-    job.give(Tick(now=110.0)).give(Hello(worker=W11, pid=2)).give(died(W11, pid=2))
+    job.give(Tick(), now=110.0).give(Hello(worker=W11, pid=2)).give(died(W11, pid=2))
     assert job.state.wait_until == until, "those who come and die again do not move it"
     job.give(Hello(worker=W11, pid=3)).settle(4)
     done = StepDone(worker=W01, generation=job.state.generation, step=4, loss=1.0, omitted=False)
@@ -106,18 +106,18 @@ def test_the_limit_counts_from_the_loss_and_a_step_ends_it():
 
 
 def test_after_the_limit_whoever_is_there_goes_on():
-    job = Job().give(Tick(now=100.0)).give(died(W11))
+    job = Job().give(Tick(), now=100.0).give(died(W11))
     job.state = replace(job.state, watch=replace(job.state.watch, limit_s=1e9))  # nobody is heard of here
-    job.give(Tick(now=100.0 + LIMIT_S))
+    job.give(Tick(), now=100.0 + LIMIT_S)
     assert job.state.phase is Phase.FORMING
     assert W11 not in job.state.healthy.workers
     assert {install.load for install in job.installs().values()} == {NEWEST}
 
 
 def test_the_limit_does_not_strike_while_steps_are_run():
-    job = Job().give(Tick(now=100.0)).give(died(W11)).give(Hello(worker=W11, pid=2)).settle(4)
+    job = Job().give(Tick(), now=100.0).give(died(W11)).give(Hello(worker=W11, pid=2)).settle(4)
     job.state = replace(job.state, watch=replace(job.state.watch, limit_s=1e9))
-    job.give(Tick(now=101.0 + LIMIT_S))
+    job.give(Tick(), now=101.0 + LIMIT_S)
     assert (job.state.phase, job.state.healthy) == (Phase.RUNNING, PLAN)
 
 

@@ -56,6 +56,7 @@ def coordinator_in(folder):
         store=DecisionStore(folder / "control.db"),
         log=EventLog(folder / "events.jsonl"),
         clock=time.monotonic,
+        awake=time.monotonic,
     )
 
 

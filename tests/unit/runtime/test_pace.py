@@ -2,41 +2,79 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.runtime.shell import Pace
 
-
-def spend(pace, seconds):
-    """As if what goes on had begun earlier."""
-    pace.since -= seconds
+EXCUSED_S = 30.0
 
 
-def test_work_is_measured_and_waiting_is_not():
-    pace = Pace()
+class Clocks:
+    """Two clocks, of which one stands still during pauses."""
+
+    def __init__(self):
+        self.now, self.awake = 1000.0, 7.0
+        self.pace = Pace(lambda: self.awake, EXCUSED_S, lambda: self.now)
+
+    def spend(self, seconds):
+        self.now += seconds
+        self.awake += seconds
+
+    def pause(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clocks():
+    return Clocks()
+
+
+@pytest.fixture
+def pace(clocks):
+    return clocks.pace
+
+
+def test_work_is_measured_and_waiting_is_not(clocks, pace):
     pace.move(waiting=False)
-    spend(pace, 0.02)
-    assert pace.busy_s() >= 0.02
+    clocks.spend(0.02)
+    assert pace.busy_s() == pytest.approx(0.02)
     pace.move(waiting=True)
-    slowest_s = pace.slowest_s
-    assert slowest_s >= 0.02
-    spend(pace, 0.05)
+    assert pace.slowest_s == pytest.approx(0.02)
+    clocks.spend(0.05)
     assert pace.busy_s() == 0.0
     pace.move(waiting=False)
-    assert (pace.slowest_s, pace.moves) == (slowest_s, 3)
+    assert (pace.slowest_s, pace.moves) == (pytest.approx(0.02), 3)
+    assert pace.busy_s() > 0.0, "work that has just begun is no wait"
 
 
-def test_what_the_first_step_took_is_not_held_for_usual():
-    """Libraries load in it; a stall would be borne for eight times as long otherwise, for the rest of the job."""
-    pace = Pace()
+def test_a_pause_makes_nothing_slow(clocks, pace):
     pace.move(waiting=False)
-    spend(pace, 0.02)
+    clocks.spend(0.02)
+    clocks.pause(EXCUSED_S - 1.0)
+    clocks.spend(0.03)
+    assert pace.busy_s() == pytest.approx(0.05)
+    pace.move(waiting=True)
+    assert pace.slowest_s == pytest.approx(0.05)
+
+
+def test_what_looks_like_a_pause_is_not_excused_for_ever(clocks, pace):
+    """A thread that holds Python's lock keeps the sleeper from waking, too."""
+    pace.move(waiting=False)
+    clocks.pause(EXCUSED_S + 5.0)
+    assert pace.busy_s() == pytest.approx(5.0)
+
+
+def test_what_the_first_step_took_is_not_held_for_usual(clocks, pace):
+    """Libraries load in it; a stall would be borne for eight times as long otherwise, for the rest of the job."""
+    pace.move(waiting=False)
+    clocks.spend(0.02)
     pace.move(waiting=True)
     pace.warm_up()
     assert pace.warm
     assert pace.slowest_s == 0.0
 
 
-def test_the_first_operation_of_one_that_only_took_part_so_far_is_a_first_step_again():
-    pace = Pace()
+def test_the_first_operation_of_one_that_only_took_part_so_far_is_a_first_step_again(pace):
     pace.warm_up()
     pace.compute()
     assert not pace.warm
@@ -45,9 +83,8 @@ def test_the_first_operation_of_one_that_only_took_part_so_far_is_a_first_step_a
     assert pace.warm
 
 
-def test_while_an_engine_is_built_nothing_counts_as_usual():
+def test_while_an_engine_is_built_nothing_counts_as_usual(pace):
     """A worker that changes places may take as long for that as when it was started."""
-    pace = Pace()
     pace.compute()
     pace.warm_up()
     pace.cool_down()

@@ -41,6 +41,7 @@ class Watched:
             start=self._start,
             later=lambda delay_s, wanted: self._due.append((self.now + delay_s, wanted)),
             clock=lambda: self.now,
+            awake=lambda: self.now,
             log=self.log,
             delay_s=delay_s,
             patience_s=3.0,

@@ -105,8 +105,7 @@ def decide(
     Args:
         state: the membership before.
         event: a message that came in, a connection that closed, or time that passed.
-        now: the coordinator's clock, in seconds: when a heartbeat or a suspicion came, or a connection closed. That
-            time has passed is judged by the clock of a Tick alone.
+        now: the coordinator's clock, in seconds: for all that is timed. It stands still while the coordinator does.
 
     After failure: pure, so it can be called again with the same values.
     """
@@ -138,8 +137,8 @@ def _decide(state: Membership, event: Message | Closed | Tick | Planned | Improv
             return _on_failure(state, event)
         case Heartbeat():
             return replace(state, watch=hear(state.watch, event, now)), ()
-        case Tick(now=at):
-            return on_tick(state, at)
+        case Tick():
+            return on_tick(state, event, now)
         case Planned(lost=lost, recovery=recovery):
             return replace(state, planned={**state.planned, lost: recovery}), ()
         case Improved():

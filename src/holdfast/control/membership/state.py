@@ -66,9 +66,12 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Event: time passed; ``now`` in seconds of the coordinator's clock."""
+    """Event: time passed.
 
-    now: float
+    ``gap_s``: seconds since the tick before, those included for which the coordinator was stopped.
+    """
+
+    gap_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

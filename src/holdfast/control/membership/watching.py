@@ -8,7 +8,7 @@ from holdfast.control.detection import deadlocked, forget, overdue, pass_time
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.losses import on_lost
 from holdfast.control.membership.recovering import carry_out, last_resort, recover
-from holdfast.control.membership.state import Decision, Membership, Phase, Record, without
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tick, without
 from holdfast.control.messages import Suspect
 from holdfast.core.ids import WorkerId
 from holdfast.telemetry.events import Suspected
@@ -37,7 +37,13 @@ def _given_up(state: Membership, now: float) -> dict[WorkerId, str]:
         return dict.fromkeys(sorted(late), "did not come back") if now >= state.reattach_until else {}
     grace_s = max(DETACHED_GRACE_S, state.watch.limit_s)
     how = f"connection closed for {grace_s:g} s"
-    return {worker: how for worker, since in state.detached.items() if now - since >= grace_s}
+    return {worker: how for worker in state.detached if now - _away_since(state, worker) >= grace_s}
+
+
+def _away_since(state: Membership, worker: WorkerId) -> float:
+    """When its connection was closed, or when a pause of everybody ended after that."""
+    vital = state.watch.vitals.get(worker)
+    return max(state.detached[worker], state.detached[worker] if vital is None else vital.heard_at)
 
 
 def on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
@@ -55,14 +61,14 @@ def on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
     return state, (record,)
 
 
-def on_tick(state: Membership, now: float) -> Decision:
+def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     """Whoever is away for too long, or hung, is lost; any suspicion that no loss explains: all connect anew."""
+    members = _judged(state)
+    state = replace(state, watch=pass_time(state.watch, members, now, gap_s=tick.gap_s))
     if given_up := _given_up(state, now):
         return on_lost(state, given_up)
     if state.phase in (Phase.GATHERING, Phase.REATTACHING):
         return state, ()
-    members = tuple(worker for worker in state.alive if worker not in state.detached)
-    state = replace(state, watch=pass_time(state.watch, members, now))
     if state.began is None and state.phase is Phase.RUNNING:
         state = replace(state, began=now)
     if state.phase is Phase.WAITING and state.wait_until is None:
@@ -79,6 +85,13 @@ def on_tick(state: Membership, now: float) -> Decision:
         return state, ()
     reason = state.suspicion if suspected else "all workers wait for one another"
     return _reform(state, reason)
+
+
+def _judged(state: Membership) -> tuple[WorkerId, ...]:
+    """Whose heartbeats are waited for."""
+    if state.phase in (Phase.GATHERING, Phase.REATTACHING):
+        return ()
+    return tuple(worker for worker in state.alive if worker not in state.detached)
 
 
 def _reform(state: Membership, reason: str) -> Decision:
