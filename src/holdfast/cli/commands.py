@@ -16,8 +16,8 @@ from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.plan import add_plan_parser
 from holdfast.cli.profile import add_profile_parser
 from holdfast.cli.train import add_train_parser
+from holdfast.core.plain import one_line, plain
 from holdfast.errors import ConfigError, HoldfastError, InfeasiblePlan, StateUnavailable
-from holdfast.telemetry.plain import one_line, plain
 
 __all__ = ["run_command"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.control.store import DecisionStore
+from holdfast.core.plain import one_line
 from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError
 from holdfast.runtime.rundir import attempts
@@ -43,8 +44,8 @@ from holdfast.telemetry.events import (
     read_events,
 )
 from holdfast.telemetry.picture import draw_svg, draw_text
-from holdfast.telemetry.plain import shown
 from holdfast.telemetry.report import FailureReport, attempt, report
+from holdfast.telemetry.shown import shown
 from holdfast.telemetry.timeline import BOUNDARY, run_timeline
 from holdfast.telemetry.trace import render_run_trace
 
@@ -114,7 +115,7 @@ def _told(number: int, timed: list[tuple[float, Event]]) -> str:
     when = "" if told.began is None else f" began {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(told.began))}"
     start = f", went on from step {told.resumed_from}" if told.resumed_from is not None else ""
     lost = f", lost {told.failures} worker(s)" if told.failures else ""
-    return f"attempt {number}{when}{start}{lost}, ended after {told.steps} steps: {told.outcome}"
+    return f"attempt {number}{when}{start}{lost}, ended after {told.steps} steps: {one_line(told.outcome)}"
 
 
 def _plans(run_dir: Path) -> dict[int, Plan]:

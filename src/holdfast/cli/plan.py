@@ -7,6 +7,7 @@ import json
 import math
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -133,13 +134,24 @@ def run(args: argparse.Namespace) -> int:
 
 def _fill(task: _Task, failures: int, folder: Path) -> int:
     """Fills a plan library and says what it took."""
-    summary = PlanLibrary(folder).fill(task.grid, failures, task.technique, time_limit_s=task.time_limit_s)
+    _check_writable(folder)
+    library = PlanLibrary(folder, lambda text: print(f"holdfast: {text}", file=sys.stderr))
+    summary = library.fill(task.grid, failures, task.technique, time_limit_s=task.time_limit_s)
     print(
         f"{folder}: plans for 1 to {summary.plans} failures, which share {summary.schedules} schedules\n"
         f"wall time {summary.wall_s:.2f} s, CPU time {summary.cpu_s:.2f} s, "
         f"worst gap to the bound {summary.worst_gap:.2%}"
     )
     return 0
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--out {folder}: cannot be written: {getattr(error, 'strerror', error)}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.control.membership import Improved, Membership, Phase, Planned, plan_recovery
@@ -20,11 +20,12 @@ class Adviser:
 
     Args:
         folder: where the library is or will be.
+        note: called with a line about what is wrong in it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, note: Callable[[str], None] = lambda text: None) -> None:
         self._folder = folder
-        self._library = PlanLibrary(folder)
+        self._library = PlanLibrary(folder, note)
         self._seen: object = None
         self._migration: Migration | None = None
 
@@ -33,9 +34,6 @@ class Adviser:
 
         If that takes workers that change places, it is told once they gain more by it until the next failure is to be
         expected than it costs: the longer nothing has failed, the more they gain.
-
-        Raises:
-            StorageError: a file of the library is damaged.
 
         Cost: microseconds if neither the folder nor the membership has changed; else plans are read and proved.
         """
@@ -83,7 +81,7 @@ class Adviser:
         """What differs whenever a file was put into the folder."""
         try:
             return self._folder.stat().st_mtime_ns
-        except FileNotFoundError:
+        except OSError:
             return 0
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from holdfast.config.parsing import parsing
 from holdfast.core.bounds import StageBounds
 from holdfast.core.ids import WorkerId
-from holdfast.errors import CorruptBlob, InfeasiblePlan
+from holdfast.core.plain import one_line
+from holdfast.errors import CorruptBlob, HoldfastError, InfeasiblePlan, StorageError
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import bound_cost, load, min_max, normalised, per_stage
 from holdfast.planning.planner import Planned, Technique, judge, make_plan, plan_bound
@@ -25,6 +29,7 @@ from holdfast.planning.timing import Measure, sequence_of
 __all__ = ["Filled", "PlanLibrary", "breakpoints", "serve", "straightened"]
 
 _FORMAT = 2
+_INDEX_BYTES, _PLAN_BYTES = 1 << 24, 1 << 30
 _LARGE, _COARSE = 200_000, 0.003
 """Operations from which schedules are shared by counts whose bounds differ by up to this fraction."""
 
@@ -100,15 +105,21 @@ class PlanLibrary:
 
     One schedule serves all counts between two breakpoints of the bound. Files are written whole or not at all, and
     readers notice new ones: a library can be read while another process fills it, and filling it again improves it.
+
+    It is advice: what cannot be read is as if it were not there, what cannot be written is kept in memory alone, and
+    either is told once.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, note: Callable[[str], None] = lambda text: None) -> None:
         """Opens a library.
 
         Args:
             folder: where it is or will be; made with mode 0700.
+            note: called with a line about a file that cannot be read or written, once for each.
         """
         self._folder = folder
+        self._note = note
+        self._noted: set[str] = set()
         self._indices: dict[str, tuple[tuple[int, int] | None, dict[int, int]]] = {}
         self._schedules: dict[tuple[str, int], Planned] = {}
         self._answers: dict[tuple[str, int], Planned] = {}
@@ -118,22 +129,36 @@ class PlanLibrary:
     def find(self, grid: Grid, failures: int, technique: Technique) -> Planned | None:
         """Returns the plan for a number of failures, at their normalised places, or None if there is none yet.
 
-        Raises:
-            CorruptBlob: a file is not what was written.
-
         Cost: microseconds for a plan that this object has seen; else a file is read and the plan proved again.
         """
         digest = _digest(grid, technique)
         top = self._index(digest).get(failures)
         if top is None:
             return None
-        if (digest, failures) not in self._answers:
-            base = self._schedules.get((digest, top)) or self._read(digest, top, grid, technique)
-            self._schedules[digest, top] = base
-            self._answers[digest, failures] = (
-                base if top == failures else serve(base, normalised(grid, failures, technique.rules))
-            )
+        if (digest, failures) not in self._answers and not self._look_up(digest, grid, failures, top, technique):
+            del self._index(digest)[failures]  # until the index is another one, or the plan is made anew
+            return None
         return self._answers[digest, failures]
+
+    def _look_up(self, digest: str, grid: Grid, failures: int, top: int, technique: Technique) -> bool:
+        """Whether there is a proved plan."""
+        path = self._folder / f"{digest}-{top}.plan"
+        try:
+            with parsing(lambda text: StorageError(f"{path}: {text}"), OSError):
+                base = self._schedules.get((digest, top)) or self._read(path, grid, technique)
+                self._schedules[digest, top] = base
+                self._answers[digest, failures] = (
+                    base if top == failures else serve(base, normalised(grid, failures, technique.rules))
+                )
+        except HoldfastError as error:
+            self._tell(path.name, f"a plan is not used: {error}")
+            return False
+        return True
+
+    def _tell(self, name: str, text: str) -> None:
+        if name not in self._noted:
+            self._noted.add(name)
+            self._note(one_line(text))
 
     def get(self, grid: Grid, failures: int, technique: Technique) -> Planned:
         """Returns the plan for a number of failures; a missing one is made at once by the list scheduler, and kept.
@@ -242,21 +267,28 @@ class PlanLibrary:
     def _index(self, digest: str) -> dict[int, int]:
         """Which schedule serves which number of failures; read again whenever the file is another one."""
         stamp = self._stamp(digest)
-        if stamp is None:
-            return {}
         if digest not in self._indices or self._indices[digest][0] != stamp:
-            content = json.loads((self._folder / f"{digest}.json").read_bytes())
-            self._indices[digest] = stamp, {int(number): int(top) for number, top in content.items()}
+            self._indices[digest] = stamp, {} if stamp is None else self._read_index(digest)
             for known in (self._answers, self._schedules):
                 for key in [key for key in known if key[0] == digest]:
                     del known[key]
         return self._indices[digest][1]
 
+    def _read_index(self, digest: str) -> dict[int, int]:
+        path = self._folder / f"{digest}.json"
+        try:
+            with parsing(lambda text: StorageError(f"{path}: {text}"), OSError):
+                content = json.loads(_read_file(path, _INDEX_BYTES))
+                return {int(number): int(top) for number, top in content.items()}
+        except StorageError as error:
+            self._tell(path.name, f"the plans that were made ahead are not found: {error}")
+            return {}
+
     def _stamp(self, digest: str) -> tuple[int, int] | None:
         """What differs whenever the file of an index is another one; None if there is none."""
         try:
             found = (self._folder / f"{digest}.json").stat()
-        except FileNotFoundError:
+        except OSError:
             return None
         return found.st_ino, found.st_mtime_ns
 
@@ -266,19 +298,40 @@ class PlanLibrary:
         self._answers = {key: found for key, found in self._answers.items() if key[0] != digest}
 
     def _write(self, name: str, content: bytes) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, self._folder / name)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.ExitStack() as stack:
+                descriptor, part = tempfile.mkstemp(dir=self._folder)
+                stack.callback(os.unlink, part)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(content)
+                os.replace(part, self._folder / name)
+                stack.pop_all()
+        except OSError as error:
+            self._tell(f"{name} written", f"{self._folder / name}: cannot be written: {error.strerror or error}")
 
-    def _read(self, digest: str, failures: int, grid: Grid, technique: Technique) -> Planned:
-        path = self._folder / f"{digest}-{failures}.plan"
-        content = path.read_bytes()
+    def _read(self, path: Path, grid: Grid, technique: Technique) -> Planned:
+        content = _read_file(path, _PLAN_BYTES)
         expected, body = content[:32], content[32:]
         actual = hashlib.sha256(body).digest()
         if actual != expected:
             raise CorruptBlob(f"plan {path}", expected.hex(), actual.hex())
         return _decode(body, grid, technique)
+
+
+def _read_file(path: Path, longest: int) -> bytes:
+    """Returns what is in a regular file of at most so many bytes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise StorageError(f"{path}: is no regular file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(longest + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > longest:
+        raise StorageError(f"{path}: has more than {longest} bytes")
+    return content
 
 
 def _tops(grid: Grid, failures: int, technique: Technique) -> tuple[int, ...]:

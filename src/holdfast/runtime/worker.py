@@ -332,7 +332,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, etcd: EtcdStore | None) -
         awake=awake,
         committer=Committer(checkpoints=checkpoints, facts=spec.facts),
         sabotage=Sabotage(_still_due(spec), log, time.monotonic),
-        adviser=None if spec.library is None else Adviser(Path(spec.library)),
+        adviser=None if spec.library is None else Adviser(Path(spec.library), lambda text: _note(log, text)),
     )
 
 
@@ -388,13 +388,16 @@ def run_library(spec: LibrarySpec) -> None:
     After failure: training goes on with the plans that are there, and with those made at once.
     """
     os.nice(_LEAST)
-    event: Event
+    log = EventLog(spec.events)
+
+    def tell(event: Event) -> None:
+        log.write(time.monotonic(), event)
+
     try:
-        fill_library(spec)
-        event = LibraryFilled(failures=spec.failures)
+        fill_library(spec, note=lambda text: tell(Notice(worker="library", text=text)))
+        tell(LibraryFilled(failures=spec.failures))
     except HoldfastError as error:
-        event = Notice(worker="library", text=f"no further plan is made ahead: {error}")
-    EventLog(spec.events).write(time.monotonic(), event)
+        tell(Notice(worker="library", text=f"no further plan is made ahead: {error}"))
     os._exit(0)
 
 

@@ -24,7 +24,6 @@ from holdfast.core.builders import adaptive_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
-from holdfast.errors import CorruptBlob
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.migration import Migration
 from holdfast.planning.normalise import normalised
@@ -100,12 +99,15 @@ def test_a_better_plan_for_who_is_here_is_told(tmp_path):
     assert Adviser(tmp_path).news(replace(running(PLACE), plan=offer.plan)) == (), "it runs already"
 
 
-def test_a_damaged_library_is_said(tmp_path):
+@pytest.mark.parametrize(("pattern", "damage"), [("*.plan", b"x"), ("*.json", b"[")])
+def test_a_damaged_library_is_said_once_and_costs_nothing_else(tmp_path, pattern, damage):
     fill(tmp_path)
-    for path in tmp_path.glob("*.plan"):
-        path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(CorruptBlob):
-        Adviser(tmp_path).news(running(PLACE))
+    for path in tmp_path.glob(pattern):
+        path.write_bytes(damage)
+    told = []
+    adviser = Adviser(tmp_path, told.append)
+    assert [adviser.news(running(PLACE)) for _ in range(3)] == [()] * 3
+    assert len(told) == 1
 
 
 SAME_STAGE = (WorkerId(0, 1), WorkerId(1, 1))

@@ -1,4 +1,6 @@
 import dataclasses
+import hashlib
+import os
 import time
 
 import pytest
@@ -6,7 +8,7 @@ import pytest
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.core.validate import validate
-from holdfast.errors import CorruptBlob, InfeasiblePlan
+from holdfast.errors import InfeasiblePlan
 from holdfast.planning.library import PlanLibrary, breakpoints, serve, straightened
 from holdfast.planning.normalise import place
 from holdfast.planning.planner import Technique
@@ -140,13 +142,85 @@ def test_what_is_not_measured_yet_is_left_alone():
     assert straightened({1: 1, 2: 4, 6: 6}, found) == {1: 1, 2: 4, 6: 6}
 
 
-def test_a_damaged_file_is_found(filled, tmp_path):
-    for path in (tmp_path / "plans").glob("*.plan"):
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
-    with pytest.raises(CorruptBlob):
-        PlanLibrary(tmp_path / "plans").find(GRID, 1, STAGGERED)
+def garbage(path):
+    path.write_bytes(b"\x00garbage\xff")
+
+
+def bracket(path):
+    path.write_bytes(b"[")
+
+
+def number(path):
+    path.write_text("7")
+
+
+def deep(path):
+    path.write_text("[" * 100_000)
+
+
+def long_number(path):
+    path.write_text('{"1": ' + "9" * 5000 + "}")
+
+
+def folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def dangling(path):
+    path.unlink()
+    path.symlink_to(path.parent / "nowhere")
+
+
+def forged(path):
+    """With the right digest, and nonsense in it."""
+    body = b'{"failed": ["0.0"], "optimal": true, "integral": true, "lengths": [9, 9, 9, 9]}' + bytes(200)
+    path.write_bytes(hashlib.sha256(body).digest() + body)
+
+
+def flipped(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("pattern", ["*.json", "*.plan"])
+@pytest.mark.parametrize(
+    "damage",
+    [garbage, bracket, number, deep, long_number, folder, pipe, dangling, forged, flipped],
+    ids=lambda d: d.__name__,
+)
+def test_whatever_is_wrong_in_a_library_costs_a_line_and_is_made_again(filled, tmp_path, pattern, damage):
+    for path in (tmp_path / "plans").glob(pattern):
+        damage(path)
+    told = []
+    library = PlanLibrary(tmp_path / "plans", told.append)
+    if (pattern, damage) != ("*.json", flipped):
+        assert [library.find(GRID, 1, STAGGERED) for _ in range(3)] == [None] * 3
+        assert len(told) == (damage is not dangling or pattern != "*.json"), (
+            "an index that is not there is nothing wrong"
+        )
+    made = library.get(GRID, 1, STAGGERED)
+    assert library.find(GRID, 1, STAGGERED).plan == made.plan, "kept in memory if it cannot be written"
+    assert all("\n" not in line for line in told)
+    again = PlanLibrary(tmp_path / "plans", told.append)
+    if damage is not folder:
+        assert again.find(GRID, 1, STAGGERED).plan == made.plan
+    assert not [path for path in (tmp_path / "plans").iterdir() if path.name.startswith("tmp")]
+
+
+def test_a_folder_that_cannot_be_written_costs_a_line_for_each_file(tmp_path):
+    (tmp_path / "plans").write_text("a file is in the way")
+    told = []
+    library = PlanLibrary(tmp_path / "plans", told.append)
+    assert library.get(GRID, 1, STAGGERED).plan == library.get(GRID, 1, STAGGERED).plan
+    assert len(told) == 2
+    assert all("cannot be written" in line for line in told)
 
 
 def test_a_plan_does_not_serve_failures_that_it_needs(filled):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TypeVar
 
-import msgspec
-
-__all__ = ["one_line", "plain", "shown"]
+__all__ = ["one_line", "plain"]
 
 # Controls but tab and newline; what changes the direction of text or cannot be seen; halves of characters; no XML has
 # any of the first and last kind.
@@ -15,7 +12,6 @@ _UNFIT = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
 )
 _LONGEST = 2_000
-_S = TypeVar("_S", bound=msgspec.Struct)
 
 
 def plain(text: str) -> str:
@@ -35,16 +31,3 @@ def one_line(text: str, longest: int = _LONGEST) -> str:
     """
     line = " ".join(plain(text).split())
     return line if len(line) <= longest else f"{line[: longest - 3]}..."
-
-
-def shown(event: _S) -> _S:
-    """Returns a struct, such as an event that was read, in which every text is plain and one line."""
-    fields = {name: getattr(event, name) for name in event.__struct_fields__}
-    changed = {name: fit for name, value in fields.items() if (fit := _fit(value)) != value}
-    return msgspec.structs.replace(event, **changed) if changed else event
-
-
-def _fit(value: object) -> object:
-    if isinstance(value, str):
-        return value if value.isascii() and value.isprintable() else one_line(value)
-    return tuple(map(_fit, value)) if isinstance(value, tuple) else value

@@ -1,0 +1,26 @@
+"""Events that came from somewhere else, made fit to be shown."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.core.plain import one_line
+
+__all__ = ["shown"]
+
+_S = TypeVar("_S", bound=msgspec.Struct)
+
+
+def shown(event: _S) -> _S:
+    """Returns a struct, such as an event that was read, in which every text is plain and one line."""
+    fields = {name: getattr(event, name) for name in event.__struct_fields__}
+    changed = {name: fit for name, value in fields.items() if (fit := _fit(value)) != value}
+    return msgspec.structs.replace(event, **changed) if changed else event
+
+
+def _fit(value: object) -> object:
+    if isinstance(value, str):
+        return value if value.isascii() and value.isprintable() else one_line(value)
+    return tuple(map(_fit, value)) if isinstance(value, tuple) else value
