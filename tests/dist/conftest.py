@@ -49,6 +49,18 @@ JOBS = {
         "optimizer": {"kind": "adamw", "lr": 1.0e-2},
         "train": {"steps": 8, "seed": 3},
     },
+    "foreign": {
+        "name": "foreign",
+        "model": {
+            "kind": "python",
+            "target": f"{Path(__file__).with_name('foreign_models.py')}:build",
+            "loss": "torch.nn:CrossEntropyLoss",
+        },
+        "data": {"kind": "python", "target": f"{Path(__file__).with_name('foreign_models.py')}:dataset"},
+        "grid": {"pipelines": 2, "stages": 3, "microbatches": 2, "microbatch_size": 3},
+        "optimizer": {"kind": "adamw", "lr": 1.0e-2},
+        "train": {"steps": 4, "seed": 5},
+    },
     "small": {
         "name": "small",
         "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8, "dropout": 0.1},

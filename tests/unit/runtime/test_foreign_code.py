@@ -6,14 +6,18 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from itertools import count
 
+import msgspec
 import pytest
 import torch
 
 from holdfast.config.load import parse_job
+from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError
-from holdfast.runtime.build import microbatch_loader, probe
+from holdfast.planning.jobs import healthy_plan
+from holdfast.runtime.build import build_dataset, build_stage, microbatch_loader, probe
 
 GOOD = """
 import random
@@ -397,7 +401,6 @@ def test_items_may_draw_from_torchs_generator(job):
     """As augmentations do: a micro-batch is the same whenever, wherever and after whatever it is loaded."""
     made = job("\ndef data(): return Rows(lambda i: (torch.rand(3) + i, i % 2))\n")
     probe(made)
-    from holdfast.runtime.build import build_dataset
 
     dataset = build_dataset(made)
     load = microbatch_loader(made, lambda: dataset)
@@ -452,9 +455,49 @@ def test_a_file_of_a_package_is_told_how_to_be_named(job):
 def test_the_micro_batches_of_a_run_are_like_those_of_the_probe(job):
     """An item that the probe did not read is told all the same, with its number."""
     made = job("\ndef data(): return Rows(lambda i: (torch.zeros(3 + (i == 7)), i % 2))\n", "grid.microbatch_size=1")
-    from holdfast.runtime.build import build_dataset
 
     found = probe(made)
     load = microbatch_loader(made, lambda: build_dataset(made), found.item)
     with pytest.raises(ConfigError, match=r"data: the input of item 7 is float32 \[4\], others are float32 \[3\]"):
         [load(step, 0) for step in range(20)]
+
+
+def stages_of(job, stages):
+    """The stages of one pipeline, as its workers build them after the probe."""
+    found = probe(job)
+    job = msgspec.structs.replace(job, grid=msgspec.structs.replace(job.grid, stages=stages))
+    plan = healthy_plan(job, found.facts.layers)
+    return [
+        build_stage(job, plan, worker, boundaries=found.boundaries, item=found.item).stage for worker in plan.workers
+    ]
+
+
+def test_a_layer_that_returns_another_shape_than_at_first(job):
+    cut = "\nclass Cut(nn.Module):\n    def forward(self, x): return x[:, : 2 + int(x[0, 0] > 5)]\n"
+    made = job(
+        cut + "def data(): return Rows(lambda i: (torch.full((3,), float(i // 10)), i % 2), 100)\n"
+        "def build(): return [Cut(), nn.Linear(2, 2)]\n",
+        "grid.microbatch_size=1",
+        "grid.microbatches=100",
+    )
+    (stage,) = stages_of(made, 1)
+    with pytest.raises(ConfigError) as caught:
+        list(map(partial(stage.forward, 0), range(100), [None] * 100))
+    assert str(caught.value) == (
+        "layer 0 (Cut) returned float32 [1, 3], and float32 [1, 2] at first; expected one shape and type for all micro-batches"
+    )
+
+
+def test_what_data_and_loss_draw_does_not_depend_on_who_computes_the_loss(job):
+    """The last stage loads the targets only when it needs them: that must not move the generator of the loss."""
+    made = job(
+        "\ndef data(): return Rows(lambda i: (torch.rand(3), i % 2))\n"
+        "def loss(output, target): return (output * torch.rand_like(output)).mean() + 0 * target.sum()\n"
+    )
+    (whole,) = stages_of(made, 1)
+    whole.forward(0, 0, None)
+    whole.backward(OpKind.B, 0, 0, None)
+    first, last = stages_of(made, 2)
+    last.forward(0, 0, first.forward(0, 0, None))
+    last.backward(OpKind.B, 0, 0, None)
+    assert torch.equal(whole.message((2,), 0), last.message((2,), 0))
