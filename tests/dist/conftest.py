@@ -132,6 +132,8 @@ class Runs:
         assert summary.weights_sha256 == healthy.weights_sha256
         assert summary.state_sha256 == healthy.state_sha256
         assert summary.final_loss == healthy.final_loss
+        assert summary.omitted_steps == healthy.omitted_steps
+        assert summary.reasons == healthy.reasons, "why there is no final loss, if so, with the loss that there was"
         assert summary.steps == healthy.steps
         return summary
 

@@ -23,6 +23,7 @@ from holdfast.telemetry.events import (
     CoordinatorReady,
     Detected,
     Event,
+    EventsMissing,
     FaultInjected,
     Installed,
     JobEnded,
@@ -37,6 +38,7 @@ from holdfast.telemetry.events import (
     Rebuilt,
     Resumed,
     RolledBack,
+    StepOmitted,
     StepOps,
     Suspected,
     Synced,
@@ -152,8 +154,10 @@ def sum_up(timed: list[tuple[float, Event]]) -> str:
     if told.checkpoints:
         lines.append(f"checkpoints of the steps {', '.join(map(str, told.checkpoints))}")
     lines += [text for event in events if isinstance(event, CheckpointFailed) if (text := tell_checkpoint(event))]
-    if omitted := sorted({event.step for event in events if isinstance(event, StepOps) and event.omitted}):
-        lines.append(f"steps OMITTED, as a gradient was not finite: {', '.join(map(str, omitted))}")
+    if told.omitted:
+        lines.append(f"OMITTED: {told.tell_omitted()}")
+    if told.missing:
+        lines.append(f"events are MISSING: {told.missing}")
     return "\n".join(
         [*lines, *dict.fromkeys(text for event in events if isinstance(event, Notice) if (text := _tell(event)))]
     )
@@ -245,9 +249,15 @@ def _tell_job(event: Event) -> str | None:
             return f"job {event.name}: {event.workers} workers, {event.steps} steps of {event.samples_per_step} samples"
         case Notice():
             return f"{event.worker if event.worker.isalpha() else f'worker {event.worker}'}: {event.text}"
+        case EventsMissing():
+            return f"{event.count} events before this one are missing, they could not be written: {event.why}"
         case StepOps(loss=float() as loss):
             omitted = ", OMITTED: a gradient was not finite" if event.omitted else ""
             return f"step {event.step} done by {event.worker}, loss {loss:.4f}{omitted}"
+        case StepOmitted():
+            return f"step {event.step}, updated ahead of its verdict, is OMITTED: a gradient was not finite"
+        case StepOps(knows_loss=True):
+            return f"step {event.step} done by {event.worker}, OMITTED: the loss was not finite"
         case JobEnded():
             return f"ended: {event.outcome} at step {event.step}"
     return None

@@ -99,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         line.end()
     print(describe(summary))
+    if faults and summary.report.missing:
+        print(f"holdfast: whether every fault fired is not known: {summary.report.missing}", file=sys.stderr)
     if summary.unfired:
         print(f"holdfast: never fired: {', '.join(summary.unfired)}", file=sys.stderr)
         return 4
@@ -161,8 +163,11 @@ def describe(summary: Summary) -> str:
     """Returns a few lines for people."""
     loss = "-" if summary.final_loss is None else f"{summary.final_loss:.6f}"
     rate = "" if summary.steps_per_s is None else f", {summary.steps_per_s:.2f} steps/s"
-    done = "done already, nothing was changed" if summary.done_before else "done"
+    done = "DONE, BUT NOT WELL" if summary.report.omitted_at_end else "done"
+    done = "done already, nothing was changed" if summary.done_before else done
     lines = [f"{done}: {summary.steps} steps, loss {loss}{rate}, {summary.generations} generation(s)"]
+    lines += [text for text in (summary.report.tell_omitted(),) if text]
+    lines += [f"not known: {', '.join(fields)}: {why}" for why, fields in _unknown(summary).items()]
     for failure in summary.report.failures:
         after = "" if failure.resumed_s is None else f", next step committed {failure.resumed_s:.3f} s later"
         where = f" ({failure.kind} at {failure.point})" if failure.point else ""
@@ -171,6 +176,15 @@ def describe(summary: Summary) -> str:
         lines.append(f"went on from the checkpoint of step {summary.resumed_from}")
     if len(summary.attempts) > 1:
         lines.append(f"attempt {len(summary.attempts)} in this run directory")
-    lines.append(f"weights_sha256 {summary.weights_sha256}")
+    if summary.weights_sha256 is not None:
+        lines.append(f"weights_sha256 {summary.weights_sha256}")
     lines.append(f"written to {summary.run_dir}")
     return "\n".join(lines)
+
+
+def _unknown(summary: Summary) -> dict[str, list[str]]:
+    """The fields that should have a value and have none, by the reason."""
+    found: dict[str, list[str]] = {}
+    for name, why in summary.reasons.items():
+        found.setdefault(why, []).append(name)
+    return found

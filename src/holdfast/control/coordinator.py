@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 import os
+import queue
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ from holdfast.control.messages import (
     Hello,
     Install,
     Message,
+    Remark,
     decode_message,
     encode,
     may_say,
@@ -61,7 +63,7 @@ from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
 from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.events import CoordinatorReady, EventLog, Notice
 
-__all__ = ["METHOD", "SERVICE", "Committer", "Coordinator", "serve"]
+__all__ = ["METHOD", "SERVICE", "Committer", "Coordinator", "Remarks", "serve"]
 
 SERVICE = "holdfast.Control"
 METHOD = "Attach"
@@ -84,6 +86,9 @@ class _End(enum.Enum):
     DONE = enum.auto()
     REPLACED = enum.auto()
 
+
+Remarks = queue.SimpleQueue[tuple[str, str]]
+"""What the user should hear of, from any thread: its kind and a line; see :class:`Remark`."""
 
 _Queue = asyncio.Queue[bytes | _End]
 _Peer = tuple[WorkerId | None, int]
@@ -129,6 +134,7 @@ class Coordinator:
         committer: writes the manifests of checkpoints.
         sabotage: strikes this process at named points; None: nothing is to happen to it.
         adviser: knows of better plans than those made at once; None: nobody does.
+        remarks: passed on to the agent.
     """
 
     membership: Membership
@@ -139,6 +145,7 @@ class Coordinator:
     committer: Committer | None = None
     sabotage: Sabotage | None = None
     adviser: Adviser | None = None
+    remarks: Remarks = field(default_factory=queue.SimpleQueue)
 
     _queues: dict[_Peer, _Queue] = field(default_factory=lambda: {_AGENT: asyncio.Queue()})
     _agent_here: asyncio.Event = field(default_factory=asyncio.Event)
@@ -339,6 +346,7 @@ class Coordinator:
             now = self.clock()
             self._take([Tick(gap_s=now - looked_at)])
             looked_at = now
+            self._pass_remarks_on()
             self._keep_planning()
             if self._resigned:
                 return False
@@ -346,6 +354,12 @@ class Coordinator:
         while not self._agent_here.is_set() and self.awake() < until:
             await _set_within(self._agent_here, TICK_S)
         return True
+
+    def _pass_remarks_on(self) -> None:
+        while not self.remarks.empty():
+            kind, text = self.remarks.get()
+            remark = Remark(worker=None, kind=kind, text=text)
+            self._tell(_AGENT, encode(remark), remark)
 
     def _keep_planning(self) -> None:
         """Plans ahead beside everything else: time passes, and messages come, however long a plan takes."""

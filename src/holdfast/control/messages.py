@@ -38,6 +38,7 @@ __all__ = [
     "Offer",
     "Progress",
     "Refused",
+    "Remark",
     "Resume",
     "Save",
     "Saved",
@@ -195,6 +196,17 @@ class Strike(_Wire, frozen=True, tag=True, kw_only=True):
 
     worker: WorkerId
     spec: str
+
+
+class Remark(_Wire, frozen=True, tag=True, kw_only=True):
+    """Something went wrong that stops nothing, and that the user should hear of; passed on to the agent.
+
+    ``kind``: of several of one kind, whoever they are from, only the first is told. ``worker``: None: the coordinator.
+    """
+
+    worker: WorkerId | None
+    kind: str
+    text: str
 
 
 class Suspect(_Wire, frozen=True, tag=True, kw_only=True):
@@ -415,6 +427,7 @@ Message = (
     | Synced
     | Offer
     | Strike
+    | Remark
     | Suspect
     | Heartbeat
     | StepDone
@@ -428,7 +441,9 @@ Message = (
     | Exited
     | NodeLost
 )
-Command = Attached | Install | Resume | Blob | Save | Expel | Shutdown | Progress | Fence | Spawn | Strike | Ended
+Command = (
+    Attached | Install | Resume | Blob | Save | Expel | Shutdown | Progress | Fence | Spawn | Strike | Remark | Ended
+)
 
 LONGEST_PARCEL = 8 << 20
 """Bytes of the longest parcel that the coordinator takes."""

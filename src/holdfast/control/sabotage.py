@@ -46,8 +46,8 @@ class Sabotage:
         injected = FaultInjected(
             worker="coordinator", kind=fault.kind, step=fault.step, point=fault.point, spec=str(fault)
         )
-        self._log.write(self._clock(), injected)
-        os.kill(os.getpid(), signal.SIGKILL)
+        if self._log.write(self._clock(), injected):  # else our successor would not know of it, and strike again
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _step(membership: Membership) -> int:

@@ -26,7 +26,7 @@ from holdfast.config.profiles import save_profile
 from holdfast.control.awake import AwakeClock
 from holdfast.control.client import ControlClient
 from holdfast.control.etcd import Etcd, parse_store_url
-from holdfast.control.messages import Command, Ended, Fence, Hello, Message, Progress, Spawn, Strike
+from holdfast.control.messages import Command, Ended, Fence, Hello, Message, Progress, Remark, Spawn, Strike
 from holdfast.control.tls import check_tls
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.placement import group_into_nodes
@@ -93,12 +93,20 @@ class _CoordinatorEnded:
     spec: CoordinatorSpec
 
 
+class _Died(InternalError):
+    """A process ended without an answer."""
+
+
 _Item = Command | Exception | _CoordinatorEnded | StartAgain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a job ended: see :class:`holdfast.control.messages.Ended`; the hashes are of a job that was done."""
+    """How a job ended: see :class:`holdfast.control.messages.Ended`; the hashes are of a job that was done.
+
+    ``no_hashes``: why such a job has none; else empty. ``last``: the newest step that we heard of. ``restarts``: how
+    often a coordinator died. ``resumed_from``: the step of the checkpoint that it went on from.
+    """
 
     outcome: str
     detail: str
@@ -108,6 +116,10 @@ class Outcome:
     lost_layers: tuple[int, ...] = ()
     weights_sha256: str | None = None
     state_sha256: str | None = None
+    no_hashes: str = ""
+    last: Progress | None = None
+    restarts: int = 0
+    resumed_from: int | None = None
 
 
 @contextlib.contextmanager
@@ -142,7 +154,7 @@ class Agent:
         accept: keys that may differ from the job that made the checkpoint.
         again: whether an earlier attempt may have been in the run directory.
         claim: of the run directory; whoever gives it closes it. None: it is ours while this process lives.
-        on_event: called with what is worth a line before training starts, such as a checkpoint that was rejected.
+        on_event: called with what is worth a line: a checkpoint that was rejected, something that cannot be written.
         on_progress: called after every step, in the agent's thread.
     """
 
@@ -165,6 +177,8 @@ class Agent:
     _children: Children = field(init=False)
     _server: int | None = None
     _thinking: bool = False
+    _told: set[str] = field(default_factory=set)
+    _last: Progress | None = None
 
     def __post_init__(self) -> None:
         patience = Patience(limit_s=self._start_s, key="control.start_s", check=self._check_patience)
@@ -205,7 +219,7 @@ class Agent:
             plan, terms = self._plan(probed)
             found = self._find(probed)
             self._claim_directory()
-            log = stack.enter_context(contextlib.closing(EventLog(self.run_dir / "events.jsonl")))
+            log = stack.enter_context(contextlib.closing(self._open_log()))
             log.write(time.monotonic(), self._started())
             self._tell(log, *(Notice(worker="probe", text=text) for text in probed.warnings))
             self._tell_resumed(log, found)
@@ -213,7 +227,7 @@ class Agent:
             ports = [self._start_coordinator(spec, self._start_s) for _ in range(self.job.control.coordinators)]
             stack.enter_context(_closing(self._start(spec, ports, probed, log)))
             stack.enter_context(self._library(spec))
-            outcome = self._watch(self._supervisor(log))
+            outcome = self._watch(self._supervisor(log), log)
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
             return self._with_hashes(outcome)
 
@@ -257,6 +271,15 @@ class Agent:
             if fault.step < step:
                 raise ConfigError(f"--fault {fault}: the run goes on from step {step}, earlier ones are not run again")
 
+    def _open_log(self) -> EventLog:
+        return EventLog(self.run_dir / "events.jsonl", complain=self._tell_once, keeps=True)
+
+    def _tell_once(self, kind: str, text: str) -> None:
+        """Says what is wrong, and that training goes on; once for each kind of trouble."""
+        if kind not in self._told:
+            self._told.add(kind)
+            self.on_event(Notice(worker="agent", text=text))
+
     def _tell_resumed(self, log: EventLog, found: Found | None) -> None:
         if self.again and found is None and attempts(self.run_dir):
             text = "no attempt before this one left a checkpoint: begins anew"
@@ -276,8 +299,20 @@ class Agent:
             return outcome
         if self.emulate is not None:
             return replace(outcome, weights_sha256=_emulated_digest(Path(outcome.directory)))
-        weights, state = self._ask(digest_main, outcome.directory).split()
+        try:
+            weights, state = self._digest(outcome.directory).split()
+        except _Died:
+            return replace(
+                outcome, no_hashes=f"the process that computes them died twice; the layers are in {outcome.directory}"
+            )
         return replace(outcome, weights_sha256=weights, state_sha256=state)
+
+    def _digest(self, directory: str) -> str:
+        """The hashes of what was trained; a process that dies over them is started once more."""
+        try:
+            return self._ask(digest_main, directory)
+        except _Died:
+            return self._ask(digest_main, directory)
 
     def _check_faults(self) -> None:
         for fault in self.faults:
@@ -593,7 +628,7 @@ class Agent:
         except EOFError:
             child.ended.wait(_GRACE_S)
             self._check_patience()
-            raise InternalError(f"the {child.name} ended without an answer: {describe_exit(child.status)}") from None
+            raise _Died(f"the {child.name} ended without an answer: {describe_exit(child.status)}") from None
         if kind == "error":
             raise ConfigError(text)
         if kind != "ok":
@@ -629,12 +664,14 @@ class Agent:
             if item is not None:
                 return item
 
-    def _watch(self, supervisor: Supervisor) -> Outcome:
+    def _watch(self, supervisor: Supervisor, log: EventLog) -> Outcome:
         """Follows the job until it ends."""
         assert self._crew is not None
         while True:
             match item := self._next():
                 case Progress():
+                    log.check()
+                    self._last = item
                     self._crew.reach(item.step + 1)
                     self.on_progress(item)
                 case _CoordinatorEnded(child=child, spec=spec):
@@ -647,6 +684,8 @@ class Agent:
                     self._crew.start(worker)
                 case Strike(spec=text):
                     self._crew.strike(Fault.parse(text))
+                case Remark(kind=kind, text=text):
+                    self._tell_once(kind, text)
                 case Ended():
                     return Outcome(
                         outcome=item.outcome,
@@ -655,6 +694,9 @@ class Agent:
                         directory=item.directory,
                         generations=item.generations,
                         lost_layers=item.lost_layers,
+                        last=self._last,
+                        restarts=supervisor.deaths,
+                        resumed_from=None if self.resume is None else self.resume.step,
                     )
                 case CoordinatorUnavailable():
                     raise supervisor.gone(item)

@@ -13,7 +13,18 @@ from typing import Any
 import msgspec
 import torch
 
-from holdfast.control.messages import Blob, Command, Expel, Heartbeat, Hello, Install, Message, Shutdown, StateAt
+from holdfast.control.messages import (
+    Blob,
+    Command,
+    Expel,
+    Heartbeat,
+    Hello,
+    Install,
+    Message,
+    Shutdown,
+    StateAt,
+    StepDone,
+)
 from holdfast.core.lower import Payload, Receive, Reduction, message_number
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
@@ -48,7 +59,7 @@ from holdfast.runtime.life import (
     mean_loss,
 )
 from holdfast.runtime.transport import Handle, MessageKey, Transport
-from holdfast.telemetry.events import EventLog, Notice, Pinned, StepOps
+from holdfast.telemetry.events import EventLog, Notice, Pinned, StepOmitted, StepOps
 
 __all__ = ["Pace", "Shell"]
 
@@ -176,6 +187,7 @@ class Shell:
     _spans: list[tuple[str, int, int, float, float]] = field(default_factory=list)
     _besides: Besides = field(default_factory=Besides)
     _order: tuple[Op, ...] = ()
+    _omitted: set[int] = field(default_factory=set)
 
     def hello(self) -> Hello:
         """Where the worker stands; it waits, if a newer generation has come that its life has yet to hear of."""
@@ -308,6 +320,7 @@ class Shell:
             case Report(message=message, when_written=True) if self.writer is not None:
                 return self.writer.then(lambda: self.send(message))
             case Report(message=message):
+                self._note_omitted(message)
                 return self.send(message)
             case Listen():
                 return self._listen()
@@ -356,6 +369,12 @@ class Shell:
             case Committed():
                 return self._committed(effect)
         raise InternalError(f"unknown effect {effect!r}")
+
+    def _note_omitted(self, message: Message) -> None:
+        """Logs that a step, which was logged as updated ahead of its verdict, was omitted after all."""
+        if isinstance(message, StepDone) and message.omitted and message.step not in self._omitted:
+            event = StepOmitted(worker=str(message.worker), generation=message.generation, step=message.step)
+            self.log.write(time.monotonic(), event)
 
     def _listen(self) -> Command:
         """The next command that is not of an older generation."""
@@ -455,15 +474,18 @@ class Shell:
                 f"worker {self.life.worker} ran {' '.join(map(str, committed.ops))} in step {committed.step}, "
                 f"its order is {' '.join(map(str, self._order))}"
             )
+        loss, omitted = mean_loss(self.stage), self.stage.omitted
+        self._omitted = {committed.step} if omitted else set()
         event = StepOps(
             worker=str(self.life.worker),
             generation=self.life.generation,
             step=committed.step,
-            loss=mean_loss(self.stage),
-            omitted=self.stage.omitted,
+            loss=loss,
+            omitted=omitted,
             ops=tuple(self._spans),
             besides=tuple(self._besides.spans),
             memory=resident_bytes(),
+            knows_loss=loss is not None,
         )
         self.log.write(time.monotonic(), event)
         self._spans.clear()

@@ -67,6 +67,7 @@ class Supervisor:
         delay_s: between a death and the next start.
         patience_s: how long a start may fail because something is in its way, such as a port that is taken.
         limit: of deaths.
+        deaths: how many there were.
     """
 
     start: Callable[[CoordinatorSpec], object]
@@ -77,6 +78,7 @@ class Supervisor:
     delay_s: float
     patience_s: float
     limit: RestartLimit
+    deaths: int = 0
     _obstacle: str = ""
 
     def on_ended(self, spec: CoordinatorSpec, status: int | None) -> None:
@@ -111,6 +113,7 @@ class Supervisor:
         return InternalError(f"the coordinator is gone, the job cannot go on: {why}")
 
     def _on_death(self, wanted: StartAgain, how: str) -> None:
+        self.deaths += 1
         self.log.write(self.clock(), CoordinatorLost(how=how))
         self.limit.note(self.awake(), how)
         self.later(self.delay_s, wanted)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -20,10 +20,13 @@ from holdfast.runtime.hardening import create_private
 from holdfast.runtime.processes import ResumeFrom
 from holdfast.runtime.resume import check_same_job, parse_resume, resume_auto
 from holdfast.runtime.rundir import Claim, attempts
-from holdfast.telemetry.events import Event, JobEnded, read_events
+from holdfast.telemetry.events import Event, JobEnded, Notice, read_events
 from holdfast.telemetry.report import AttemptReport, RunReport, attempt, report
 
 __all__ = ["Summary", "train"]
+
+_OF_EVENTS = ("omitted_steps", "steps_per_s", "failures", "checkpoints")
+"""What nothing but events can tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,23 +35,26 @@ class Summary:
 
     Attributes:
         steps: committed steps.
-        final_loss: float64 mean over the last step's micro-batches, in their order.
+        final_loss: float64 mean over the last step's micro-batches, in their order; None if that step was omitted.
+        omitted_steps: how many committed steps changed nothing, as their loss or a gradient was not finite.
         weights_sha256: of all parameters after the last step.
         state_sha256: of parameters, buffers and optimizer state.
         generations: plans installed, the first included.
         processes_restarted: how often the coordinator was; workers never are while they live.
         steps_per_s: committed steps per second.
-        report: failures and timeline.
+        report: failures and timeline, as far as events tell.
         unfired: scheduled faults that never fired.
         run_dir: where everything was written.
         resumed_from: the step of the checkpoint that it went on from; None if it began anew.
         attempts: all attempts in the run directory, the oldest first, this one the last. What is not said to be of all
             of them is of this one.
         done_before: whether an earlier attempt was done, so that nothing was left to do, and nothing was changed.
+        reasons: why a field is None, or null in ``summary.json``, that should have a value.
     """
 
     steps: int
     final_loss: float | None
+    omitted_steps: int | None
     weights_sha256: str | None
     state_sha256: str | None
     generations: int
@@ -60,20 +66,23 @@ class Summary:
     resumed_from: int | None = None
     attempts: tuple[AttemptReport, ...] = ()
     done_before: bool = False
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The form of ``summary.json``."""
         fields = {
             "steps": self.steps,
             "final_loss": self.final_loss,
+            "omitted_steps": self.omitted_steps,
             "weights_sha256": self.weights_sha256,
             "state_sha256": self.state_sha256,
             "generations": self.generations,
             "processes_restarted": self.processes_restarted,
             "steps_per_s": self.steps_per_s,
-            "failures": self.report.failures_json(),
+            "failures": None if "failures" in self.reasons else self.report.failures_json(),
             "resumed_from": self.resumed_from,
-            "checkpoints": self.report.checkpoints,
+            "checkpoints": None if "checkpoints" in self.reasons else self.report.checkpoints,
+            "reasons": dict(self.reasons),
             "attempts": [each.to_json() for each in self.attempts],
         }
         return json.dumps(fields, indent=2) + "\n"
@@ -106,8 +115,8 @@ def train(
             what is in the job's ``checkpoint.url``; if that is done already, nothing is changed. None: as the job says.
         accept: keys of the job that may differ from those of the job which made the checkpoint, such as
             ``model.dropout``, or ``optimizer`` for all of its; the run is then no longer the one that was begun.
-        on_event: called with what is worth a line before training starts: checkpoints that were rejected, and why;
-            what the model or the data do not do the same every time.
+        on_event: called with what is worth a line: checkpoints that were rejected, and why; what the model or the data
+            do not do the same every time; what cannot be written while training goes on.
         on_progress: called after every step.
 
     Raises:
@@ -139,10 +148,18 @@ def train(
         )
         outcome = agent.run()
         summary = _summarise(directory, outcome, planned)
-        with open(directory / "summary.json", "w", opener=create_private) as file:
-            file.write(summary.to_json())
+        _write(directory / "summary.json", summary, on_event)
     _raise_unless_done(outcome, summary)
     return summary
+
+
+def _write(path: Path, summary: Summary, on_event: Callable[[Event], None]) -> None:
+    """Writes the summary, if that can be done: whoever called is given it anyway."""
+    try:
+        with open(path, "w", opener=create_private) as file:
+            file.write(summary.to_json())
+    except OSError as error:
+        on_event(Notice(worker="agent", text=f"{path}: cannot be written: {error.strerror}"))
 
 
 def _default_directory(job: Job, *, auto: bool) -> Path:
@@ -156,8 +173,11 @@ def _resume_from(wanted: str | None, job: Job, directory: Path) -> ResumeFrom | 
 
 
 def _events_of(attempt: Path) -> list[tuple[float, Event]]:
-    path = attempt / "events.jsonl"
-    return read_events(path) if path.is_file() else []
+    """The events of an attempt; none if there are none that can be read."""
+    try:
+        return read_events(attempt / "events.jsonl")
+    except (OSError, msgspec.DecodeError, ValueError):
+        return []
 
 
 def _still_due(faults: tuple[Fault, ...], directory: Path) -> tuple[Fault, ...]:
@@ -198,32 +218,66 @@ class _Done(msgspec.Struct):
 
 def _summarise(directory: Path, outcome: Outcome, faults: tuple[Fault, ...], *, done_before: bool = False) -> Summary:
     runs = [_events_of(each) for each in (*attempts(directory), directory)]
-    told = [report(events) for events in runs]
+    told = [*map(report, runs[:-1]), _checked(report(runs[-1]), outcome)]
     fired = {spec for each in told for spec in each.fired}
+    newest, missing = told[-1], bool(told[-1].missing)
+    loss, no_loss = _final_loss(told)
     return Summary(
         steps=outcome.step,
-        final_loss=_final_loss(told),
+        final_loss=loss,
+        omitted_steps=None if missing else len(newest.omitted),
         weights_sha256=outcome.weights_sha256,
         state_sha256=outcome.state_sha256,
         generations=outcome.generations,
-        processes_restarted=told[-1].coordinator_restarts,
-        steps_per_s=told[-1].steps_per_s,
-        report=told[-1],
-        unfired=tuple(str(fault) for fault in faults if str(fault) not in fired),
+        processes_restarted=max(outcome.restarts, newest.coordinator_restarts),
+        steps_per_s=None if missing else newest.steps_per_s,
+        report=newest,
+        unfired=() if missing else tuple(str(fault) for fault in faults if str(fault) not in fired),
         run_dir=directory,
-        resumed_from=told[-1].resumed_from,
+        resumed_from=newest.resumed_from if newest.resumed_from is not None else outcome.resumed_from,
+        reasons=_reasons(newest, no_loss, outcome),
         attempts=tuple(attempt(events) for events in runs),
         done_before=done_before,
     )
 
 
-def _final_loss(told: Sequence[RunReport]) -> float | None:
-    """That of the newest attempt; of the one that made the last step, if nothing was left to do but to save."""
+def _reasons(told: RunReport, no_loss: str, outcome: Outcome) -> dict[str, str]:
+    """Why fields of the summary are null that should have a value."""
+    reasons = dict.fromkeys(_OF_EVENTS, told.missing) if told.missing else {}
+    if no_loss:
+        reasons["final_loss"] = no_loss
+    if outcome.no_hashes:
+        reasons |= dict.fromkeys(("weights_sha256", "state_sha256"), outcome.no_hashes)
+    return reasons
+
+
+def _checked(told: RunReport, outcome: Outcome) -> RunReport:
+    """What the events tell; where some are missing, the last loss is the one that we heard of."""
+    expected = range(told.resumed_from or 0, outcome.step) if outcome.outcome == "done" else ()
+    if not told.missing and not set(expected) <= {step for step, _ in told.commits}:
+        told = replace(told, missing="the events of some steps are missing")
+    return _heard(told, outcome) if told.missing else told
+
+
+def _heard(told: RunReport, outcome: Outcome) -> RunReport:
+    last = outcome.last
+    if last is None or last.step != outcome.step - 1:
+        return replace(told, final_loss=None, no_loss=told.missing)
+    if last.omitted:
+        return replace(told, final_loss=None, no_loss=f"step {last.step}, the last one, was omitted")
+    return replace(told, final_loss=last.loss, no_loss="")
+
+
+def _final_loss(told: Sequence[RunReport]) -> tuple[float | None, str]:
+    """That of the newest attempt, or of the one that made the last step, if nothing was left to do but to save.
+
+    And why there is none; empty if there is one.
+    """
     newest = told[-1]
-    if newest.commits or newest.resumed_from is None:
-        return newest.final_loss
-    made = (each for each in reversed(told) if each.commits and each.commits[-1][0] + 1 == newest.resumed_from)
-    return next((each.final_loss for each in made), None)
+    if not newest.commits and newest.resumed_from is not None:
+        made = (each for each in reversed(told) if each.commits and each.commits[-1][0] + 1 == newest.resumed_from)
+        newest = next(made, newest)
+    return newest.final_loss, newest.no_loss
 
 
 def _raise_unless_done(outcome: Outcome, summary: Summary) -> None:

@@ -23,11 +23,11 @@ from holdfast.config.job import Job
 from holdfast.control.advice import Adviser
 from holdfast.control.awake import AwakeClock
 from holdfast.control.client import ControlClient
-from holdfast.control.coordinator import Committer, Coordinator, serve
+from holdfast.control.coordinator import Committer, Coordinator, Remarks, serve
 from holdfast.control.detection import PATIENCE, Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
 from holdfast.control.membership import Membership, restore
-from holdfast.control.messages import Failure, Hello, Leaving, Shutdown, StateAt
+from holdfast.control.messages import Failure, Hello, Leaving, Remark, Shutdown, StateAt
 from holdfast.control.sabotage import Sabotage
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.tls import channel_credentials, server_credentials
@@ -97,7 +97,7 @@ def run_worker(spec: WorkerSpec) -> None:
 class _Worker:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
-        self._log = EventLog(spec.events)
+        self._log = EventLog(spec.events, complain=self._complain)
         self._shell: Shell | None = None
         self._emulated_bytes: Mapping[Payload, int] = {}
         self._awake = AwakeClock()
@@ -142,6 +142,7 @@ class _Worker:
         threading.Thread(target=self._beat, args=(shell,), name="heartbeat", daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: self._leave(shell))
         shell.run()
+        self._log.close()
         self._client.close()
 
     def _make_shell(self, parts: StageParts) -> Shell:
@@ -212,6 +213,9 @@ class _Worker:
     def _note(self, text: str) -> None:
         self._log.write(time.monotonic(), Notice(worker=str(self._spec.worker), text=text))
 
+    def _complain(self, kind: str, text: str) -> None:
+        self._client.send(Remark(worker=self._spec.worker, kind=kind, text=text))
+
     def _leave(self, shell: Shell) -> None:
         """SIGTERM: a notice to go. Before the first generation nobody would miss us."""
         if shell.life.generation == 0:
@@ -281,8 +285,11 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     """
     sys.setswitchinterval(_SWITCH_S)
     _move(spec.namespace)
-    control, log = spec.job.control, EventLog(spec.events)
-    coordinator = (lambda: _win(spec, log)) if spec.store.startswith("etcd:") else _coordinator(spec, log, None)
+    control, remarks = spec.job.control, Remarks()
+    log = EventLog(spec.events, complain=lambda kind, text: remarks.put((kind, text)))
+    coordinator = (
+        (lambda: _win(spec, log, remarks)) if spec.store.startswith("etcd:") else _coordinator(spec, log, remarks, None)
+    )
     gc.freeze()
     try:
         credentials = server_credentials(control.tls) if control.tls else None
@@ -304,20 +311,20 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
         os._exit(1)
 
 
-def _win(spec: CoordinatorSpec, log: EventLog) -> Coordinator:
+def _win(spec: CoordinatorSpec, log: EventLog, remarks: Remarks) -> Coordinator:
     """Waits until we lead."""
     host, port, prefix = parse_store_url(spec.store)
     etcd = Etcd(host=host, port=port, note=lambda text: _note(log, text))
     leadership = Leadership(etcd, prefix, on_lost=lambda: os._exit(_SUPERSEDED))
     leadership.win()
-    return _coordinator(spec, log, EtcdStore(etcd, prefix, leadership))
+    return _coordinator(spec, log, remarks, EtcdStore(etcd, prefix, leadership))
 
 
 def _note(log: EventLog, text: str) -> None:
     log.write(time.monotonic(), Notice(worker="coordinator", text=text))
 
 
-def _coordinator(spec: CoordinatorSpec, log: EventLog, etcd: EtcdStore | None) -> Coordinator:
+def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: EtcdStore | None) -> Coordinator:
     """One that begins the job, or goes on with what its store remembers."""
     store = etcd or DecisionStore(Path(spec.store))
     checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
@@ -328,6 +335,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, etcd: EtcdStore | None) -
         membership=membership,
         store=store,
         log=log,
+        remarks=remarks,
         clock=time.monotonic,
         awake=awake,
         committer=Committer(checkpoints=checkpoints, facts=spec.facts),

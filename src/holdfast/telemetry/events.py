@@ -2,12 +2,18 @@
 
 Every process of a job appends whole lines to one file, so that a line is there entirely or not at all, and what a
 killed process had written stays. Times are seconds of the machine's monotonic clock.
+
+That an event cannot be written stops nobody: it is missing then, and whoever reads the log is told how many are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import stat
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,6 +29,7 @@ __all__ = [
     "Detected",
     "Event",
     "EventLog",
+    "EventsMissing",
     "FaultInjected",
     "Installed",
     "JobEnded",
@@ -37,6 +44,7 @@ __all__ = [
     "Rebuilt",
     "RolledBack",
     "Resumed",
+    "StepOmitted",
     "StepOps",
     "Suspected",
     "Synced",
@@ -73,6 +81,13 @@ class Notice(_Event, frozen=True, tag="notice", kw_only=True):
 
     worker: str
     text: str
+
+
+class EventsMissing(_Event, frozen=True, tag="events_missing", kw_only=True):
+    """A process could not write so many events before this one; ``why`` for people."""
+
+    count: int
+    why: str
 
 
 class FaultInjected(_Event, frozen=True, tag="fault_injected", kw_only=True):
@@ -189,10 +204,13 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
 
     Attributes:
         ops: what it ran, in order: kind, pipeline and index of the micro-batch, start and end time.
-        loss: mean over the step's micro-batches; None unless the worker holds the last layer.
+        loss: mean over the step's micro-batches; None unless the worker holds the last layer, and where it is not
+            finite, which JSON has no number for.
+        omitted: the loss or a gradient was not finite, so the step left the weights as they were.
         besides: what it did but compute, in order: ``reduce`` (waited for the sum over the owners of these layers) or
             ``update``, the layers of a sum (empty for an update), start and end time.
         memory: bytes of the process in memory, when it swapped; 0 where that is not known.
+        knows_loss: whether the worker holds the last layer.
     """
 
     worker: str
@@ -203,6 +221,15 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     ops: tuple[tuple[str, int, int, float, float], ...]
     besides: tuple[tuple[str, tuple[int, ...], float, float], ...] = ()
     memory: int = 0
+    knows_loss: bool = False
+
+
+class StepOmitted(_Event, frozen=True, tag="step-omitted", kw_only=True):
+    """A step that was updated ahead of its verdict was omitted after all; told by one worker."""
+
+    worker: str
+    generation: int
+    step: int
 
 
 class Pinned(_Event, frozen=True, tag="pinned", kw_only=True):
@@ -280,6 +307,7 @@ Event = (
     JobStarted
     | WorkerReady
     | Notice
+    | EventsMissing
     | FaultInjected
     | Detected
     | Parted
@@ -293,6 +321,7 @@ Event = (
     | LibraryFilled
     | Migrating
     | StepOps
+    | StepOmitted
     | Pinned
     | Checkpointed
     | CheckpointFailed
@@ -312,31 +341,138 @@ class _Line(msgspec.Struct, frozen=True):
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
+_COPY_BYTES = 1 << 20
 _BEGIN = b'{"time":'  # nowhere else in a line: within texts, quotes are escaped
 
 
 class EventLog:
     """Appends events to a file that many processes share.
 
-    One event is one write to a file opened for appending, so lines of different processes never mix.
+    One event is one write to a file opened for appending, so lines of different processes never mix. A file that was
+    moved away or deleted is made again.
+
+    Args:
+        path: of the file; made if it is not there.
+        complain: told, once for each kind of trouble, what became of events: the kind, and a line for people. May be
+            called in any thread.
+        keeps: whether this process writes again what it finds deleted; one of a job's does.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(
+        self, path: str | Path, *, complain: Callable[[str, str], None] = lambda kind, text: None, keeps: bool = False
+    ) -> None:
+        self._path = Path(path)
+        self._complain = complain
+        self._keeps = keeps
+        self._told: set[str] = set()
+        self._missing, self._missed_at = 0, 0.0
+        self._why = ""
+        self._lock = threading.Lock()
+        self._file: int | None = None
+        self._strays: list[_Stray] = []
+        self.check()
 
-    def write(self, time: float, event: Event) -> None:
-        """Appends one event.
+    def write(self, time: float, event: Event) -> bool:
+        """Appends one event; returns whether that worked.
 
-        Raises:
-            OSError: the disk is full. Events before and after this one can still be read.
+        After failure: events before and after this one can still be read, and are preceded by how many are missing.
         """
-        data = _encoder.encode(_Line(time=time, data=event)) + b"\n"
-        if os.write(self._file, data) < len(data):
-            raise OSError(errno.ENOSPC, "an event was written in part")
+        with self._lock:
+            return self._write(time, event)
+
+    def check(self) -> None:
+        """Finds out whether the file is still where it was, without an event to write."""
+        with self._lock, contextlib.suppress(OSError):  # whoever has something to write will meet it
+            self._stay()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file; a last try to say how many events are missing."""
+        with self._lock:
+            with contextlib.suppress(OSError):  # it was told by `complain`
+                self._tell_missing(self._stay())
+            if self._file is not None:
+                os.close(self._file)
+            self._file = None
+
+    def _tell_missing(self, file: int) -> None:
+        if self._missing:
+            _append(file, self._missed_at, EventsMissing(count=self._missing, why=self._why))
+            self._missing = 0
+
+    def _write(self, time: float, event: Event) -> bool:
+        try:
+            file = self._stay()
+            self._tell_missing(file)
+            _append(file, time, event)
+        except OSError as error:
+            self._missing, self._missed_at = self._missing + 1, time
+            self._why = error.strerror or str(error)
+            self._tell("write", f"cannot be written: {self._why}; events are missing from it")
+            return False
+        return True
+
+    def _tell(self, kind: str, text: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            self._complain(f"events-{kind}", f"{self._path}: {text}; training goes on")
+
+    def _stay(self) -> int:
+        """Returns the file, after seeing to it that it is the one of that name."""
+        if self._file is None or not _is_at(self._file, self._path):
+            self._change_file()
+        assert self._file is not None
+        while self._strays:
+            self._strays[0].copy_to(self._file)
+            self._strays.pop(0).close()
+        return self._file
+
+    def _change_file(self) -> None:
+        before, mode = self._file, os.O_RDWR if self._keeps else os.O_WRONLY
+        self._file = os.open(self._path, mode | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if before is None:
+            return
+        self._tell("gone", "was deleted or moved, and is made again")
+        if self._keeps:
+            self._strays.append(_Stray(before))
+        else:
+            os.close(before)
+
+
+class _Stray:
+    """A file that is not in its place any more, whose lines are to be written again."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._done = 0
+
+    def copy_to(self, file: int) -> None:
+        """Appends what was not copied yet; after a failure the line that was cut is written again."""
+        while data := os.pread(self._file, _COPY_BYTES, self._done):
+            lines = data[: data.rfind(b"\n") + 1] or data
+            written = os.write(file, lines)
+            if written < len(lines):
+                self._done += lines.rfind(b"\n", 0, written) + 1
+                raise OSError(errno.ENOSPC, "events were written in part")
+            self._done += written
+
+    def close(self) -> None:
         os.close(self._file)
+
+
+def _append(file: int, time: float, event: Event) -> None:
+    data = _encoder.encode(_Line(time=time, data=event)) + b"\n"
+    if os.write(file, data) < len(data):
+        raise OSError(errno.ENOSPC, "an event was written in part")
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Whether a file that is open is the one of that name; devices and pipes are wherever they are."""
+    ours = os.fstat(file)
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return not stat.S_ISREG(ours.st_mode)
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) or not stat.S_ISREG(ours.st_mode)
 
 
 def read_events(path: str | Path) -> list[tuple[float, Event]]:

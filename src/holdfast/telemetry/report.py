@@ -13,12 +13,14 @@ from holdfast.telemetry.events import (
     CoordinatorLost,
     Detected,
     Event,
+    EventsMissing,
     FaultInjected,
     Installed,
     JobEnded,
     JobStarted,
     Rebuilt,
     Resumed,
+    StepOmitted,
     StepOps,
 )
 
@@ -65,13 +67,16 @@ class RunReport:
 
     Attributes:
         commits: (step, time) of every commit, by step; time in seconds of the log's clock.
-        final_loss: mean loss of the last committed step.
+        final_loss: mean loss of the last committed step; None if that was omitted, or no event tells it.
+        no_loss: why there is no final loss; empty if there is one.
+        omitted: the committed steps that changed nothing, as their loss or a gradient was not finite.
         steps_per_s: committed steps per second between the first and the last commit; None below two.
         failures: in the order of their detection.
         fired: specs of the scheduled faults that fired.
         resumed_from: the step of the checkpoint that the run went on from; None if it began anew.
         checkpoints: the steps of the checkpoints that it made, ascending.
         coordinator_restarts: how often the coordinator was started again.
+        missing: why events are missing; empty as far as the events themselves tell. None of the above is certain then.
     """
 
     commits: tuple[tuple[int, float], ...]
@@ -82,6 +87,24 @@ class RunReport:
     resumed_from: int | None
     checkpoints: tuple[int, ...]
     coordinator_restarts: int = 0
+    no_loss: str = ""
+    omitted: tuple[int, ...] = ()
+    missing: str = ""
+
+    @property
+    def omitted_at_end(self) -> int:
+        """How many of the last steps were omitted, in a row."""
+        last = max((step for step, _ in self.commits), default=-1)
+        return next((n for n, step in enumerate(range(last, -1, -1)) if step not in self.omitted), last + 1)
+
+    def tell_omitted(self) -> str:
+        """Returns what to say of omitted steps in one line; empty if there were none."""
+        if not self.omitted:
+            return ""
+        what = (
+            f"{len(self.omitted)} of {len(self.commits)} steps changed nothing: the loss or a gradient was not finite"
+        )
+        return f"{what}; the last {self.omitted_at_end} among them" if self.omitted_at_end else what
 
     def failures_json(self) -> list[dict[str, object]]:
         """The failures in the form of ``summary.json``."""
@@ -131,16 +154,27 @@ def report(events: Iterable[Timed]) -> RunReport:
     timed = list(events)
     commits = _commits(timed)
     steps = sorted(commits.items())
+    loss, no_loss = _final_loss(timed, commits)
     return RunReport(
         commits=tuple(steps),
-        final_loss=_final_loss(timed, commits),
+        final_loss=loss,
+        no_loss=no_loss,
+        omitted=tuple(sorted(_omitted(timed) & set(commits))),
         steps_per_s=_rate([time for _, time in steps]),
         failures=tuple(_failures(timed, commits)),
         fired=tuple(dict.fromkeys(event.spec for _, event in timed if isinstance(event, FaultInjected))),
         resumed_from=next((event.step for _, event in timed if isinstance(event, Resumed)), None),
         checkpoints=tuple(sorted({event.step for _, event in timed if isinstance(event, Checkpointed)})),
         coordinator_restarts=sum(isinstance(event, CoordinatorLost) for _, event in timed),
+        missing=_missing([event for _, event in timed]),
     )
+
+
+def _missing(events: list[Event]) -> str:
+    if not any(isinstance(event, JobStarted) for event in events):
+        return "the events of the beginning are gone"
+    gaps = [event for event in events if isinstance(event, EventsMissing)]
+    return f"{sum(gap.count for gap in gaps)} events could not be written: {gaps[-1].why}" if gaps else ""
 
 
 def _commits(timed: list[Timed]) -> dict[int, float]:
@@ -167,10 +201,32 @@ def _commits(timed: list[Timed]) -> dict[int, float]:
     return commits
 
 
-def _final_loss(timed: list[Timed], commits: dict[int, float]) -> float | None:
-    steps = [event for _, event in timed if isinstance(event, StepOps)]
-    losses = [event for event in steps if event.loss is not None and event.step in commits]
-    return max(losses, key=lambda e: (e.step, e.generation)).loss if losses else None
+def _final_loss(timed: list[Timed], commits: dict[int, float]) -> tuple[float | None, str]:
+    """The loss of the last committed step, or why there is none to tell."""
+    if not commits:
+        return None, "no step was committed"
+    last = max(commits)
+    ran = [event for _, event in timed if isinstance(event, StepOps) and event.step == last]
+    told = [event for event in ran if event.knows_loss or event.loss is not None]
+    if not told:
+        return None, f"no event tells the loss of step {last}"
+    newest = max(told, key=lambda event: event.generation)
+    if not newest.omitted and newest.loss is not None:
+        return newest.loss, ""
+    why = (
+        "its loss was not finite" if newest.loss is None else f"a gradient was not finite; its loss was {newest.loss!r}"
+    )
+    return None, f"step {last}, the last one, was omitted: {why}"
+
+
+def _omitted(timed: list[Timed]) -> set[int]:
+    """The steps of which the newest word is that they were omitted: some are run again by a later generation."""
+    told = [event for _, event in timed if isinstance(event, StepOps | StepOmitted)]
+    newest = {
+        event.step: isinstance(event, StepOmitted) or event.omitted
+        for event in sorted(told, key=lambda event: event.generation)
+    }
+    return {step for step, omitted in newest.items() if omitted}
 
 
 def _rate(times: list[float]) -> float | None:

@@ -20,6 +20,7 @@ from holdfast.telemetry.events import (
     Detected,
     Event,
     EventLog,
+    EventsMissing,
     FaultInjected,
     Installed,
     JobEnded,
@@ -34,6 +35,7 @@ from holdfast.telemetry.events import (
     Rebuilt,
     Resumed,
     RolledBack,
+    StepOmitted,
     StepOps,
     Suspected,
     Synced,
@@ -45,8 +47,8 @@ def fault(kind, worker, point="start"):
     return FaultInjected(worker=worker, kind=kind, step=5, point=point, spec="")
 
 
-def step(*, loss=1.5, omitted=False):
-    return StepOps(worker="1.0", generation=1, step=3, loss=loss, omitted=omitted, ops=())
+def step(*, loss=1.5, omitted=False, **more):
+    return StepOps(worker="1.0", generation=1, step=3, loss=loss, omitted=omitted, ops=(), **more)
 
 
 TOLD = [
@@ -89,6 +91,15 @@ TOLD = [
     ),
     (step(), "step 3 done by 1.0, loss 1.5000"),
     (step(omitted=True), "step 3 done by 1.0, loss 1.5000, OMITTED: a gradient was not finite"),
+    (step(loss=None, omitted=True, knows_loss=True), "step 3 done by 1.0, OMITTED: the loss was not finite"),
+    (
+        StepOmitted(worker="1.0", generation=2, step=4),
+        "step 4, updated ahead of its verdict, is OMITTED: a gradient was not finite",
+    ),
+    (
+        EventsMissing(count=3, why="No space left on device"),
+        "3 events before this one are missing, they could not be written: No space left on device",
+    ),
     (Pinned(worker="1.0", step=4, seconds=0.012), "worker 1.0 pinned its part of checkpoint 4 in 12 ms"),
     (Checkpointed(step=4, url="u"), "checkpoint of step 4 is complete"),
     (
@@ -153,7 +164,7 @@ def test_what_matters_comes_first_in_a_few_lines():
         "3 steps committed, 0.57 steps/s, loss 2.0000 in step 0, 1.2500 in step 2",
         "worker 1.0 lost in step 1 (kill at backward): detected 200 ms, agreed 300 ms, rebuilt 400 ms, next commit "
         "1000 ms after the kill; 4 (layer, micro-batch) pairs run again",
-        "steps OMITTED, as a gradient was not finite: 2",
+        "OMITTED: 1 of 3 steps changed nothing: the loss or a gradient was not finite; the last 1 among them",
         "probe: layer 1 gives other bits",
     ]
 

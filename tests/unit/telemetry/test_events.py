@@ -10,6 +10,7 @@ from holdfast.telemetry.events import (
     Agreed,
     Detected,
     EventLog,
+    EventsMissing,
     FaultInjected,
     Installed,
     JobEnded,
@@ -21,6 +22,7 @@ from holdfast.telemetry.events import (
     Pinned,
     PlanImproved,
     Rebuilt,
+    StepOmitted,
     StepOps,
     Suspected,
     Synced,
@@ -33,6 +35,8 @@ EVENTS = [
     WorkerReady(worker="0.0", pid=3),
     Notice(worker="0.0", text='"quoted" {"time":1} \u2028 line\nbreak\r\x85'),
     FaultInjected(worker="0.0", kind="kill", step=1, point="start", spec="kill:0.0@1:start"),
+    EventsMissing(count=3, why="No space left on device"),
+    StepOmitted(worker="0.0", generation=1, step=3),
     Detected(worker="0.0", how="signal 9", generation=1),
     Suspected(worker="0.1", peer="", generation=1, detail="reset"),
     Parted(worker="2.0", step=7),
@@ -151,20 +155,110 @@ def check_unmixed(path, count):
         assert [text for worker, text in told if worker == name] == [f"{name * 6000}:{n}" for n in range(count)]
 
 
-def test_a_full_disk_is_told():
-    log = EventLog("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        log.write(0.0, EVENTS[0])
+class Complaints(list):
+    """What a log says of itself: kinds and lines."""
+
+    def __call__(self, kind, text):
+        self.append((kind, text))
+
+
+def test_a_full_disk_raises_nothing_and_is_told_once():
+    told = Complaints()
+    log = EventLog("/dev/full", complain=told)
+    assert not log.write(0.0, EVENTS[0])
+    assert not log.write(1.0, EVENTS[1])
     log.close()
+    said = "/dev/full: cannot be written: No space left on device; events are missing from it; training goes on"
+    assert told == [("events-write", said)]
 
 
-def test_a_write_in_part_is_told(path):
+def test_a_disk_that_was_full_is_written_again_and_says_how_many_are_missing(make_disk):
+    disk = make_disk("64k")
+    path, filler, told = disk / "events.jsonl", disk / "filler", Complaints()
+    long = Notice(worker="0.0", text="x" * 5000)  # more than a page: what is left of one would hold a short event
+    log = EventLog(path, complain=told)
+    assert log.write(0.0, EVENTS[0])
+    with pytest.raises(OSError, match="No space left"):
+        filler.write_bytes(b"x" * 65536)
+    assert not log.write(1.0, long)
+    assert not log.write(2.0, long)
+    filler.unlink()
+    assert log.write(3.0, long)
+    log.close()
+    assert [kind for kind, _ in told] == ["events-write"]
+    missing = EventsMissing(count=2, why=read_events(path)[1][1].why)
+    assert read_events(path) == [(0.0, EVENTS[0]), (2.0, missing), (3.0, long)]
+
+
+def test_a_log_that_is_closed_while_the_disk_is_full_says_it_at_last(make_disk):
+    disk = make_disk("64k")
+    path, filler = disk / "events.jsonl", disk / "filler"
+    log = EventLog(path)
+    assert log.write(0.0, EVENTS[0])
+    with pytest.raises(OSError, match="No space left"):
+        filler.write_bytes(b"x" * 65536)
+    assert not log.write(1.0, Notice(worker="0.0", text="x" * 5000))
+    filler.unlink()
+    log.close()
+    assert [type(event) for _, event in read_events(path)][1:] == [EventsMissing]
+
+
+def test_a_write_in_part_counts_as_missing(path):
     reading, writing = multiprocessing.Pipe(duplex=False)
     log = EventLog(path)
     os.dup2(writing.fileno(), log._file)
     os.set_blocking(log._file, False)
-    with pytest.raises(OSError, match="in part"):
-        log.write(0.0, Notice(worker="0.0", text="x" * 200_000))
+    told = Complaints()
+    log._complain = told
+    assert not log.write(0.0, Notice(worker="0.0", text="x" * 200_000))
+    assert "in part" in told[0][1]
     log.close()
     reading.close()
     writing.close()
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved"])
+def test_a_log_that_is_gone_is_made_again_and_the_one_who_keeps_it_writes_all_of_it(path, how):
+    told, others = Complaints(), Complaints()
+    keeper, other = EventLog(path, complain=told, keeps=True), EventLog(path, complain=others)
+    assert keeper.write(0.0, EVENTS[0])
+    assert other.write(1.0, EVENTS[1])
+    path.unlink() if how == "deleted" else path.rename(path.with_name("elsewhere"))
+    assert other.write(2.0, EVENTS[2])
+    assert read_events(path) == [(2.0, EVENTS[2])]
+    keeper.check()
+    assert other.write(3.0, EVENTS[3])
+    assert [event for _, event in read_events(path)] == EVENTS[:4]
+    keeper.check()
+    assert len(read_events(path)) == 4, "once"
+    assert [kind for kind, _ in told] == [kind for kind, _ in others] == ["events-gone"]
+    keeper.close()
+    other.close()
+
+
+def test_what_was_deleted_is_written_again_once_there_is_space(make_disk):
+    disk = make_disk("64k")
+    path, filler = disk / "events.jsonl", disk / "filler"
+    log = EventLog(path, keeps=True)
+    events = [Notice(worker="0.0", text=f"{n}" * 3000) for n in range(6)]
+    assert all(log.write(float(n), event) for n, event in enumerate(events[:5]))
+    path.unlink()
+    with pytest.raises(OSError, match="No space left"):
+        filler.write_bytes(b"x" * 65536)
+    log.check()
+    filler.write_bytes(b"x" * 30000)  # some of it fits now
+    log.check()
+    filler.unlink()
+    assert log.write(5.0, events[5])
+    log.close()
+    assert [event for _, event in read_events(path)] == events
+
+
+def test_a_folder_that_is_gone_stops_nobody(tmp_path):
+    told = Complaints()
+    log = EventLog(tmp_path / "gone" / "events.jsonl", complain=told)
+    assert not log.write(0.0, EVENTS[0])
+    (tmp_path / "gone").mkdir()
+    assert log.write(1.0, EVENTS[1])
+    log.close()
+    assert len(read_events(tmp_path / "gone" / "events.jsonl")) == 2

@@ -5,10 +5,13 @@ from holdfast.telemetry.events import (
     Checkpointed,
     CheckpointFailed,
     Detected,
+    EventsMissing,
     FaultInjected,
     Installed,
+    JobStarted,
     Rebuilt,
     Resumed,
+    StepOmitted,
     StepOps,
 )
 from holdfast.telemetry.report import report
@@ -18,8 +21,9 @@ def installed(generation, *workers):
     return Installed(generation=generation, workers=workers, strategy="adaptive" if generation > 1 else "")
 
 
-def step(worker, number, generation=1, loss=None):
-    return StepOps(worker=worker, generation=generation, step=number, loss=loss, omitted=False, ops=())
+def step(worker, number, generation=1, loss=None, **more):
+    more = {"omitted": False, **more}
+    return StepOps(worker=worker, generation=generation, step=number, loss=loss, ops=(), **more)
 
 
 def fault(worker, number, point="backward"):
@@ -200,3 +204,61 @@ def test_checkpoints_and_where_the_run_went_on_from():
     assert found.checkpoints == (6, 8)
     assert report(HEALTHY).resumed_from is None
     assert report(HEALTHY).checkpoints == ()
+
+
+def ending(*last):
+    """Two steps of which the last is as given, by the worker that knows the loss."""
+    return [*HEALTHY[:4], (2.0, step("a", 1, omitted=last[0].omitted)), *((2.5, event) for event in last)]
+
+
+def test_a_last_step_whose_loss_is_not_finite_has_no_loss_and_says_so():
+    found = report(ending(step("b", 1, omitted=True, knows_loss=True)))
+    assert found.final_loss is None, "not that of the step before"
+    assert found.no_loss == "step 1, the last one, was omitted: its loss was not finite"
+    assert found.omitted == (1,)
+    assert found.tell_omitted() == (
+        "1 of 2 steps changed nothing: the loss or a gradient was not finite; the last 1 among them"
+    )
+
+
+def test_a_last_step_that_is_omitted_for_a_gradient_tells_its_loss_in_the_reason():
+    found = report(ending(step("b", 1, loss=2.25, omitted=True, knows_loss=True)))
+    assert found.final_loss is None
+    assert found.no_loss == "step 1, the last one, was omitted: a gradient was not finite; its loss was 2.25"
+
+
+def test_omitted_steps_before_the_end_leave_the_loss():
+    events = [
+        *HEALTHY[:2],
+        (1.0, step("a", 0, omitted=True)),
+        (1.5, step("b", 0, omitted=True, knows_loss=True)),
+        *HEALTHY[4:6],
+    ]
+    found = report(events)
+    assert (found.final_loss, found.no_loss, found.omitted, found.omitted_at_end) == (2.0, "", (0,), 0)
+    assert found.tell_omitted() == "1 of 2 steps changed nothing: the loss or a gradient was not finite"
+
+
+def test_a_step_that_was_run_again_is_omitted_as_the_newest_generation_says():
+    assert report([*ONE, (11.5, step("b", 1, 1, omitted=True))]).omitted == ()
+    assert report([*ONE, (11.5, StepOmitted(worker="a", generation=2, step=1))]).omitted == (1,)
+
+
+def test_the_last_steps_in_a_row_count_as_the_end():
+    events = [(0.0, installed(1, "b"))]
+    events += [(float(n), step("b", n, omitted=n in (1, 3, 4), knows_loss=True, loss=1.0)) for n in range(5)]
+    found = report(events)
+    assert (found.omitted, found.omitted_at_end) == ((1, 3, 4), 2)
+
+
+def test_missing_events_are_told():
+    started = (0.0, JobStarted(name="j", workers=2, steps=3, samples_per_step=1, wall_time=0.0))
+    assert report([started, *HEALTHY]).missing == ""
+    assert report(HEALTHY).missing == "the events of the beginning are gone"
+    gap = (3.0, EventsMissing(count=4, why="No space left on device"))
+    assert report([started, *HEALTHY, gap]).missing == "4 events could not be written: No space left on device"
+
+
+def test_a_step_that_nobody_tells_the_loss_of_takes_no_other_steps():
+    found = report([*HEALTHY[:5], (2.5, step("b", 1))])
+    assert (found.final_loss, found.no_loss) == (None, "no event tells the loss of step 1")

@@ -82,6 +82,7 @@ from holdfast.control.messages import (
     NodeLost,
     Offer,
     Refused,
+    Remark,
     Saved,
     ShardFailed,
     ShardWritten,
@@ -147,7 +148,7 @@ def _decide(state: Membership, event: Message | Closed | Tick | Planned | Improv
             return change_members(replace(state, leaving=state.leaving | {worker}))
         case Offer(worker=worker):
             return on_offer(state, worker)
-        case Strike():
+        case Strike() | Remark():
             return state, (Tell(to=None, command=event),)
         case ShardWritten() | ShardFailed():
             return on_shard(state, event)
