@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -80,9 +81,11 @@ def load_target(target: str, key: str) -> Callable[..., Any]:
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
         raise ConfigError(f"{key}: {target!r} is no target; expected package.module:name or path/to/file.py:name")
-    found = getattr(_module_of(place, target, key), name, None)
+    module = _module_of(place, target, key)
+    found = getattr(module, name, None)
     if not callable(found):
-        raise ConfigError(f"{key}: {place} has no function {name!r}")
+        near = difflib.get_close_matches(name, [each for each, value in vars(module).items() if callable(value)], n=1)
+        raise ConfigError(f"{key}: {place} has no function {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
     return cast(Callable[..., Any], found)
 
 

@@ -84,7 +84,7 @@ def fused_gradient(
     if not leaves or not output.requires_grad:
         return None, [None] * len(parameters)
     gradients = torch.autograd.grad(output, leaves, grad_output, retain_graph=retain_graph, allow_unused=True)
-    return gradients[0] if wanted else None, list(gradients[len(wanted) :])
+    return gradients[0] if wanted else None, [_dense(gradient) for gradient in gradients[len(wanted) :]]
 
 
 def input_gradient(
@@ -133,8 +133,13 @@ def weight_gradient(pending: PendingWeights) -> list[Tensor | None]:
     gradients: list[Tensor | None] = [None] * pending.num_parameters
     for group in pending.groups:
         for position, gradient in zip(group.positions, _differentiate(group), strict=True):
-            gradients[position] = gradient
+            gradients[position] = _dense(gradient)
     return gradients
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    """What an embedding with ``sparse=True`` gives, as all others do: sums are over every element."""
+    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
 
 
 class _Graph:

@@ -18,6 +18,7 @@ from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.data.items import item_spec, spec_of, stack
 from holdfast.data.sampler import Dataset
+from holdfast.errors import ConfigError
 from holdfast.runtime.foreign import theirs
 from holdfast.runtime.model import Model, check_loss, name_of
 from holdfast.runtime.stage import Stage, layer_seed
@@ -87,8 +88,13 @@ def try_model(model: Model, stage_of: Callable[[int], Stage], batch: tuple[Tenso
 
 
 def _forward(model: Model, stage: Stage, index: int, value: Tensor) -> Tensor:
-    with theirs(f"{name_of(index, model.layers[index])} failed on {spec_of(value)}"):
-        output = stage.forward(0, 0, value.clone())
+    try:
+        with theirs(f"{name_of(index, model.layers[index])} failed on {spec_of(value)}"):
+            output = stage.forward(0, 0, value.clone())
+    except ConfigError as error:
+        if "in-place" in str(error):
+            raise ConfigError(f"{error} Expected a layer that leaves its input as it is: inplace=False") from error
+        raise
     assert output is not None
     return output
 

@@ -419,6 +419,8 @@ WORKING = {
     "dropout": "def build(): return [nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)]",
     "batch-norm": "def build(): return [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)]",
     "in place": "def build(): return [nn.ReLU(inplace=True), nn.Linear(3, 2)]",
+    "sparse": "def build(): return [nn.Sequential(Long(), nn.Embedding(9, 4, sparse=True), nn.Flatten()), nn.Linear(12, 2)]\n"
+    "class Long(nn.Module):\n    def forward(self, x): return (x * 8).long()",
     "frozen": "def build(): return [nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2)]",
 }
 

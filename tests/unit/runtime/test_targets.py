@@ -20,6 +20,7 @@ from holdfast.runtime.foreign import load_target
             "'no_such_module:f' cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",
         ),
         ("math:no_such", "math has no function 'no_such'"),
+        ("math:sqr", "math has no function 'sqr'; did you mean sqrt?"),
         ("math:pi", "math has no function 'pi'"),
         ("no/such.py:f", "no/such.py: No such file; expected one that holds a function to call"),
     ],
