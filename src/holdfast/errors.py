@@ -16,6 +16,8 @@ HoldfastError
 │   ├── StateUnavailable        no living worker holds some layers: layers
 │   ├── NotUndoable             this update has no inverse: operator
 │   └── ReplicaDiverged         owners of one layer disagree bitwise: our bug, or broken hardware
+├── ProgramFailed               the program raised, whoever ran it; what lives was saved (exit code 1)
+├── WorkFailed                  what a worker does raised: phase, kind, layer, item, microbatch
 ├── StorageError
 │   ├── MissingBlob             nothing under this name
 │   ├── StoreAway               the store does not answer now; it may come back
@@ -43,6 +45,7 @@ __all__ = [
     "NotUndoable",
     "PeerLost",
     "PlanningError",
+    "ProgramFailed",
     "RecoveryError",
     "ReplicaDiverged",
     "SolverTimeout",
@@ -51,6 +54,7 @@ __all__ = [
     "StepRefused",
     "StorageError",
     "StoreAway",
+    "WorkFailed",
 ]
 
 
@@ -161,6 +165,48 @@ class NotUndoable(RecoveryError):
 
 class ReplicaDiverged(RecoveryError):
     """Owners of one layer hold different bits: a bug of ours or broken hardware, never to be trained on."""
+
+
+class ProgramFailed(HoldfastError):
+    """The model, the data or the optimizer raised, and not on one worker alone: the message has the first traceback."""
+
+
+class WorkFailed(HoldfastError):
+    """Code that a worker runs for the job raised: its model, its data, its optimizer, or a write of its own.
+
+    Whether that is this worker's loss or the program's fault shows when it is known whether others meet it, too.
+
+    Attributes:
+        phase: what was done, as in :class:`holdfast.core.work.WorkPhase`.
+        kind: the class of what was raised.
+        layer: on which layer; None if on none.
+        item: with which item of the data; None if with none.
+        microbatch: for which micro-batch of the step, its global number; None if for none.
+    """
+
+    def __init__(
+        self,
+        phase: str,
+        error: BaseException,
+        *,
+        layer: int | None = None,
+        item: int | None = None,
+        microbatch: int | None = None,
+    ) -> None:
+        self.phase = phase
+        self.kind = type(error).__name__
+        self.layer = layer
+        self.item = item
+        self.microbatch = microbatch
+        self.detail = f"{self.kind}: {error}"
+        super().__init__(f"{place_of(phase, layer, item, microbatch)}: {self.detail}")
+
+
+def place_of(phase: str, layer: int | None, item: int | None, microbatch: int | None) -> str:
+    """Returns what was done, for people: ``forward of layer 3, micro-batch 5``."""
+    of = f" of layer {layer}" if layer is not None else ""
+    of += f" of item {item}" if item is not None else ""
+    return f"{phase}{of}" + (f", micro-batch {microbatch}" if microbatch is not None else "")
 
 
 class StorageError(HoldfastError):

@@ -13,6 +13,7 @@ import msgspec
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
+from holdfast.core.work import WorkPhase
 from holdfast.errors import ConfigError
 from holdfast.storage.checkpoints import Shard
 
@@ -37,6 +38,7 @@ __all__ = [
     "NodeLost",
     "Offer",
     "Progress",
+    "Raised",
     "Refused",
     "Remark",
     "Resume",
@@ -80,6 +82,27 @@ class Exited(_Wire, frozen=True, tag=True, kw_only=True):
     status: int
 
 
+class Raised(_Wire, frozen=True, tag=True, kw_only=True):
+    """An exception came in a worker, which has stopped and keeps its state: its fault, or the program's?
+
+    ``phase``, ``layer``, ``item`` (of the data) and ``microbatch`` (its global number) say what it did in ``step``, as
+    far as that is known; ``kind`` is the class of the exception. ``sound``: its layers are states that can be saved.
+    """
+
+    worker: WorkerId
+    pid: int
+    generation: int
+    step: int
+    phase: WorkPhase
+    kind: str
+    error: str
+    layer: int | None = None
+    item: int | None = None
+    microbatch: int | None = None
+    traceback: str = ""
+    sound: bool = True
+
+
 Activity = Literal["waiting", "running", "finished"]
 
 
@@ -89,7 +112,8 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     It repeats whatever may have been lost with an earlier connection. Of a worker: ``generation``, ``activity`` and
     ``step`` say where it stands (it waits until it was told to run steps, and again from when it gives them up);
     ``prepared`` is the generation that it is to go over to, 0 if there is none; ``has_state``: it is not following its
-    peers without any state; ``leaving``: it was told to go; ``strikes``: faults that the agent is to carry out for it.
+    peers without any state; ``leaving``: it was told to go; ``raised``: why it has stopped; ``strikes``: faults that
+    the agent is to carry out for it.
     Of the agent: ``exits`` are all that it has seen; ``offers`` those not yet taken up; ``coming`` the workers whose
     newest process was started on demand, and lives.
     """
@@ -102,6 +126,7 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     prepared: int = 0
     has_state: bool = True
     leaving: bool = False
+    raised: Raised | None = None
     strikes: tuple[str, ...] = ()
     exits: tuple[Exited, ...] = ()
     offers: tuple[WorkerId | None, ...] = ()
@@ -303,7 +328,7 @@ class Unreadable(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Failure(_Wire, frozen=True, tag=True, kw_only=True):
-    """A worker cannot go on for a reason that no recovery cures."""
+    """A worker ends for a reason that no recovery cures; see Raised for those that may be its own fault."""
 
     worker: WorkerId
     pid: int
@@ -407,7 +432,7 @@ class Fence(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Ended(_Wire, frozen=True, tag=True, kw_only=True):
-    """For the agent: how the job ended. ``outcome``: done, lost, user-error or error."""
+    """For the agent: how the job ended. ``outcome``: done, lost, program, user-error or error."""
 
     outcome: str
     detail: str
@@ -437,6 +462,7 @@ Message = (
     | Finished
     | Saved
     | Unreadable
+    | Raised
     | Failure
     | Exited
     | NodeLost

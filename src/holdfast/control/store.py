@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.control.messages import Ended, StateAt
+from holdfast.control.messages import Ended, Raised, StateAt
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 
@@ -51,6 +51,10 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     pids: tuple[tuple[WorkerId, int], ...] = ()
     staggered: bool = False
     refusals: tuple[int, ...] = ()
+    raised: tuple[Raised, ...] = ()
+    kept: tuple[WorkerId, ...] = ()
+    losses_by_exception: tuple[Raised, ...] = ()
+    blame: str = ""
     ended: Ended | None = None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import time
+from collections.abc import Callable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol
@@ -11,10 +13,14 @@ import torch
 from torch import Tensor
 
 from holdfast.core.tensorspec import ItemSpec
+from holdfast.core.work import WorkPhase, working
 from holdfast.data.items import stack
 from holdfast.errors import ConfigError
 
 __all__ = ["Dataset", "load_microbatch", "sample_indices"]
+
+TRIES = 3
+RETRY_S = 0.2
 
 
 class Dataset(Protocol):
@@ -71,14 +77,29 @@ def load_microbatch(
     num_microbatches: int,
     microbatch_size: int,
     expected: ItemSpec | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Tensor, Tensor]:
     """Load a micro-batch: inputs and targets, each stacked along a new first dimension of ``microbatch_size``.
 
+    An item that cannot be read (OSError) is tried three times, as a file system may be away for a moment.
+
     Args:
         expected: what every item is like; None: like the first one of the micro-batch.
+        sleep: lets seconds pass before an item is tried again.
 
     Raises:
         ConfigError: an item is no pair of tensors, or is not like the others.
+        WorkFailed: an item cannot be loaded.
     """
     indices = sample_indices(seed, step, microbatch, num_microbatches, microbatch_size, len(dataset))
-    return stack(indices, [dataset[index] for index in indices], expected)
+    return stack(indices, [_item(dataset, index, sleep) for index in indices], expected)
+
+
+def _item(dataset: Dataset, index: int, sleep: Callable[[float], None]) -> tuple[Tensor, Tensor]:
+    with working(WorkPhase.LOADING, item=index):
+        for _ in range(TRIES - 1):
+            try:
+                return dataset[index]
+            except OSError:
+                sleep(RETRY_S)
+        return dataset[index]

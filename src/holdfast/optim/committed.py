@@ -114,6 +114,11 @@ class CommittedLayer(ABC):
         """Whether the live state is bitwise what updates alone make of the first one."""
 
     @property
+    def whole(self) -> bool:
+        """Whether what is live is the state at its step, and not one that an exception left half-changed."""
+        return True
+
+    @property
     @abstractmethod
     def updated(self) -> bool:
         """Whether the next state is ready to be swapped in."""

@@ -76,6 +76,12 @@ class UndoableLayer(CommittedLayer):
         self._groups = self._places_of_groups()
         self._update: _Update | None = None
         self._exact = True
+        self._whole = True
+
+    @property
+    def whole(self) -> bool:
+        """False after an exception in the middle of a step, or of its inverse."""
+        return self._whole
 
     @property
     def exact(self) -> bool:
@@ -122,7 +128,9 @@ class UndoableLayer(CommittedLayer):
         assert update is not None
         if not update.skips:
             versions = [gradient._version for gradient in update.gradients if gradient is not None]
+            self._whole = False
             self._run_optimizer(self._live, update.gradients, update.lr_scale)
+            self._whole = True
             if versions != [gradient._version for gradient in update.gradients if gradient is not None]:
                 raise ConfigError(
                     f"{type(self._optimizer).__name__} changes its gradients, which its inverse needs as they were;"
@@ -135,7 +143,9 @@ class UndoableLayer(CommittedLayer):
         """Invert the last step; see `CommittedLayer.take_back`. Drops what was kept of it."""
         update = self._update
         if update is not None and self.step == to_step + 1 == update.step:
+            self._whole = False
             self._undo(update)
+            self._whole = True
             self._exchange_small(update)
             self._live.step = to_step
         self._require_step(to_step)
@@ -145,6 +155,7 @@ class UndoableLayer(CommittedLayer):
     def _forget(self) -> None:
         self._update = None
         self._exact = False
+        self._whole = True
 
     def _copies(self, lr_scale: float) -> list[dict[str, Any]]:
         """Copies, from before the step, of what its inverse could not compute."""

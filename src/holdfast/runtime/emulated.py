@@ -262,6 +262,11 @@ class EmulatedStage:
         return {} if self._missed is not None else dict(self._steps)
 
     @property
+    def whole(self) -> bool:
+        """See LifeStage.whole: weights are exchanged, never changed in place."""
+        return True
+
+    @property
     def omitted(self) -> bool:
         """See LifeStage.omitted: integers are always finite."""
         return False

@@ -21,6 +21,7 @@ from holdfast.control.messages import (
     Joined,
     Left,
     Message,
+    Raised,
     Refused,
     Resume,
     Save,
@@ -40,9 +41,11 @@ from holdfast.core.lower import WorkerProgram, groups, lower_worker
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
+from holdfast.core.work import WorkPhase, working
 from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration, StepRefused, StorageError
 from holdfast.runtime.executor import Effect, Execution, Reach, StagePort, Verdict
 from holdfast.runtime.snapshots import Snapshots
+from holdfast.runtime.stopping import report_of
 
 __all__ = [
     "Abort",
@@ -90,6 +93,10 @@ class LifeStage(StagePort, Protocol):
 
     def unpack_tally(self, data: bytes) -> Any:
         """Returns what ``pack_tally`` wrote."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every own layer is the state of its step, which can be saved; an exception may have broken one."""
 
     @property
     def omitted(self) -> bool:
@@ -254,6 +261,7 @@ class WorkerLife:
         loss: the mean loss of the step that was updated ahead of its verdict; None if it is not known here.
         executed: (layer, micro-batch) pairs begun, of the step that ran last and the one before.
         entered: the step before which we entered, as a comer or at another place; meaningless if we never did.
+        raised: the exception that has stopped us; None while we live as we should.
         standing: the generation that we are in and what we do in it, in one value: other threads read it.
     """
 
@@ -275,6 +283,7 @@ class WorkerLife:
     loss: float | None = None
     executed: dict[int, int] = field(default_factory=dict)
     entered: int = 0
+    raised: Raised | None = None
     standing: tuple[int, Activity] = (0, "waiting")
     _number: Callable[[MicroBatch], int] = field(init=False)
 
@@ -286,7 +295,7 @@ class WorkerLife:
         """Yields what the worker does until it is told to shut down.
 
         Raises:
-            HoldfastError: anything but a ClusterError ends the worker; the shell reports it.
+            HoldfastError: anything but a ClusterError ends this life; what then follows may be :meth:`stopped`.
         """
         yield Attach()
         command = yield Listen()
@@ -308,6 +317,32 @@ class WorkerLife:
                 yield Report(self._unreadable(command, error))
                 command = yield Listen()
 
+    def stopped(self, error: BaseException) -> Life:
+        """Yields what a worker does once an exception has ended its life: it says so, and keeps its state.
+
+        It takes part in nothing any more, but saves what it holds if told to, until it is told to go.
+
+        Args:
+            error: what was raised.
+        """
+        self._stand("waiting")
+        self.raised = report_of(
+            error,
+            worker=self.worker,
+            pid=self.pid,
+            generation=self.generation,
+            step=self._step(),
+            whole=self.stage.whole,
+        )
+        yield Report(self.raised)
+        command = yield Listen()
+        while not isinstance(command, Shutdown):
+            if isinstance(command, Install) and command.plan is None:
+                yield from self._join(command)
+            elif isinstance(command, Save):
+                yield from self._save(command)
+            command = yield Listen()
+
     def _unreadable(self, command: Command, error: StorageError) -> Unreadable:
         """Only a state that we were told to load is read from a store."""
         if not isinstance(command, Install) or command.load is None:
@@ -325,6 +360,7 @@ class WorkerLife:
             activity=activity,
             step=self.steps if activity == "finished" else self._step(),
             has_state=not self.stage.following,
+            raised=self.raised,
         )
 
     def _stand(self, activity: Activity) -> None:
@@ -630,7 +666,8 @@ class WorkerLife:
     def _save(self, save: Save) -> Life:
         yield from self._go_back(save.step, save.tallies)
         for layer in save.layers:
-            self.stage.save(layer, Path(save.directory))
+            with working(WorkPhase.SAVING, layer=layer):
+                self.stage.save(layer, Path(save.directory))
         found = ((layer, self.stage.layer_digest(layer)) for layer in sorted(self.stage.layer_steps()))
         digests = tuple((layer, digest) for layer, digest in found if digest is not None)
         yield Report(Saved(worker=self.worker, generation=self.generation, digests=digests), when_written=True)

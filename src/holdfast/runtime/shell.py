@@ -58,6 +58,7 @@ from holdfast.runtime.life import (
     Written,
     mean_loss,
 )
+from holdfast.runtime.stopping import ends_job
 from holdfast.runtime.transport import Handle, MessageKey, Transport
 from holdfast.telemetry.events import EventLog, Notice, Pinned, StepOmitted, StepOps
 
@@ -174,6 +175,7 @@ class Shell:
     pace: Pace = field(default_factory=Pace)
     writer: CheckpointWriter | None = None
     leaving: bool = False
+    _life: Life = field(init=False)
     _prepared: Install | None = None
     _commands: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
     _signals: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
@@ -243,10 +245,10 @@ class Shell:
 
     def run(self) -> None:
         """Lives the life to its end, in a thread that can be replaced; raises what ends the life."""
-        life = self.life.run()
-        self._start_driver(life, None)
+        self._life = self.life.run()
+        self._start_driver(self._life, None)
         while (signal_ := self._signals.get()) is _INTERRUPTED:
-            self._rescue(life)
+            self._rescue(self._life)
         if signal_ is not None:
             raise signal_
 
@@ -280,7 +282,11 @@ class Shell:
             except StopIteration:
                 return self._signals.put(None)
             except BaseException as problem:  # noqa: BLE001 - handed to the thread that waits in run()
-                return self._signals.put(problem)
+                if ends_job(problem) or self.life.raised is not None:
+                    return self._signals.put(problem)
+                self._life = life = self.life.stopped(problem)
+                result, error = None, None
+                continue
             result, error = None, None
             self.pace.move(waiting=isinstance(effect, _WAITS))
             self._besides.yielded(effect)

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.core.work import WorkPhase, working
 from holdfast.errors import ConfigError, InternalError, ReplicaDiverged
 from holdfast.optim.accumulate import Layout, Numerics, Reduced, check_dtype, make_accumulator
 from holdfast.optim.committed import CommittedLayer
@@ -254,6 +255,7 @@ class Stage:
 
         Raises:
             ConfigError: a layer does not return one tensor or changes a buffer; the loss is not a scalar.
+            WorkFailed: the data, a layer or the loss raised.
 
         After failure: nothing is kept of this micro-batch; safe to repeat.
         """
@@ -266,7 +268,8 @@ class Stage:
         for index, owned in self._owned.items():
             source = _cut(current, wants_gradient=index > 0)
             seed = layer_seed(self._seed, step, microbatch, index)
-            cell = self._run_layer(index, owned, source, seed)
+            with working(WorkPhase.FORWARD, layer=index, microbatch=microbatch):
+                cell = self._run_layer(index, owned, source, seed)
             cells.append(_without_graph(index, cell, seed) if index in self._checkpointed else cell)
             current = cell.output
         self._contexts[microbatch] = context = _Context(cells)
@@ -291,6 +294,7 @@ class Stage:
 
         Raises:
             InternalError: there is no forward pass (for W: no I) of this micro-batch to go back over.
+            WorkFailed: a layer's backward pass raised.
 
         After failure: the micro-batch must be discarded and run again from its forward pass.
         """
@@ -449,6 +453,7 @@ class Stage:
 
         Raises:
             InternalError: there is no verdict yet.
+            WorkFailed: the optimizer raised.
         """
         if self._missed is not None:
             return
@@ -458,16 +463,18 @@ class Stage:
         if self.omitted:
             owned.committed.skip()
             return
-        owned.committed.update(
-            self._gradients(layer, owned),
-            self._lr_scale(owned.committed.step),
-            lambda buffers: owned.stats.fold(buffers, self._stats_records(layer)),
-        )
+        with working(WorkPhase.UPDATE, layer=layer):
+            owned.committed.update(
+                self._gradients(layer, owned),
+                self._lr_scale(owned.committed.step),
+                lambda buffers: owned.stats.fold(buffers, self._stats_records(layer)),
+            )
 
     def swap(self, layer: int) -> None:
         """Make a layer's next state live; the one before can be returned to until the next update."""
         if self._missed is None:
-            self._owned[layer].committed.swap()
+            with working(WorkPhase.UPDATE, layer=layer):  # with ``undo`` the optimizer runs here
+                self._owned[layer].committed.swap()
 
     def take_back(self, to_step: int) -> None:
         """Return every layer to a step, at most one back, and discard the step; safe to repeat.
@@ -506,6 +513,11 @@ class Stage:
         if self._missed is not None:
             return {}
         return {layer: owned.committed.step for layer, owned in self._owned.items()}
+
+    @property
+    def whole(self) -> bool:
+        """Whether every own layer is a state that can be saved: False once an exception came in the middle of one."""
+        return all(owned.committed.whole for owned in self._owned.values())
 
     def counted(self) -> dict[int, frozenset[int]]:
         """Return the micro-batches of this step whose gradients were added here, per own layer."""
@@ -636,7 +648,8 @@ class Stage:
 
     def _samples(self, step: int, microbatch: int) -> tuple[Tensor, Tensor]:
         if self._loaded is None or self._loaded[:2] != (step, microbatch):
-            inputs, targets = self._load(step, microbatch)
+            with working(WorkPhase.LOADING, microbatch=microbatch):
+                inputs, targets = self._load(step, microbatch)
             self._loaded = (step, microbatch, (inputs.to(self._device), targets.to(self._device)))
         return self._loaded[2]
 
@@ -658,7 +671,8 @@ class Stage:
         context.logits = _cut(last.output, wants_gradient=True)
         target = self._samples(step, microbatch)[1]  # before the seed: loading may draw random numbers, too
         _seed(self._device, layer_seed(self._seed, step, microbatch, self.num_layers))
-        context.loss = check_loss(self._loss(context.logits, target))
+        with working(WorkPhase.LOSS, microbatch=microbatch):
+            context.loss = check_loss(self._loss(context.logits, target))
         value = context.loss.detach().float().reshape(1)
         last.record = value if last.record is None else torch.cat([value, last.record])
 
@@ -668,7 +682,8 @@ class Stage:
         if context.loss is not None and context.logits is not None:
             scale = self._owned[self.num_layers - 1].committed.loss_scale
             loss = context.loss if scale is None else context.loss.float() * scale.value
-            (start,) = torch.autograd.grad(loss, [context.logits])
+            with working(WorkPhase.BACKWARD, microbatch=microbatch):  # of the loss, which is no layer
+                (start,) = torch.autograd.grad(loss, [context.logits])
             return start
         if gradient is None:
             raise InternalError(f"backward of micro-batch {microbatch} on layers {self.layer_range} got no gradient")
@@ -679,15 +694,16 @@ class Stage:
         for index in reversed(self.layer_range.indices):
             cell = context.cells.pop()
             owned = self._owned[index]
-            if cell.again is not None:
-                cell = _Cell(cell.input, self._run_layer(index, owned, cell.input, cell.again).output, cell.record)
-            with owned.stats.apart() if owned.stats.width else nullcontext():
-                if kind is OpKind.B:
-                    found, weights = _whole(owned, cell, _canonical(gradient))
-                    self._add(index, owned, microbatch, weights, cell.record)
-                else:
-                    found, pending = self._first_half(index, owned, cell, _canonical(gradient))
-                    halves.append(_Half(pending, cell.record))
+            with working(WorkPhase.BACKWARD, layer=index, microbatch=microbatch):
+                if cell.again is not None:
+                    cell = _Cell(cell.input, self._run_layer(index, owned, cell.input, cell.again).output, cell.record)
+                with owned.stats.apart() if owned.stats.width else nullcontext():
+                    if kind is OpKind.B:
+                        found, weights = _whole(owned, cell, _canonical(gradient))
+                        self._add(index, owned, microbatch, weights, cell.record)
+                    else:
+                        found, pending = self._first_half(index, owned, cell, _canonical(gradient))
+                        halves.append(_Half(pending, cell.record))
             gradient = torch.zeros_like(cell.input) if found is None and index > 0 else found  # type: ignore[assignment]
         if kind is OpKind.I:
             self._halves[microbatch] = halves
@@ -716,7 +732,10 @@ class Stage:
         for index, half in zip(reversed(self.layer_range.indices), halves, strict=True):
             owned = self._owned[index]
             pending, half.pending = half.pending, []  # so that each layer's graph goes as soon as it was used
-            with owned.stats.apart() if owned.stats.width else nullcontext():
+            with (
+                working(WorkPhase.BACKWARD, layer=index, microbatch=microbatch),
+                owned.stats.apart() if owned.stats.width else nullcontext(),
+            ):
                 weights = weight_gradient(pending) if isinstance(pending, PendingWeights) else pending
             self._add(index, owned, microbatch, weights, half.record)
 

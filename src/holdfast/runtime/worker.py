@@ -370,6 +370,7 @@ def _membership(
         restorable=_restorable(spec),
         wait_s=spec.job.resilience.wait_for_replacement,
         failure_every_s=spec.job.resilience.failure_every_s,
+        tolerate=spec.job.resilience.tolerate,
     )
     if stored is None:
         return begins

@@ -30,6 +30,7 @@ __all__ = [
     "Event",
     "EventLog",
     "EventsMissing",
+    "ExceptionRaised",
     "FaultInjected",
     "Installed",
     "JobEnded",
@@ -136,6 +137,27 @@ class Suspected(_Event, frozen=True, tag="suspected", kw_only=True):
     peer: str
     generation: int
     detail: str
+
+
+class ExceptionRaised(_Event, frozen=True, tag="exception_raised", kw_only=True):
+    """A worker has stopped because of an exception: its own fault, or the program's.
+
+    Attributes:
+        phase: what it did, as in :class:`holdfast.core.work.WorkPhase`.
+        layer: on which layer; None if on none.
+        item: with which item of the data; None if with none.
+        microbatch: for which micro-batch, its global number; None if for none.
+        error: the class and the message.
+    """
+
+    worker: str
+    generation: int
+    step: int
+    phase: str
+    layer: int | None
+    item: int | None
+    microbatch: int | None
+    error: str
 
 
 class Installed(_Event, frozen=True, tag="installed", kw_only=True):
@@ -313,6 +335,7 @@ Event = (
     | Parted
     | Synced
     | Suspected
+    | ExceptionRaised
     | Installed
     | Agreed
     | Rebuilt

@@ -39,6 +39,7 @@ from holdfast.control.messages import (
     Ended,
     Exited,
     Expel,
+    Failure,
     Fence,
     Heartbeat,
     Hello,
@@ -62,7 +63,7 @@ from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
 from holdfast.core.profile import unit_costs
 from holdfast.core.schedule import Op, OpKind
-from holdfast.errors import InternalError, PeerLost, StaleGeneration
+from holdfast.errors import InternalError, PeerLost, StaleGeneration, WorkFailed
 from holdfast.planning.migration import Migration
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Rerouted, Terms, replanned
@@ -89,10 +90,12 @@ from holdfast.runtime.life import (
     Written,
 )
 from holdfast.runtime.snapshots import Snapshots
+from holdfast.runtime.stopping import ends_job
 from holdfast.runtime.transport import MessageKey
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Event, FaultInjected, StepOps
 from holdfast.testing.memory import Mail
+from holdfast.testing.raising import Raise, RaisingStage
 
 __all__ = ["Delays", "VirtualCluster", "VirtualResult"]
 
@@ -129,10 +132,11 @@ class VirtualResult:
         generations: plans installed.
         digest: over the digests of all layers, in order; empty unless done.
         events: (virtual time, event), as a real run logs them.
-        fired: specs of the faults that fired; a fault by effect count is ``kill:WORKER#COUNT``.
+        fired: specs of the faults that fired; one by effect count is ``kill:WORKER#COUNT`` or ``raise:WORKER#COUNT``.
         lost: the workers that died.
         pinned: what was pinned for checkpoints, in order.
         checkpoints: per step whose manifest was written, the digest of each layer's state.
+        saved: the layers that were saved at the end, however it came, and the digest of each.
     """
 
     outcome: str
@@ -145,6 +149,7 @@ class VirtualResult:
     lost: tuple[WorkerId, ...]
     pinned: tuple[Pinned, ...] = ()
     checkpoints: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    saved: tuple[tuple[int, str | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +196,9 @@ class VirtualCluster:
         seed: of every delay.
         faults: at named points.
         kill_at_effect: workers that die when they yield their n-th effect, wherever that is.
+        raises: exceptions of the user's code.
+        raise_at_effect: workers in which an exception comes when they yield their n-th effect, whatever that is.
+        tolerate: how many workers may be lost to exceptions within 100 steps.
         delays: ranges of the delays.
         stage: makes a worker's compute engine; default an emulated one.
         ties: the layers that share weights.
@@ -219,6 +227,9 @@ class VirtualCluster:
         seed: int = 0,
         faults: Iterable[Fault] = (),
         kill_at_effect: Iterable[tuple[WorkerId, int]] = (),
+        raises: Iterable[Raise] = (),
+        raise_at_effect: Iterable[tuple[WorkerId, int]] = (),
+        tolerate: int = 0,
         delays: Delays | None = None,
         stage: StageFactory | None = None,
         ties: tuple[tuple[int, ...], ...] = (),
@@ -260,6 +271,9 @@ class VirtualCluster:
         self._delays = delays or Delays()
         self._faults = tuple(faults)
         self._deaths = dict(kill_at_effect)
+        self._raises = tuple(raises)
+        self._raises_at = dict(raise_at_effect)
+        self._saved_layers: dict[int, str | None] = {}
         self._death_of_comer = kill_comer_at_effect
         self._now = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -287,6 +301,7 @@ class VirtualCluster:
             wait_s=wait_for_replacement,
             staggered=staggered,
             terms=terms,
+            tolerate=tolerate,
         )
         self._nodes = group_into_nodes(plan.workers, workers_per_node)
         self._struck: set[Fault] = set()
@@ -311,7 +326,7 @@ class VirtualCluster:
         steps, microbatches, ties = self._about
         life = WorkerLife(
             worker=worker,
-            stage=_Unsaved(self._make(worker)),  # type: ignore[arg-type]
+            stage=self._raising(worker, self._make(worker)),
             steps=steps,
             microbatches=microbatches,
             ties=ties,
@@ -322,6 +337,16 @@ class VirtualCluster:
         )
         self._processes[life.pid] = made = _Worker(life=life, generator=life.run())
         return made
+
+    def _raising(self, worker: WorkerId, stage: LifeStage) -> LifeStage:
+        """A stage that raises as scheduled and writes no files."""
+        return RaisingStage(  # type: ignore[return-value]
+            stage,
+            worker,
+            self._raises,
+            fired=lambda each: self._fired.append(str(each)),
+            saved=self._saved_layers.__setitem__,
+        )
 
     def run(self, limit_s: float = 10_000.0) -> VirtualResult:
         """Runs to the end of the job.
@@ -359,6 +384,7 @@ class VirtualCluster:
             lost=tuple(sorted(self._membership.lost)),
             pinned=tuple(self._pinned),
             checkpoints=tuple(sorted(self._checkpoints.items())),
+            saved=tuple(sorted(self._saved_layers.items())),
         )
 
     def _digest(self) -> str:
@@ -669,19 +695,42 @@ class VirtualCluster:
             except StopIteration:
                 self._end(worker)
                 return
+            except Exception as problem:  # noqa: BLE001 - as the shell of a real worker does
+                if not self._stop(worker, problem):
+                    return
+                step = lambda: next(worker.generator)  # noqa: E731
+                continue
             worker.effects += 1
+            if self._raises_at.get(worker.life.worker) == worker.effects:
+                self._fired.append(f"raise:{worker.life.worker}#{worker.effects}")
+                step = lambda: worker.generator.throw(RuntimeError("it cannot go on"))  # noqa: E731
+                continue
             if self._deaths.get(worker.life.worker) == worker.effects:
                 self._fired.append(f"kill:{worker.life.worker}#{worker.effects}")
                 self._kill(worker)
                 return
             try:
                 done, result = self._perform(worker, effect)
-            except StaleGeneration as error:
+            except (StaleGeneration, WorkFailed) as error:
                 step = lambda e=error: worker.generator.throw(e)  # type: ignore[misc]  # noqa: E731
                 continue
             if not done:
                 return
             step = lambda r=result: worker.generator.send(r)  # type: ignore[misc]  # noqa: E731
+
+    def _stop(self, worker: _Worker, problem: Exception) -> bool:
+        """An exception has come out of a life; returns whether another one, of a worker that has stopped, follows."""
+        if ends_job(problem):
+            raise problem
+        life = worker.life
+        if life.raised is None:
+            worker.generator = life.stopped(problem)
+            return True
+        self._up(worker, Failure(worker=life.worker, pid=life.pid, error=str(problem), user_fault=False))
+        worker.alive = False
+        self._hang_up(worker)
+        self._reap(worker, 1)
+        return False
 
     def _end(self, worker: _Worker) -> None:
         """A life is over in order: its process ends."""
@@ -823,7 +872,7 @@ class VirtualCluster:
         if state.url is not None:
             for layer in layers.indices:
                 stage.restore(layer, self._stored[state.step, layer])
-        return _Unsaved(stage)  # type: ignore[return-value]
+        return self._raising(worker.life.worker, stage)
 
     def _wait(self, worker: _Worker, effect: Take | FinishReduce | Build) -> tuple[bool, Any]:
         life = worker.life
@@ -969,16 +1018,3 @@ def _peers(waiting: Any) -> set[WorkerId]:
         case Build(groups=groups):
             return {worker for group in groups for worker in group}
     return set()
-
-
-class _Unsaved:
-    """A stage that writes no files: the digests are enough here."""
-
-    def __init__(self, stage: LifeStage) -> None:
-        self._stage = stage
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stage, name)
-
-    def save(self, layer: int, directory: object) -> None:
-        """Writes nothing."""

@@ -22,6 +22,7 @@ from holdfast.control.messages import (
     NodeLost,
     Offer,
     Progress,
+    Raised,
     Refused,
     Remark,
     Resume,
@@ -48,6 +49,7 @@ from holdfast.control.messages import (
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.core.work import WorkPhase
 from holdfast.storage.checkpoints import Shard
 
 W = WorkerId(1, 2)
@@ -55,8 +57,22 @@ PLAN = adaptive_plan(regular_plan(2, split_evenly(5, 3), 3), [W])
 BLOB = Blob(worker=W, generation=3, key="0.0+1.2/addr", value=bytes(range(256)), to=(WorkerId(0, 0), W))
 TALLY = Tally(step=4, complete=True, value=bytes(range(48)))
 SHARD = Shard(layer=3, name="layer-0003-0123456789abcdef.safetensors", sha256="0123456789abcdef" * 4, size=7)
+RAISED = Raised(
+    worker=W,
+    pid=1,
+    generation=1,
+    step=4,
+    phase=WorkPhase.LOADING,
+    kind="OSError",
+    error="OSError: gone",
+    layer=1,
+    item=2,
+    microbatch=3,
+    traceback="Traceback",
+)
 
 MESSAGES = [
+    Hello(worker=W, pid=7, raised=RAISED),
     Hello(worker=W, pid=7),
     Hello(worker=None, pid=0),
     Status(worker=W, generation=1, layer_steps=((3, 5), (4, 6)), executed=((5, 12),)),
@@ -84,6 +100,8 @@ MESSAGES = [
     Saved(worker=W, generation=1, digests=((3, "ab"), (4, "cd"))),
     ShardWritten(worker=W, generation=1, step=4, shard=SHARD),
     ShardFailed(worker=W, generation=1, step=4, detail="no space"),
+    RAISED,
+    Raised(worker=W, pid=1, generation=1, step=4, phase=WorkPhase.OTHER, kind="KeyError", error="k", sound=False),
     Failure(worker=W, pid=1, error="größer\nals", user_fault=True),
     Exited(worker=W, pid=1, status=-9),
 ]

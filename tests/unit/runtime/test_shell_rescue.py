@@ -7,11 +7,12 @@ import threading
 
 import pytest
 
-from holdfast.control.messages import Attached, Install, Resume, Shutdown, Status
+from holdfast.control.messages import Attached, Install, Raised, Resume, Shutdown, Status
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.core.work import WorkPhase
 from holdfast.runtime.copying import StateCopier
 from holdfast.runtime.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.exchange import RelayExchange
@@ -174,22 +175,20 @@ def test_an_interruption_just_before_a_wait_is_not_missed(shell, monkeypatch):
 
 
 def test_a_user_who_exits_does_not_leave_the_worker_waiting(shell, monkeypatch):
-    shell, _ = shell
+    shell, sent = shell
     plan = regular_plan(1, split_evenly(2, 2), 2)
 
     def leave(*arguments):
         raise SystemExit("from somebody's layer")
 
     monkeypatch.setattr(shell.stage, "layer_steps", leave)
-    ended = queue.SimpleQueue()
-
-    def run():
-        try:
-            shell.run()
-        except SystemExit as error:
-            ended.put(error)
-
-    threading.Thread(target=run, daemon=True).start()
+    runner = threading.Thread(target=shell.run, daemon=True)
+    runner.start()
     shell.on_command(Attached())
     shell.on_command(Install(generation=1, plan=plan))
-    assert isinstance(ended.get(timeout=10), SystemExit)
+    raised = sent.get(timeout=10)
+    assert isinstance(raised, Raised)
+    assert (raised.phase, raised.kind, shell.hello().raised) == (WorkPhase.OTHER, "SystemExit", raised)
+    shell.on_command(Shutdown(reason="it raised"))
+    runner.join(timeout=10)
+    assert not runner.is_alive(), "it waits to be told to go, and goes"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from holdfast.control.detection import forget
 from holdfast.control.membership.forming import form
 from holdfast.control.membership.losses import on_exited
+from holdfast.control.membership.raising import on_raised
 from holdfast.control.membership.reattaching import on_return
 from holdfast.control.membership.recovering import plan_recovery
 from holdfast.control.membership.state import Decision, Membership, Output, Phase, Tell, prefixed, without
@@ -22,6 +23,13 @@ def on_hello(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     if _is_over(state, worker, hello.pid):
         reason = f"worker {worker} is no member any more"
         return state, (Tell(to=worker, pid=hello.pid, command=Expel(reason=reason)),)
+    if hello.raised is not None:  # it may have been lost on its way; time begins to count at the next tick
+        state, told = on_raised(state, hello.raised)
+        return prefixed(told, _let_in(state, worker, hello))
+    return _let_in(state, worker, hello)
+
+
+def _let_in(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     again = tuple(Tell(to=None, command=Strike(worker=worker, spec=spec)) for spec in hello.strikes)
     return prefixed((Tell(to=worker, pid=hello.pid, command=Attached()), *again), _admit(state, worker, hello))
 
@@ -30,10 +38,13 @@ def _is_over(state: Membership, worker: WorkerId, pid: int) -> bool:
     """Whether this process is none that may take part: it was held for lost, or another one has taken its place."""
     if worker not in state.healthy.workers:
         return True
-    return (state.pids.get(worker, pid) == pid) if worker in state.lost else (state.pids.get(worker, pid) != pid)
+    ours = state.pids.get(worker, pid) == pid
+    return (ours and worker not in state.kept) if worker in state.lost else not ours
 
 
 def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
+    if worker in state.kept:  # it has stopped, and keeps its state until it is known whose fault that was
+        return state, ()
     new = worker in state.lost
     state = replace(
         state,
@@ -55,7 +66,7 @@ def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
 def on_agent(state: Membership, hello: Hello) -> Decision:
     """The agent is back: what it saw meanwhile counts now, and what it may have missed is told again."""
     dead = {(exit_.worker, exit_.pid) for exit_ in hello.exits}
-    fenced = [(worker, state.pids.get(worker, 0)) for worker in sorted(state.lost)]
+    fenced = [(worker, state.pids.get(worker, 0)) for worker in sorted(state.lost - state.kept)]
     outputs: tuple[Output, ...] = tuple(
         Tell(to=None, command=Fence(worker=worker, pid=pid)) for worker, pid in fenced if (worker, pid) not in dead
     )

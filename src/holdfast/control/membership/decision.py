@@ -49,7 +49,8 @@ from holdfast.control.membership.ending import end_job, on_failure, on_saved, te
 from holdfast.control.membership.forming import relay
 from holdfast.control.membership.losses import on_exited, on_lost
 from holdfast.control.membership.moving import on_standing
-from holdfast.control.membership.progress import on_finished, on_settled, on_shard, on_step_done
+from holdfast.control.membership.progress import on_finished, on_settled, on_shard
+from holdfast.control.membership.raising import on_committed, on_raised
 from holdfast.control.membership.reattaching import on_parted
 from holdfast.control.membership.recovering import on_unreadable
 from holdfast.control.membership.refusing import on_refused
@@ -81,6 +82,7 @@ from holdfast.control.messages import (
     Message,
     NodeLost,
     Offer,
+    Raised,
     Refused,
     Remark,
     Saved,
@@ -136,6 +138,8 @@ def _decide(state: Membership, event: Message | Closed | Tick | Planned | Improv
             return on_lost(state, dict.fromkeys(workers, f"node {node} is gone"))
         case Failure():
             return _on_failure(state, event)
+        case Raised():
+            return on_raised(state, event, now)
         case Heartbeat():
             return replace(state, watch=hear(state.watch, event, now)), ()
         case Tick():
@@ -159,10 +163,10 @@ def _decide(state: Membership, event: Message | Closed | Tick | Planned | Improv
 
 
 def _on_failure(state: Membership, failure: Failure) -> Decision:
-    """A member's error ends the job. That of a process which only tried to come is told; others do not matter."""
+    """A member's error ends the job, unless that ends already; that of a process which only tried to come is told."""
     worker = failure.worker
     if worker not in state.lost and state.pids.get(worker, failure.pid) == failure.pid:
-        return on_failure(state, failure)
+        return on_lost(state, {worker: failure.error}) if state.blame else on_failure(state, failure)
     return state, (notice(worker, f"could not come: {failure.error}"),) if worker in state.expected else ()
 
 
@@ -186,7 +190,7 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
         case Suspect():
             return on_suspect(state, event, now)
         case StepDone():
-            return on_step_done(state, event)
+            return on_committed(state, event)
         case Refused():
             return on_refused(state, event)
         case Finished(worker=worker):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from holdfast.control.membership.state import Decision, Membership, Output, Phase, Tell, tell_each
 from holdfast.control.messages import Ended, Failure, Hello, Save, Saved, Shutdown
 from holdfast.core.ids import WorkerId
+
+_SAVED = ("done", "lost", "program")
 
 __all__ = ["end_if_saved", "end_job", "on_failure", "on_saved", "save", "tell_the_end"]
 
@@ -35,6 +37,8 @@ def end_if_saved(state: Membership) -> Decision:
     if state.phase is not Phase.SAVING or not set(state.saved) >= set(state.full) or state.checkpoints.committing:
         return state, ()
     diverged = _diverged(state.saved)
+    if state.blame:
+        return end_job(state, "program", _with_saved(state, diverged), state.directory)
     if diverged:
         detail = f"owners of layer(s) {', '.join(map(str, diverged))} hold different bits"
         return end_job(state, "error", detail, state.directory)
@@ -42,6 +46,17 @@ def end_if_saved(state: Membership) -> Decision:
         names = ", ".join(map(str, state.lost_layers))
         return end_job(state, "lost", f"no living worker holds layer(s) {names}", state.directory)
     return end_job(state, "done", "", state.directory)
+
+
+def _with_saved(state: Membership, diverged: Sequence[int]) -> str:
+    """Returns what is wrong with the program, and behind its first line what became of the layers."""
+    what, _, trace = state.blame.partition("\n")
+    saved = f"the state before step {state.resume_step} is saved in {state.directory}"
+    if state.lost_layers:
+        saved += f", but for layer(s) {', '.join(map(str, state.lost_layers))}, of which nobody holds that state"
+    if diverged:
+        saved += f"; owners of layer(s) {', '.join(map(str, diverged))} hold different bits"
+    return f"{what}\n{saved}\n{trace}".rstrip()
 
 
 def _diverged(saved: Mapping[WorkerId, Mapping[int, str]]) -> list[int]:
@@ -69,13 +84,16 @@ def end_job(state: Membership, outcome: str, detail: str, directory: str) -> Dec
     ended = Ended(
         outcome=outcome,
         detail=detail,
-        step=max(state.resume_step, state.last_step + 1) if outcome in ("error", "user-error") else state.resume_step,
+        step=state.resume_step if outcome in _SAVED and directory else max(state.resume_step, state.last_step + 1),
         directory=directory,
         generations=state.generations,
         lost_layers=state.lost_layers,
     )
     state = replace(state, phase=Phase.ENDED, ended=ended)
-    return state, (*tell_each(sorted(state.present), Shutdown(reason=outcome)), Tell(to=None, command=ended))
+    return state, (
+        *tell_each(sorted(state.present | state.kept), Shutdown(reason=outcome)),
+        Tell(to=None, command=ended),
+    )
 
 
 def tell_the_end(state: Membership, event: object) -> tuple[Output, ...]:

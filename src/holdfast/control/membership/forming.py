@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.control.membership.ending import end_job, save
-from holdfast.control.membership.state import Decision, Membership, Phase, Record, prefixed, tell_each
+from holdfast.control.membership.state import (
+    Decision,
+    Membership,
+    Phase,
+    Record,
+    departed,
+    expulsion,
+    prefixed,
+    tell_each,
+    without,
+)
 from holdfast.control.messages import Blob, Install, Resume, StateAt, Status
 from holdfast.core.plan import Plan
 from holdfast.errors import InternalError
@@ -34,7 +44,8 @@ def form(state: Membership, plan: Plan | None, strategy: str = "", load: StateAt
         returned={},
     )
     if not state.alive:
-        return end_job(state, "lost", "every worker is lost; nothing could be saved", "")
+        nothing = "every worker is lost; nothing could be saved"
+        return end_job(state, "program" if state.blame else "lost", state.blame or nothing, "")
     install = Install(generation=state.generation, plan=plan, load=load, staggered=state.staggered)
     return state, (installed(state, strategy), *tell_each(state.alive, install))
 
@@ -55,14 +66,29 @@ def on_status(state: Membership, status: Status) -> Decision:
     state = replace(state, statuses={**state.statuses, status.worker: status})
     if state.phase is not Phase.FORMING or not set(state.statuses) >= set(state.alive):
         return state, ()
+    state, told = _leave_behind(state) if state.blame else (state, ())
+    if not state.statuses:
+        return prefixed(told, end_job(state, "program", state.blame, ""))
     step, tallies = _settled(state, _step_to_go_back_to(state))
     _check_distance(state, step)
     recomputed = _recomputed(state, step)
     agreed = Record(event=Agreed(generation=state.generation, step=step, recomputed_microbatches=recomputed))
     if state.plan is None:
-        return prefixed((agreed,), save(state, step, tallies))
+        return prefixed((*told, agreed), save(state, step, tallies))
     state = replace(state, phase=Phase.RUNNING, resume_step=step, lost_work=(), loading=None)
     return state, (agreed, *tell_each(state.alive, Resume(generation=state.generation, step=step, tallies=tallies)))
+
+
+def _leave_behind(state: Membership) -> Decision:
+    """Before what lives is saved: a worker that has stopped may be at another step than those who went on since."""
+    held = {worker: dict(status.layer_steps) for worker, status in state.statuses.items()}
+    layers = {layer for steps in held.values() for layer in steps}
+    step = min((max(steps[layer] for steps in held.values() if layer in steps) for layer in layers), default=0)
+    stopped = {each.worker for each in state.raised} & held.keys()
+    astray = frozenset(worker for worker in stopped if not {step, step + 1} >= set(held[worker].values()))
+    told = tuple(output for worker in sorted(astray) for output in expulsion(state, worker, "others have gone on"))
+    state = replace(departed(state, astray), statuses=without(state.statuses, *astray))
+    return replace(state, lost_layers=state.healthy.placement.without(state.absent).unowned_layers()), told
 
 
 def _step_to_go_back_to(state: Membership) -> int:

@@ -7,22 +7,19 @@ from dataclasses import replace
 
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.reattaching import conclude_return, on_parted
-from holdfast.control.membership.recovering import recover
+from holdfast.control.membership.recovering import bereft, recover
 from holdfast.control.membership.state import (
     Decision,
     Membership,
     Output,
     Phase,
     Record,
-    Tell,
-    departed,
+    expulsion,
     notice,
     prefixed,
 )
 from holdfast.control.membership.vacancies import answer_offers
-from holdfast.control.messages import Expel, Fence
 from holdfast.core.ids import WorkerId
-from holdfast.core.schedule import OpKind
 from holdfast.telemetry.events import Detected
 
 __all__ = ["on_exited", "on_lost"]
@@ -49,16 +46,14 @@ def _on_exited_early(state: Membership, worker: WorkerId) -> Decision:
 
 def on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
     """Workers are gone, in one event: the survivors form a new generation, or what lives is saved."""
+    state = replace(state, kept=state.kept - frozenset(how))
     news = {worker: text for worker, text in how.items() if worker in state.present}
     if not news:
         return state, ()
     noted = tuple(output for worker, text in news.items() for output in _expel(state, worker, text))
-    lost_work = state.lost_work + tuple(work for worker in news for work in _pairs_run(state, worker))
     gone = frozenset(news)
     touched = _in_generation(state) & gone
-    abandoned = (state.abandoned | gone) - frozenset(state.full)
-    losses = state.losses + (state.began is not None)
-    state = replace(departed(state, gone), abandoned=abandoned, lost_work=lost_work, losses=losses)
+    state = bereft(state, gone)
     if state.phase is Phase.REATTACHING:
         return prefixed(noted, conclude_return(state))
     if state.phase is Phase.GATHERING:
@@ -78,18 +73,5 @@ def _in_generation(state: Membership) -> frozenset[WorkerId]:
 
 def _expel(state: Membership, worker: WorkerId, how: str) -> tuple[Output, ...]:
     """What ends a lost worker for good: should it live it must not act, and its place is free only when it is gone."""
-    return (
-        Record(event=Detected(worker=str(worker), how=how, generation=state.generation)),
-        Tell(to=worker, pid=state.pids.get(worker), command=Expel(reason=f"held for lost: {how}")),
-        Tell(to=None, command=Fence(worker=worker, pid=state.pids.get(worker, 0))),
-    )
-
-
-def _pairs_run(state: Membership, worker: WorkerId) -> tuple[tuple[int, int], ...]:
-    """The step that a worker was at when it was lost, and the pairs of it that it had run."""
-    vital = state.watch.vitals.get(worker)
-    beat = None if vital is None else vital.beat
-    if beat is None or worker not in state.full or state.plan is None or beat.generation != state.generation:
-        return ()
-    forwards = sum(op.kind is OpKind.F for op in state.plan.orders.of(worker)[: beat.op])
-    return ((beat.step, forwards * len(state.plan.placement.layers_of(worker).indices)),)
+    detected = Record(event=Detected(worker=str(worker), how=how, generation=state.generation))
+    return (detected, *expulsion(state, worker, f"held for lost: {how}"))

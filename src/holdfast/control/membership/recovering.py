@@ -4,18 +4,42 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast.control.membership.blame import Program, described, judge, recent
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.forming import form
-from holdfast.control.membership.state import Decision, Membership, Phase, departed, noted, notice, prefixed, tell_each
+from holdfast.control.membership.state import (
+    Decision,
+    Membership,
+    Output,
+    Phase,
+    Record,
+    departed,
+    expulsion,
+    noted,
+    notice,
+    prefixed,
+    tell_each,
+)
 from holdfast.control.membership.vacancies import spawn
-from holdfast.control.messages import Expel, Unreadable
+from holdfast.control.messages import Expel, Raised, Unreadable
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
+from holdfast.core.schedule import OpKind
 from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import ClusterView, RecoveryPlan
 from holdfast.recovery.strategies import adaptive, strategy_named
+from holdfast.telemetry.events import Detected
 
-__all__ = ["carry_out", "last_resort", "on_unreadable", "plan_recovery", "recover", "restore_if_whole", "unplanned"]
+__all__ = [
+    "bereft",
+    "carry_out",
+    "last_resort",
+    "on_unreadable",
+    "plan_recovery",
+    "recover",
+    "restore_if_whole",
+    "unplanned",
+]
 
 
 def plan_recovery(state: Membership, lost: frozenset[WorkerId], offer: Rerouted | None = None) -> RecoveryPlan:
@@ -39,7 +63,10 @@ def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
 
 
 def recover(state: Membership) -> Decision:
-    """Answers the loss of members: whoever was entering has to enter again."""
+    """Answers the loss of members: whoever was entering has to enter again.
+
+    Whoever has stopped because of an exception is lost, too, unless that is the program's fault.
+    """
     state = replace(
         state,
         generation=_newest(state),
@@ -49,10 +76,72 @@ def recover(state: Membership) -> Decision:
         upcoming=None,
         promised=None,
     )
+    if state.blame:
+        return _save_all(state)
+    losses = (*state.losses_by_exception, *state.unjudged)
+    if program := judge(state.raised, losses, state.tolerate):
+        return _blame(state, program)
+    if state.unjudged:
+        return _lose_stopped(replace(state, losses_by_exception=recent(losses)), state.unjudged)
+    return _answer(state)
+
+
+def _answer(state: Membership) -> Decision:
+    """Who is left goes on without the lost; but not from a checkpoint where workers that have stopped hold layers."""
+    placement = state.healthy.placement
+    layers = placement.without(state.absent).unowned_layers()
+    stopped = [each for each in state.raised if set(placement.layers_of(each.worker).indices) & set(layers)]
+    if stopped:
+        names = ", ".join(map(str, layers))
+        return _blame(state, Program(first=stopped[0], why=f"nobody else holds layer(s) {names} and can go on"))
     recovery = state.planned.get(state.absent) or plan_recovery(state, state.absent)
     if recovery.plan is None:
         recovery = last_resort(state, waiting=state.wait_s > 0)
     return carry_out(replace(state, lost_layers=recovery.lost_layers, reformations=0, planned={}), recovery)
+
+
+def _lose_stopped(state: Membership, stopped: tuple[Raised, ...]) -> Decision:
+    """Goes on without workers that have stopped; their state stays with them until it is known whose fault it was."""
+    told: list[Output] = []
+    for report in stopped:
+        how = f"raised: {described(report)}"
+        told.append(Record(event=Detected(worker=str(report.worker), how=how, generation=state.generation)))
+    kept = frozenset(each.worker for each in stopped if each.sound and each.worker in state.full)
+    gone = frozenset(each.worker for each in stopped)
+    for worker in sorted(gone - kept):
+        told += expulsion(state, worker, "it raised")
+    state = replace(bereft(state, gone), kept=state.kept | kept, raised_at=None)
+    return prefixed(told, _answer(state))
+
+
+def _blame(state: Membership, program: Program) -> Decision:
+    """It is the program: all that lives is saved, also by workers that have stopped, and the job ends.
+
+    While a checkpoint is loaded nothing else is left to be saved.
+    """
+    if state.loading is not None:
+        return end_job(replace(state, blame=program.detail), "program", program.detail, "")
+    broken = [each.worker for each in state.unjudged if not each.sound]
+    told = [output for worker in sorted(broken) for output in expulsion(state, worker, "its state cannot be trusted")]
+    state = replace(bereft(state, frozenset(broken)), raised_at=None, blame=program.detail)
+    state = replace(state, lost=state.lost - state.kept, kept=frozenset())
+    return prefixed(told, _save_all(state))
+
+
+def _save_all(state: Membership) -> Decision:
+    """A last generation, in which what lives is saved."""
+    layers = state.healthy.placement.without(state.absent).unowned_layers()
+    return form(replace(state, lost_layers=layers, planned={}), None)
+
+
+def bereft(state: Membership, gone: frozenset[WorkerId]) -> Membership:
+    """Returns the membership once ``gone`` are lost, which was no order of ours."""
+    return replace(
+        departed(state, gone),
+        abandoned=(state.abandoned | gone) - frozenset(state.full),
+        lost_work=state.lost_work + tuple(work for worker in sorted(gone) for work in _pairs_run(state, worker)),
+        losses=state.losses + (state.began is not None and bool(gone)),
+    )
 
 
 def _newest(state: Membership) -> int:
@@ -141,3 +230,13 @@ def on_unreadable(state: Membership, message: Unreadable) -> Decision:
     if not left:
         return prefixed(told, end_job(state, "lost", f"{text}; there is no other", ""))
     return prefixed(told, form(state, state.plan, "fallback", load=left[0]))
+
+
+def _pairs_run(state: Membership, worker: WorkerId) -> tuple[tuple[int, int], ...]:
+    """The step that a worker was at when it was lost, and the pairs of it that it had run."""
+    vital = state.watch.vitals.get(worker)
+    beat = None if vital is None else vital.beat
+    if beat is None or worker not in state.full or state.plan is None or beat.generation != state.generation:
+        return ()
+    forwards = sum(op.kind is OpKind.F for op in state.plan.orders.of(worker)[: beat.op])
+    return ((beat.step, forwards * len(state.plan.placement.layers_of(worker).indices)),)

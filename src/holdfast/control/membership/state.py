@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from holdfast.control.checkpoint_ledger import CheckpointLedger, Commit
 from holdfast.control.detection import Watch, forget
-from holdfast.control.messages import Command, Ended, Hello, StateAt, Status
+from holdfast.control.messages import Command, Ended, Expel, Fence, Hello, Raised, StateAt, Status
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.planning.migration import Migration
@@ -31,6 +31,7 @@ __all__ = [
     "Tick",
     "Upcoming",
     "departed",
+    "expulsion",
     "noted",
     "notice",
     "prefixed",
@@ -189,6 +190,12 @@ class Membership:
         losses: how many times workers were lost since.
         failure_every_s: how often a failure is to be expected, in seconds; 0: as often as so far.
         refusals: the last steps in which that had to be made up for because gradients were scaled.
+        tolerate: how many workers may be lost to exceptions within 100 steps, before it is the program; at least 1.
+        raised: exceptions in workers that have stopped, of steps that are not committed, the oldest first.
+        raised_at: when the first of those came that were not judged; None if all are.
+        kept: lost workers that have stopped and whose process stays until it is known whose fault it was.
+        losses_by_exception: of the last 100 steps.
+        blame: why the program ends the job, which then only saves what lives; empty unless it does.
         revision: how many changes there were that a coordinator which is started again must know of.
         detached: workers that are not lost and whose process has no connection, and since when.
         returned: workers that are back at a coordinator that was started again, and what they said.
@@ -243,6 +250,12 @@ class Membership:
     losses: int = 0
     failure_every_s: float = 0.0
     refusals: tuple[int, ...] = ()
+    tolerate: int = 0
+    raised: tuple[Raised, ...] = ()
+    raised_at: float | None = None
+    kept: frozenset[WorkerId] = frozenset()
+    losses_by_exception: tuple[Raised, ...] = ()
+    blame: str = ""
     revision: int = 0
     detached: Mapping[WorkerId, float] = field(default_factory=dict)
     returned: Mapping[WorkerId, Hello] = field(default_factory=dict)
@@ -267,6 +280,13 @@ class Membership:
         return tuple(worker for worker in self.healthy.workers if worker not in absent)
 
     @property
+    def unjudged(self) -> tuple[Raised, ...]:
+        """What members that have stopped reported and was not judged yet."""
+        if self.blame:
+            return ()
+        return tuple(each for each in self.raised if each.worker in self.present and self.pids[each.worker] == each.pid)
+
+    @property
     def alive(self) -> tuple[WorkerId, ...]:
         """The members of this generation, in order: full ones and those that are entering."""
         absent = self.lost | self.arriving
@@ -284,6 +304,13 @@ def departed(state: Membership, gone: frozenset[WorkerId]) -> Membership:
         returned=without(state.returned, *gone),
         watch=forget(state.watch, gone),
     )
+
+
+def expulsion(state: Membership, worker: WorkerId, reason: str) -> tuple[Tell, Tell]:
+    """Returns what ends a worker for good: it must not act any more, and its place is free only when it is gone."""
+    pid = state.pids.get(worker)
+    expel = Tell(to=worker, pid=pid, command=Expel(reason=reason))
+    return expel, Tell(to=None, command=Fence(worker=worker, pid=pid or 0))
 
 
 def prefixed(outputs: Iterable[Output], decision: Decision) -> Decision:

@@ -25,7 +25,17 @@ def _durable(state: Membership) -> tuple[object, ...]:
     """Whatever of these changes must be stored before anybody hears of it."""
     members = (state.lost, state.arriving, state.entering, state.synced, state.leaving, state.expected, state.pids)
     layers = (state.healthy, state.restorable, state.loading)
-    return (state.generation, state.generations, state.plan, state.upcoming, *members, *layers, state.ended)
+    exceptions = (state.raised, state.kept, state.losses_by_exception, state.blame)
+    return (
+        state.generation,
+        state.generations,
+        state.plan,
+        state.upcoming,
+        *members,
+        *layers,
+        *exceptions,
+        state.ended,
+    )
 
 
 def to_store(before: Membership, after: Membership) -> StoredDecision | None:
@@ -54,6 +64,10 @@ def to_store(before: Membership, after: Membership) -> StoredDecision | None:
         pids=tuple(sorted(after.pids.items())),
         staggered=after.staggered,
         refusals=after.refusals,
+        raised=after.raised,
+        kept=tuple(sorted(after.kept)),
+        losses_by_exception=after.losses_by_exception,
+        blame=after.blame,
         ended=after.ended,
     )
 
@@ -90,6 +104,10 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         pids=dict(stored.pids),
         staggered=stored.staggered,
         refusals=stored.refusals,
+        raised=stored.raised,
+        kept=frozenset(stored.kept),
+        losses_by_exception=stored.losses_by_exception,
+        blame=stored.blame,
         reattach_until=reattach_until,
         agent_away=True,
         ended=stored.ended,

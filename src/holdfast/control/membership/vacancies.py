@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.membership.state import Decision, Membership, Phase, Tell
+from holdfast.control.membership.state import Decision, Membership, Phase, Tell, expulsion
 from holdfast.control.messages import Spawn
 from holdfast.core.ids import WorkerId
 
@@ -21,7 +21,10 @@ def spawn(state: Membership, places: tuple[WorkerId, ...]) -> Decision:
     missing = tuple(place for place in places if place in state.lost and place not in state.expected)
     state = replace(state, expected=state.expected | frozenset(missing))
     asked = () if state.agent_away else missing
-    return state, tuple(Tell(to=None, command=Spawn(worker=place)) for place in asked)
+    freed = sorted(state.kept & frozenset(missing))
+    told = [output for worker in freed for output in expulsion(state, worker, "another process takes its place")]
+    state = replace(state, kept=state.kept - frozenset(freed))
+    return state, (*told, *(Tell(to=None, command=Spawn(worker=place)) for place in asked))
 
 
 def on_offer(state: Membership, worker: WorkerId | None) -> Decision:
@@ -33,7 +36,7 @@ def answer_offers(state: Membership) -> Decision:
     """Asks the agent to start workers for vacant places, as far as it offered; later, where no place can be filled."""
     if state.phase in _NO_PLACES:
         return state, ()
-    vacant = set(state.lost - state.expected)
+    vacant = set(state.lost - state.expected - state.kept)
     kept: list[WorkerId | None] = []
     spawned: list[WorkerId] = []
     for offer in state.offers:

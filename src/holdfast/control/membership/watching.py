@@ -18,6 +18,8 @@ __all__ = ["on_closed", "on_suspect", "on_tick"]
 DETACHED_GRACE_S = 2.0
 """Or the time in which a heartbeat must come, if that is longer: a machine on which it is needs it here, too."""
 SUSPICION_GRACE_S = 1.0
+OTHERS_S = 0.5
+"""So long an exception waits for others of its kind, before it is judged."""
 MAX_REFORMATIONS = 3
 
 
@@ -69,6 +71,10 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
         return on_lost(state, given_up)
     if state.phase in (Phase.GATHERING, Phase.REATTACHING):
         return state, ()
+    if state.unjudged and state.raised_at is None:
+        state = replace(state, raised_at=now)
+    if state.raised_at is not None and now - state.raised_at >= OTHERS_S:
+        return recover(state)
     if state.began is None and state.phase is Phase.RUNNING:
         state = replace(state, began=now)
     if state.phase is Phase.WAITING and state.wait_until is None:

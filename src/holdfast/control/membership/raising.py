@@ -1,0 +1,52 @@
+"""Workers that have stopped because of an exception: what they report, and when that is of the past."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.membership.blame import described
+from holdfast.control.membership.losses import on_lost
+from holdfast.control.membership.progress import on_step_done
+from holdfast.control.membership.state import Decision, Membership, Record, expulsion, prefixed
+from holdfast.control.membership.vacancies import answer_offers
+from holdfast.control.messages import Raised, StepDone
+from holdfast.telemetry.events import ExceptionRaised
+
+__all__ = ["on_committed", "on_raised"]
+
+
+def on_raised(state: Membership, report: Raised, now: float | None = None) -> Decision:
+    """A worker has stopped: whose fault that is shows soon, see on_tick; one that was to save what lives is lost."""
+    worker = report.worker
+    known = any(each.pid == report.pid and each.worker == worker for each in state.raised)
+    if known or worker in state.lost or state.pids.get(worker) != report.pid:
+        return state, ()
+    record = Record(
+        event=ExceptionRaised(
+            worker=str(worker),
+            generation=report.generation,
+            step=report.step,
+            phase=report.phase,
+            layer=report.layer,
+            item=report.item,
+            microbatch=report.microbatch,
+            error=report.error,
+        )
+    )
+    if state.blame:
+        return prefixed((record,), on_lost(state, {worker: f"raised: {described(report)}"}))
+    raised_at = now if state.raised_at is None else state.raised_at
+    return replace(state, raised=(*state.raised, report), raised_at=raised_at), (record,)
+
+
+def on_committed(state: Membership, done: StepDone) -> Decision:
+    """A step is committed: an exception in it was its worker's alone, so that has nothing to wait for any more."""
+    state, outputs = on_step_done(state, done)
+    unjudged = state.unjudged
+    over = tuple(each for each in state.raised if each.step <= done.step and each not in unjudged)
+    if not over:
+        return state, outputs
+    going = state.kept & {each.worker for each in over}
+    told = [each for worker in sorted(going) for each in expulsion(state, worker, "it raised; the others have gone on")]
+    state = replace(state, raised=tuple(each for each in state.raised if each not in over), kept=state.kept - going)
+    return prefixed((*outputs, *told), answer_offers(state))
