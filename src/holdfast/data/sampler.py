@@ -95,7 +95,7 @@ def load_microbatch(
     return stack(indices, [_item(dataset, index, sleep) for index in indices], expected)
 
 
-def _item(dataset: Dataset, index: int, sleep: Callable[[float], None]) -> tuple[Tensor, Tensor]:
+def _item(dataset: Dataset, index: int, sleep: Callable[[float], None]) -> object:
     with working(WorkPhase.LOADING, item=index):
         for _ in range(TRIES - 1):
             try:

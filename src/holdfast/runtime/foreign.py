@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, cast
 
 import holdfast
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, WorkFailed
 
 __all__ = ["call_target", "load_target", "one_line", "theirs"]
 
@@ -36,10 +36,12 @@ def theirs(what: str) -> Iterator[None]:
     """Turns whatever their code raises within into a ConfigError of one line that begins with ``what``.
 
     Raises:
-        ConfigError: their code raised; what is ours (any HoldfastError) passes as it is.
+        ConfigError: their code raised; what is ours (any other HoldfastError) passes as it is.
     """
     try:
         yield
+    except WorkFailed as error:
+        raise ConfigError(f"{what}: {one_line(error.__cause__ or error)}") from error
     except HoldfastError:
         raise
     except (Exception, SystemExit) as error:

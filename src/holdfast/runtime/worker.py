@@ -34,7 +34,7 @@ from holdfast.control.tls import channel_credentials, server_credentials
 from holdfast.core.faults import Fault
 from holdfast.core.lower import Payload
 from holdfast.core.plan import Plan
-from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StorageError
+from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StorageError, WorkFailed
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.build import StageParts, build_stage, probe
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
@@ -441,7 +441,7 @@ def answering(answer: Connection, work: Callable[[], str]) -> None:
     """Sends ``ok`` and what ``work`` returns, or ``error`` and what the user should change; ends the process."""
     try:
         text = "ok " + work()
-    except ConfigError as error:
+    except (ConfigError, WorkFailed) as error:
         text = f"error {error}"
     except Exception as error:  # noqa: BLE001 - a process main: whatever it is, it is reported
         text = f"bug {type(error).__name__}: {error}\n{traceback.format_exc()}"

@@ -9,8 +9,6 @@ from holdfast.control.membership.state import Decision, Membership, Output, Phas
 from holdfast.control.messages import Ended, Failure, Hello, Save, Saved, Shutdown
 from holdfast.core.ids import WorkerId
 
-_SAVED = ("done", "lost", "program")
-
 __all__ = ["end_if_saved", "end_job", "on_failure", "on_saved", "save", "tell_the_end"]
 
 
@@ -84,7 +82,7 @@ def end_job(state: Membership, outcome: str, detail: str, directory: str) -> Dec
     ended = Ended(
         outcome=outcome,
         detail=detail,
-        step=state.resume_step if outcome in _SAVED and directory else max(state.resume_step, state.last_step + 1),
+        step=max(state.resume_step, state.last_step + 1) if outcome in ("error", "user-error") else state.resume_step,
         directory=directory,
         generations=state.generations,
         lost_layers=state.lost_layers,
