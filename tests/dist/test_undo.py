@@ -1,7 +1,8 @@
 """Real processes, really killed, whose steps are taken back by inverting them: the end is within a stated tolerance.
 
 While nothing fails the bits are those of ``shadow``. A step that was inverted and made again leaves all weights
-together within a relative L2 distance of TOLERANCE of the run in which nothing failed, and the loss within ten times
+together within a relative L2 distance of ONE_STEP of the run in which nothing failed, if it was the last one. What
+follows is as sensitive to that as to any rounding: after up to three more steps, LATER. The loss keeps within ten times
 that.
 """
 
@@ -16,7 +17,7 @@ from holdfast.telemetry.events import Agreed, read_events
 
 pytestmark = pytest.mark.dist
 
-TOLERANCE = 1e-4
+ONE_STEP, LATER = 1e-7, 1e-6
 UNDO = "resilience.commit=undo"
 OPTIMIZERS = {
     "default": (),
@@ -39,7 +40,7 @@ def distance(summary, healthy) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def survives(runs, name, *faults, overrides=()) -> Summary:
+def survives(runs, name, *faults, overrides=(), within=ONE_STEP) -> Summary:
     """One run with faults that all fired, close to the run without."""
     healthy = runs.healthy(name, overrides)
     summary = runs.train(name, *faults, overrides=(*overrides, UNDO))
@@ -47,8 +48,8 @@ def survives(runs, name, *faults, overrides=()) -> Summary:
     assert sorted(summary.report.fired) == sorted(str(Fault.parse(text)) for text in faults)
     assert summary.generations == 1 + len(faults)
     assert summary.steps == healthy.steps
-    assert summary.final_loss == pytest.approx(healthy.final_loss, rel=10 * TOLERANCE)
-    assert distance(summary, healthy) <= TOLERANCE
+    assert summary.final_loss == pytest.approx(healthy.final_loss, rel=10 * within)
+    assert distance(summary, healthy) <= within
     return summary
 
 
@@ -69,16 +70,16 @@ def test_without_failures_the_bits_are_those_of_shadow(runs, name):
 @pytest.mark.parametrize("name", ["gpt", "convnet"])
 def test_a_kill_in_the_middle_of_the_verdict_makes_others_go_back(runs, name, worker):
     """Stages before the victim have committed, those behind it have not heard of the verdict."""
-    summary = survives(runs, name, f"kill:{worker}@2:verdict")
-    assert agreed_step(summary) == 2
+    summary = survives(runs, name, f"kill:{worker}@3:verdict")
+    assert agreed_step(summary) == 3
     assert summary.state_sha256 != runs.healthy(name).state_sha256, "a step was inverted, not swapped back"
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_goes_back(runs, optimizer):
     overrides = OPTIMIZERS[optimizer]
-    summary = survives(runs, "gpt", "kill:0.1@2:verdict", overrides=overrides)
-    assert agreed_step(summary) == 2
+    summary = survives(runs, "gpt", "kill:0.1@3:verdict", overrides=overrides)
+    assert agreed_step(summary) == 3
     assert summary.state_sha256 != runs.healthy("gpt", overrides).state_sha256
 
 
@@ -90,18 +91,18 @@ def test_a_kill_in_the_middle_of_the_update(runs, name, point):
 
 
 def test_the_first_step_goes_back_to_no_state(runs):
-    summary = survives(runs, "gpt", "kill:0.1@0:verdict")
+    summary = survives(runs, "gpt", "kill:0.1@0:verdict", within=LATER)
     assert agreed_step(summary) == 0
 
 
 def test_two_steps_go_back_in_one_run(runs):
-    survives(runs, "gpt", "kill:1.1@1:verdict", "kill:0.2@3:verdict")
+    survives(runs, "gpt", "kill:1.1@1:verdict", "kill:0.2@3:verdict", within=LATER)
 
 
 def test_clipping_and_a_schedule(runs):
     overrides = ("train.clip_norm=0.05", "optimizer.schedule=cosine", "optimizer.warmup_steps=2")
-    summary = survives(runs, "gpt", "kill:0.1@2:verdict", overrides=overrides)
-    assert agreed_step(summary) == 2
+    summary = survives(runs, "gpt", "kill:0.1@3:verdict", overrides=overrides)
+    assert agreed_step(summary) == 3
 
 
 def test_a_kill_that_leaves_nothing_to_invert_is_bitwise(runs):

@@ -15,7 +15,7 @@ from holdfast.runtime.build import build_stage, probe
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 3
-TOLERANCE = 1e-4
+TOLERANCE = 1e-6
 JOB = {
     "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8, "dropout": 0.1},
     "data": {"kind": "text", "path": os.__file__},
