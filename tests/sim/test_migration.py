@@ -66,9 +66,10 @@ def undisturbed():
     return run(staggered=False, technique=None).digest
 
 
-def check(result, *faults):
+def check(result, *faults, kills=()):
     assert result.outcome == "done", result.detail
-    assert sorted(fired for fired in result.fired if "#" not in fired) == sorted(str(Fault.parse(f)) for f in faults)
+    planned = [*(str(Fault.parse(text)) for text in faults), *(f"kill:{worker}#{count}" for worker, count in kills)]
+    assert sorted(result.fired) == sorted(planned)
     assert result.digest == undisturbed()
 
 
@@ -118,7 +119,7 @@ def test_anybody_dies_at_any_moment_of_it(seed):
     victim = draw.choice([MOVER, WorkerId(0, 0), WorkerId(1, 0), WorkerId(1, 2), WorkerId(0, 2)])
     kills = [(victim, draw.randrange(120, 420))]
     result = run(*DEATHS, seed=seed, kill_at_effect=kills, better=Moving())
-    check(result, *DEATHS)
+    check(result, *DEATHS, kills=kills)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -127,7 +128,7 @@ def test_the_coordinator_dies_meanwhile(seed):
     deaths = [(draw.uniform(1.4, 2.4), draw.uniform(0.01, 0.4))]
     kills = [(WorkerId(0, 0), draw.randrange(150, 420))] if seed % 2 else []
     result = run(*DEATHS, seed=seed, coordinator_deaths=deaths, kill_at_effect=kills, better=Moving())
-    check(result, *DEATHS)
+    check(result, *DEATHS, kills=kills)
     assert events_of(result, CoordinatorLost)
     assert kills or events_of(result, Migrating)
 
@@ -152,7 +153,7 @@ def test_two_move_at_once(seed):
     draw = random.Random(seed)
     kills = [(WorkerId(0, 0), draw.randrange(120, 420))] if seed % 2 else []
     result = run(*DEATHS, seed=seed, kill_at_effect=kills, better=Moving(moves=moves))
-    check(result, *DEATHS)
+    check(result, *DEATHS, kills=kills)
     assert kills or events_of(result, Migrating)
 
 
@@ -165,5 +166,5 @@ def test_a_death_is_answered_before_it_is_known_that_all_have_gone_over(monkeypa
     counts = iter(range(160, 300, 2))
     while not found:  # ends with StopIteration if the moment is never met
         kills = [(WorkerId(0, 0), next(counts))]
-        check(run(*DEATHS, seed=1, delays=delays, kill_at_effect=kills, better=Moving()), *DEATHS)
+        check(run(*DEATHS, seed=1, delays=delays, kill_at_effect=kills, better=Moving()), *DEATHS, kills=kills)
     assert all(state.arriving == {MOVER} for state in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from functools import cache
 
 import pytest
@@ -101,11 +102,13 @@ def test_any_interval(every):
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_kill_at_any_effect(seed):
-    victim, count = WorkerId(seed % 2, seed % 3), 20 + 23 * seed
+    victim = WorkerId(seed % 2, seed % 3)
+    count = random.Random(seed).randint(20, run().effects[victim])
     result = run(kill_at_effect=[(victim, count)], seed=seed)
     assert result.outcome == "done", result.detail
     assert result.digest == healthy()
-    assert len(result.fired) == len(of(result, Detected))
+    assert result.fired == (f"kill:{victim}#{count}",)
+    assert len(of(result, Detected)) == 1
 
 
 @pytest.mark.parametrize("hang", ["hang:0.2@4:forward", "stall:0.2@4:forward"])
@@ -219,8 +222,11 @@ def test_with_a_coordinator_that_dies(seed):
 def test_deaths_anywhere(seed):
     """Two die wherever they are, the coordinator with them."""
     one, other = [WorkerId(p, s) for p, s in itertools.product(range(3), range(2))][seed % 6], WorkerId(seed % 3, 0)
-    kills = [(one, 15 + 31 * seed % 400)] + ([(other, 40 + 17 * seed % 400)] if other != one else [])
+    victims = (one, other) if other != one else (one,)
+    yielded = run(grid=(3, 2, 2), steps=30).effects
+    kills = [(victim, 15 + 31 * seed % (yielded[victim] - 15)) for victim in victims]
     deaths = [(0.5 + 0.11 * seed % 3, 0.2)] if seed % 2 else []
     result = run(grid=(3, 2, 2), seed=seed, steps=30, kill_at_effect=kills, coordinator_deaths=deaths)
     assert result.outcome == "done", result.detail
     assert result.digest == healthy((3, 2, 2), 30)
+    assert set(result.fired) == {f"kill:{victim}#{count}" for victim, count in kills}

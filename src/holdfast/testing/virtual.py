@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,7 @@ class VirtualResult:
         pinned: what was pinned for checkpoints, in order.
         checkpoints: per step whose manifest was written, the digest of each layer's state.
         saved: the layers that were saved at the end, however it came, and the digest of each.
+        effects: how many effects the last process of each worker has yielded; it can be killed at any of these.
     """
 
     outcome: str
@@ -150,6 +151,7 @@ class VirtualResult:
     pinned: tuple[Pinned, ...] = ()
     checkpoints: tuple[tuple[int, tuple[str, ...]], ...] = ()
     saved: tuple[tuple[int, str | None], ...] = ()
+    effects: Mapping[WorkerId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,6 +387,7 @@ class VirtualCluster:
             pinned=tuple(self._pinned),
             checkpoints=tuple(sorted(self._checkpoints.items())),
             saved=tuple(sorted(self._saved_layers.items())),
+            effects={who: worker.effects for who, worker in self._workers.items()},
         )
 
     def _digest(self) -> str:
