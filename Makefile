@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test check soak bench bench-peers clean
+.PHONY: help install demo test check mutate soak bench bench-peers clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ check: $(STAMP)  ## format, lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+mutate: $(STAMP)  ## change the code in 300 places, one at a time: does any test notice?
+	$(BIN)/python -m tools.mutate $(MUTATE_ARGS)
 
 soak: $(STAMP)  ## the tests 20 times in a row, then many seeds of the simulated cluster, 300 real faults in one run
 	for i in $$(seq 20); do echo "round $$i of 20"; $(MAKE) test || exit 1; done

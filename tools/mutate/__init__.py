@@ -1,0 +1,1 @@
+"""Mutation testing: what of the code could be wrong without any test being red?"""
