@@ -10,8 +10,10 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import count, pairwise
 from statistics import median
+from typing import Any
 
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import MicroBatch, WorkerId
@@ -27,11 +29,13 @@ __all__ = ["measured_costs", "render_run_trace"]
 _MICROSECONDS = 1e6
 _PLANNED = 1000
 """Added to a stage's number for the process that shows its plan: Perfetto sorts by it."""
+_LANE = 1000
+"""Added to a pipeline's number for each further thread of a worker."""
 _JOB = 2000
 """The process that shows what concerns the whole job: its recoveries and its loss."""
 
 Timed = tuple[float, Event]
-_Json = dict[str, object]
+_Json = dict[str, Any]
 
 
 def render_run_trace(timed: list[Timed], plans: Mapping[int, Plan], costs: Costs | None = None) -> str:
@@ -52,6 +56,7 @@ def render_run_trace(timed: list[Timed], plans: Mapping[int, Plan], costs: Costs
     named = [event for worker in sorted(workers) for event in _names(worker)]
     numbers = count(1)
     events: list[_Json] = []
+    lanes = _Lanes()
     for (generation, step), ran in sorted(steps.items()):
         begin = min((ops[0][3] for ops in ran.values() if ops), default=start)
         for worker, ops in sorted(ran.items()):
@@ -61,14 +66,15 @@ def render_run_trace(timed: list[Timed], plans: Mapping[int, Plan], costs: Costs
         if generation in plans:
             plan = plans[generation]
             known = costs or measured_costs(plan, [each for (at, _), each in steps.items() if at == generation])
-            events += _planned(plan, known, step, begin - start)
+            events += lanes.placed(_planned(plan, known, step, begin - start))
             events += _messages(plan, ran, start, numbers)
     if timed:
         timeline = run_timeline(timed)
         told = [*_besides(timed), *_recoveries(timed)]
         named += _job_names()
+        named += lanes.names()
         events += [*told, *_given_up(timeline, [*events, *told]), *_counters(timed), *_marks(timeline)]
-    events.sort(key=lambda event: event["ts"])  # type: ignore[arg-type, return-value]
+    events.sort(key=lambda event: event["ts"])
     return json.dumps({"traceEvents": [*named, *events], "displayTimeUnit": "ms"}, allow_nan=False) + "\n"
 
 
@@ -120,6 +126,33 @@ def _share(plan: Plan, taken: Mapping[tuple[WorkerId, str], list[float]], worker
 def _planned(plan: Plan, costs: Costs, step: int, begin: float) -> Iterator[_Json]:
     for span in evaluate(plan, costs).spans:
         yield _span(span.worker, span.op, step, begin + span.start, span.end - span.start, planned=True)
+
+
+@dataclass(slots=True)
+class _Lanes:
+    """Threads side by side for planned steps that overlap: a plan may take longer than the step that was measured."""
+
+    _ends: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+
+    def placed(self, slices: Iterable[_Json]) -> Iterator[_Json]:
+        """Yields the slices of one step, each worker's in the first lane that is free from its first one on."""
+        by_worker: dict[tuple[int, int], list[_Json]] = defaultdict(list)
+        for each in slices:
+            by_worker[each["pid"], each["tid"]].append(each)
+        for worker, spans in by_worker.items():
+            begin = min(span["ts"] for span in spans)
+            ends = self._ends.setdefault(worker, [])
+            lane = next((lane for lane, end in enumerate(ends) if end <= begin), len(ends))
+            ends[lane : lane + 1] = [max(span["ts"] + span["dur"] for span in spans)]
+            yield from ({**span, "tid": worker[1] + _LANE * lane} for span in spans)
+
+    def names(self) -> Iterator[_Json]:
+        """Names the threads of all lanes but the first."""
+        for (process, thread), ends in self._ends.items():
+            for lane in range(1, len(ends)):
+                name = f"worker {WorkerId(thread, process - _PLANNED)}, overlapping steps"
+                place = {"ph": "M", "pid": process, "tid": thread + _LANE * lane}
+                yield {**place, "name": "thread_name", "args": {"name": name}}
 
 
 def _span(worker: WorkerId, op: Op, step: int, start: float, length: float, *, planned: bool) -> _Json:
@@ -184,10 +217,10 @@ def _besides(timed: list[Timed]) -> Iterator[_Json]:
 
 def _given_up(timeline: RunTimeline, slices: Iterable[_Json]) -> Iterator[_Json]:
     """From a worker's last finished step before a loss until it computes again."""
-    begins: dict[tuple[object, object], list[float]] = defaultdict(list)
+    begins: dict[tuple[int, int], list[float]] = defaultdict(list)
     for each in slices:
         if each["ph"] == "X":
-            begins[each["pid"], each["tid"]].append(float(str(each["ts"])) / _MICROSECONDS)
+            begins[each["pid"], each["tid"]].append(each["ts"] / _MICROSECONDS)
     for row in timeline.rows:
         stretches = [stretch for stretch in row.stretches if stretch.mode is Mode.RECOVERING]
         for stretch in stretches:

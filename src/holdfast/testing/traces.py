@@ -21,7 +21,7 @@ def trace_faults(text: str) -> list[str]:
 
     Checked: it is JSON without NaN; every event has a phase, a process and a thread, and but for metadata a time of 0
     or more, in order; slices of a thread nest; every flow begins once and ends once, later, each time in a slice of its
-    thread; counters hold finite numbers.
+    thread, to which an end binds; counters hold finite numbers.
     """
     try:
         events = json.loads(text, parse_constant=_refuse)["traceEvents"]
@@ -51,6 +51,8 @@ def _wrong_alone(event: dict[str, Any]) -> str:
         return "no length"
     if event["ph"] == "C" and not (event.get("args") and all(map(_is_number, event["args"].values()))):
         return "no values"
+    if event["ph"] == "f" and event.get("bp") != "e":
+        return "an end that binds to the next slice, not to its own"
     return "no id" if event["ph"] in "sf" and not isinstance(event.get("id"), int) else ""
 
 

@@ -46,6 +46,27 @@ def test_beside_it_stands_the_plan_from_the_start_of_the_same_step():
     assert spans(text, 1001) == [("F0.0", 1_200_000, 250_000), ("B0.0", 1_450_000, 400_000)]
 
 
+def test_planned_steps_that_overlap_stand_side_by_side():
+    """A staggered step begins before the one before is over, and a plan may take longer than the step it stands by."""
+    again = tuple(
+        (11.5, StepOps(worker=w, generation=1, step=n, loss=None, omitted=False, ops=tuple(shifted(ops, n - 3))))
+        for n in (3, 4, 5)
+        for w, ops in (("0.0", FIRST), ("0.1", LAST))
+    )
+    text = render_run_trace([TIMED[0], *again], {1: PLAN}, unit_costs(4))
+    assert trace_faults(text) == []
+    planned = [e for e in json.loads(text)["traceEvents"] if e["ph"] == "X" and e["pid"] == 1000]
+    assert {(e["tid"], e["args"]["step"]) for e in planned} == {(0, 3), (1000, 4), (2000, 5)}
+    names = [
+        e["args"]["name"] for e in json.loads(text)["traceEvents"] if e["name"] == "thread_name" and e["pid"] == 1000
+    ]
+    assert names == ["worker 0.0"] + ["worker 0.0, overlapping steps"] * 2
+
+
+def shifted(ops, seconds):
+    return [(kind, pipeline, index, since + seconds, until + seconds) for kind, pipeline, index, since, until in ops]
+
+
 def test_a_profile_times_the_plan_instead():
     text = render_run_trace(TIMED, {1: PLAN}, unit_costs(4))
     assert spans(text, 1001) == [("F0.0", 3_000_000, 2_000_000), ("B0.0", 5_000_000, 4_000_000)]
@@ -186,6 +207,7 @@ def test_a_loss_that_is_no_number_leaves_the_trace_readable():
 
 
 X = {"ph": "X", "name": "a", "pid": 0, "tid": 0, "ts": 1.0, "dur": 2.0}
+F = {**X, "ph": "f", "id": 1, "bp": "e"}
 BROKEN = {
     "is no trace": "[",
     "NaN is not JSON": '{"traceEvents": [{"ts": NaN}]}',
@@ -197,9 +219,10 @@ BROKEN = {
     "no id": [X, {**X, "ph": "s"}],
     "comes after": [{**X, "ts": 9.0}, X],
     "ends after the slice": [X, {**X, "ts": 2.0}],
-    "lies in no slice": [X, {**X, "ph": "s", "id": 1, "ts": 4.0}, {**X, "ph": "f", "id": 1, "ts": 5.0}],
+    "lies in no slice": [X, {**X, "ph": "s", "id": 1, "ts": 4.0}, {**F, "ts": 5.0}],
     "begins 1 times and ends 0": [X, {**X, "ph": "s", "id": 1}],
-    "ends before it begins": [X, {**X, "ph": "f", "id": 1}, {**X, "ph": "s", "id": 1, "ts": 2.0}],
+    "ends before it begins": [X, F, {**X, "ph": "s", "id": 1, "ts": 2.0}],
+    "binds to the next slice": [X, {**X, "ph": "s", "id": 1}, {**X, "ph": "f", "id": 1, "ts": 2.0}],
 }
 
 
