@@ -317,6 +317,13 @@ class Cluster(RuleBasedStateMachine):
         self.processes[worker] += 1
         self.give(Hello(worker=worker, pid=self.processes[worker]))
 
+    @precondition(lambda self: self.state.phase is Phase.GATHERING and self.state.starting.again)
+    @rule(data=st.data())
+    def one_that_did_not_start_has_a_new_process(self, data):
+        worker = data.draw(st.sampled_from(sorted(self.state.starting.again)))
+        self.processes[worker] += 1
+        self.give(Hello(worker=worker, pid=self.processes[worker]))
+
     @rule()
     @precondition(lambda self: self.state.generation)
     def things_go_on(self):

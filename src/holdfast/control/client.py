@@ -22,6 +22,7 @@ from holdfast.control.messages import (
     Leaving,
     Message,
     Offer,
+    Started,
     Strike,
     decode_command,
     encode,
@@ -51,7 +52,7 @@ _IMPATIENT = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 1000,
 RETRY_S = 0.05
 _CONNECT_S = 1.0
 
-_IN_HELLO = (Heartbeat, Exited, Offer, Strike, Leaving)
+_IN_HELLO = (Heartbeat, Started, Exited, Offer, Strike, Leaving)
 """What a new stream needs not carry: the hello at its beginning says as much, or more."""
 
 Problem = ConfigError | CoordinatorUnavailable | None

@@ -48,6 +48,7 @@ __all__ = [
     "ShardWritten",
     "Shutdown",
     "Spawn",
+    "Started",
     "Status",
     "StepDone",
     "Strike",
@@ -103,6 +104,13 @@ class Raised(_Wire, frozen=True, tag=True, kw_only=True):
     sound: bool = True
 
 
+class Started(_Wire, frozen=True, tag=True, kw_only=True):
+    """The agent has started a worker's process."""
+
+    worker: WorkerId
+    pid: int
+
+
 Activity = Literal["waiting", "running", "finished"]
 
 
@@ -115,7 +123,7 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     peers without any state; ``leaving``: it was told to go; ``raised``: why it has stopped; ``strikes``: faults that
     the agent is to carry out for it.
     Of the agent: ``exits`` are all that it has seen; ``offers`` those not yet taken up; ``coming`` the workers whose
-    newest process was started on demand, and lives.
+    newest process was started on demand, and lives; ``started`` the processes that live.
     """
 
     worker: WorkerId | None
@@ -131,6 +139,7 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     exits: tuple[Exited, ...] = ()
     offers: tuple[WorkerId | None, ...] = ()
     coming: tuple[WorkerId, ...] = ()
+    started: tuple[Started, ...] = ()
 
 
 class Tally(_Wire, frozen=True, kw_only=True):
@@ -402,9 +411,13 @@ class Expel(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Spawn(_Wire, frozen=True, tag=True, kw_only=True):
-    """For the agent: start a process for this worker, which comes into a running job."""
+    """For the agent: start a process for this worker, which comes into a running job.
+
+    ``first``: the job has not begun; it starts as the first one did.
+    """
 
     worker: WorkerId
+    first: bool = False
 
 
 class Shutdown(_Wire, frozen=True, tag=True, kw_only=True):
@@ -464,6 +477,7 @@ Message = (
     | Unreadable
     | Raised
     | Failure
+    | Started
     | Exited
     | NodeLost
 )
@@ -510,7 +524,7 @@ def may_say(worker: WorkerId | None, pid: int, message: Message) -> bool:
     Everyone speaks for itself; what happened to processes, and that new ones can be had, is for the agent to say.
     """
     match message:
-        case Exited() | NodeLost() | Offer():
+        case Started() | Exited() | NodeLost() | Offer():
             return worker is None
         case Hello() | Failure():
             return message.worker == worker and (worker is None or message.pid == pid)

@@ -680,8 +680,8 @@ class Agent:
                     supervisor.again(item)
                 case Fence(worker=worker, pid=pid):
                     self._crew.fence(worker, pid)
-                case Spawn(worker=worker):
-                    self._crew.start(worker)
+                case Spawn(worker=worker, first=first):
+                    self._crew.start(worker, first=first)
                 case Strike(spec=text):
                     self._crew.strike(Fault.parse(text))
                 case Remark(kind=kind, text=text):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from holdfast.control.messages import Exited, Hello, Message, NodeLost, Offer
+from holdfast.control.messages import Exited, Hello, Message, NodeLost, Offer, Started
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.children import Child, Children
@@ -62,6 +62,7 @@ class Crew:
                 exits=self._exits,
                 offers=self._open_offers,
                 coming=tuple(sorted(self._coming)),
+                started=tuple(Started(worker=who, pid=child.pid) for who, child in sorted(self._running.items())),
             )
 
     def expect(self, worker: WorkerId) -> None:
@@ -74,8 +75,10 @@ class Crew:
             self._open_offers = tuple(left)
             self._coming[worker] = None
 
-    def start(self, worker: WorkerId) -> None:
+    def start(self, worker: WorkerId, *, first: bool = False) -> None:
         """Starts a worker's process; a later one of the same worker is struck by what is still to come only.
+
+        ``first``: the job has not begun, so it is told what the first one was.
 
         One that runs, and was not fenced, is not started twice: the older one would be watched and fenced by nobody.
         """
@@ -84,7 +87,7 @@ class Crew:
             self.log.write(time.monotonic(), Notice(worker=str(worker), text=text))
             return
         faults = self._faults_of(worker)
-        if worker in self._current:  # its peers give it the state of the running job
+        if worker in self._current and not first:  # its peers give it the state of the running job
             ahead = tuple(fault for fault in faults if fault.step > self._reached + 1)
             spec = replace(self.spec_of(worker, ahead), resume=None)
         else:
@@ -94,6 +97,7 @@ class Crew:
             self._running[worker] = child
             if worker in self._coming:
                 self._coming[worker] = child
+            self.send(Started(worker=worker, pid=child.pid))
         self.children.attend(child, lambda child: self._on_end(worker, child))
 
     def _is_running(self, worker: WorkerId) -> bool:

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing import popen_forkserver, reduction, resource_tracker, spawn, util
+from multiprocessing import popen_forkserver, process, reduction, resource_tracker, spawn, util
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, set_spawning_popen
 from multiprocessing.forkserver import read_signed
@@ -312,6 +312,11 @@ class ForkedProcess(BaseProcess):
     def __getstate__(self) -> dict[str, object]:
         """What the process itself is told: not how it was waited for."""
         return {key: value for key, value in self.__dict__.items() if key != "patience"}
+
+    def start(self) -> None:
+        """Starts it; Python is not to wait for it, without limit, when the program ends."""
+        super().start()
+        process._children.discard(self)  # type: ignore[attr-defined]
 
     def run(self) -> None:
         """Ends with the server from now on. Ctrl-C reaches every process; the agent alone decides what it means."""

@@ -26,7 +26,7 @@ from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import Committer, Coordinator, Remarks, serve
 from holdfast.control.detection import PATIENCE, Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
-from holdfast.control.membership import Membership, restore
+from holdfast.control.membership import Membership, Starting, restore
 from holdfast.control.messages import Failure, Hello, Leaving, Remark, Shutdown, StateAt
 from holdfast.control.sabotage import Sabotage
 from holdfast.control.store import DecisionStore, StoredDecision
@@ -367,6 +367,7 @@ def _membership(
         staggered=spec.job.train.technique == "staggered",
         directory=spec.directory,
         watch=Watch(limit_s=spec.job.control.hang_s),
+        starting=Starting(limit_s=spec.job.control.start_s),
         restorable=_restorable(spec),
         wait_s=spec.job.resilience.wait_for_replacement,
         failure_every_s=spec.job.resilience.failure_every_s,

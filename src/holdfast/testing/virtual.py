@@ -52,6 +52,7 @@ from holdfast.control.messages import (
     ShardWritten,
     Shutdown,
     Spawn,
+    Started,
     StateAt,
     Strike,
 )
@@ -579,7 +580,12 @@ class VirtualCluster:
 
     def _agent_hello(self) -> Hello:
         coming = tuple(sorted(worker for worker in self._coming if self._workers[worker].alive))
-        return Hello(worker=None, pid=AGENT, exits=self._exits, offers=tuple(self._offers), coming=coming)
+        started = tuple(self._started(each) for each in self._workers.values() if each.alive)
+        offers = tuple(self._offers)
+        return Hello(worker=None, pid=AGENT, exits=self._exits, offers=offers, coming=coming, started=started)
+
+    def _started(self, worker: _Worker) -> Started:
+        return Started(worker=worker.life.worker, pid=worker.life.pid)
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -594,6 +600,7 @@ class VirtualCluster:
                 self._coming.add(worker)
                 self._workers[worker] = self._worker(worker)
                 self._deaths = dict(filter(None, [self._death_of_comer]))
+                self._agent_up(self._started(self._workers[worker]))
                 self._begin(self._workers[worker], self._draw(self._delays.start))
             case Strike(spec=spec):
                 self._kill_node(Fault.parse(spec))

@@ -10,6 +10,7 @@ from holdfast.control.membership import (
     Phase,
     Planned,
     Record,
+    Starting,
     Tell,
     Tick,
     decide,
@@ -40,6 +41,7 @@ from holdfast.control.messages import (
     Saved,
     Shutdown,
     Spawn,
+    Started,
     StateAt,
     Status,
     StepDone,
@@ -170,11 +172,71 @@ def test_a_stranger_is_sent_away(forming):
     assert told == (STRANGER, Expel(reason="worker 7.7 is no member any more"))
 
 
-def test_a_worker_that_dies_while_starting_ends_the_job():
-    job = Job().give(hellos()[0], Exited(worker=W01, pid=1, status=1))
+def gathering(limit_s=10.0):
+    job = Job()
+    job.state = replace(job.state, starting=Starting(limit_s=limit_s))
+    return job.give(*(Started(worker=worker, pid=1) for worker in PLAN.workers))
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_worker_that_dies_while_starting_is_started_again_once(attached):
+    job = gathering().give(*hellos()[: 2 if attached else 1], Exited(worker=W01, pid=1, status=1))
+    assert job.commands(Spawn) == {None: Spawn(worker=W01, first=True)}
+    assert job.give(Exited(worker=W01, pid=1, status=1)).told == [], "the same one, told again"
+    job.give(Started(worker=W01, pid=2), *hellos()[2:], Hello(worker=W00, pid=1))
+    assert job.state.phase is Phase.GATHERING
+    job.give(Hello(worker=W01, pid=2))
+    assert job.commands(Install) == dict.fromkeys(PLAN.workers, Install(generation=1, plan=PLAN))
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_worker_that_dies_while_starting_twice_ends_the_job(attached):
+    job = gathering().give(hellos()[0], Exited(worker=W01, pid=1, status=1), Started(worker=W01, pid=2))
+    job.give(*[Hello(worker=W01, pid=2)] * attached, Exited(worker=W01, pid=2, status=-9))
     assert job.ended.outcome == "error"
-    assert "0.1 died while starting (process ended: exit code 1)" in job.ended.detail
-    assert job.commands(Shutdown).keys() == {W00, W10, W11}
+    assert job.ended.detail == "worker 0.1 was lost while starting, twice (process ended: signal 9)"
+    assert job.commands(Shutdown).keys() == set(PLAN.workers)
+
+
+def test_a_worker_that_hangs_while_starting_is_ended_and_started_again_once():
+    job = gathering().give(*hellos()[:3])
+    assert job.give(Tick(now=9.9)).told == []
+    assert job.give(Tick(now=10.1)).told == [
+        (None, Fence(worker=W11, pid=1)),
+        (None, Spawn(worker=W11, first=True)),
+    ]
+    assert job.give(Started(worker=W11, pid=2), now=11.0).give(Tick(now=20.9)).told == []
+    assert job.give(Tick(now=21.1)).ended.detail == (
+        "worker 1.1 was lost while starting, twice (it did not start within 10 s (control.start_s))"
+    )
+
+
+def test_one_that_was_given_up_while_starting_cannot_come_any_more():
+    job = gathering().give(*hellos()[:3], Tick(now=10.1))
+    (told,) = job.give(Hello(worker=W11, pid=1)).told
+    assert told == (W11, Expel(reason="worker 1.1 is no member any more"))
+    assert job.give(Exited(worker=W11, pid=1, status=-9)).told == []
+    job.give(Hello(worker=W11, pid=2))  # before the agent could say that it was started
+    assert job.state.generation == 1
+    assert job.give(Started(worker=W11, pid=2)).give(Tick(now=99.0)).commands(Spawn) == {}
+
+
+def test_an_agent_that_comes_back_is_asked_again_for_what_it_was_not_told_of():
+    job = gathering().give(*hellos()[:3], Tick(now=10.1), Closed(worker=None, pid=0))
+    started = tuple(Started(worker=worker, pid=1) for worker in PLAN.workers[:3])
+    again = Hello(worker=None, pid=1, exits=(Exited(worker=W11, pid=1, status=-9),), started=started)
+    assert job.give(again).told == [(None, Spawn(worker=W11, first=True))]
+    told_of = Hello(worker=None, pid=1, coming=(W11,), started=(*started, Started(worker=W11, pid=2)))
+    assert job.give(told_of, now=50.0).told == []
+    assert job.give(Tick(now=60.1)).ended is not None, "it is waited for from when it was heard of"
+
+
+def test_a_node_that_is_gone_while_starting_is_started_again():
+    job = gathering().give(*hellos()[:3], NodeLost(node=1, workers=(W10, W11)))
+    assert [command for _, command in job.told if isinstance(command, Spawn)] == [
+        Spawn(worker=W10, first=True),
+        Spawn(worker=W11, first=True),
+    ]
 
 
 def test_resumes_once_every_state_is_known(forming):
@@ -776,10 +838,24 @@ def test_a_worker_for_any_place_goes_where_the_fewest_owners_are(steady):
 THREE = regular_plan(3, split_evenly(2, 2), 1)
 
 
-def test_a_started_worker_that_never_attached_is_told_and_its_place_is_vacant_again(short):
+def test_a_started_worker_that_never_attaches_is_started_again_once_then_its_place_is_vacant_again(short):
     short.give(Offer(worker=W10), Exited(worker=W10, pid=7, status=1))
-    (notice,) = short.recorded
-    assert "ended before it had attached" in notice.text
+    assert short.commands(Spawn) == {None: Spawn(worker=W10)}
+    assert short.give(Exited(worker=W10, pid=7, status=1)).told == []
+    (notice,) = short.give(Exited(worker=W10, pid=8, status=1)).recorded
+    assert "lost before it had attached (process ended: exit code 1)" in notice.text
+    assert short.give(Offer(worker=W10)).commands(Spawn) == {None: Spawn(worker=W10)}
+    assert short.give(Exited(worker=W10, pid=9, status=1)).commands(Spawn) == {None: Spawn(worker=W10)}
+
+
+def test_a_started_worker_that_hangs_is_ended_and_started_again_once_then_its_place_is_vacant_again(short):
+    short.state = replace(short.state, starting=Starting(limit_s=10.0))
+    short.give(Offer(worker=W10), Started(worker=W10, pid=7), now=50.0)
+    assert short.give(Tick(now=59.9)).told == []
+    short.give(Tick(now=60.1))
+    assert [c for _, c in short.told if isinstance(c, Fence | Spawn)] == [Fence(worker=W10, pid=7), Spawn(worker=W10)]
+    short.give(Started(worker=W10, pid=8), now=61.0).give(Tick(now=71.1))
+    assert [command for _, command in short.told if isinstance(command, Fence | Spawn)] == [Fence(worker=W10, pid=8)]
     assert short.give(Offer(worker=W10)).commands(Spawn) == {None: Spawn(worker=W10)}
 
 

@@ -6,6 +6,7 @@ and import one way only, from what is decided first to what that ends in: pyproj
 
 from holdfast.control.membership.decision import decide, end
 from holdfast.control.membership.recovering import plan_recovery, unplanned
+from holdfast.control.membership.starting import Starting
 from holdfast.control.membership.state import (
     Closed,
     Improved,
@@ -28,6 +29,7 @@ __all__ = [
     "Phase",
     "Planned",
     "Record",
+    "Starting",
     "Tell",
     "Tick",
     "Upcoming",

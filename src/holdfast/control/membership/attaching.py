@@ -12,10 +12,10 @@ from holdfast.control.membership.reattaching import on_return
 from holdfast.control.membership.recovering import plan_recovery
 from holdfast.control.membership.state import Decision, Membership, Output, Phase, Tell, prefixed, without
 from holdfast.control.membership.vacancies import answer_offers, spawn
-from holdfast.control.messages import Attached, Expel, Fence, Hello, Strike
+from holdfast.control.messages import Attached, Expel, Fence, Hello, Spawn, Started, Strike
 from holdfast.core.ids import WorkerId
 
-__all__ = ["on_agent", "on_hello"]
+__all__ = ["on_agent", "on_hello", "on_started"]
 
 
 def on_hello(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
@@ -36,7 +36,7 @@ def _let_in(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
 
 def _is_over(state: Membership, worker: WorkerId, pid: int) -> bool:
     """Whether this process is none that may take part: it was held for lost, or another one has taken its place."""
-    if worker not in state.healthy.workers:
+    if worker not in state.healthy.workers or (worker, pid) in state.starting.spent:
         return True
     ours = state.pids.get(worker, pid) == pid
     return (ours and worker not in state.kept) if worker in state.lost else not ours
@@ -54,6 +54,7 @@ def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
         expected=state.expected - {worker},
         detached=without(state.detached, worker),
         watch=forget(state.watch, (worker,)),
+        starting=state.starting.over(worker) if state.generation else state.starting.attached(worker),
         planned={} if new else state.planned,
     )
     if state.generation:
@@ -63,10 +64,19 @@ def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     return state, ()
 
 
-def on_agent(state: Membership, hello: Hello) -> Decision:
+def on_started(state: Membership, started: Started, now: float) -> Decision:
+    """The agent has started a process: from now on it is waited for, unless it is here already."""
+    if state.pids.get(started.worker) == started.pid:
+        return state, ()
+    return replace(state, starting=state.starting.begun(started, now)), ()
+
+
+def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     """The agent is back: what it saw meanwhile counts now, and what it may have missed is told again."""
     dead = {(exit_.worker, exit_.pid) for exit_ in hello.exits}
     fenced = [(worker, state.pids.get(worker, 0)) for worker in sorted(state.lost - state.kept)]
+    for started in hello.started:
+        state, _ = on_started(state, started, now)
     outputs: tuple[Output, ...] = tuple(
         Tell(to=None, command=Fence(worker=worker, pid=pid)) for worker, pid in fenced if (worker, pid) not in dead
     )
@@ -76,7 +86,11 @@ def on_agent(state: Membership, hello: Hello) -> Decision:
             outputs += more
     if state.phase is Phase.ENDED:
         return state, outputs
-    unheard = state.expected - frozenset(hello.coming)
+    asked = {each.command.worker for each in outputs if isinstance(each, Tell) and isinstance(each.command, Spawn)}
+    unheard = state.expected - frozenset(hello.coming) - asked
+    if state.phase is Phase.GATHERING:
+        again = tuple(Tell(to=None, command=Spawn(worker=worker, first=True)) for worker in sorted(unheard))
+        return replace(state, offers=hello.offers, agent_away=False), (*outputs, *again)
     state = replace(state, offers=hello.offers, expected=state.expected - unheard, agent_away=False)
     state, spawned = spawn(state, tuple(sorted(unheard & _to_fill(state)))) if unheard else (state, ())
     return prefixed((*outputs, *spawned), answer_offers(state))

@@ -36,7 +36,7 @@ from dataclasses import replace
 
 from holdfast.control.checkpoint_ledger import Settled
 from holdfast.control.detection import hear
-from holdfast.control.membership.attaching import on_agent, on_hello
+from holdfast.control.membership.attaching import on_agent, on_hello, on_started
 from holdfast.control.membership.boundary import (
     change_members,
     on_improved,
@@ -88,6 +88,7 @@ from holdfast.control.messages import (
     Saved,
     ShardFailed,
     ShardWritten,
+    Started,
     Status,
     StepDone,
     Strike,
@@ -127,9 +128,11 @@ def _decide(state: Membership, event: Message | Closed | Tick | Planned | Improv
         return state, tell_the_end(state, event)
     match event:
         case Hello(worker=None):
-            return on_agent(state, event)
+            return on_agent(state, event, now)
         case Hello(worker=WorkerId() as worker):
             return on_hello(state, worker, event)
+        case Started():
+            return on_started(state, event, now)
         case Exited(worker=worker, pid=pid, status=status):
             return on_exited(state, worker, pid, status)
         case Closed(worker=worker, pid=pid) if worker is None or state.pids.get(worker, pid) == pid:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from holdfast.control.detection import forget
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.reattaching import conclude_return, on_parted
 from holdfast.control.membership.recovering import bereft, recover
@@ -14,34 +15,70 @@ from holdfast.control.membership.state import (
     Output,
     Phase,
     Record,
+    Tell,
     expulsion,
     notice,
     prefixed,
+    without,
 )
 from holdfast.control.membership.vacancies import answer_offers
+from holdfast.control.messages import Fence, Spawn
 from holdfast.core.ids import WorkerId
 from holdfast.telemetry.events import Detected
 
-__all__ = ["on_exited", "on_lost"]
+__all__ = ["on_exited", "on_lost", "on_overdue"]
 
 
 def on_exited(state: Membership, worker: WorkerId, pid: int, status: int) -> Decision:
     """A process has ended: in order, early, or it is a loss."""
-    if state.pids.get(worker, pid) != pid:
-        return _on_exited_early(state, worker)
+    how = "process ended: " + (f"signal {-status}" if status < 0 else f"exit code {status}")
+    if state.phase is Phase.GATHERING or state.pids.get(worker, pid) != pid:
+        known = state.starting.pid_of(worker) or (state.pids.get(worker) if state.phase is Phase.GATHERING else None)
+        return on_no_show(state, worker, pid, how) if known in (None, pid) else (state, ())
     if worker in state.leaving and status == 0:  # it went in order, and has told or will tell so, if anybody is there
         return on_parted(state, worker) if state.phase is Phase.REATTACHING else (state, ())
-    how = f"signal {-status}" if status < 0 else f"exit code {status}"
-    return on_lost(state, {worker: "process ended: " + how})
+    return on_lost(state, {worker: how})
 
 
-def _on_exited_early(state: Membership, worker: WorkerId) -> Decision:
-    """An earlier process of this worker, whose loss is known; or one that was to come, and never attached."""
-    if worker not in state.expected:
+def on_no_show(state: Membership, worker: WorkerId, pid: int, how: str) -> Decision:
+    """A process that was started does not come, or died before the job began: another one is tried, once."""
+    begun, failed = state.phase is not Phase.GATHERING, (worker, pid) in state.starting.spent
+    if failed or (begun and worker not in state.expected):
         return state, ()
-    text = "was started to come into the running job and ended before it had attached"
-    state = replace(state, expected=state.expected - {worker})
+    if worker in state.starting.again:
+        return _on_second_no_show(state, worker, how)
+    state = replace(
+        state,
+        pids=state.pids if begun else without(state.pids, worker),
+        expected=state.expected | {worker},
+        detached=without(state.detached, worker),
+        watch=forget(state.watch, (worker,)),
+        starting=state.starting.failed(worker, pid),
+    )
+    spawn = Tell(to=None, command=Spawn(worker=worker, first=not begun))
+    return state, (notice(worker, f"was lost while starting ({how}); it is started again, once"), spawn)
+
+
+def _on_second_no_show(state: Membership, worker: WorkerId, how: str) -> Decision:
+    """Nobody is started a third time: a job that has not begun is over, a running one goes on without."""
+    if state.phase is Phase.GATHERING:
+        detail = f"worker {worker} was lost while starting, twice ({how})"
+        return end_job(state, "error", detail, state.directory)
+    text = f"was started twice to come into the running job and was lost before it had attached ({how})"
+    state = replace(state, expected=state.expected - {worker}, starting=state.starting.over(worker))
     return prefixed((notice(worker, text),), recover(state) if state.wait_for_all else (state, ()))
+
+
+def on_overdue(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
+    """Processes that were started take too long to come: they are ended, in case they ever do."""
+    outputs: tuple[Output, ...] = ()
+    for worker, text in how.items():
+        pid = state.starting.pid_of(worker) or 0
+        state, more = on_no_show(replace(state, starting=state.starting.attached(worker)), worker, pid, text)
+        outputs += (Tell(to=None, command=Fence(worker=worker, pid=pid)), *more)
+        if state.phase is Phase.ENDED:
+            break
+    return state, outputs
 
 
 def on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
@@ -50,18 +87,28 @@ def on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
     news = {worker: text for worker, text in how.items() if worker in state.present}
     if not news:
         return state, ()
+    if state.phase is Phase.GATHERING:
+        return _lost_while_gathering(state, news)
     noted = tuple(output for worker, text in news.items() for output in _expel(state, worker, text))
     gone = frozenset(news)
     touched = _in_generation(state) & gone
     state = bereft(state, gone)
     if state.phase is Phase.REATTACHING:
         return prefixed(noted, conclude_return(state))
-    if state.phase is Phase.GATHERING:
-        worker, text = next(iter(news.items()))
-        detail = f"worker {worker} died while starting ({text})"
-        return prefixed(noted, end_job(state, "error", detail, state.directory))
     state, outputs = recover(state) if touched else (state, ())
     return prefixed((*noted, *outputs), answer_offers(state))
+
+
+def _lost_while_gathering(state: Membership, news: Mapping[WorkerId, str]) -> Decision:
+    """They have attached, and are gone before all had."""
+    outputs: tuple[Output, ...] = ()
+    for worker, text in news.items():
+        pid = state.pids.get(worker) or state.starting.pid_of(worker) or 0
+        state, more = on_no_show(state, worker, pid, text)
+        outputs += (Tell(to=None, command=Fence(worker=worker, pid=pid)), *more)
+        if state.phase is Phase.ENDED:
+            break
+    return state, outputs
 
 
 def _in_generation(state: Membership) -> frozenset[WorkerId]:

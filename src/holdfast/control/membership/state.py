@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from holdfast.control.checkpoint_ledger import CheckpointLedger, Commit
 from holdfast.control.detection import Watch, forget
+from holdfast.control.membership.starting import Starting
 from holdfast.control.messages import Command, Ended, Expel, Fence, Hello, Raised, StateAt, Status
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
@@ -164,6 +165,7 @@ class Membership:
         upcoming: the generation that is prepared; None if none is.
         expected: lost workers for which a new process is being started.
         abandoned: vacant places whose newcomer died without state; nobody is started there again unasked.
+        starting: processes that were started and have yet to attach.
         offers: places (None: any) for which a new worker could be started and that were not vacant so far.
         watch: who was heard of when.
         statuses: what the survivors said about this generation.
@@ -224,6 +226,7 @@ class Membership:
     expected: frozenset[WorkerId] = frozenset()
     abandoned: frozenset[WorkerId] = frozenset()
     offers: tuple[WorkerId | None, ...] = ()
+    starting: Starting = field(default_factory=Starting)
     watch: Watch = field(default_factory=Watch)
     statuses: Mapping[WorkerId, Status] = field(default_factory=dict)
     joined: frozenset[WorkerId] = frozenset()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from holdfast.control.detection import deadlocked, forget, overdue, pass_time
 from holdfast.control.membership.ending import end_job
-from holdfast.control.membership.losses import on_lost
+from holdfast.control.membership.losses import on_lost, on_overdue
 from holdfast.control.membership.recovering import carry_out, last_resort, recover
 from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tick, without
 from holdfast.control.messages import Suspect
@@ -69,6 +69,8 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     state = replace(state, watch=pass_time(state.watch, members, now, gap_s=tick.gap_s))
     if given_up := _given_up(state, now):
         return on_lost(state, given_up)
+    if state.phase is not Phase.REATTACHING and (late := state.starting.overdue(now)):
+        return on_overdue(state, late)
     if state.phase in (Phase.GATHERING, Phase.REATTACHING):
         return state, ()
     if state.unjudged and state.raised_at is None:

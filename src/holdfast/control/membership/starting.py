@@ -1,0 +1,58 @@
+"""Processes that were started and have yet to attach: each may fail to, or take too long, once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from holdfast.control.messages import Started
+from holdfast.core.ids import WorkerId
+
+__all__ = ["Starting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    """What is known of processes that have not attached.
+
+    Attributes:
+        limit_s: how long one may take.
+        since: the process of each worker that was started, and when, in seconds of the coordinator's clock.
+        again: workers of which a second process was started, because the first did not come.
+        spent: processes that did not come, or died before the first generation; nobody waits for them any more.
+    """
+
+    limit_s: float = math.inf
+    since: Mapping[WorkerId, tuple[int, float]] = field(default_factory=dict)
+    again: frozenset[WorkerId] = frozenset()
+    spent: frozenset[tuple[WorkerId, int]] = frozenset()
+
+    def pid_of(self, worker: WorkerId) -> int | None:
+        """The process that is waited for; None if none is known of."""
+        return self.since[worker][0] if worker in self.since else None
+
+    def begun(self, started: Started, now: float) -> Starting:
+        """Returns it once a process was started, or was heard again to have been."""
+        worker, pid = started.worker, started.pid
+        if (worker, pid) in self.spent or self.pid_of(worker) == pid:
+            return self
+        return replace(self, since={**self.since, worker: (pid, now)})
+
+    def attached(self, worker: WorkerId) -> Starting:
+        """Returns it once a worker has attached."""
+        return replace(self, since={each: at for each, at in self.since.items() if each != worker})
+
+    def failed(self, worker: WorkerId, pid: int) -> Starting:
+        """Returns it once a process is given up and another one is started."""
+        after = self.attached(worker)
+        return replace(after, again=self.again | {worker}, spent=self.spent | {(worker, pid)})
+
+    def over(self, worker: WorkerId) -> Starting:
+        """Returns it once a worker came, or is given up: the next time two may be tried again."""
+        return replace(self.attached(worker), again=self.again - {worker})
+
+    def overdue(self, now: float) -> dict[WorkerId, str]:
+        """Returns the workers that should be here, and what to say of them."""
+        how = f"it did not start within {self.limit_s:g} s (control.start_s)"
+        return {worker: how for worker, (_, at) in sorted(self.since.items()) if now - at > self.limit_s}
