@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,12 @@ import torch
 
 from holdfast.control.etcd import Etcd
 from holdfast.errors import StorageError
+
+
+def pytest_configure():
+    """Whoever started the tests may have them ignore SIGINT, as a shell does in the background; no job is to."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

@@ -107,6 +107,7 @@ class ForkServer:
     _door: int = -1
     _alive: int = -1
     _status: int | None = None
+    _why: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -123,7 +124,7 @@ class ForkServer:
     def died(self) -> str:
         """How it ended, for people; empty while it runs, and before it was started."""
         with self._lock:
-            return "" if self._pid is None or self._look() is None else describe_exit(self._status)
+            return "" if self._pid is None or self._look() is None else self._why or describe_exit(self._status)
 
     def awaited(self) -> str:
         """How it ended, for people, once that is known; to be called when it is seen to be gone."""
@@ -131,10 +132,11 @@ class ForkServer:
             Patience(limit_s=_REAP_S).wait(self._died_within, self.excuse)
         return self.died() or "nobody knows how"
 
-    def kill(self) -> None:
-        """Ends it, and so all processes that were forked from it."""
+    def kill(self, why: str = "") -> None:
+        """Ends it, and so all processes that were forked from it; ``why`` is told as how it ended."""
         with self._lock:
             if self._pid is not None and self._look() is None:
+                self._why = why
                 os.kill(self._pid, signal.SIGKILL)
 
     def excuse(self) -> str:
@@ -194,7 +196,7 @@ class ForkServer:
             if descriptor >= 0:
                 os.close(descriptor)
         resource_tracker.ensure_running()
-        self._status = None
+        self._status, self._why = None, ""
         with socket.socket(socket.AF_UNIX) as listener:
             self._door = _listen_unseen(listener)
             his_alive, self._alive = os.pipe()
@@ -259,8 +261,8 @@ class _Popen(popen_forkserver.Popen):
             self.pid = read_signed(self.sentinel)
         except (EOFError, BrokenPipeError, ConnectionError):
             raise InternalError(f"the fork server ended: {SERVER.awaited()}") from None
-        except BaseException:
-            SERVER.kill()  # whatever it may yet fork would be nobody's
+        except BaseException as error:
+            SERVER.kill(str(error))  # whatever it may yet fork would be nobody's
             raise
 
     def _body(self, process_obj: BaseProcess) -> bytes:
