@@ -200,35 +200,35 @@ def test_a_worker_that_dies_while_starting_twice_ends_the_job(attached):
 
 def test_a_worker_that_hangs_while_starting_is_ended_and_started_again_once():
     job = gathering().give(*hellos()[:3])
-    assert job.give(Tick(now=9.9)).told == []
-    assert job.give(Tick(now=10.1)).told == [
+    assert job.give(Tick(), now=9.9).told == []
+    assert job.give(Tick(), now=10.1).told == [
         (None, Fence(worker=W11, pid=1)),
         (None, Spawn(worker=W11, first=True)),
     ]
-    assert job.give(Started(worker=W11, pid=2), now=11.0).give(Tick(now=20.9)).told == []
-    assert job.give(Tick(now=21.1)).ended.detail == (
+    assert job.give(Started(worker=W11, pid=2), now=11.0).give(Tick(), now=20.9).told == []
+    assert job.give(Tick(), now=21.1).ended.detail == (
         "worker 1.1 was lost while starting, twice (it did not start within 10 s (control.start_s))"
     )
 
 
 def test_one_that_was_given_up_while_starting_cannot_come_any_more():
-    job = gathering().give(*hellos()[:3], Tick(now=10.1))
+    job = gathering().give(*hellos()[:3], Tick(), now=10.1)
     (told,) = job.give(Hello(worker=W11, pid=1)).told
     assert told == (W11, Expel(reason="worker 1.1 is no member any more"))
     assert job.give(Exited(worker=W11, pid=1, status=-9)).told == []
     job.give(Hello(worker=W11, pid=2))  # before the agent could say that it was started
     assert job.state.generation == 1
-    assert job.give(Started(worker=W11, pid=2)).give(Tick(now=99.0)).commands(Spawn) == {}
+    assert job.give(Started(worker=W11, pid=2)).give(Tick(), now=99.0).commands(Spawn) == {}
 
 
 def test_an_agent_that_comes_back_is_asked_again_for_what_it_was_not_told_of():
-    job = gathering().give(*hellos()[:3], Tick(now=10.1), Closed(worker=None, pid=0))
+    job = gathering().give(*hellos()[:3], Tick(), Closed(worker=None, pid=0), now=10.1)
     started = tuple(Started(worker=worker, pid=1) for worker in PLAN.workers[:3])
     again = Hello(worker=None, pid=1, exits=(Exited(worker=W11, pid=1, status=-9),), started=started)
     assert job.give(again).told == [(None, Spawn(worker=W11, first=True))]
     told_of = Hello(worker=None, pid=1, coming=(W11,), started=(*started, Started(worker=W11, pid=2)))
     assert job.give(told_of, now=50.0).told == []
-    assert job.give(Tick(now=60.1)).ended is not None, "it is waited for from when it was heard of"
+    assert job.give(Tick(), now=60.1).ended is not None, "it is waited for from when it was heard of"
 
 
 def test_a_node_that_is_gone_while_starting_is_started_again():
@@ -851,10 +851,10 @@ def test_a_started_worker_that_never_attaches_is_started_again_once_then_its_pla
 def test_a_started_worker_that_hangs_is_ended_and_started_again_once_then_its_place_is_vacant_again(short):
     short.state = replace(short.state, starting=Starting(limit_s=10.0))
     short.give(Offer(worker=W10), Started(worker=W10, pid=7), now=50.0)
-    assert short.give(Tick(now=59.9)).told == []
-    short.give(Tick(now=60.1))
+    assert short.give(Tick(), now=59.9).told == []
+    short.give(Tick(), now=60.1)
     assert [c for _, c in short.told if isinstance(c, Fence | Spawn)] == [Fence(worker=W10, pid=7), Spawn(worker=W10)]
-    short.give(Started(worker=W10, pid=8), now=61.0).give(Tick(now=71.1))
+    short.give(Started(worker=W10, pid=8), now=61.0).give(Tick(), now=71.1)
     assert [command for _, command in short.told if isinstance(command, Fence | Spawn)] == [Fence(worker=W10, pid=8)]
     assert short.give(Offer(worker=W10)).commands(Spawn) == {None: Spawn(worker=W10)}
 
