@@ -16,7 +16,7 @@ import yaml
 from holdfast.errors import InternalError, StateUnavailable
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints
-from holdfast.telemetry.events import Checkpointed, StepOps, read_events
+from holdfast.telemetry.events import Checkpointed, FaultInjected, JobEnded, StepOps, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -30,7 +30,7 @@ JOB = {
     "control": {"hang_s": 15},
     "resume": "auto",
 }
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 class Launcher:
@@ -40,10 +40,19 @@ class Launcher:
         self.run_dir = folder / "run"
         self._job = folder / "job.yaml"
         self._job.write_text(yaml.safe_dump(tree))
+        self._started: list[subprocess.Popen] = []
 
-    def start(self, *more: str) -> subprocess.Popen:
+    def end(self) -> None:
+        """Leaves nothing behind, whatever a test came to."""
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+    def start(self, *more: str, group: bool = False) -> subprocess.Popen:
         command = [sys.executable, "-m", "holdfast", "train", str(self._job), "--run-dir", str(self.run_dir), *more]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self._started.append(subprocess.Popen(command, start_new_session=group, **pipes))
+        return self._started[-1]
 
     def run(self, *more: str) -> tuple[int, str, str]:
         process = self.start(*more)
@@ -66,15 +75,29 @@ class Launcher:
         return json.loads((self.run_dir / "summary.json").read_text())
 
 
+@pytest.fixture
+def launch(tmp_path_factory):
+    """Makes launchers, each in a folder of its own."""
+    made = []
+
+    def make(tree: dict) -> Launcher:
+        made.append(Launcher(tmp_path_factory.mktemp("launcher"), tree))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.end()
+
+
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
     """What is in a folder, and since when; but for the lock, which says who looked last."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
-def test_a_launcher_that_repeats_the_command(tmp_path):
+def test_a_launcher_that_repeats_the_command(launch):
     """The agent gets SIGKILL, then two start at once; then it is done, and stays so."""
-    launcher = Launcher(tmp_path, JOB)
+    launcher = launch(JOB)
     first = launcher.start()
     launcher.when(first, Checkpointed, 6)
     first.send_signal(signal.SIGKILL)
@@ -106,8 +129,7 @@ def test_a_launcher_that_repeats_the_command(tmp_path):
     assert inspected[0].startswith("attempt 1 began ")
     assert inspected[0].endswith(f": killed: holdfast inspect {launcher.run_dir}/attempts/0001")
     assert inspected[1] == "attempt 2:"
-    (tmp_path / "whole").mkdir()
-    whole = Launcher(tmp_path / "whole", {**JOB, "checkpoint": {}})
+    whole = launch({**JOB, "checkpoint": {}})
     assert whole.run()[0] == 0
     for key in ("weights_sha256", "state_sha256", "final_loss"):
         assert told[key] == whole.summary()[key]
@@ -171,3 +193,66 @@ def test_without_any_checkpoint_it_begins_anew_and_says_so(runs):
     assert [event.text for event in told] == ["no attempt before this one left a checkpoint: begins anew"]
     assert again.resumed_from is None
     assert len(again.attempts) == 2
+
+
+def end_of(process: subprocess.Popen) -> tuple[int, str]:
+    _, errors = process.communicate(timeout=LIMIT_S)
+    return process.returncode, errors
+
+
+def test_sigterm_makes_a_checkpoint_first_and_the_same_command_goes_on(launch):
+    """To the agent alone; to every process at once; and again before that is done, or where no checkpoint is wanted."""
+    launcher = launch({**JOB, "checkpoint": {"every": 1000, "on_sigterm": 30}})
+    first = launcher.start()
+    launcher.when(first, StepOps, 4)
+    first.terminate()
+    code, errors = end_of(first)
+    assert code == 143, errors
+    (made,) = launcher.events(Checkpointed)
+    assert made.step >= 4
+    assert "holdfast: SIGTERM: a checkpoint is made first, within 30 s; another signal ends the job at once" in errors
+    assert errors.splitlines()[-1] == (
+        f"holdfast: SIGTERM: the checkpoint of step {made.step} is written; go on with --run-dir {launcher.run_dir} "
+        "--resume auto; every process is ended"
+    )
+    assert [event.outcome for event in launcher.events(JobEnded)] == ["preempted"]
+    second = launcher.start(group=True)
+    launcher.when(second, StepOps, made.step + 4)
+    os.killpg(second.pid, signal.SIGTERM)
+    code, errors = end_of(second)
+    assert code == 143, errors
+    assert f"goes on from the checkpoint of step {made.step} in " in errors
+    (later,) = launcher.events(Checkpointed)
+    assert later.step >= made.step + 4
+    third = launcher.run("--set", f"train.steps={later.step + 5}")
+    assert third[0] == 0, third[2]
+    told = launcher.summary()
+    assert [each["outcome"] for each in told["attempts"]] == ["preempted", "preempted", "done"]
+    assert told["resumed_from"] == later.step
+    whole = launch({**JOB, "checkpoint": {}})
+    assert whole.run("--set", f"train.steps={later.step + 5}")[0] == 0
+    for key in ("weights_sha256", "state_sha256", "final_loss"):
+        assert told[key] == whole.summary()[key]
+
+
+def test_a_second_sigterm_ends_at_once_and_so_does_the_grace(launch):
+    """A worker that is stopped, and would not be missed for long, keeps the boundary from being crossed."""
+    tree = {**JOB, "grid": {"pipelines": 1, "stages": 2, "microbatches": 4}, "control": {"hang_s": 1000}}
+    launcher = launch({**tree, "checkpoint": {"every": 3, "on_sigterm": 1000}})
+    first = launcher.start("--fault", "hang:0.1@8")
+    launcher.when(first, FaultInjected, 8)
+    first.terminate()
+    assert "another signal ends the job at once" in first.stderr.readline() + first.stderr.readline()
+    first.terminate()
+    code, errors = end_of(first)
+    assert code == 143
+    assert errors.splitlines()[-1] == "holdfast: SIGTERM: every process is ended"
+    second = launcher.start("--fault", "hang:0.1@9", "--set", "checkpoint.on_sigterm=0.5")
+    launcher.when(second, FaultInjected, 9)
+    second.terminate()
+    code, errors = end_of(second)
+    assert code == 143
+    assert errors.splitlines()[-1] == (
+        "holdfast: SIGTERM: no checkpoint of the last steps, it was not written within 0.5 s (checkpoint.on_sigterm); "
+        f"the last is of step 6; go on with --run-dir {launcher.run_dir} --resume auto; every process is ended"
+    )

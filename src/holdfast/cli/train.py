@@ -94,7 +94,8 @@ def run(args: argparse.Namespace) -> int:
         )
     except Interrupted as interruption:
         line.end()
-        print(f"holdfast: {interruption}: every process is ended", file=sys.stderr)
+        told = f"{interruption.told}; " if interruption.told else ""
+        print(f"holdfast: {interruption}: {told}every process is ended", file=sys.stderr)
         return 130 if interruption.signal_number == signal.SIGINT else 143
     finally:
         line.end()

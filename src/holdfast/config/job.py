@@ -187,13 +187,15 @@ class Resilience(_Plain, frozen=True, kw_only=True):
 class Checkpoint(_Plain, frozen=True, kw_only=True):
     """``every``: a checkpoint after so many steps (0: never); ``keep``: the newest so many; ``url``: a folder or
     ``s3://BUCKET/PREFIX``, default ``checkpoints`` in the run directory; ``synchronous``: training stands still until
-    it is written, for comparison.
+    it is written, for comparison. ``on_sigterm``: seconds that SIGTERM leaves for one more checkpoint before the job
+    ends, if checkpoints are made at all; 0 for none.
     """
 
     every: Count = 0
     keep: Positive = 3
     url: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     synchronous: bool = False
+    on_sigterm: NonNegative = 25.0
 
 
 class Tls(_Plain, frozen=True, kw_only=True):

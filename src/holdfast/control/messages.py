@@ -37,6 +37,7 @@ __all__ = [
     "Message",
     "NodeLost",
     "Offer",
+    "Preempted",
     "Progress",
     "Raised",
     "Refused",
@@ -123,7 +124,8 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     peers without any state; ``leaving``: it was told to go; ``raised``: why it has stopped; ``strikes``: faults that
     the agent is to carry out for it.
     Of the agent: ``exits`` are all that it has seen; ``offers`` those not yet taken up; ``coming`` the workers whose
-    newest process was started on demand, and lives; ``started`` the processes that live.
+    newest process was started on demand, and lives; ``started`` the processes that live; ``preempted``:
+    see Preempted.
     """
 
     worker: WorkerId | None
@@ -140,6 +142,7 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     offers: tuple[WorkerId | None, ...] = ()
     coming: tuple[WorkerId, ...] = ()
     started: tuple[Started, ...] = ()
+    preempted: bool = False
 
 
 class Tally(_Wire, frozen=True, kw_only=True):
@@ -223,6 +226,10 @@ class Offer(_Wire, frozen=True, tag=True, kw_only=True):
     """The agent can start a worker: in the place of ``worker``, or in any."""
 
     worker: WorkerId | None
+
+
+class Preempted(_Wire, frozen=True, tag=True, kw_only=True):
+    """The agent was told to end (SIGTERM): a checkpoint is to be made at once, and then the job ends."""
 
 
 class Strike(_Wire, frozen=True, tag=True, kw_only=True):
@@ -372,7 +379,8 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
 
     ``at_boundary``: not at once, but after the first step in which all workers were found to know of it. ``entering``:
     workers that hold no state yet; their peers give it to them. ``load``: everyone gives up what it holds, and loads
-    the layers that ``plan`` gives it. ``staggered``: updates are made ahead of the verdict.
+    the layers that ``plan`` gives it. ``staggered``: updates are made ahead of the verdict. ``pins``: everyone pins its
+    part of a checkpoint at the boundary.
     """
 
     generation: int
@@ -381,6 +389,7 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
     entering: tuple[WorkerId, ...] = ()
     load: StateAt | None = None
     staggered: bool = False
+    pins: bool = False
 
 
 class Resume(_Wire, frozen=True, tag=True, kw_only=True):
@@ -445,7 +454,10 @@ class Fence(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Ended(_Wire, frozen=True, tag=True, kw_only=True):
-    """For the agent: how the job ended. ``outcome``: done, lost, program, user-error or error."""
+    """For the agent: how the job ended. ``outcome``: done, lost, program, preempted, user-error or error.
+
+    Preempted: ``step`` is that of the checkpoint; ``detail`` says why there is none, empty if there is one.
+    """
 
     outcome: str
     detail: str
@@ -464,6 +476,7 @@ Message = (
     | Left
     | Synced
     | Offer
+    | Preempted
     | Strike
     | Remark
     | Suspect
@@ -524,7 +537,7 @@ def may_say(worker: WorkerId | None, pid: int, message: Message) -> bool:
     Everyone speaks for itself; what happened to processes, and that new ones can be had, is for the agent to say.
     """
     match message:
-        case Started() | Exited() | NodeLost() | Offer():
+        case Started() | Exited() | NodeLost() | Offer() | Preempted():
             return worker is None
         case Hello() | Failure():
             return message.worker == worker and (worker is None or message.pid == pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import hashlib
 import math
 import os
@@ -26,7 +27,7 @@ from holdfast.config.profiles import save_profile
 from holdfast.control.awake import AwakeClock
 from holdfast.control.client import ControlClient
 from holdfast.control.etcd import Etcd, parse_store_url
-from holdfast.control.messages import Command, Ended, Fence, Hello, Message, Progress, Remark, Spawn, Strike
+from holdfast.control.messages import Command, Ended, Fence, Hello, Message, Preempted, Progress, Remark, Spawn, Strike
 from holdfast.control.tls import check_tls
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.placement import group_into_nodes
@@ -78,11 +79,20 @@ class Interrupted(Exception):
 
     Attributes:
         signal_number: SIGINT or SIGTERM.
+        told: what a person should know of it besides; empty if nothing.
     """
 
-    def __init__(self, signal_number: int) -> None:
+    def __init__(self, signal_number: int, told: str = "") -> None:
         self.signal_number = signal_number
+        self.told = told
         super().__init__(signal.Signals(signal_number).name)
+
+
+class _Preempt(enum.Enum):
+    """What a first SIGTERM leads to."""
+
+    BEGIN = enum.auto()
+    GIVE_UP = enum.auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +107,7 @@ class _Died(InternalError):
     """A process ended without an answer."""
 
 
-_Item = Command | Exception | _CoordinatorEnded | StartAgain
+_Item = Command | Exception | _CoordinatorEnded | StartAgain | _Preempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +184,10 @@ class Agent:
     _awake: AwakeClock = field(default_factory=AwakeClock)
     _networks: Networks | None = None
     _crew: Crew | None = None
+    _waits_for_sigterm: bool = False
+    _preempted: bool = False
+    _checkpoint: int = 0
+    """The newest that there is; 0 for none."""
     _children: Children = field(init=False)
     _server: int | None = None
     _thinking: bool = False
@@ -229,6 +243,8 @@ class Agent:
             stack.enter_context(self._library(spec))
             outcome = self._watch(self._supervisor(log), log)
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
+            if outcome.outcome == "preempted":
+                raise Interrupted(signal.SIGTERM, self._tell_preempted(outcome.detail))
             return self._with_hashes(outcome)
 
     def _probe(self) -> Probed:
@@ -258,7 +274,7 @@ class Agent:
         answer = self._ask(find_main, self.job, self.resume, self._checkpoints, probed.facts, self.accept)
         found = msgspec.json.decode(answer, type=Found | None)
         if found is not None and self.resume is not None:
-            self.resume = replace(self.resume, url=found.url, step=found.step)
+            self.resume, self._checkpoint = replace(self.resume, url=found.url, step=found.step), found.step
             self._check_faults_after(found.step)
         elif self.resume is not None:  # there was nothing to go on from
             self.resume = None
@@ -387,6 +403,10 @@ class Agent:
             return
 
         def interrupt(number: int, frame: FrameType | None) -> None:
+            if number == signal.SIGTERM and self._waits_for_sigterm:  # a second one ends at once
+                self._waits_for_sigterm = False
+                self._inbox.put(_Preempt.BEGIN)
+                return
             self._interrupted = Interrupted(number)
             self._inbox.put(self._interrupted)
             if self._thinking:
@@ -567,7 +587,7 @@ class Agent:
             limit=RestartLimit(within_s=control.restart_window_s),
         )
 
-    def _put_later(self, delay_s: float, item: StartAgain) -> None:
+    def _put_later(self, delay_s: float, item: StartAgain | _Preempt) -> None:
         """Puts it into the inbox after a while; meanwhile whatever else comes is handled."""
         timer = threading.Timer(min(delay_s, threading.TIMEOUT_MAX), self._inbox.put, (item,))
         timer.daemon = True
@@ -641,7 +661,7 @@ class Agent:
 
     def _hello(self) -> Hello:
         assert self._crew is not None
-        return self._crew.hello()
+        return msgspec.structs.replace(self._crew.hello(), preempted=self._preempted)
 
     def _on_command(self, command: Command) -> None:
         """Takes a command, in the control thread; what a later hello must know of is noted at once."""
@@ -664,29 +684,65 @@ class Agent:
             if item is not None:
                 return item
 
+    def _preempt(self, log: EventLog) -> None:
+        """SIGTERM: asks for one more checkpoint, and for the end of the job after it."""
+        assert self._crew is not None
+        grace_s = self.job.checkpoint.on_sigterm
+        text = f"SIGTERM: a checkpoint is made first, within {grace_s:g} s; another signal ends the job at once"
+        self._tell(log, Notice(worker="agent", text=text))
+        self._preempted = True
+        self._crew.send(Preempted())
+        self._put_later(grace_s, _Preempt.GIVE_UP)
+
+    def _given_up(self) -> Outcome:
+        """The job ends without the checkpoint that was asked for."""
+        detail = f"it was not written within {self.job.checkpoint.on_sigterm:g} s (checkpoint.on_sigterm)"
+        return Outcome(outcome="preempted", detail=detail, step=self._checkpoint, directory="", generations=0)
+
+    def _tell_preempted(self, detail: str) -> str:
+        """What became of the checkpoint, and how to go on; ``detail`` says why there is none of the last steps."""
+        last = f"the last is of step {self._checkpoint}" if self._checkpoint else "there is none"
+        written = f"the checkpoint of step {self._checkpoint} is written"
+        what = f"no checkpoint of the last steps, {detail}; {last}" if detail else written
+        return f"{what}; go on with --run-dir {self.run_dir} --resume auto"
+
     def _watch(self, supervisor: Supervisor, log: EventLog) -> Outcome:
         """Follows the job until it ends."""
         assert self._crew is not None
+        self._waits_for_sigterm = bool(self.job.checkpoint.every and self.job.checkpoint.on_sigterm)
+        try:
+            return self._follow(self._crew, supervisor, log)
+        finally:
+            self._waits_for_sigterm = False
+
+    def _follow(self, crew: Crew, supervisor: Supervisor, log: EventLog) -> Outcome:
         while True:
             match item := self._next():
+                case _Preempt.BEGIN:
+                    self._preempt(log)
+                case _Preempt.GIVE_UP:
+                    return self._given_up()
                 case Progress():
                     log.check()
                     self._last = item
-                    self._crew.reach(item.step + 1)
+                    self._checkpoint = max(self._checkpoint, item.checkpoint)
+                    crew.reach(item.step + 1)
                     self.on_progress(item)
                 case _CoordinatorEnded(child=child, spec=spec):
                     supervisor.on_ended(spec, child.status)
                 case StartAgain():
                     supervisor.again(item)
                 case Fence(worker=worker, pid=pid):
-                    self._crew.fence(worker, pid)
+                    crew.fence(worker, pid)
                 case Spawn(worker=worker, first=first):
-                    self._crew.start(worker, first=first)
+                    crew.start(worker, first=first)
                 case Strike(spec=text):
-                    self._crew.strike(Fault.parse(text))
+                    crew.strike(Fault.parse(text))
                 case Remark(kind=kind, text=text):
                     self._tell_once(kind, text)
                 case Ended():
+                    if item.outcome == "preempted" and not item.detail:
+                        self._checkpoint = item.step
                     return Outcome(
                         outcome=item.outcome,
                         detail=item.detail,

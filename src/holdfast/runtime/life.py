@@ -262,6 +262,7 @@ class WorkerLife:
         executed: (layer, micro-batch) pairs begun, of the step that ran last and the one before.
         entered: the step before which we entered, as a comer or at another place; meaningless if we never did.
         raised: the exception that has stopped us; None while we live as we should.
+        pins_at: the step of a checkpoint that was asked for, at the boundary before it; None if none was.
         standing: the generation that we are in and what we do in it, in one value: other threads read it.
     """
 
@@ -284,6 +285,7 @@ class WorkerLife:
     executed: dict[int, int] = field(default_factory=dict)
     entered: int = 0
     raised: Raised | None = None
+    pins_at: int | None = None
     standing: tuple[int, Activity] = (0, "waiting")
     _number: Callable[[MicroBatch], int] = field(init=False)
 
@@ -391,7 +393,7 @@ class WorkerLife:
     def _join(self, install: Install) -> Life:
         """Leaves the old generation, says where our layers are, connects to the new one."""
         first, self.generation, self.plan = self.generation == 0, install.generation, install.plan
-        self.staggered = install.staggered
+        self.staggered, self.pins_at = install.staggered, None
         self._stand("waiting")
         if not first:
             yield Reach(Point.DETECT, self._step())
@@ -614,6 +616,7 @@ class WorkerLife:
         before = dict(self.plan.placement.ranges)
         after = dict(install.plan.placement.ranges)
         self.generation, self.plan, self.staggered = install.generation, install.plan, install.staggered
+        self.pins_at = step if install.pins else None
         self._stand("waiting")
         yield Release(install.entering)
         if self.worker not in install.plan.workers:
@@ -649,12 +652,17 @@ class WorkerLife:
     def _checkpoint(self, step: int) -> Life:
         """Before a step, all layers are at it: pins those that are ours to write.
 
-        A recovery that runs from this very step does so again, since whoever died may not have written its part.
+        A recovery that runs from this very step does so again, since whoever died may not have written its part. One
+        that was asked for is never left out because earlier ones are not written yet: those are waited for.
         """
-        if self.plan is None or not self.checkpoint_every or not step or step % self.checkpoint_every:
+        asked = step == self.pins_at
+        due = self.checkpoint_every and step and step % self.checkpoint_every == 0
+        if self.plan is None or not (asked or due):
             return
         layers = tuple(layer for layer in self.stage.layer_steps() if self.plan.writer_of(layer) == self.worker)
         if layers:
+            if asked:
+                yield Written()
             yield Pin(self.generation, step, layers)
             if self.synchronous:
                 yield Written()

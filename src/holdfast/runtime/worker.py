@@ -285,6 +285,7 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     """
     sys.setswitchinterval(_SWITCH_S)
     _move(spec.namespace)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to the whole group, it is for the agent to answer
     control, remarks = spec.job.control, Remarks()
     log = EventLog(spec.events, complain=lambda kind, text: remarks.put((kind, text)))
     coordinator = (

@@ -48,6 +48,7 @@ from holdfast.control.messages import (
     Message,
     NodeLost,
     Offer,
+    Preempted,
     Progress,
     ShardWritten,
     Shutdown,
@@ -217,6 +218,7 @@ class VirtualCluster:
         staggered: whether updates are made ahead of the verdict.
         technique: of the planner, which then makes all plans, the healthy one too; None: they keep to 1F1B's rules.
         scaled: which share of the steps has gradients that must be scaled.
+        preempted_at: when the agent is told to end, in virtual seconds, so that a checkpoint is made; None: never.
         better: tells a better plan for who is here, if need be once some have changed places, or None; asked five
             times a second.
     """
@@ -248,6 +250,7 @@ class VirtualCluster:
         staggered: bool = False,
         technique: Technique | None = None,
         scaled: float = 0.0,
+        preempted_at: float | None = None,
         better: Callable[[Membership], Rerouted | Migration | None] = lambda membership: None,
     ) -> None:
         terms = None
@@ -257,6 +260,7 @@ class VirtualCluster:
             terms = Terms(technique=technique, costs=costs, in_flight=2 * depth, ties=ties)
             plan = replanned(plan, terms)
         self._better = better
+        self._preempted_at, self._preempted = preempted_at, False
         self._scaled = scaled
         self._coordinator_deaths = tuple(coordinator_deaths)
         self._incarnation = 0
@@ -366,6 +370,8 @@ class VirtualCluster:
         self._tick()
         for at, who in self._broken_streams:
             self._after(at, lambda who=who: self._break_stream(who))  # type: ignore[misc]
+        if self._preempted_at is not None:
+            self._after(self._preempted_at, self._preempt)
         for at, away_s in self._coordinator_deaths:
             self._after(at, lambda away_s=away_s: self._kill_coordinator(away_s))  # type: ignore[misc]
         while self._ended is None:
@@ -463,7 +469,7 @@ class VirtualCluster:
                     self._ended = ended
                 case Tell(to=None, command=command):
                     self._tell_agent(command)
-                case Tell(to=WorkerId() as to, command=command):
+                case Tell(to=WorkerId() as to, command=command) if output.pid or to in self._membership.pids:
                     self._tell(self._processes[output.pid or self._membership.pids[to]], command)
 
     def _write_manifest(self, commit: Commit) -> None:
@@ -582,10 +588,22 @@ class VirtualCluster:
         coming = tuple(sorted(worker for worker in self._coming if self._workers[worker].alive))
         started = tuple(self._started(each) for each in self._workers.values() if each.alive)
         offers = tuple(self._offers)
-        return Hello(worker=None, pid=AGENT, exits=self._exits, offers=offers, coming=coming, started=started)
+        return Hello(
+            worker=None,
+            pid=AGENT,
+            exits=self._exits,
+            offers=offers,
+            coming=coming,
+            started=started,
+            preempted=self._preempted,
+        )
 
     def _started(self, worker: _Worker) -> Started:
         return Started(worker=worker.life.worker, pid=worker.life.pid)
+
+    def _preempt(self) -> None:
+        self._preempted = True
+        self._agent_up(Preempted())
 
     def _obey(self, command: Command) -> None:
         match command:

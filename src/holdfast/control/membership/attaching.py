@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.control.detection import forget
+from holdfast.control.membership.boundary import on_preempted
 from holdfast.control.membership.forming import form
 from holdfast.control.membership.losses import on_exited
 from holdfast.control.membership.raising import on_raised
@@ -93,7 +94,8 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
         return replace(state, offers=hello.offers, agent_away=False), (*outputs, *again)
     state = replace(state, offers=hello.offers, expected=state.expected - unheard, agent_away=False)
     state, spawned = spawn(state, tuple(sorted(unheard & _to_fill(state)))) if unheard else (state, ())
-    return prefixed((*outputs, *spawned), answer_offers(state))
+    state, preempted = on_preempted(state) if hello.preempted else (state, ())
+    return prefixed((*outputs, *spawned, *preempted), answer_offers(state))
 
 
 def _to_fill(state: Membership) -> frozenset[WorkerId]:

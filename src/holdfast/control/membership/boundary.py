@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
+from holdfast.control.membership.ending import end_preempted
 from holdfast.control.membership.forming import installed
 from holdfast.control.membership.state import (
     Decision,
@@ -31,7 +32,16 @@ from holdfast.recovery.strategies import at_boundary
 from holdfast.telemetry.events import Migrating, Parted, PlanImproved, Rebuilt
 from holdfast.telemetry.events import Synced as SyncedEvent
 
-__all__ = ["change_members", "improves", "on_improved", "on_joined", "on_joined_upcoming", "on_left", "on_synced"]
+__all__ = [
+    "change_members",
+    "improves",
+    "on_improved",
+    "on_joined",
+    "on_joined_upcoming",
+    "on_left",
+    "on_preempted",
+    "on_synced",
+]
 
 
 def on_joined(state: Membership, worker: WorkerId) -> Decision:
@@ -47,9 +57,11 @@ def change_members(state: Membership) -> Decision:
     if state.phase is not Phase.RUNNING or state.upcoming is not None or len(state.joined) < len(state.alive):
         return state, ()
     going = state.leaving & frozenset(state.full)
-    if not (state.arriving or state.entering or going):
-        return state, ()
     entering = state.arriving
+    if state.preempted:  # then nobody comes or goes any more
+        going = entering = frozenset()
+    if not (entering or state.entering or going):
+        return _pin(state)
     full = frozenset(state.alive) - going  # nobody goes over before whoever is entering now has caught up
     lost = frozenset(state.healthy.workers) - full
     promised = state.promised
@@ -62,6 +74,27 @@ def change_members(state: Membership) -> Decision:
         notices = (notice(worker, text) for worker in sorted(going))
         return prefixed(notices, change_members(replace(state, leaving=state.leaving - going)))
     return prefixed(noted(recovery), _prepare(state, recovery.plan, recovery.period, entering))
+
+
+def _must_pin(state: Membership) -> bool:
+    return state.preempted and (state.pinned is None or not state.pinned[1])
+
+
+def _pin(state: Membership) -> Decision:
+    """Prepares a generation of the same plan for the sake of the boundary before it, if a checkpoint is to be made."""
+    if state.plan is None or not _must_pin(state):
+        return state, ()
+    return _prepare(state, state.plan, state.period, frozenset())
+
+
+def on_preempted(state: Membership) -> Decision:
+    """The job is to end: a checkpoint is made at the next boundary, and ends it; at once where no step can be run."""
+    if state.preempted:
+        return state, ()
+    state = replace(state, preempted=True)
+    if state.phase in (Phase.GATHERING, Phase.WAITING):
+        return end_preempted(state, "not all workers are there")
+    return change_members(state)
 
 
 def _prepare(
@@ -79,10 +112,13 @@ def _prepare(
         at_boundary=True,
         entering=tuple(sorted(entering)),
         staggered=state.staggered,
+        pins=_must_pin(state),
     )
     at_once = msgspec.structs.replace(order, at_boundary=False)
     told = (*tell_each(state.alive, order), *tell_each(sorted(entering & state.arriving), at_once))
-    upcoming = Upcoming(generation=generation, plan=plan, entering=entering, period=period, healthy=healthy)
+    upcoming = Upcoming(
+        generation=generation, plan=plan, entering=entering, period=period, healthy=healthy, pins=order.pins
+    )
     return replace(state, upcoming=upcoming), told
 
 
@@ -96,7 +132,7 @@ def on_improved(state: Membership, improved: Improved) -> Decision:
     coming = state.arriving or state.entering or (state.expected and isinstance(improved.offer, Migration))
     busy = state.upcoming is not None or coming or state.leaving & frozenset(state.full)
     running = state.phase is Phase.RUNNING and len(state.joined) >= len(state.alive)
-    if busy or not running or improved.lost != state.absent:
+    if busy or not running or improved.lost != state.absent or state.preempted:
         return state, ()
     offer = improved.offer
     if isinstance(offer, Migration):
@@ -165,6 +201,7 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
         promised=state.promised if upcoming.entering else None,
         planned={},
         resume_step=step,
+        pinned=(step, upcoming.generation) if upcoming.pins else state.pinned,
         suspected_at=None,
     )
     parted = (Record(event=Parted(worker=str(worker), step=step)) for worker in sorted(gone))

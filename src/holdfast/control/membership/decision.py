@@ -43,6 +43,7 @@ from holdfast.control.membership.boundary import (
     on_joined,
     on_joined_upcoming,
     on_left,
+    on_preempted,
     on_synced,
 )
 from holdfast.control.membership.ending import end_job, on_failure, on_saved, tell_the_end
@@ -82,6 +83,7 @@ from holdfast.control.messages import (
     Message,
     NodeLost,
     Offer,
+    Preempted,
     Raised,
     Refused,
     Remark,
@@ -155,6 +157,8 @@ def _decide(state: Membership, event: Message | Closed | Tick | Planned | Improv
             return change_members(replace(state, leaving=state.leaving | {worker}))
         case Offer(worker=worker):
             return on_offer(state, worker)
+        case Preempted():
+            return on_preempted(state)
         case Strike() | Remark():
             return state, (Tell(to=None, command=event),)
         case ShardWritten() | ShardFailed():

@@ -9,7 +9,7 @@ from holdfast.control.membership.state import Decision, Membership, Output, Phas
 from holdfast.control.messages import Ended, Failure, Hello, Save, Saved, Shutdown
 from holdfast.core.ids import WorkerId
 
-__all__ = ["end_if_saved", "end_job", "on_failure", "on_saved", "save", "tell_the_end"]
+__all__ = ["end_if_saved", "end_job", "end_preempted", "on_failure", "on_saved", "save", "tell_the_end"]
 
 
 def save(state: Membership, step: int, tallies: tuple[bytes, ...] = ()) -> Decision:
@@ -75,6 +75,13 @@ def on_failure(state: Membership, failure: Failure) -> Decision:
     outcome = "user-error" if failure.user_fault else "error"
     detail = failure.error if failure.user_fault else f"worker {failure.worker}: {failure.error}\n{failure.traceback}"
     return end_job(state, outcome, detail.rstrip(), state.directory)
+
+
+def end_preempted(state: Membership, detail: str = "") -> Decision:
+    """Ends the job because the agent was told to; ``detail`` says why there is no checkpoint of its last steps."""
+    if not detail:
+        state = replace(state, resume_step=state.checkpoints.newest)
+    return end_job(state, "preempted", detail, "")
 
 
 def end_job(state: Membership, outcome: str, detail: str, directory: str) -> Decision:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.control.checkpoint_ledger import Commit, Settled, note_shard, settle
-from holdfast.control.membership.ending import end_if_saved, save
+from holdfast.control.membership.ending import end_if_saved, end_preempted, save
 from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell, prefixed
 from holdfast.control.messages import Progress, ShardFailed, ShardWritten, StateAt, StepDone
 from holdfast.core.ids import WorkerId
@@ -46,7 +46,10 @@ def on_shard(state: Membership, message: ShardWritten | ShardFailed) -> Decision
     state = replace(state, checkpoints=ledger)
     if follows is None:
         return state, ()
-    return state, (follows if isinstance(follows, Commit) else Record(event=follows),)
+    if isinstance(follows, Commit):
+        return state, (follows,)
+    ends = state.pinned == (message.step, message.generation) and state.phase is not Phase.SAVING
+    return prefixed((Record(event=follows),), end_preempted(state, follows.detail) if ends else (state, ()))
 
 
 def on_settled(state: Membership, settled: Settled) -> Decision:
@@ -56,4 +59,7 @@ def on_settled(state: Membership, settled: Settled) -> Decision:
         older = tuple(each for each in state.restorable if each.url is not None and each.step != settled.step)
         found = sorted((*older, StateAt(url=settled.url, step=settled.step)), key=lambda each: -each.step)
         state = replace(state, restorable=tuple(found[:MAX_RESTORABLE]))
-    return prefixed((Record(event=event) for event in told), end_if_saved(replace(state, checkpoints=ledger)))
+    state = replace(state, checkpoints=ledger)
+    ends = state.pinned is not None and settled.step >= state.pinned[0] and state.phase is not Phase.SAVING
+    decision = end_preempted(state, settled.error) if ends else end_if_saved(state)
+    return prefixed((Record(event=event) for event in told), decision)

@@ -75,6 +75,7 @@ def recover(state: Membership) -> Decision:
         synced=frozenset(),
         upcoming=None,
         promised=None,
+        pinned=state.pinned and (state.pinned[0], 0),
     )
     if state.blame:
         return _save_all(state)

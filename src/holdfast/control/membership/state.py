@@ -110,6 +110,7 @@ class Upcoming:
         entering: workers that enter in it; those that entered before have caught up by then, or it waits for them.
         period: what the planner expects a step to take; None if it did not make the plan.
         healthy: the plan of the whole grid from then on; None if it stays as it is.
+        pins: whether a checkpoint is pinned at the boundary before it.
     """
 
     generation: int
@@ -117,6 +118,7 @@ class Upcoming:
     entering: frozenset[WorkerId]
     period: float | None = None
     healthy: Plan | None = None
+    pins: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +200,9 @@ class Membership:
         kept: lost workers that have stopped and whose process stays until it is known whose fault it was.
         losses_by_exception: of the last 100 steps.
         blame: why the program ends the job, which then only saves what lives; empty unless it does.
+        preempted: whether the agent was told to end.
+        pinned: step and generation of the checkpoint that was pinned for that, and that ends the job; None before. No
+            generation (0): a recovery made it uncertain that all will write their parts, so it is pinned again.
         revision: how many changes there were that a coordinator which is started again must know of.
         detached: workers that are not lost and whose process has no connection, and since when.
         returned: workers that are back at a coordinator that was started again, and what they said.
@@ -259,6 +264,8 @@ class Membership:
     kept: frozenset[WorkerId] = frozenset()
     losses_by_exception: tuple[Raised, ...] = ()
     blame: str = ""
+    preempted: bool = False
+    pinned: tuple[int, int] | None = None
     revision: int = 0
     detached: Mapping[WorkerId, float] = field(default_factory=dict)
     returned: Mapping[WorkerId, Hello] = field(default_factory=dict)
