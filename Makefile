@@ -39,6 +39,7 @@ mutate: $(STAMP)  ## change the code in 300 places, one at a time: does any test
 
 soak: $(STAMP)  ## the tests 20 times in a row, then many seeds of the simulated cluster, 300 real faults in one run
 	for i in $$(seq 20); do echo "round $$i of 20"; $(MAKE) test || exit 1; done
+	HOLDFAST_FUZZ_INPUTS=20000 $(BIN)/python -m pytest -n auto --timeout 7200 tests/fuzz
 	HOLDFAST_SEEDS=5000 $(BIN)/python -m pytest tests/sim
 	HOLDFAST_SOAK_FAULTS=300 HOLDFAST_HEALTHY_STEPS=5000 $(BIN)/python -m pytest tests/dist/test_soak.py
 

@@ -29,6 +29,8 @@ HoldfastError
 
 from __future__ import annotations
 
+from holdfast.plain import one_line
+
 __all__ = [
     "ClusterError",
     "CommTimeout",
@@ -63,7 +65,14 @@ class HoldfastError(Exception):
 
 
 class ConfigError(HoldfastError):
-    """The user's input cannot be used; the message names the key or path and what would be right."""
+    """The user's input cannot be used; the message names the key or path and what would be right, in one line.
+
+    Args:
+        message: may hold parts of that input as they are; what is no plain text is replaced.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class PlanningError(HoldfastError):

@@ -16,8 +16,8 @@ from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.plan import add_plan_parser
 from holdfast.cli.profile import add_profile_parser
 from holdfast.cli.train import add_train_parser
-from holdfast.core.plain import one_line, plain
 from holdfast.errors import ConfigError, HoldfastError, InfeasiblePlan, StateUnavailable
+from holdfast.plain import one_line, plain
 
 __all__ = ["run_command"]
 
@@ -45,8 +45,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = args.run(args)
     except HoldfastError as error:
-        shown = one_line(str(error)) if isinstance(error, ConfigError) else plain(str(error))
-        print(f"holdfast: {shown}", file=sys.stderr)
+        print(f"holdfast: {plain(str(error))}", file=sys.stderr)
         return _exit_code(error, args.command)
     except BrokenPipeError:
         return 0

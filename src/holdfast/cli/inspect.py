@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.config.parsing import parsing
 from holdfast.control.store import DecisionStore
-from holdfast.core.plain import one_line
 from holdfast.core.plan import Plan
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, StorageError
+from holdfast.plain import one_line
 from holdfast.runtime.rundir import attempts
 from holdfast.telemetry.events import (
     Agreed,
@@ -86,7 +87,9 @@ def run(args: argparse.Namespace) -> int:
     except (msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"{path}: is no log of events: {error}") from None
     if args.perfetto:
-        print(render_run_trace(timed, _plans(Path(args.run_dir))), end="")
+        plans = _plans(Path(args.run_dir))
+        with parsing(lambda text: ConfigError(f"{args.run_dir}: its log and its plans do not fit together: {text}")):
+            print(render_run_trace(timed, plans), end="")
     elif args.format == "svg":
         print(draw_svg(run_timeline(timed), title=_title(timed)), end="")
     else:
@@ -129,8 +132,11 @@ def _plans(run_dir: Path) -> dict[int, Plan]:
     path = run_dir / "control.db"
     if not path.is_file():
         raise ConfigError(f"{run_dir}: has no control.db, so its plans are not known (etcd kept them)")
-    with closing(DecisionStore(path)) as store:
-        return store.plans()
+    try:
+        with closing(DecisionStore(path)) as store:
+            return store.plans()
+    except StorageError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _title(timed: list[tuple[float, Event]]) -> str:

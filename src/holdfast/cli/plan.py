@@ -50,6 +50,7 @@ _OTHER_THAN_TRAINED = (
     "out",
 )
 """Flags that ask for another plan than that of a job's training."""
+_MOST_WORKERS, _MOST_OPERATIONS = 100_000, 20_000_000
 _PROVED_TWICE = 50_000
 """Operations up to which the core's validator, which works on messages, proves the plan as well."""
 
@@ -184,12 +185,14 @@ def _read(args: argparse.Namespace) -> _Task:
         args.grid = args.grid or f"{job.grid.pipelines}x{job.grid.stages}"
         args.microbatches = args.microbatches or str(job.grid.microbatches)
     num_pipelines, num_stages = _parse_grid(args.grid)
+    microbatches = _parse_count("--microbatches", args.microbatches, 1)
+    _check_grid(num_pipelines, num_stages, microbatches)
     profile = load_profile(args.profile) if args.profile else None
     costs, stages = _given(args, num_stages) if profile is None else _profiled(args, job, profile, num_stages)
     grid = Grid(
         pipelines=num_pipelines,
         stages=stages,
-        microbatches=_parse_count("--microbatches", args.microbatches, 1),
+        microbatches=microbatches,
         costs=costs,
         ties=_known_ties(job, costs.num_layers),
     )
@@ -304,15 +307,25 @@ def _parse_fill(args: argparse.Namespace) -> tuple[int, Path] | None:
 
 
 def _parse_grid(text: str | None) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text or "", re.ASCII)
+    match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", text or "", re.ASCII)
     if match is None:
         found = "is missing" if text is None else f"{text} is no grid"
         raise ConfigError(f"--grid {found}: expected pipelines x stages, both at least 1, such as 3x4")
+    _check_grid(int(match[1]), int(match[2]))
     return int(match[1]), int(match[2])
 
 
+def _check_grid(pipelines: int, stages: int, microbatches: int = 1) -> None:
+    """Refuses a grid that no machine has the memory to plan."""
+    if pipelines * stages > _MOST_WORKERS or 3 * pipelines * stages * microbatches > _MOST_OPERATIONS:
+        raise ConfigError(
+            f"--grid {pipelines}x{stages} with {microbatches} micro-batches is more than can be planned: expected at "
+            f"most {_MOST_WORKERS} workers and {_MOST_OPERATIONS} operations"
+        )
+
+
 def _parse_count(flag: str, text: str | None, least: int) -> int:
-    if text is None or not (text.isascii() and text.isdecimal()) or int(text) < least:
+    if text is None or re.fullmatch(r"\d{1,9}", text, re.ASCII) is None or int(text) < least:
         found = "is missing" if text is None else f"{text} is impossible"
         raise ConfigError(f"{flag} {found}: expected a whole number from {least}")
     return int(text)

@@ -15,7 +15,7 @@ from holdfast.config.load import load_job
 from holdfast.config.profiles import load_profile
 from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
-from holdfast.core.plain import one_line
+from holdfast.plain import one_line
 from holdfast.runtime.agent import Interrupted
 from holdfast.runtime.train import Summary, train
 from holdfast.telemetry.events import Event, Notice

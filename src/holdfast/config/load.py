@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import difflib
 import ipaddress
+import math
 import re
+import reprlib
 import typing
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +17,7 @@ import msgspec
 import yaml
 
 from holdfast.config.job import Job, Optimizer
+from holdfast.config.parsing import parsing
 from holdfast.errors import ConfigError
 
 __all__ = ["dump_job", "load_job", "parse_job"]
@@ -26,6 +29,13 @@ _OTHER = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?")
 
 
 _SCIENTIFIC = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+
+
+_LONGEST, _MOST_VALUES = 1 << 18, 20_000
+_MOST_WORKERS, _MOST_OPERATIONS = 100_000, 20_000_000
+_UNFIT = re.compile("[\x00\ud800-\udfff]")
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
 
 
 class _Loader(yaml.SafeLoader):
@@ -51,31 +61,34 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
         ConfigError: the file or a value cannot be used; names the key and what would be right.
     """
     try:
-        text = Path(path).read_text()
+        with Path(path).open() as file:
+            text = file.read(_LONGEST + 1)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; expected a job file in YAML") from None
-    except UnicodeDecodeError:
+    except ValueError:
         raise ConfigError(f"{path}: is not text; expected a job file in YAML") from None
-    try:
-        tree = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    with parsing(lambda text: ConfigError(f"{path}: is not YAML: {text}")):
+        tree = _read_yaml(text, str(path))
     return parse_job(tree, overrides, source=str(path))
 
 
 def parse_job(tree: Any, overrides: Iterable[str] = (), *, source: str = "job") -> Job:
     """Checks a tree of plain values, such as a YAML file gives; see :func:`load_job`."""
+    with parsing(lambda text: ConfigError(f"{source}: a value {text}; expected plain values")):
+        return _parse(tree, overrides, source)
+
+
+def _parse(tree: Any, overrides: Iterable[str], source: str) -> Job:
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: expected keys such as model, data, grid, train; got {type(tree).__name__}")
     tree = copy.deepcopy(tree)
     for override in overrides:
         _override(tree, override)
+    _refuse_unfit(tree, source)
     try:
         job = msgspec.convert(tree, Job)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(str(error), tree)}") from None
-    except RecursionError:
-        raise ConfigError(f"{source}: a value holds itself; expected plain values") from None
     _check(job, source)
     return job
 
@@ -95,10 +108,54 @@ def _override(tree: dict[str, Any], override: str) -> None:
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             raise ConfigError(f"--set {override}: {name} is a value, it has no keys below it")
+    with parsing(lambda _: ConfigError(f"--set {override}: {text!r} is not a YAML value")):
+        node[last] = _read_yaml(text, f"--set {path}")
+
+
+def _read_yaml(text: str, source: str) -> Any:
+    """Reads YAML of a size that a job may have, counted with every alias written out.
+
+    Raises:
+        ConfigError: it has more.
+        Whatever a parser raises: it is no YAML.
+    """
+    if len(text) > _LONGEST:
+        raise ConfigError(f"{source}: expected at most {_LONGEST} characters, as a job file has; got more")
+    loader = _Loader(text)
     try:
-        node[last] = yaml.load(text, _Loader)
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {override}: {text!r} is not a YAML value") from None
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        size = _weigh(node, {})
+        if size == math.inf:
+            raise ConfigError(f"{source}: a value holds itself; expected plain values")
+        if size > _MOST_VALUES:
+            raise ConfigError(f"{source}: with its aliases written out, it has more than {_MOST_VALUES} values")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _weigh(node: yaml.Node, known: dict[int, float]) -> float:
+    """How many values a node has, with every alias written out: a few lines can stand for any number."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # met again within itself, it has no end
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        children = (child for part in parts for child in (part if isinstance(part, tuple) else (part,)))
+        known[id(node)] = 1 + sum(_weigh(child, known) for child in children)
+    return known[id(node)]
+
+
+def _refuse_unfit(value: Any, source: str) -> None:
+    """Refuses texts that no file name and no log can have."""
+    if isinstance(value, str) and (found := _UNFIT.search(value)):
+        raise ConfigError(f"{source}: {_SHORT.repr(value)}: no text may have the character {found[0]!r}")
+    if isinstance(value, dict):
+        for pair in value.items():
+            _refuse_unfit(pair, source)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            _refuse_unfit(each, source)
 
 
 def _explain(message: str, tree: dict[str, Any]) -> str:
@@ -169,11 +226,19 @@ def _found(path: str, tree: dict[str, Any]) -> str:
         if not isinstance(node, dict) or name not in node:
             return ""
         node = node[name]
-    return f", got {node!r}" if not isinstance(node, dict) else ""
+    return f", got {_SHORT.repr(node)}" if not isinstance(node, dict) else ""
 
 
 def _check(job: Job, source: str) -> None:
     """What no single key can tell."""
+    grid = job.grid
+    workers = grid.pipelines * grid.stages
+    if workers > _MOST_WORKERS or 3 * workers * grid.microbatches > _MOST_OPERATIONS:
+        raise ConfigError(
+            f"{source}: grid: {grid.pipelines} x {grid.stages} workers with {grid.microbatches} micro-batches per "
+            f"pipeline are more than can be planned: expected at most {_MOST_WORKERS} workers and {_MOST_OPERATIONS} "
+            "operations"
+        )
     layers = num_layers(job)
     if layers is not None and job.grid.stages > layers:
         raise ConfigError(

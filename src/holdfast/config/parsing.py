@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import yaml
 
-from holdfast.core.plain import one_line
-from holdfast.errors import HoldfastError
+from holdfast.plain import one_line
 
 __all__ = ["parsing"]
 
@@ -36,7 +35,7 @@ _IN_WORDS = {RecursionError: "is nested too deeply", MemoryError: "is too large"
 
 
 @contextlib.contextmanager
-def parsing(complain: Callable[[str], HoldfastError], *also: type[Exception]) -> Iterator[None]:
+def parsing(complain: Callable[[str], Exception], *also: type[Exception]) -> Iterator[None]:
     """Within it, whatever goes wrong goes wrong because of what is parsed.
 
     Args:

@@ -12,11 +12,13 @@ from typing import Any
 
 import msgspec
 
+from holdfast.config.parsing import parsing
 from holdfast.core.profile import GpuProfile, LayerProfile, Link, Profile
 from holdfast.errors import ConfigError
 
 __all__ = ["load_profile", "save_profile"]
 
+_LONGEST = 64 << 20
 _EXPECTED = "expected a profile, as `holdfast profile JOB.yaml --out FILE` writes it"
 _MESSAGE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?")
 _REPEATED: Mapping[tuple[type, str], type] = {(Profile, "layers"): LayerProfile, (LayerProfile, "by_gpus"): GpuProfile}
@@ -33,11 +35,19 @@ def load_profile(path: str | Path) -> Profile:
         ConfigError: there is no such file, it is no JSON, or a key or value in it cannot be used; names its place.
     """
     try:
-        tree = msgspec.json.decode(Path(path).read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; {_EXPECTED}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not JSON: {error}; {_EXPECTED}") from None
+        with Path(path).open("rb") as file:
+            data = file.read(_LONGEST + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}; {_EXPECTED}") from None
+    if len(data) > _LONGEST:
+        raise ConfigError(f"{path}: has more than {_LONGEST} bytes; {_EXPECTED}")
+    with parsing(lambda text: ConfigError(f"{path}: is not JSON: {text}; {_EXPECTED}")):
+        tree = msgspec.json.decode(data)
+    with parsing(lambda text: ConfigError(f"{path}: {text}; {_EXPECTED}")):
+        return _profile_of(tree, path)
+
+
+def _profile_of(tree: Any, path: str | Path) -> Profile:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: is no JSON object; {_EXPECTED}")
     try:

@@ -6,15 +6,16 @@ Every message is a tagged struct that refuses unknown fields, so nothing but the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
+from holdfast.config.parsing import parsing
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.work import WorkPhase
-from holdfast.errors import ConfigError
+from holdfast.errors import HoldfastError
 from holdfast.storage.checkpoints import Shard
 
 __all__ = [
@@ -502,6 +503,8 @@ LONGEST_PARCEL = 8 << 20
 """Bytes of the longest parcel that the coordinator takes."""
 _USUAL_PARCEL = 1 << 20
 
+_T = TypeVar("_T")
+
 _encoder = msgspec.msgpack.Encoder()
 _parcel: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _message: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -546,20 +549,22 @@ def may_say(worker: WorkerId | None, pid: int, message: Message) -> bool:
 
 def unpack(parcel: bytes) -> list[msgspec.Raw]:
     """Returns the encoded messages of a parcel; raises msgspec.DecodeError if it is none."""
-    return _parcel.decode(parcel)
+    return _decoded(_parcel, parcel)
 
 
 def decode_message(data: bytes | msgspec.Raw) -> Message:
     """Reads what a worker or agent sent; raises msgspec.ValidationError on anything else."""
-    try:
-        return _message.decode(data)
-    except ConfigError as error:  # a value that no worker or plan can have
-        raise msgspec.ValidationError(str(error)) from None
+    return _decoded(_message, data)
 
 
 def decode_command(data: bytes | msgspec.Raw) -> Command:
     """Reads what the coordinator sent; raises msgspec.ValidationError on anything else."""
+    return _decoded(_command, data)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes | msgspec.Raw) -> _T:
     try:
-        return _command.decode(data)
-    except ConfigError as error:
+        with parsing(msgspec.ValidationError):
+            return decoder.decode(data)
+    except HoldfastError as error:  # a value that no worker or plan can have
         raise msgspec.ValidationError(str(error)) from None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from holdfast.config.parsing import parsing
 from holdfast.control.messages import Ended, Raised, StateAt
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
+from holdfast.errors import HoldfastError, StorageError
 
 __all__ = ["DecisionStore", "StoredDecision", "StoredUpcoming"]
 
@@ -66,10 +70,25 @@ class DecisionStore:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.execute("CREATE TABLE IF NOT EXISTS decisions (revision INTEGER PRIMARY KEY, body BLOB NOT NULL)")
+        self._path = path
+        with self._reading():
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("CREATE TABLE IF NOT EXISTS decisions (revision INTEGER PRIMARY KEY, body BLOB NOT NULL)")
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Whatever goes wrong is wrong with the file."""
+
+        def unreadable(text: str) -> StorageError:
+            return StorageError(f"{self._path}: holds no decisions that can be read: {text}")
+
+        try:
+            with parsing(unreadable, sqlite3.Error):
+                yield
+        except HoldfastError as error:
+            raise StorageError(str(error)) from None
 
     def put(self, decision: StoredDecision) -> None:
         """Stores a decision; each revision is decided once, a second one under its number is refused by SQLite."""
@@ -78,17 +97,19 @@ class DecisionStore:
 
     def latest(self) -> StoredDecision | None:
         """Returns the newest decision; None if there is none."""
-        row = self._db.execute("SELECT body FROM decisions ORDER BY revision DESC LIMIT 1").fetchone()
-        return None if row is None else msgspec.json.decode(row[0], type=StoredDecision)
+        with self._reading():
+            row = self._db.execute("SELECT body FROM decisions ORDER BY revision DESC LIMIT 1").fetchone()
+            return None if row is None else msgspec.json.decode(row[0], type=StoredDecision)
 
     def plans(self) -> dict[int, Plan]:
         """Returns the plan of every generation that had one."""
         found: dict[int, Plan] = {}
-        for (body,) in self._db.execute("SELECT body FROM decisions ORDER BY revision"):
-            decision = msgspec.json.decode(body, type=StoredDecision)
-            for each in (decision, decision.upcoming):
-                if each is not None and each.plan is not None:
-                    found[each.generation] = each.plan
+        with self._reading():
+            for (body,) in self._db.execute("SELECT body FROM decisions ORDER BY revision"):
+                decision = msgspec.json.decode(body, type=StoredDecision)
+                for each in (decision, decision.upcoming):
+                    if each is not None and each.plan is not None:
+                        found[each.generation] = each.plan
         return found
 
     def close(self) -> None:

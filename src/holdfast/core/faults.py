@@ -67,7 +67,8 @@ class Point(StrEnum):
 
 _E = TypeVar("_E", bound=StrEnum)
 _SPEC = re.compile(r"(?P<kind>[a-z-]+)(?::(?P<target>[^@:]+))?@(?P<step>[^:]+)(?::(?P<point>.+))?")
-_FACTOR = re.compile(r"(\d+(?:\.\d+)?)x", re.ASCII)
+_FACTOR = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)x", re.ASCII)
+_NUMBER = re.compile(r"\d{1,15}", re.ASCII)
 _EXAMPLES = {
     FaultKind.SLOW: "slow:1.2@5:3x",
     FaultKind.JOIN: "join:1.2@30 or join:new@30",
@@ -128,7 +129,7 @@ class Fault:
         if match is None:
             raise ConfigError(f"--fault {text}: expected KIND:WORKER@STEP[:POINT], such as kill:1.2@5:backward")
         kind = _member(FaultKind, match["kind"], text, "kind")
-        if not (match["step"].isascii() and match["step"].isdecimal()):
+        if not _is_number(match["step"]):
             raise ConfigError(f"--fault {text}: step {match['step']!r} is not a whole number from 0")
         step = int(match["step"])
         worker, node = _read_target(kind, match["target"], text)
@@ -140,7 +141,7 @@ class Fault:
 def _read_target(kind: FaultKind, target: str | None, text: str) -> tuple[WorkerId | None, int | None]:
     if kind is FaultKind.KILL_COORDINATOR and target is None:
         return None, None
-    if kind is FaultKind.KILL_NODE and target is not None and target.isascii() and target.isdecimal():
+    if kind is FaultKind.KILL_NODE and target is not None and _is_number(target):
         return None, int(target)
     if kind in (FaultKind.KILL_COORDINATOR, FaultKind.KILL_NODE) or target is None:
         raise ConfigError(f"--fault {text}: expected such as {_EXAMPLES.get(kind, f'{kind}:1.2@5:backward')}")
@@ -150,6 +151,11 @@ def _read_target(kind: FaultKind, target: str | None, text: str) -> tuple[Worker
         return WorkerId.parse(target), None
     except ConfigError as error:
         raise ConfigError(f"--fault {text}: {error}") from None
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a whole number from 0 that a step or a node can have."""
+    return _NUMBER.fullmatch(text) is not None
 
 
 def _read_factor(point: str | None, text: str) -> float:

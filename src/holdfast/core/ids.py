@@ -9,7 +9,7 @@ from holdfast.errors import ConfigError
 
 __all__ = ["MicroBatch", "WorkerId"]
 
-_PAIR = re.compile(r"(\d+)\.(\d+)", re.ASCII)
+_PAIR = re.compile(r"(\d{1,9})\.(\d{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)

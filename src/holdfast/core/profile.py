@@ -23,6 +23,8 @@ __all__ = [
     "unit_costs",
 ]
 
+_MOST = 1e18
+"""Sums of numbers up to this one are finite, too."""
 _AT_ONCE = 1e18
 """Bytes per second of a link that takes no time worth mentioning."""
 
@@ -434,8 +436,8 @@ def _parse_number(flag: str, text: str) -> float:
         value = int(text) if text.strip().isdecimal() else float(text)
     except ValueError as error:
         raise ConfigError(f"{flag}: {text!r} is no number") from error
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"{flag}: {text} is impossible, expected a finite number from 0")
+    if not 0 <= value <= _MOST:
+        raise ConfigError(f"{flag}: {text} is impossible, expected a number from 0 to {_MOST:g}")
     return value
 
 
@@ -450,5 +452,5 @@ def _check_row(name: str, values: tuple[float, ...], count: int) -> None:
 def _check_numbers(value: GpuProfile | LayerProfile, what: str) -> None:
     for item in fields(value):
         number = getattr(value, item.name)
-        if isinstance(number, int | float) and not 0 <= number < math.inf:
-            raise ConfigError(f"{what}: {item.name} = {number} is impossible, expected a finite number from 0")
+        if isinstance(number, int | float) and not 0 <= number <= _MOST:
+            raise ConfigError(f"{what}: {item.name} = {number} is impossible, expected a number from 0 to {_MOST:g}")

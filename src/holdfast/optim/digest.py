@@ -31,6 +31,7 @@ from safetensors.torch import load as decode_tensors
 from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
+from holdfast.config.parsing import parsing
 from holdfast.errors import ConfigError, CorruptBlob, MissingBlob
 from holdfast.optim.loss_scale import LossScale
 
@@ -142,12 +143,10 @@ def decode_layer(data: bytes, *, name: str = "layer state") -> LayerState:
     Raises:
         CorruptBlob: the bytes are not a layer file.
     """
-    try:
+    with parsing(lambda text: CorruptBlob(name, _FORMAT, text), SafetensorError):
         size = int.from_bytes(data[:8], "little")
         head = _head(json.loads(data[8 : 8 + size]).get("__metadata__"), name)
         return _assemble(head, decode_tensors(data))
-    except (SafetensorError, ValueError, KeyError, AttributeError) as error:
-        raise CorruptBlob(name, _FORMAT, f"{type(error).__name__}: {error}") from error
 
 
 def save_layer(path: Path, state: LayerState) -> None:
@@ -180,13 +179,14 @@ def load_layer(path: Path) -> LayerState:
         CorruptBlob: it is not a layer file.
     """
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with (
+            parsing(lambda text: CorruptBlob(str(path), _FORMAT, text), SafetensorError),
+            safe_open(str(path), framework="pt") as file,
+        ):
             head = _head(file.metadata(), str(path))
             return _assemble(head, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  not a dict
     except FileNotFoundError as error:
         raise MissingBlob(f"{path} does not exist") from error
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise CorruptBlob(str(path), _FORMAT, f"{type(error).__name__}: {error}") from error
 
 
 def _head(metadata: Mapping[str, str] | None, name: str) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from pathlib import Path
 from holdfast.config.parsing import parsing
 from holdfast.core.bounds import StageBounds
 from holdfast.core.ids import WorkerId
-from holdfast.core.plain import one_line
 from holdfast.errors import CorruptBlob, HoldfastError, InfeasiblePlan, StorageError
+from holdfast.plain import one_line
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import bound_cost, load, min_max, normalised, per_stage
 from holdfast.planning.planner import Planned, Technique, judge, make_plan, plan_bound

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from holdfast.config.parsing import parsing
 from holdfast.errors import ConfigError, CorruptBlob, MissingBlob, StorageError
 from holdfast.storage.blobs import BlobStore
 
@@ -197,10 +198,11 @@ class Checkpoints:
         """
         name = _manifest_name(step)
         data = self._store.get(name, range(_MANIFEST_BYTES))
-        try:
+        with parsing(lambda text: CorruptBlob(name, _FORMAT, text)):
             manifest = msgspec.json.decode(data, type=Manifest)
+        try:
             _check(manifest, step)
-        except (msgspec.DecodeError, UnicodeDecodeError, StorageError) as error:
+        except StorageError as error:
             raise CorruptBlob(name, _FORMAT, str(error)) from error
         return manifest
 

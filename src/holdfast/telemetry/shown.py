@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.core.plain import one_line
+from holdfast.plain import one_line
 
 __all__ = ["shown"]
 

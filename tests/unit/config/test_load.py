@@ -1,6 +1,7 @@
 """Whatever is wrong with a job file is told in one line that names the key and what would be right."""
 
 import copy
+import itertools
 
 import pytest
 
@@ -252,6 +253,9 @@ def test_a_quoted_number_is_text(job_file):
     assert load_job(job_file(dump_job(job))) == job
 
 
+BOMB = "".join(f"\n{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in itertools.pairwise("bcdefghi"))
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -262,8 +266,17 @@ def test_a_quoted_number_is_text(job_file):
         (b"\xff\xfe\x00", "is not text; expected a job file in YAML"),
         ("", "expected keys such as model, data, grid, train; got NoneType"),
         ("- a", "expected keys such as model, data, grid, train; got list"),
-        ("a: &a {b: *a}", "a: unknown key; "),
-        ("grid: &a {pipelines: *a}", "grid."),
+        ("a: &a {b: *a}", "a value holds itself; expected plain values"),
+        ("grid: &a {pipelines: *a}", "a value holds itself; expected plain values"),
+        (
+            "a: &a [x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a]" + BOMB,
+            "with its aliases written out, it has more than",
+        ),
+        ("a: 2001-99-99", "is not YAML: month must be in 1..12"),
+        ("a: " + "9" * 5000, "is not YAML: Exceeds the limit"),
+        ("a: " + "[" * 5000, "is not YAML: is nested too deeply"),
+        ("a: [" + "x," * 200_000, "expected at most 262144 characters"),
+        ('name: "a\\0b"', "'a\\x00b': no text may have the character '\\x00'"),
     ],
 )
 def test_a_bad_file_is_named(job_file, text, complaint):

@@ -11,6 +11,7 @@ __all__ = ["one_line", "plain"]
 _UNFIT = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
 )
+_BREAK = re.compile(r"[\t\n]\s*")
 _LONGEST = 2_000
 
 
@@ -29,5 +30,5 @@ def one_line(text: str, longest: int = _LONGEST) -> str:
     >>> one_line("first\n  second\x00")
     'first second�'
     """
-    line = " ".join(plain(text).split())
+    line = _BREAK.sub(" ", plain(text)).strip()
     return line if len(line) <= longest else f"{line[: longest - 3]}..."
