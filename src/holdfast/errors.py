@@ -14,6 +14,7 @@ HoldfastError
 │   └── CommTimeout             an operation took longer than its limit
 ├── RecoveryError
 │   ├── StateUnavailable        no living worker holds some layers: layers
+│   ├── DecisionsLost           what the coordinator decided is not known any more (exit code 3)
 │   ├── NotUndoable             this update has no inverse: operator
 │   └── ReplicaDiverged         owners of one layer disagree bitwise: our bug, or broken hardware
 ├── ProgramFailed               the program raised, whoever ran it; what lives was saved (exit code 1)
@@ -37,6 +38,7 @@ __all__ = [
     "ConfigError",
     "CoordinatorUnavailable",
     "CorruptBlob",
+    "DecisionsLost",
     "HoldfastError",
     "InfeasiblePlan",
     "InternalError",
@@ -166,6 +168,10 @@ class StateUnavailable(RecoveryError):
         self.layers = layers
         names = ", ".join(str(layer) for layer in layers)
         super().__init__(f"no living worker holds layer(s) {names}" + (f": {detail}" if detail else ""))
+
+
+class DecisionsLost(RecoveryError):
+    """The store of decisions was emptied, replaced or damaged: nothing can be decided any more, what lives is saved."""
 
 
 class NotUndoable(RecoveryError):

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from contextlib import closing
 
+import msgspec
 import pytest
 
 from holdfast.cli.inspect import narrate, sum_up
 from holdfast.cli.train import describe
-from holdfast.telemetry.events import FaultInjected, JobStarted, Notice, read_events
+from holdfast.control.store import DecisionStore
+from holdfast.errors import DecisionsLost
+from holdfast.optim.digest import digest_run
+from holdfast.telemetry.events import CoordinatorReady, FaultInjected, JobStarted, Notice, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -55,3 +62,58 @@ def test_events_are_deleted_and_the_summary_cannot_be_written(runs):
     assert kinds[0] is JobStarted
     assert kinds.count(FaultInjected) == 1
     assert [step for step, _ in summary.report.commits] == list(range(60))
+
+
+def empty(store):
+    for path in store.parent.glob("control.db*"):
+        path.unlink()
+    return "the store of decisions is empty, though some were made"
+
+
+def exchange(store):
+    with closing(DecisionStore(store)) as ours:
+        foreign = msgspec.structs.replace(ours.latest(), job="another", revision=1)
+    empty(store)
+    with closing(DecisionStore(store)) as other:
+        other.put(foreign)
+    return f"{store} holds the decisions of another job"
+
+
+def damage(store):
+    empty(store)
+    store.write_bytes(b"no database " * 1000)
+    return f"{store} is corrupt: expected a database of decisions, found file is not a database"
+
+
+@pytest.mark.parametrize("spoil", [empty, exchange, damage])
+def test_a_coordinator_that_knows_nothing_of_the_job_any_more_saves_what_lives(runs, spoil):
+    """One worker died before and is known to the agent alone; what the others hold is of one step, to the bit."""
+    folder, events, why = runs.folder(), [], []
+
+    def strike(progress):
+        if progress.step >= 20 and progress.alive == 3 and not why:
+            why.append(spoil(folder / "control.db"))
+            told = [event for _, event in read_events(folder / "events.jsonl") if isinstance(event, CoordinatorReady)]
+            os.kill(told[-1].pid, signal.SIGKILL)
+
+    overrides = ("grid.pipelines=2", "train.steps=2000", "control.hang_s=15")
+    with pytest.raises(DecisionsLost) as raised:
+        runs.train(
+            "small",
+            "kill:1.1@5:backward",
+            overrides=overrides,
+            run_dir=folder,
+            on_progress=strike,
+            on_event=events.append,
+        )
+    assert told(events) == [f"{why[0]}: what lives is saved, and the job ends"]
+    summary = json.loads((folder / "summary.json").read_text())
+    step = summary["steps"]
+    assert 20 < step < 2000
+    assert str(raised.value) == f"{why[0]}; step {step} of what lives is saved in {folder / 'final'}"
+    assert summary["weights_sha256"] is None
+    if spoil is empty:
+        whole = runs.healthy("small", ("grid.pipelines=2", f"train.steps={step}"))
+        assert digest_run(folder / "final") == (whole.weights_sha256, whole.state_sha256)
+    else:
+        assert len(list((folder / "final").glob("layer-*"))) == 4

@@ -16,7 +16,7 @@ from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.plan import add_plan_parser
 from holdfast.cli.profile import add_profile_parser
 from holdfast.cli.train import add_train_parser
-from holdfast.errors import ConfigError, HoldfastError, InfeasiblePlan, StateUnavailable
+from holdfast.errors import ConfigError, DecisionsLost, HoldfastError, InfeasiblePlan, StateUnavailable
 from holdfast.plain import one_line, plain
 
 __all__ = ["run_command"]
@@ -57,6 +57,6 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 def _exit_code(error: HoldfastError, command: str) -> int:
     if isinstance(error, ConfigError):
         return 2
-    if isinstance(error, StateUnavailable | InfeasiblePlan):
+    if isinstance(error, StateUnavailable | InfeasiblePlan | DecisionsLost):
         return 3 if command == "train" else 2
     return 1

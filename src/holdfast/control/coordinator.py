@@ -127,7 +127,7 @@ class Coordinator:
 
     Attributes:
         membership: the state so far.
-        store: where decisions go before they are sent.
+        store: where decisions go before they are sent; None if that cannot be used, and nothing is to be stored.
         log: where events go.
         clock: seconds, monotonic; of the log.
         awake: seconds that this process has run; by them everybody is judged.
@@ -138,7 +138,7 @@ class Coordinator:
     """
 
     membership: Membership
-    store: DecisionStore | EtcdStore
+    store: DecisionStore | EtcdStore | None
     log: EventLog
     clock: Callable[[], float]
     awake: Callable[[], float]
@@ -170,6 +170,7 @@ class Coordinator:
             self._reach(Point.DETECT)
         if decision := to_store(before, after):
             self._reach(Point.PERSIST)
+            assert self.store is not None, "only what follows upon a known past is stored"
             self.store.put(decision)
         for output in outputs:
             if isinstance(output, Record):

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from holdfast.control.store import StoredDecision
-from holdfast.errors import ConfigError, CoordinatorUnavailable, StorageError, StoreAway
+from holdfast.errors import ConfigError, CoordinatorUnavailable, CorruptBlob, StorageError, StoreAway
 
 __all__ = ["Etcd", "EtcdStore", "Leadership", "parse_store_url"]
 
@@ -262,7 +262,10 @@ class EtcdStore:
             raise StorageError(f"decision {number} is stored already, with other contents")
 
     def latest(self) -> StoredDecision | None:
-        """Returns the newest decision; None if there is none. Waits while etcd is away."""
+        """Returns the newest decision; None if there is none.
+
+        Waits while etcd is away. Raises CorruptBlob if what is there is no decision.
+        """
         first, end = self._folder, self._folder[:-1] + "0"  # "0" follows "/"
         query = {
             "key": _text(first),
@@ -274,7 +277,10 @@ class EtcdStore:
         found = self._etcd.patiently("kv/range", query).get("kvs", [])
         if not found:
             return None
-        return msgspec.json.decode(zlib.decompress(base64.b64decode(found[0]["value"])), type=StoredDecision)
+        try:
+            return msgspec.json.decode(zlib.decompress(base64.b64decode(found[0]["value"])), type=StoredDecision)
+        except (zlib.error, ValueError, ConfigError) as error:
+            raise CorruptBlob(f"{self._etcd}, {self._folder}", "a decision", str(error)) from error
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -124,9 +124,9 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     ``prepared`` is the generation that it is to go over to, 0 if there is none; ``has_state``: it is not following its
     peers without any state; ``leaving``: it was told to go; ``raised``: why it has stopped; ``strikes``: faults that
     the agent is to carry out for it.
-    Of the agent: ``exits`` are all that it has seen; ``offers`` those not yet taken up; ``coming`` the workers whose
-    newest process was started on demand, and lives; ``started`` the processes that live; ``preempted``:
-    see Preempted.
+    Of the agent: ``generation`` is the newest that ran a step; ``exits`` are all that it has seen; ``offers`` those not
+    yet taken up; ``coming`` the workers whose newest process was started on demand, and lives; ``started`` the
+    processes that live; ``preempted``: see Preempted.
     """
 
     worker: WorkerId | None

@@ -13,9 +13,11 @@ from holdfast.config.parsing import parsing
 from holdfast.control.messages import Ended, Raised, StateAt
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
-from holdfast.errors import HoldfastError, StorageError
+from holdfast.errors import CorruptBlob, HoldfastError, StoreAway
 
 __all__ = ["DecisionStore", "StoredDecision", "StoredUpcoming"]
+
+_IS = "a database of decisions"
 
 
 class StoredUpcoming(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,6 +38,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     revision: int
     generation: int
+    job: str = ""
     healthy: Plan
     plan: Plan | None
     period: float | None = None
@@ -67,44 +70,63 @@ class DecisionStore:
 
     Args:
         path: the database file; created if it is not there.
+
+    Raises:
+        StoreAway: it cannot be opened or written now, for lack of space for example.
+        CorruptBlob: it is no database of decisions.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = path
-        with self._reading():
+        self._path = Path(path)
+        with self._explained():
             self._db = sqlite3.connect(path, isolation_level=None)
+            tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if tables and "decisions" not in tables:
+                raise CorruptBlob(str(path), _IS, f"one of {', '.join(sorted(tables))}")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("CREATE TABLE IF NOT EXISTS decisions (revision INTEGER PRIMARY KEY, body BLOB NOT NULL)")
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Whatever goes wrong is wrong with the file."""
+    def _explained(self) -> Iterator[None]:
+        """Turns what SQLite and the decoder raise into errors of ours: it is damaged, or cannot be used now."""
 
-        def unreadable(text: str) -> StorageError:
-            return StorageError(f"{self._path}: holds no decisions that can be read: {text}")
+        def corrupt(text: str) -> CorruptBlob:
+            return CorruptBlob(str(self._path), _IS, text)
 
         try:
-            with parsing(unreadable, sqlite3.Error):
+            with parsing(corrupt):
                 yield
-        except HoldfastError as error:
-            raise StorageError(str(error)) from None
+        except sqlite3.IntegrityError:  # a second decision of one number: a bug of ours
+            raise
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and _code(error) != sqlite3.SQLITE_ERROR:
+                raise StoreAway(f"{self._path}: {error}") from error
+            raise corrupt(str(error)) from error
+        except HoldfastError as error:  # a value that no plan can have
+            raise error if isinstance(error, CorruptBlob) else corrupt(str(error)) from None
 
     def put(self, decision: StoredDecision) -> None:
-        """Stores a decision; each revision is decided once, a second one under its number is refused by SQLite."""
+        """Stores a decision; each revision is decided once, a second one under its number is refused by SQLite.
+
+        Raises:
+            StoreAway: it cannot be written now. Safe to repeat.
+            CorruptBlob: the database is damaged.
+        """
         body = msgspec.json.encode(decision)
-        self._db.execute("INSERT INTO decisions VALUES (?, ?)", (decision.revision, body))
+        with self._explained():
+            self._db.execute("INSERT INTO decisions VALUES (?, ?)", (decision.revision, body))
 
     def latest(self) -> StoredDecision | None:
-        """Returns the newest decision; None if there is none."""
-        with self._reading():
+        """Returns the newest decision; None if there is none. Raises CorruptBlob if it cannot be read."""
+        with self._explained():
             row = self._db.execute("SELECT body FROM decisions ORDER BY revision DESC LIMIT 1").fetchone()
             return None if row is None else msgspec.json.decode(row[0], type=StoredDecision)
 
     def plans(self) -> dict[int, Plan]:
-        """Returns the plan of every generation that had one."""
+        """Returns the plan of every generation that had one. Raises CorruptBlob if a decision cannot be read."""
         found: dict[int, Plan] = {}
-        with self._reading():
+        with self._explained():
             for (body,) in self._db.execute("SELECT body FROM decisions ORDER BY revision"):
                 decision = msgspec.json.decode(body, type=StoredDecision)
                 for each in (decision, decision.upcoming):
@@ -115,3 +137,8 @@ class DecisionStore:
     def close(self) -> None:
         """Closes the database."""
         self._db.close()
+
+
+def _code(error: sqlite3.Error) -> int:
+    """The kind of an error of SQLite's, without what only tells where it arose."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF

@@ -525,6 +525,7 @@ class Agent:
             terms=terms,
             library=None if terms is None else str(self.run_dir / "plans"),
             token=secrets.token_hex(32),
+            job_id=secrets.token_hex(16),
             store=self._store(),
             events=str(self.run_dir / "events.jsonl"),
             directory=str(self.run_dir / "final"),
@@ -726,7 +727,7 @@ class Agent:
                     log.check()
                     self._last = item
                     self._checkpoint = max(self._checkpoint, item.checkpoint)
-                    crew.reach(item.step + 1)
+                    crew.reach(item.step + 1, item.generation)
                     self.on_progress(item)
                 case _CoordinatorEnded(child=child, spec=spec):
                     supervisor.on_ended(spec, child.status)

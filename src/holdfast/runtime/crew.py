@@ -47,6 +47,8 @@ class Crew:
     _offered: set[Fault] = field(default_factory=set)
     _reached: int = 0
     """The newest step known to have begun; some worker, and so its faults, may be one further."""
+    _generation: int = 0
+    """The newest that ran a step, as far as we heard."""
     _struck: set[Fault] = field(default_factory=set)
     _exits: tuple[Exited, ...] = ()
     _open_offers: tuple[WorkerId | None, ...] = ()
@@ -59,6 +61,7 @@ class Crew:
             return Hello(
                 worker=None,
                 pid=os.getpid(),
+                generation=self._generation,
                 exits=self._exits,
                 offers=self._open_offers,
                 coming=tuple(sorted(self._coming)),
@@ -141,9 +144,9 @@ class Crew:
         timer.daemon = True
         timer.start()
 
-    def reach(self, step: int) -> None:
-        """Offers the workers that are scheduled to come at this step, or earlier."""
-        self._reached = step
+    def reach(self, step: int, generation: int) -> None:
+        """Offers the workers that are scheduled to come at this step, or earlier; a hello tells of the generation."""
+        self._reached, self._generation = step, generation
         for fault in self.faults:
             if fault.kind is FaultKind.JOIN and fault.step <= step and fault not in self._offered:
                 self._offered.add(fault)

@@ -132,6 +132,7 @@ class CoordinatorSpec:
         facts: what they say of the job.
         resume: the checkpoint that the job goes on from; None if it begins anew.
         port: to listen on; 0 for any.
+        job_id: tells this job's decisions from those of all others.
         faults: what is to happen to the coordinator.
         namespace: the network to move to before anything else; None to stay in the host's.
         socket: where to listen, too; None nowhere else.
@@ -147,6 +148,7 @@ class CoordinatorSpec:
     facts: Facts
     port: int
     faults: tuple[Fault, ...]
+    job_id: str
     terms: Terms | None = None
     library: str | None = None
     resume: ResumeFrom | None = None

@@ -14,7 +14,7 @@ from holdfast.config.job import Job
 from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
 from holdfast.core.profile import Profile
-from holdfast.errors import ConfigError, InternalError, ProgramFailed, StateUnavailable
+from holdfast.errors import ConfigError, DecisionsLost, InternalError, ProgramFailed, StateUnavailable
 from holdfast.runtime.agent import Agent, Outcome
 from holdfast.runtime.hardening import create_private
 from holdfast.runtime.processes import ResumeFrom
@@ -121,6 +121,7 @@ def train(
 
     Raises:
         ConfigError: the job cannot be used, or cannot go on from that checkpoint; nothing was overwritten.
+        DecisionsLost: the store of decisions was emptied, exchanged or damaged; what lives was saved as well.
         ProgramFailed: model, data or optimizer raised, on more than one worker; what lives was saved there, too.
         StateUnavailable: a layer lost its last owner; what lives was saved in ``RUN_DIR/final``.
         Interrupted: SIGINT or SIGTERM came; every process is ended.
@@ -292,6 +293,8 @@ def _raise_unless_done(outcome: Outcome, summary: Summary) -> None:
                 else outcome.detail
             )
             raise StateUnavailable(outcome.lost_layers, detail)
+        case "forgotten":
+            raise DecisionsLost(f"{outcome.detail}; step {summary.steps} of what lives is saved in {outcome.directory}")
         case "user-error":
             raise ConfigError(outcome.detail)
         case "program":

@@ -26,7 +26,7 @@ from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import Committer, Coordinator, Remarks, serve
 from holdfast.control.detection import PATIENCE, Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
-from holdfast.control.membership import Membership, Starting, restore
+from holdfast.control.membership import Membership, Phase, Starting, restore
 from holdfast.control.messages import Failure, Hello, Leaving, Remark, Shutdown, StateAt
 from holdfast.control.sabotage import Sabotage
 from holdfast.control.store import DecisionStore, StoredDecision
@@ -34,7 +34,14 @@ from holdfast.control.tls import channel_credentials, server_credentials
 from holdfast.core.faults import Fault
 from holdfast.core.lower import Payload
 from holdfast.core.plan import Plan
-from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StorageError, WorkFailed
+from holdfast.errors import (
+    ConfigError,
+    CoordinatorUnavailable,
+    CorruptBlob,
+    HoldfastError,
+    StorageError,
+    WorkFailed,
+)
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.build import StageParts, build_stage, probe
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
@@ -327,11 +334,14 @@ def _note(log: EventLog, text: str) -> None:
 
 def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: EtcdStore | None) -> Coordinator:
     """One that begins the job, or goes on with what its store remembers."""
-    store = etcd or DecisionStore(Path(spec.store))
+    store, stored, unknown = _recall(spec, etcd)
     checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
     awake = AwakeClock()
     reattach_until = awake() + spec.job.control.reattach_s
-    membership = _membership(spec, store.latest(), checkpoints, log, reattach_until)
+    membership = _membership(spec, stored, checkpoints, log, reattach_until)
+    if unknown:
+        remarks.put(("store", f"{unknown}: what lives is saved, and the job ends"))
+        membership = replace(membership, past_lost=unknown, phase=Phase.REATTACHING, agent_away=True)
     return Coordinator(
         membership=membership,
         store=store,
@@ -343,6 +353,20 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: E
         sabotage=Sabotage(_still_due(spec), log, time.monotonic),
         adviser=None if spec.library is None else Adviser(Path(spec.library), lambda text: _note(log, text)),
     )
+
+
+def _recall(
+    spec: CoordinatorSpec, etcd: EtcdStore | None
+) -> tuple[DecisionStore | EtcdStore | None, StoredDecision | None, str]:
+    """The store and its newest decision; or why neither is to be used: it was damaged, or exchanged for another."""
+    try:
+        store = etcd or DecisionStore(Path(spec.store))
+        stored = store.latest()
+    except CorruptBlob as error:
+        return None, None, str(error)
+    if stored is not None and stored.job != spec.job_id:
+        return None, None, f"{spec.store} holds the decisions of another job"
+    return store, stored, ""
 
 
 def _still_due(spec: CoordinatorSpec) -> tuple[Fault, ...]:
@@ -373,6 +397,8 @@ def _membership(
         wait_s=spec.job.resilience.wait_for_replacement,
         failure_every_s=spec.job.resilience.failure_every_s,
         tolerate=spec.job.resilience.tolerate,
+        reattach_until=reattach_until,
+        job=spec.job_id,
     )
     if stored is None:
         return begins

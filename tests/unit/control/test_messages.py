@@ -95,6 +95,7 @@ MESSAGES = [
     Hello(worker=None, pid=0, preempted=True),
     Strike(worker=W, spec="kill-node:2@5:start"),
     Remark(worker=None, kind="k", text="t"),
+    Started(worker=W, pid=5),
     Unreadable(worker=W, generation=3, step=6, detail="layer 2 is corrupt"),
     NodeLost(node=2, workers=(W, WorkerId(0, 0))),
     Heartbeat(worker=W, generation=1, step=2, op=3),

@@ -3,6 +3,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -10,6 +11,7 @@ from holdfast.control.store import DecisionStore, StoredDecision, StoredUpcoming
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.errors import CorruptBlob, StoreAway
 
 PLAN = adaptive_plan(regular_plan(2, split_evenly(4, 2), 2), [WorkerId(0, 1)])
 
@@ -98,3 +100,64 @@ def sqlite_rows(path):
         return db.execute("SELECT revision FROM decisions ORDER BY revision").fetchall()
     finally:
         db.close()
+
+
+def test_what_is_no_database_is_named(path):
+    path.write_bytes(b"no database " * 1000)
+    with pytest.raises(CorruptBlob, match=r"db is corrupt: expected a database of decisions, found file is not"):
+        DecisionStore(path)
+
+
+def test_the_database_of_another_program_is_named_and_left_as_it_is(path):
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE bookmarks (url TEXT)")
+        other.commit()
+    before = path.read_bytes()
+    with pytest.raises(CorruptBlob, match="expected a database of decisions, found one of bookmarks"):
+        DecisionStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_table_of_other_columns_is_named(path):
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE decisions (verdict TEXT)")
+    with pytest.raises(CorruptBlob, match="no such column"):
+        DecisionStore(path).latest()
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"revision": 1}', b"\xff"])
+def test_a_decision_that_is_none_is_named(path, body):
+    DecisionStore(path).close()
+    with closing(sqlite3.connect(path)) as opened:
+        opened.execute("INSERT INTO decisions VALUES (1, ?)", (body,))
+        opened.commit()
+    store = DecisionStore(path)
+    for read in (store.latest, store.plans):
+        with pytest.raises(CorruptBlob, match=r"control\.db is corrupt"):
+            read()
+    store.close()
+
+
+def test_a_full_disk_is_told_from_damage_and_takes_decisions_again_later(make_disk):
+    disk = make_disk("256k")
+    path, filler = disk / "control.db", disk / "filler"
+    store = DecisionStore(path)
+    store.put(decision(1))
+    with pytest.raises(OSError, match="No space left"):
+        filler.write_bytes(b"x" * (1 << 18))
+
+    def fill():
+        for revision in range(2, 200):  # its last page has room yet
+            store.put(decision(revision))
+
+    with pytest.raises(StoreAway, match=r"control\.db: database or disk is full"):
+        fill()
+    filler.unlink()
+    store.put(decision(500))
+    assert store.latest() == decision(500)
+    store.close()
+
+
+def test_one_that_cannot_be_opened_now_is_away(tmp_path):
+    with pytest.raises(StoreAway, match="unable to open database file"):
+        DecisionStore(tmp_path / "nowhere" / "control.db")

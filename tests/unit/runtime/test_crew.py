@@ -112,7 +112,7 @@ def test_a_later_process_is_struck_by_what_is_still_to_come_only(crew):
     """Its predecessor may have been one step further than the newest that is known to have begun."""
     crew = crew[0]("kill:0.0@3", "kill:0.0@8", "kill:0.0@9:commit", "stall:0.0@20")
     crew.start(A)
-    crew.reach(7)
+    crew.reach(7, 1)
     crew.fence(A, 1)
     crew.start(A)
     assert given(crew)[1] == ["kill:0.0@9:commit", "stall:0.0@20:start"]
@@ -129,10 +129,10 @@ def test_a_later_process_gets_its_state_from_its_peers_not_from_a_checkpoint(cre
 def test_workers_that_are_to_come_are_offered_once_when_their_step_begins(crew):
     make, sent, events = crew
     crew = make("join:1.1@4", "join:new@5")
-    crew.reach(3)
+    crew.reach(3, 1)
     assert sent == []
     for step in (4, 4, 6, 7):
-        crew.reach(step)
+        crew.reach(step, 1)
     assert sent == [Offer(worker=D), Offer(worker=None)]
     fired = [event.spec for _, event in read_events(events) if isinstance(event, FaultInjected)]
     assert fired == ["join:1.1@4", "join:new@5"]
@@ -143,7 +143,7 @@ def test_an_offer_is_listed_and_queued_while_no_hello_can_be_made(crew):
     crew = crew[0]("join:new@1")
     locked = []
     crew.send = lambda message: locked.append(crew._lock.locked())
-    crew.reach(1)
+    crew.reach(1, 1)
     assert locked == [True]
     assert crew.hello().offers == (None,)
 

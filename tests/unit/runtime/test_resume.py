@@ -375,9 +375,10 @@ def restarted(tmp_path):
             facts=FACTS,
             port=0,
             faults=(),
+            job_id="j",
         )
         stored = StoredDecision(revision=1, generation=1, healthy=PLAN, plan=PLAN, restorable=known)
-        return _membership(spec, stored, Checkpoints(store), log).restorable
+        return _membership(spec, stored, Checkpoints(store), log, 0.0).restorable
 
     yield restart, lambda: [event.text for _, event in read_events(tmp_path / "events.jsonl")]
     log.close()

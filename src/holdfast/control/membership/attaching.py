@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from holdfast.control.detection import forget
 from holdfast.control.membership.boundary import on_preempted
+from holdfast.control.membership.forgotten import forgotten, knows_more, note_exits, on_survivor
 from holdfast.control.membership.forming import form
 from holdfast.control.membership.losses import on_exited
 from holdfast.control.membership.raising import on_raised
@@ -44,6 +47,11 @@ def _is_over(state: Membership, worker: WorkerId, pid: int) -> bool:
 
 
 def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
+    if knows_more(state, hello):
+        state, told = forgotten(state)
+        return prefixed(told, on_survivor(state, worker, hello))
+    if state.past_lost:
+        return on_survivor(state, worker, hello)
     if worker in state.kept:  # it has stopped, and keeps its state until it is known whose fault that was
         return state, ()
     new = worker in state.lost
@@ -74,6 +82,11 @@ def on_started(state: Membership, started: Started, now: float) -> Decision:
 
 def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     """The agent is back: what it saw meanwhile counts now, and what it may have missed is told again."""
+    if knows_more(state, hello):
+        state, told = forgotten(state)
+        return prefixed(told, on_agent(state, hello, now))
+    if state.past_lost:
+        state, hello = note_exits(state, hello), msgspec.structs.replace(hello, offers=(), started=())
     dead = {(exit_.worker, exit_.pid) for exit_ in hello.exits}
     fenced = [(worker, state.pids.get(worker, 0)) for worker in sorted(state.lost - state.kept)]
     for started in hello.started:

@@ -15,14 +15,25 @@ __all__ = ["end_if_saved", "end_job", "end_preempted", "on_failure", "on_saved",
 def save(state: Membership, step: int, tallies: tuple[bytes, ...] = ()) -> Decision:
     """Asks the first living owner of each layer to write it, and everyone for the digests of what they hold."""
     state = replace(state, phase=Phase.SAVING, resume_step=step)
-    placement = state.healthy.placement.without(state.absent)
-    owned = {layer: placement.owners(layer) for layer in range(placement.num_layers)}
+    owned = _owners(state)
+    if state.past_lost:
+        state = replace(state, lost_layers=tuple(layer for layer, owners in owned.items() if not owners))
 
     def share_of(worker: WorkerId) -> Save:
         layers = tuple(layer for layer, owners in owned.items() if owners and owners[0] == worker)
         return Save(generation=state.generation, step=step, layers=layers, directory=state.directory, tallies=tallies)
 
     return state, tuple(Tell(to=worker, command=share_of(worker)) for worker in state.full)
+
+
+def _owners(state: Membership) -> dict[int, tuple[WorkerId, ...]]:
+    """Who holds each layer: by the plan, or as all have said if it is not known who has changed places since."""
+    placement = state.healthy.placement.without(state.absent)
+    layers = range(placement.num_layers)
+    if not state.past_lost:
+        return {layer: placement.owners(layer) for layer in layers}
+    held = {worker: dict(state.statuses[worker].layer_steps) for worker in state.full}
+    return {layer: tuple(worker for worker, steps in held.items() if layer in steps) for layer in layers}
 
 
 def on_saved(state: Membership, message: Saved) -> Decision:
@@ -40,6 +51,8 @@ def end_if_saved(state: Membership) -> Decision:
     if diverged:
         detail = f"owners of layer(s) {', '.join(map(str, diverged))} hold different bits"
         return end_job(state, "error", detail, state.directory)
+    if state.past_lost:
+        return end_job(state, "forgotten", state.past_lost, state.directory)
     if state.lost_layers:
         names = ", ".join(map(str, state.lost_layers))
         return end_job(state, "lost", f"no living worker holds layer(s) {names}", state.directory)

@@ -23,7 +23,7 @@ def on_standing(state: Membership, status: Status) -> Decision:
     before. Whoever has moved by then is given its new place, and enters there later.
     """
     known = {**state.statuses, status.worker: status}
-    if state.phase is not Phase.FORMING or not set(known) >= set(state.alive):
+    if state.past_lost or state.phase is not Phase.FORMING or not set(known) >= set(state.alive):
         return on_status(state, status)
     moved = [worker for worker in state.alive if known[worker].layers != _layers_of(state.healthy, worker)]
     if not moved:

@@ -77,6 +77,8 @@ def recover(state: Membership) -> Decision:
         promised=None,
         pinned=state.pinned and (state.pinned[0], 0),
     )
+    if state.past_lost:
+        return form(state, None)
     if state.blame:
         return _save_all(state)
     losses = (*state.losses_by_exception, *state.unjudged)

@@ -209,6 +209,8 @@ class Membership:
         reattach_until: when those that are not back are given up.
         agent_away: whether the agent has to say first what it has seen and started.
         ended: how the job ended; None before.
+        job: which of all jobs this is; whose decisions are in a store is told by it.
+        past_lost: why what was decided before is not known; empty if it is.
     """
 
     healthy: Plan
@@ -272,6 +274,8 @@ class Membership:
     reattach_until: float = 0.0
     agent_away: bool = False
     ended: Ended | None = None
+    job: str = ""
+    past_lost: str = ""
 
     @property
     def present(self) -> frozenset[WorkerId]:

@@ -39,10 +39,14 @@ def _durable(state: Membership) -> tuple[object, ...]:
 
 
 def to_store(before: Membership, after: Membership) -> StoredDecision | None:
-    """Returns what must be durable before anybody hears of it; None if ``after`` decided nothing of that kind."""
-    if after.revision == before.revision:
+    """Returns what must be durable before anybody hears of it; None if ``after`` decided nothing of that kind.
+
+    Nor is anything that follows upon a past which is not known: it would pass for one that is.
+    """
+    if after.revision == before.revision or after.past_lost:
         return None
     return StoredDecision(
+        job=after.job,
         revision=after.revision,
         generation=after.generation,
         healthy=after.healthy,

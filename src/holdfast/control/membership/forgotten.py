@@ -1,0 +1,54 @@
+"""What was decided is not known any more: whoever is left says where it stands, what lives is saved, the job ends.
+
+A coordinator that is started again goes by its store. One that is empty, damaged or another job's cannot be gone by:
+who is a member, what each holds and which plan all run would be guesses. Workers know what they hold, so that can be
+saved. Nothing of it is stored: a further coordinator finds out the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.detection import forget
+from holdfast.control.membership.reattaching import conclude_return
+from holdfast.control.membership.recovering import recover
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell, without
+from holdfast.control.messages import Hello, Remark
+from holdfast.core.ids import WorkerId
+from holdfast.telemetry.events import Notice
+
+__all__ = ["forgotten", "knows_more", "note_exits", "on_survivor"]
+
+
+def knows_more(state: Membership, hello: Hello) -> bool:
+    """Whether somebody was told of a generation, and we know of none: it was stored before it was told."""
+    return not state.past_lost and not state.generation and hello.generation > 0
+
+
+def forgotten(state: Membership) -> Decision:
+    """Begins to gather whoever is left; whoever attached before had been told nothing of the past."""
+    why = "the store of decisions is empty, though some were made"
+    state = replace(state, past_lost=why, phase=Phase.REATTACHING, offers=(), arriving=frozenset(state.pids))
+    told = Remark(worker=None, kind="store", text=f"{why}: what lives is saved, and the job ends")
+    return state, (Record(event=Notice(worker="coordinator", text=why)), Tell(to=None, command=told))
+
+
+def on_survivor(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
+    """A worker says where it stands; whoever is new, has no state yet, or one that is not sound, saves nothing."""
+    broken = hello.raised is not None and not hello.raised.sound
+    empty = hello.generation == 0 or not hello.has_state or broken
+    state = replace(
+        state,
+        pids={**state.pids, worker: hello.pid},
+        lost=state.lost - {worker},
+        arriving=state.arriving | ({worker} if empty else frozenset()),
+        detached=without(state.detached, worker),
+        watch=forget(state.watch, (worker,)),
+        returned={**state.returned, worker: hello},
+    )
+    return conclude_return(state) if state.phase is Phase.REATTACHING else recover(state)
+
+
+def note_exits(state: Membership, hello: Hello) -> Membership:
+    """Whose processes they were that have ended; a later process of the same worker may be alive."""
+    return replace(state, pids={**{exit_.worker: exit_.pid for exit_ in hello.exits}, **state.pids}, offers=())
