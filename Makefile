@@ -20,12 +20,13 @@ install: $(STAMP)  ## make the virtual environment
 demo: $(STAMP)  ## train, kill a worker in mid-step, and end with the same bits as without
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## run the tests, those without processes of their own side by side; or what PYTEST_ARGS says
+test: $(STAMP)  ## run the tests, side by side but for those that time something; or what PYTEST_ARGS says
 ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 	$(BIN)/python -m pytest -n auto -m "not dist"
-	$(BIN)/python -m pytest -m dist
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "dist and not alone"
+	$(BIN)/python -m pytest -m "dist and alone"
 endif
 
 check: $(STAMP)  ## format, lint, types, import contracts

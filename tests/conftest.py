@@ -1,4 +1,4 @@
-"""Shared by all tests: places for blobs (folders, a small disk, an S3 server) and an etcd, on loopback."""
+"""Shared by all tests: places for blobs (folders, a small disk, S3), an etcd, and how long a test may take."""
 
 from __future__ import annotations
 
@@ -32,6 +32,34 @@ def pytest_collection_modifyitems(items):
     if marked and not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="torch finds no GPU that it can use"))
+
+
+LIMITS_S = {"unit": 5.0, "dist": 25.0}
+"""How long a test of a folder may take on two quiet cores; longer ones hold everybody up."""
+COUNT_S = 0.05
+"""How long counting takes there; see :func:`slowness`."""
+
+
+def slowness():
+    """How many times slower this machine is now than two quiet cores, at least 1."""
+    started = time.perf_counter()
+    sum(range(4_000_000))
+    return max(1.0, (time.perf_counter() - started) / COUNT_S)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that takes too long fails, on a busy machine after as much more time as that is slower."""
+    result = yield
+    folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+    limit_s = LIMITS_S.get(folder, float("inf"))
+    marked = item.get_closest_marker("timeout")  # it says itself how long it takes
+    if call.when == "call" and result.passed and not marked and call.duration > limit_s:
+        allowed_s = limit_s * 2 * max(slowness() for _ in range(3))
+        if call.duration > allowed_s:
+            result.outcome = "failed"
+            result.longrepr = f"{item.nodeid} took {call.duration:.1f} s; tests in {folder} have {limit_s:g} s"
+    return result
 
 
 SERVER = """
@@ -151,6 +179,14 @@ class EtcdServer:
     def kill(self):
         self._process.kill()
         self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def shared_etcd(tmp_path_factory):
+    """The url of an etcd that lives as long as the tests; each takes a prefix of its own."""
+    server = EtcdServer(tmp_path_factory.mktemp("shared-etcd"))
+    yield server.url
+    server.kill()
 
 
 @pytest.fixture

@@ -1,23 +1,31 @@
-"""Runs of real processes, shared by the tests: each distinct failure-free run is made once per session."""
+"""Runs of real processes, shared by the tests: each distinct failure-free run is made once, for all test processes."""
 
 from __future__ import annotations
 
 import copy
+import fcntl
+import hashlib
+import json
+import os
+import shutil
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast import Fault, Job, Summary, parse_job, train
 from holdfast.control.store import DecisionStore
 from holdfast.core.faults import FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
+from holdfast.optim.digest import load_layer
 from holdfast.telemetry.events import CoordinatorReady, StepOps, read_events
-from holdfast.telemetry.report import FATAL_KINDS
+from holdfast.telemetry.report import FATAL_KINDS, RunReport, report
 
 JOBS = {
     "gpt": {
@@ -75,12 +83,30 @@ HARMLESS = ("control.", "grid.workers_per_node=")
 """Overrides that cannot change any bit of a run in which nothing fails."""
 
 
+PATIENT = "control.hang_s=15"
+"""For jobs in which nobody hangs: two tests run side by side, so the machine may be busy."""
+HANGS = {FaultKind.HANG, FaultKind.STALL, FaultKind.PARTITION}
+
+
+class Reference:
+    """A failure-free run as its ``summary.json`` tells it; another test process may have made it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.__dict__ |= json.loads((run_dir / "summary.json").read_text())
+
+    @cached_property
+    def report(self) -> RunReport:
+        return report(read_events(self.run_dir / "events.jsonl"))
+
+
 class Runs:
     """Trains the small jobs, with and without faults, and compares."""
 
     def __init__(self, factory) -> None:
         self._factory = factory
-        self._healthy: dict[tuple[str, ...], Summary] = {}
+        base = factory.getbasetemp()
+        self._shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def folder(self) -> Path:
         return self._factory.mktemp("run")
@@ -93,31 +119,48 @@ class Runs:
         return parse_job(copy.deepcopy(JOBS[name]), overrides)
 
     def train(self, name: str, *faults: str, overrides: tuple[str, ...] = (), **options) -> Summary:
-        """One run; what each worker executed is compared with its order."""
+        """One run; what each worker executed is compared with its order, where the plans are stored in a file."""
         summary = self.train_only(name, *faults, overrides=overrides, **options)
-        check_executed(summary.run_dir)
+        if self.job(name, overrides).control.store == "sqlite":
+            check_executed(summary.run_dir)
         return summary
 
     def train_only(self, name: str, *faults: str, overrides: tuple[str, ...] = (), **options) -> Summary:
         """One run, in which perhaps no step is left to be executed."""
         planned = [Fault.parse(text) for text in faults]
         options = {"run_dir": self.folder(), **options}
-        return train(self.job(name, overrides), faults=planned, **options)
+        hangs = any(fault.kind in HANGS for fault in planned)
+        return train(self.job(name, overrides if hangs else (PATIENT, *overrides)), faults=planned, **options)
 
-    def healthy(self, name: str, overrides: tuple[str, ...] = ()) -> Summary:
-        """The run in which nothing fails."""
+    def healthy(self, name: str, overrides: tuple[str, ...] = ()) -> Reference:
+        """The run in which nothing fails; whoever needs it first makes it, others wait for that."""
         needed = tuple(text for text in overrides if not text.startswith(HARMLESS))
-        key = (name, *needed)
-        if key not in self._healthy:
-            self._healthy[key] = self.train(name, overrides=needed)
-        return self._healthy[key]
+        folder = self._shared / f"healthy-{hashlib.sha256(repr((name, *needed)).encode()).hexdigest()[:16]}"
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "summary.json").exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of one who failed at it
+                self.train(name, overrides=needed, run_dir=folder)
+        return Reference(folder)
+
+    def distance(self, summary: Summary, healthy: Reference) -> float:
+        """Relative L2 distance of all weights, read from the two runs' files."""
+        pairs = list(zip(*(sorted((s.run_dir / "final").glob("layer-*")) for s in (summary, healthy)), strict=True))
+        assert pairs
+        layers = [(load_layer(one), load_layer(other)) for one, other in pairs]
+        assert {state.step for pair in layers for state in pair} == {healthy.steps}
+        ours, theirs = (
+            torch.cat([value.double().flatten() for pair in layers for value in pair[side].parameters.values()])
+            for side in (0, 1)
+        )
+        return float((ours - theirs).norm() / theirs.norm())
 
     def survives(
         self,
         name: str,
         *faults: str,
         overrides: tuple[str, ...] = (),
-        healthy: Summary | None = None,
+        healthy: Summary | Reference | None = None,
         **options,
     ) -> Summary:
         """One run with faults: each fired, only those that are to lose workers did, and the bits are right."""

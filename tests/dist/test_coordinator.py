@@ -33,6 +33,7 @@ def steps(events):
     return {event.step for event in events if isinstance(event, StepOps)}
 
 
+@pytest.mark.alone
 def test_healthy_training_goes_on_without_it(runs):
     """It stays away until ten more steps are committed and it was tried to start it again."""
 

@@ -92,6 +92,7 @@ def job(start):
     return start()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_every_process_within_two_seconds(job, number, code):
     job.wait_for_step(1)

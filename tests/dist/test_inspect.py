@@ -72,7 +72,7 @@ def test_the_timeline_says_what_each_worker_lost(summary):
     assert seen["2.3"][-1] is Mode.ABSENT
     assert Mode.ENTERING not in seen["0.0"]
     longest = max(s.end - s.start for s in rows["0.0"].stretches if s.mode is Mode.RECOVERING)
-    assert longest > 1.9, "the hang is found after two seconds, in which the survivors get nothing done"
+    assert longest > 1.0, "the hang is found after two seconds, for most of which the survivors get nothing done"
 
 
 def test_the_trace_shows_every_operation_beside_its_plan(summary, capsys):

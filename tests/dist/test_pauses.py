@@ -26,7 +26,7 @@ from holdfast.config.profiles import save_profile
 from holdfast.core.profile import uniform_profile
 from holdfast.telemetry.events import CoordinatorReady, StepOps, WorkerReady, read_events
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.alone]
 
 COUNT = int(os.environ.get("HOLDFAST_SOAK_PAUSES", "0"))
 SEED = int(os.environ.get("HOLDFAST_SOAK_SEED", "1"))

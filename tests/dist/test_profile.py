@@ -151,6 +151,7 @@ def test_the_command_emulates_and_the_model_need_not_exist(runs, profiled, tmp_p
     assert f"weights_sha256 {same.weights_sha256}" in done.stdout
 
 
+@pytest.mark.alone
 def test_operations_optimizer_and_links_take_their_time(runs):
     """One micro-batch through two stages: F and B of both, two messages, the optimizer; none waits for the verdict."""
     profile = uniform_profile(

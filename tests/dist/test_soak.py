@@ -32,6 +32,7 @@ ALONE = ("grid.pipelines=1", "grid.stages=1", "grid.microbatches=6")
 """The same global batch on one worker ends in the same bits, in a fraction of the time."""
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120 + 10 * COUNT)
 def test_many_random_faults_and_nobody_can_tell(runs):
     rate = runs.healthy("small").steps_per_s
@@ -69,10 +70,11 @@ def load():
         each.wait()
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120 + HEALTHY_STEPS)
 def test_no_false_alarm_on_a_loaded_machine(runs, load):
     start = time.monotonic()
-    summary = runs.train("small", overrides=("grid.pipelines=2", f"train.steps={HEALTHY_STEPS}"))
+    summary = runs.train("small", overrides=("grid.pipelines=2", f"train.steps={HEALTHY_STEPS}", "control.hang_s=2"))
     elapsed_s = time.monotonic() - start
     for process in load:
         assert process.cpu_times().user > 0.1 * elapsed_s, "the machine was not loaded"

@@ -9,10 +9,8 @@ that.
 from __future__ import annotations
 
 import pytest
-import torch
 
 from holdfast import Fault, Summary
-from holdfast.optim.digest import load_layer
 from holdfast.telemetry.events import Agreed, read_events
 
 pytestmark = pytest.mark.dist
@@ -27,19 +25,6 @@ OPTIMIZERS = {
 }
 
 
-def distance(summary, healthy) -> float:
-    """Relative L2 distance of all weights, read from the two runs' files."""
-    pairs = list(zip(*(sorted((s.run_dir / "final").glob("layer-*")) for s in (summary, healthy)), strict=True))
-    assert pairs
-    layers = [(load_layer(one), load_layer(other)) for one, other in pairs]
-    assert {state.step for pair in layers for state in pair} == {healthy.steps}
-    ours, theirs = (
-        torch.cat([value.double().flatten() for pair in layers for value in pair[side].parameters.values()])
-        for side in (0, 1)
-    )
-    return float((ours - theirs).norm() / theirs.norm())
-
-
 def survives(runs, name, *faults, overrides=(), within=ONE_STEP) -> Summary:
     """One run with faults that all fired, close to the run without."""
     healthy = runs.healthy(name, overrides)
@@ -49,7 +34,7 @@ def survives(runs, name, *faults, overrides=(), within=ONE_STEP) -> Summary:
     assert summary.generations == 1 + len(faults)
     assert summary.steps == healthy.steps
     assert summary.final_loss == pytest.approx(healthy.final_loss, rel=10 * within)
-    assert distance(summary, healthy) <= within
+    assert runs.distance(summary, healthy) <= within
     return summary
 
 
