@@ -12,7 +12,7 @@ import msgspec
 from holdfast.config.parsing import parsing
 from holdfast.control.store import DecisionStore
 from holdfast.core.plan import Plan
-from holdfast.errors import ConfigError, StorageError
+from holdfast.errors import ConfigError, StorageError, place_of
 from holdfast.plain import one_line
 from holdfast.runtime.rundir import attempts
 from holdfast.telemetry.events import (
@@ -25,6 +25,7 @@ from holdfast.telemetry.events import (
     Detected,
     Event,
     EventsMissing,
+    ExceptionRaised,
     FaultInjected,
     Installed,
     JobEnded,
@@ -154,6 +155,7 @@ def sum_up(timed: list[tuple[float, Event]]) -> str:
     if told.commits:
         lines.append(f"{len(told.commits)} steps committed, {told.steps_per_s or 0:.2f} steps/s{_losses(events)}")
     lines += [_tell_failure(failure) for failure in told.failures]
+    lines += [text for event in events if isinstance(event, ExceptionRaised) if (text := _tell_loss(event))]
     lines += [text for event in events if isinstance(event, Parted | Synced) if (text := _tell_members(event))]
     if told.coordinator_restarts:
         lines.append(f"the coordinator was started again {told.coordinator_restarts} times")
@@ -291,6 +293,9 @@ def _tell_loss(event: Event) -> str | None:
             return f"JOIN: worker {event.worker} is offered again from step {event.step} on"
         case FaultInjected():
             return f"FAULT {event.kind} strikes worker {event.worker} in step {event.step} at {event.point}"
+        case ExceptionRaised():
+            place = place_of(event.phase, event.layer, event.item, event.microbatch)
+            return f"worker {event.worker} stopped in step {event.step}, {place}: {event.error}"
         case Detected():
             return f"worker {event.worker} is lost: {event.how}"
         case Suspected():

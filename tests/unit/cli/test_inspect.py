@@ -21,6 +21,7 @@ from holdfast.telemetry.events import (
     Event,
     EventLog,
     EventsMissing,
+    ExceptionRaised,
     FaultInjected,
     Installed,
     JobEnded,
@@ -63,6 +64,19 @@ TOLD = [
     (fault("join", "1.0", ""), "JOIN: worker 1.0 is offered again from step 5 on"),
     (fault("join", "new", ""), "JOIN: a new worker is offered from step 5 on"),
     (Detected(worker="1.0", how="signal 9", generation=1), "worker 1.0 is lost: signal 9"),
+    (
+        ExceptionRaised(
+            worker="1.0",
+            generation=1,
+            step=4,
+            phase="forward",
+            layer=3,
+            item=None,
+            microbatch=5,
+            error="KeyError: 'x'",
+        ),
+        "worker 1.0 stopped in step 4, forward of layer 3, micro-batch 5: KeyError: 'x'",
+    ),
     (Suspected(worker="1.0", peer="", generation=1, detail="reset"), "worker 1.0 cannot reach a peer: reset"),
     (Suspected(worker="1.0", peer="0.0", generation=1, detail="reset"), "worker 1.0 cannot reach 0.0: reset"),
     (Installed(generation=1, workers=("0.0", "1.0"), strategy=""), "generation 1: 2 workers"),
@@ -152,6 +166,7 @@ RUN = [
     (14.5, StepOps(worker="0.0", generation=2, step=1, loss=1.5, omitted=False, ops=())),
     (15.0, WorkerReady(worker="1.0", pid=9)),
     (16.5, StepOps(worker="0.0", generation=2, step=2, loss=1.25, omitted=True, ops=())),
+    (16.55, next(event for event, _ in TOLD if isinstance(event, ExceptionRaised))),
     (16.6, Notice(worker="probe", text="layer 1 gives other bits")),
     (16.7, JobEnded(outcome="done", step=3)),
 ]
@@ -164,6 +179,7 @@ def test_what_matters_comes_first_in_a_few_lines():
         "3 steps committed, 0.57 steps/s, loss 2.0000 in step 0, 1.2500 in step 2",
         "worker 1.0 lost in step 1 (kill at backward): detected 200 ms, agreed 300 ms, rebuilt 400 ms, next commit "
         "1000 ms after the kill; 4 (layer, micro-batch) pairs run again",
+        "worker 1.0 stopped in step 4, forward of layer 3, micro-batch 5: KeyError: 'x'",
         "OMITTED: 1 of 3 steps changed nothing: the loss or a gradient was not finite; the last 1 among them",
         "probe: layer 1 gives other bits",
     ]
@@ -186,6 +202,7 @@ def test_what_happens_in_every_run_is_left_out_and_counted():
         "generation 2 is connected",
         "worker 1.0 ready (process 9)",
         "step 2 done by 0.0, loss 1.2500, OMITTED: a gradient was not finite",
+        "worker 1.0 stopped in step 4, forward of layer 3, micro-batch 5: KeyError: 'x'",
         "probe: layer 1 gives other bits",
         "ended: done at step 3",
     ]
