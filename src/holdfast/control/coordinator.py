@@ -57,6 +57,7 @@ from holdfast.control.messages import (
 )
 from holdfast.control.sabotage import Sabotage
 from holdfast.control.store import DecisionStore
+from holdfast.control.token import bearer
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
@@ -252,15 +253,17 @@ class Coordinator:
         self._queues[peer] = asyncio.Queue()
         return self._queues[peer]
 
-    async def attach(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        """Serves one worker or agent until either end closes."""
+    async def attach(
+        self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext, name: str = ""
+    ) -> AsyncIterator[bytes]:
+        """Serves one worker or agent until either end closes; ``name``: of the worker that it may be, if not any."""
         first = await _first_parcel(request)
         if not first or not isinstance(first[0], Hello | Failure):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the first message must be Hello or Failure")
         hello = first[0]
         assert isinstance(hello, Hello | Failure)
         peer: _Peer = (hello.worker, hello.pid if hello.worker is not None else 0)
-        if not self._all_its_own(peer, first):
+        if (name and str(hello.worker) != name) or not self._all_its_own(peer, first):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "it speaks for somebody else")
         queue = self._queue_of(peer)
         self._take(first)
@@ -452,8 +455,8 @@ async def serve(
     Raises:
         ConfigError: an address cannot be listened on.
     """
-    door = _Door(coordinator if isinstance(coordinator, Coordinator) else None)
-    server = grpc.aio.server(interceptors=[TokenCheck(token)], options=_OPTIONS)
+    door = _Door(coordinator if isinstance(coordinator, Coordinator) else None, token)
+    server = grpc.aio.server(interceptors=[TokenCheck(token, shares=True)], options=_OPTIONS)
     handler = grpc.stream_stream_rpc_method_handler(door.attach)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
     try:
@@ -478,13 +481,15 @@ async def serve(
 class _Door:
     """Sends callers away until there is a coordinator behind it."""
 
-    def __init__(self, coordinator: Coordinator | None) -> None:
+    def __init__(self, coordinator: Coordinator | None, token: str) -> None:
         self.coordinator = coordinator
+        self._token = token
 
     async def attach(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """See Coordinator.attach."""
         if self.coordinator is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not the leader")
             return
-        async for parcel in self.coordinator.attach(request, context):
+        name = bearer(context.invocation_metadata(), self._token) or ""  # whoever carries nothing was sent away before
+        async for parcel in self.coordinator.attach(request, context, name):
             yield parcel

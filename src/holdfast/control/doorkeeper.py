@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from holdfast.control.token import REFUSAL, carries
+from holdfast.control.token import REFUSAL, bearer, carries
 
 __all__ = ["TokenCheck", "bounded"]
 
@@ -16,10 +16,16 @@ _IDLE_MS = 10_000
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every call that does not carry the job's token: by its headers, so nobody waits for the rest of it."""
+    """Refuses every call that does not carry the token: by its headers, so nobody waits for the rest of it.
 
-    def __init__(self, token: str) -> None:
+    Args:
+        token: what calls must carry.
+        shares: a share of it, for whatever name, will do.
+    """
+
+    def __init__(self, token: str, *, shares: bool = False) -> None:
         self._token = token
+        self._shares = shares
 
         async def refuse(request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)
@@ -29,9 +35,9 @@ class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
         """Lets a call through if its token is right."""
-        if carries(details.invocation_metadata, self._token):
-            return await continuation(details)
-        return self._refusal
+        metadata = details.invocation_metadata
+        known = bearer(metadata, self._token) is not None if self._shares else carries(metadata, self._token)
+        return await continuation(details) if known else self._refusal
 
 
 def bounded(*, streams: int, receive_bytes: int, send_bytes: int) -> list[tuple[str, int]]:

@@ -542,9 +542,7 @@ def may_say(worker: WorkerId | None, pid: int, message: Message) -> bool:
     match message:
         case Started() | Exited() | NodeLost() | Offer() | Preempted():
             return worker is None
-        case Hello() | Failure():
-            return message.worker == worker and (worker is None or message.pid == pid)
-    return message.worker == worker
+    return message.worker == worker and (worker is None or getattr(message, "pid", pid) == pid)
 
 
 def unpack(parcel: bytes) -> list[msgspec.Raw]:

@@ -1,13 +1,19 @@
-"""The job's token: what every call between the job's processes carries, and how it is checked."""
+"""The job's token: what every call between the job's processes carries, and how it is checked.
+
+The token itself is known to the agent and the coordinator alone. A worker has a share that is good for its own name
+only, and one for the state that workers give each other: whoever was expelled cannot speak as somebody else.
+"""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
 
-__all__ = ["REFUSAL", "TOKEN_KEY", "carries"]
+__all__ = ["REFUSAL", "STATE", "TOKEN_KEY", "bearer", "carries", "share"]
 
 TOKEN_KEY = "holdfast-token"
+STATE = "state"
+"""The name of the share for calls from worker to worker."""
 REFUSAL = "wrong or missing job token"
 
 
@@ -18,6 +24,30 @@ def carries(metadata: Iterable[tuple[str, str | bytes]] | None, token: str) -> b
         >>> carries([("holdfast-token", "abc")], "abc"), carries([], "abc")
         (True, False)
     """
+    return hmac.compare_digest(_given(metadata), token.encode())
+
+
+def share(token: str, name: str) -> str:
+    """Returns what proves that its bearer goes by this name; neither ``token`` nor another share follows from it."""
+    return f"{name}:{hmac.digest(token.encode(), name.encode(), 'sha256').hex()}"
+
+
+def bearer(metadata: Iterable[tuple[str, str | bytes]] | None, token: str) -> str | None:
+    """Returns the name for which a call's metadata carries a share of ``token``.
+
+    Empty if it carries the token itself, which is good for any name; None if it carries neither.
+
+    Example:
+        >>> [bearer([("holdfast-token", given)], "abc") for given in ("abc", share("abc", "1.2"), share("x", "1.2"))]
+        ['', '1.2', None]
+    """
+    given = _given(metadata)
+    if hmac.compare_digest(given, token.encode()):
+        return ""
+    name = given.partition(b":")[0].decode("ascii", "replace")
+    return name if hmac.compare_digest(given, share(token, name).encode()) else None
+
+
+def _given(metadata: Iterable[tuple[str, str | bytes]] | None) -> bytes:
     given = next((value for key, value in metadata or () if key == TOKEN_KEY), "")
-    given = given.encode() if isinstance(given, str) else given
-    return hmac.compare_digest(given, token.encode())
+    return given.encode() if isinstance(given, str) else given

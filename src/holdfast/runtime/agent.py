@@ -29,6 +29,7 @@ from holdfast.control.client import ControlClient
 from holdfast.control.etcd import Etcd, parse_store_url
 from holdfast.control.messages import Command, Ended, Fence, Hello, Message, Preempted, Progress, Remark, Spawn, Strike
 from holdfast.control.tls import check_tls
+from holdfast.control.token import STATE, share
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
@@ -502,7 +503,8 @@ class Agent:
                 job=self.job,
                 plan=plan,
                 address=address,
-                token=coordinator.token,
+                token=share(coordinator.token, str(worker)),
+                state_token=share(coordinator.token, STATE),
                 events=str(self.run_dir / "events.jsonl"),
                 boundaries=probed.boundaries,
                 item=probed.item,
@@ -738,7 +740,7 @@ class Agent:
                 case Spawn(worker=worker, first=first):
                     crew.start(worker, first=first)
                 case Strike(spec=text):
-                    crew.strike(Fault.parse(text))
+                    crew.strike(text)
                 case Remark(kind=kind, text=text):
                     self._tell_once(kind, text)
                 case Ended():

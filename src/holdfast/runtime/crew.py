@@ -155,9 +155,10 @@ class Crew:
                     self._open_offers += (fault.worker,)
                     self.send(Offer(worker=fault.worker))
 
-    def strike(self, fault: Fault) -> None:
-        """Carries out a fault whose point a worker has reached, once, however often it is asked for."""
-        if fault in self._struck:
+    def strike(self, spec: str) -> None:
+        """Carries out a scheduled fault whose point a worker has reached, once, however often it is asked for."""
+        fault = next((fault for fault in self.faults if str(fault) == spec), None)
+        if fault is None or fault in self._struck:  # none that was not scheduled, whoever asks for it
             return
         self._struck.add(fault)
         if fault.kind is FaultKind.KILL_NODE and fault.node is not None:

@@ -179,8 +179,8 @@ class _Worker:
             copier=StateCopier(
                 worker=spec.worker,
                 exchange=exchange,
-                server=StateServer(spec.host, spec.token, server_credentials(tls) if tls else None),
-                token=spec.token,
+                server=StateServer(spec.host, spec.state_token, server_credentials(tls) if tls else None),
+                token=spec.state_token,
                 credentials=channel_credentials(tls) if tls else None,
             ),
             rebuild=self._rebuild,

@@ -49,7 +49,7 @@ from holdfast.control.messages import (
     unpack,
 )
 from holdfast.control.store import DecisionStore
-from holdfast.control.token import TOKEN_KEY
+from holdfast.control.token import TOKEN_KEY, share
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable
@@ -396,6 +396,29 @@ def test_who_is_expelled_is_not_heard_any_more(service, connect):
         assert call.code() is grpc.StatusCode.OK, "the stream has ended, in good order"
         told.put(None)
     assert b.got_nothing()
+
+
+@pytest.mark.parametrize("worker", [None, B], ids=["the agent", "another worker"])
+def test_the_share_of_one_worker_is_good_for_no_other_name(service, worker):
+    with grpc.insecure_channel(service.address) as channel:
+        attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        parcel = pack([encode(Hello(worker=worker, pid=1))])
+        with pytest.raises(grpc.RpcError) as caught:
+            list(attach(iter([parcel]), metadata=((TOKEN_KEY, share(TOKEN, str(A))),), timeout=LIMIT_S))
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert service.coordinator.membership.pids == {}
+    assert not service.coordinator._agent_here.is_set()
+
+
+def test_with_its_own_share_a_worker_is_let_in(service, connect):
+    connect(A, token=share(TOKEN, str(A))).expect(Attached)
+
+
+@pytest.mark.parametrize(
+    "token", [share("another", str(A)), f"{A}:", str(A), share(TOKEN, str(A)).upper(), f"{B}:{'0' * 64}"]
+)
+def test_a_share_that_was_made_up_is_refused(service, connect, token):
+    assert isinstance(connect(A, token=token).closed(), ConfigError)
 
 
 SEND = """

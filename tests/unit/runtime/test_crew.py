@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.control.messages import Exited, Offer
+from holdfast.control.messages import Exited, NodeLost, Offer
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.children import Children
@@ -124,6 +124,20 @@ def test_a_later_process_gets_its_state_from_its_peers_not_from_a_checkpoint(cre
     crew.fence(A, 1)
     crew.start(A)
     assert [spec.resume for spec in crew.children.process.told] == ["a checkpoint", None]
+
+
+@pytest.mark.parametrize("asked", ["kill-node:0@5:start", "partition:1.0@1:start", "kill-node:1@6:start", "", "\0"])
+def test_a_fault_that_was_not_scheduled_is_not_carried_out(crew, asked):
+    """A worker that went astray asks for it, say."""
+    make, sent, _ = crew
+    crew = make("kill-node:1@5")
+    for worker in (A, B, C, D):
+        crew.start(worker)
+    before = list(sent)
+    crew.strike(asked)
+    assert sent == before
+    crew.strike("kill-node:1@5:start")
+    assert NodeLost(node=1, workers=(C, D)) in sent
 
 
 def test_workers_that_are_to_come_are_offered_once_when_their_step_begins(crew):
