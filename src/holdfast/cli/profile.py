@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.cli.arguments import add_overrides
+from holdfast.cli.arguments import add_overrides, hours
 from holdfast.config.load import load_job
 from holdfast.config.profiles import save_profile
 from holdfast.core.profile import LayerProfile, Profile
@@ -93,7 +93,7 @@ class _ProgressLine:
         text = f"iteration {done}/{self._iterations}"
         if done > first:
             left = round((self._iterations - done) * (now - since) / (done - first))
-            text += f"  left {left // 60}:{left % 60:02d}"
+            text += f"  left {hours(left)}"
         print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr)
         self._open = self._terminal
         sys.stderr.flush()

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.cli.arguments import add_overrides
+from holdfast.cli.arguments import add_overrides, hours
 from holdfast.cli.inspect import tell_checkpoint
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
@@ -18,10 +18,12 @@ from holdfast.core.faults import Fault
 from holdfast.plain import one_line
 from holdfast.runtime.agent import Interrupted
 from holdfast.runtime.train import Summary, train
-from holdfast.telemetry.events import Event, Notice
+from holdfast.telemetry.events import Event, Notice, Preparing
 
-__all__ = ["ProgressLine", "add_train_parser", "describe"]
+__all__ = ["ProgressLine", "add_train_parser", "describe", "describe_preparing"]
 
+_EVERY_S = 10.0
+_NAMED = 4
 _FAULT_HELP = (
     "KIND:TARGET@STEP[:POINT]; may be repeated. Of a worker: kill:1.2@5:backward, hang (stopped), stall (its thread is "
     "stuck), slow:1.2@5:3x, leave (told to go), join:1.2@30 or join:new@30 (comes), partition (its node's link is "
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
             emulate=emulate,
             resume=args.resume,
             accept=[key for text in args.accept for key in text.split(",") if key],
-            on_event=_tell,
+            on_event=line.tell,
             on_progress=line.show,
         )
     except Interrupted as interruption:
@@ -108,14 +110,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(event: Event) -> None:
-    text = event.text if isinstance(event, Notice) else tell_checkpoint(event)
-    if text:
-        print(f"holdfast: {one_line(text)}", file=sys.stderr)
-
-
 class ProgressLine:
-    """One line that tells step, loss, speed, workers alive and time left; a new line per ten seconds off a terminal."""
+    """One line that tells what is done before the first step, then step, loss, speed, workers alive and time left.
+
+    Off a terminal: a new line whenever something else begins, and every ten seconds.
+    """
 
     def __init__(self, job: Job, *, quiet: bool) -> None:
         self._job = job
@@ -123,23 +122,42 @@ class ProgressLine:
         self._terminal = sys.stderr.isatty()
         self._times: list[float] = []
         self._shown = 0.0
+        self._doing = ""
         self._open = False
+
+    def tell(self, event: Event) -> None:
+        """Tells what came up: what is being prepared in the line that is replaced, all else in one that stays."""
+        if isinstance(event, Preparing):
+            self._prepare(event)
+        elif text := event.text if isinstance(event, Notice) else tell_checkpoint(event):
+            fresh = "\r\x1b[K" if self._open else ""
+            print(f"{fresh}holdfast: {one_line(text)}", file=sys.stderr, flush=True)
+            self._open = False
+
+    def _prepare(self, event: Preparing) -> None:
+        now = time.monotonic()
+        due = self._terminal or event.text != self._doing or now - self._shown >= _EVERY_S
+        if not self._quiet and due:
+            self._doing, self._shown = event.text, now
+            self._print(describe_preparing(event))
+
+    def _print(self, text: str) -> None:
+        if self._terminal:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            self._open = True
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     def show(self, progress: Progress) -> None:
         """Shows a step that was done."""
         now = time.monotonic()
         self._times = [*self._times[-19:], now]
         last = progress.step == self._job.train.steps - 1
-        due = self._terminal or last or progress.omitted or now - self._shown >= 10.0
-        if self._quiet or not due:
-            return
-        self._shown = now
-        text = self._text(progress)
-        if self._terminal:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-            self._open = True
-        else:
-            print(text, file=sys.stderr, flush=True)
+        first = len(self._times) == 1
+        due = self._terminal or first or last or progress.omitted or now - self._shown >= _EVERY_S
+        if not self._quiet and due:
+            self._shown = now
+            self._print(self._text(progress))
 
     def _text(self, progress: Progress) -> str:
         steps, grid = self._job.train.steps, self._job.grid
@@ -148,7 +166,7 @@ class ProgressLine:
         if len(self._times) > 1:
             rate = (len(self._times) - 1) / (self._times[-1] - self._times[0])
             left = round((steps - progress.step - 1) / rate)
-            text += f"  {rate * self._job.samples_per_step:.1f} samples/s  left {left // 60}:{left % 60:02d}"
+            text += f"  {rate * self._job.samples_per_step:.1f} samples/s  left {hours(left)}"
         text += f"  workers {progress.alive}/{grid.pipelines * grid.stages}"
         text += f"  checkpoint {progress.checkpoint}" if progress.checkpoint else ""
         return text + ("  OMITTED: a gradient was not finite" if progress.omitted else "")
@@ -158,6 +176,15 @@ class ProgressLine:
         if self._open:
             print(file=sys.stderr)
             self._open = False
+
+
+def describe_preparing(event: Preparing) -> str:
+    """Returns a line on what is done before the first step."""
+    much = f" ({event.done} of {event.of})" if event.of and event.missing else ""
+    waited = f", for {event.waited_s:.0f} s" if event.waited_s >= 1 else ""
+    some = ", ".join(event.missing[:_NAMED]) + (", ..." if len(event.missing) > _NAMED else "")
+    missing = f"; missing: {some}" if some and waited else ""
+    return f"{event.text}{much}{waited}{missing}"
 
 
 def describe(summary: Summary) -> str:

@@ -14,6 +14,7 @@ import queue
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import grpc
 import grpc.aio
@@ -45,10 +46,13 @@ from holdfast.control.messages import (
     Ended,
     Expel,
     Failure,
+    Gathered,
     Hello,
     Install,
     Message,
+    News,
     Remark,
+    Told,
     decode_message,
     encode,
     may_say,
@@ -62,7 +66,7 @@ from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
 from holdfast.storage.checkpoints import Checkpoints, Facts
-from holdfast.telemetry.events import CoordinatorReady, EventLog, Notice
+from holdfast.telemetry.events import CoordinatorReady, Detected, Event, EventLog, Notice, Parted, Synced
 
 __all__ = ["METHOD", "SERVICE", "Committer", "Coordinator", "Remarks", "serve"]
 
@@ -179,10 +183,23 @@ class Coordinator:
         if decision:
             self._reach(Point.BROADCAST)
         self.membership = after
+        self._report(before, outputs)
         self._send(self._halved(before, outputs))
         if after.phase is Phase.ENDED:
             self._goodbye.set()
         self._reach(Point.START)
+
+    def _report(self, before: Membership, outputs: Sequence[Output]) -> None:
+        """Tells the agent what its user waits for, or should hear of."""
+        after, told = self.membership, list[Gathered | Told]()
+        if Phase.GATHERING in (before.phase, after.phase) and before.pids.keys() != after.pids.keys():
+            workers = after.healthy.workers
+            told.append(Gathered(missing=tuple(w for w in workers if w not in after.pids), of=len(workers)))
+        for output in outputs:
+            if isinstance(output, Record) and _is_news(output.event):
+                told.append(Told(news=output.event))
+        for each in told:
+            self._tell(_AGENT, encode(each), each)
 
     def _reach(self, point: Point) -> None:
         if self.sabotage is not None:
@@ -410,6 +427,11 @@ async def _set_within(event: asyncio.Event, limit_s: float) -> None:
     """Returns when an event is set, or time is up."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), limit_s)
+
+
+def _is_news(event: Event) -> TypeGuard[News]:
+    """Whether something happened to a worker that the user should hear of."""
+    return isinstance(event, Detected | Parted | Synced) or (isinstance(event, Notice) and event.worker[0].isdigit())
 
 
 async def _first_parcel(request: AsyncIterator[bytes]) -> list[Message]:

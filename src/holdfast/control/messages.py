@@ -17,6 +17,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.work import WorkPhase
 from holdfast.errors import HoldfastError
 from holdfast.storage.checkpoints import Shard
+from holdfast.telemetry import events
 
 __all__ = [
     "Activity",
@@ -29,6 +30,7 @@ __all__ = [
     "Failure",
     "Fence",
     "Finished",
+    "Gathered",
     "Heartbeat",
     "Hello",
     "Install",
@@ -36,6 +38,7 @@ __all__ = [
     "Leaving",
     "Left",
     "Message",
+    "News",
     "NodeLost",
     "Offer",
     "Preempted",
@@ -57,6 +60,7 @@ __all__ = [
     "LONGEST_PARCEL",
     "Suspect",
     "StateAt",
+    "Told",
     "Synced",
     "Tally",
     "Unreadable",
@@ -447,6 +451,23 @@ class Progress(_Wire, frozen=True, tag=True, kw_only=True):
     checkpoint: int = 0
 
 
+class Gathered(_Wire, frozen=True, tag=True, kw_only=True):
+    """For the agent: of ``of`` workers, all but those ``missing`` have attached; the job begins when none is."""
+
+    missing: tuple[WorkerId, ...]
+    of: int
+
+
+News = events.Detected | events.Parted | events.Synced | events.Notice
+"""What is told of workers, besides being logged."""
+
+
+class Told(_Wire, frozen=True, tag=True, kw_only=True):
+    """For the agent: something happened to a worker that the user should hear of."""
+
+    news: News
+
+
 class Fence(_Wire, frozen=True, tag=True, kw_only=True):
     """For the agent: this process of a worker is no member any more; see to it that it is gone."""
 
@@ -496,7 +517,21 @@ Message = (
     | NodeLost
 )
 Command = (
-    Attached | Install | Resume | Blob | Save | Expel | Shutdown | Progress | Fence | Spawn | Strike | Remark | Ended
+    Attached
+    | Install
+    | Resume
+    | Blob
+    | Save
+    | Expel
+    | Shutdown
+    | Progress
+    | Fence
+    | Spawn
+    | Strike
+    | Remark
+    | Gathered
+    | Told
+    | Ended
 )
 
 LONGEST_PARCEL = 8 << 20

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
+from msgspec.structs import replace as replace_struct
 
 from holdfast.config.job import Job
 from holdfast.config.load import dump_job
@@ -27,10 +28,24 @@ from holdfast.config.profiles import save_profile
 from holdfast.control.awake import AwakeClock
 from holdfast.control.client import ControlClient
 from holdfast.control.etcd import Etcd, parse_store_url
-from holdfast.control.messages import Command, Ended, Fence, Hello, Message, Preempted, Progress, Remark, Spawn, Strike
+from holdfast.control.messages import (
+    Command,
+    Ended,
+    Fence,
+    Gathered,
+    Hello,
+    Message,
+    Preempted,
+    Progress,
+    Remark,
+    Spawn,
+    Strike,
+    Told,
+)
 from holdfast.control.tls import check_tls
 from holdfast.control.token import STATE, share
 from holdfast.core.faults import Fault, FaultKind
+from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
@@ -42,6 +57,7 @@ from holdfast.runtime.crew import Crew
 from holdfast.runtime.forks import FORKS, SERVER, ForkedProcess, Patience, describe_exit
 from holdfast.runtime.hardening import create_private, forbid_core_dumps, make_private, raise_file_limit
 from holdfast.runtime.isolation import Networks
+from holdfast.runtime.news import Reporter
 from holdfast.runtime.processes import (
     CoordinatorSpec,
     Found,
@@ -66,6 +82,7 @@ from holdfast.telemetry.events import (
     JobEnded,
     JobStarted,
     Notice,
+    Preparing,
     Resumed,
 )
 
@@ -73,6 +90,7 @@ __all__ = ["Agent", "Interrupted", "Outcome"]
 
 _GRACE_S = 1.5
 _LOOK_S = 0.05
+_TELL_S = 1.0
 
 
 class Interrupted(Exception):
@@ -165,7 +183,9 @@ class Agent:
         accept: keys that may differ from the job that made the checkpoint.
         again: whether an earlier attempt may have been in the run directory.
         claim: of the run directory; whoever gives it closes it. None: it is ours while this process lives.
-        on_event: called with what is worth a line: a checkpoint that was rejected, something that cannot be written.
+        on_event: called with what is worth a line: what is done before the first step (Preparing, every second while
+            it goes on), a worker that is lost or has come, a checkpoint that was rejected, something that cannot be
+            written.
         on_progress: called after every step, in the agent's thread.
     """
 
@@ -194,8 +214,13 @@ class Agent:
     _thinking: bool = False
     _told: set[str] = field(default_factory=set)
     _last: Progress | None = None
+    _reporter: Reporter = field(init=False)
+    _preparing: Preparing | None = None
+    _prepared_since: float = 0.0
+    _prepared_told: float = 0.0
 
     def __post_init__(self) -> None:
+        self._reporter = Reporter(of=self.job.grid.pipelines * self.job.grid.stages)
         patience = Patience(limit_s=self._start_s, key="control.start_s", check=self._check_patience)
         self._children = Children(process=partial(ForkedProcess, patience=patience))
 
@@ -230,9 +255,12 @@ class Agent:
             stack.enter_context(self._processes())
             SERVER.start()
             self._server = SERVER.pid
+            self._prepare("loading PyTorch and trying out the model")
             probed = self._probe()
+            self._prepare("planning")
             plan, terms = self._plan(probed)
             found = self._find(probed)
+            self._prepare("starting the coordinator")
             self._claim_directory()
             log = stack.enter_context(contextlib.closing(self._open_log()))
             log.write(time.monotonic(), self._started())
@@ -247,6 +275,20 @@ class Agent:
             if outcome.outcome == "preempted":
                 raise Interrupted(signal.SIGTERM, self._tell_preempted(outcome.detail))
             return self._with_hashes(outcome)
+
+    def _prepare(self, text: str, missing: tuple[WorkerId, ...] = (), of: int = 0) -> None:
+        """Something begins, or has made progress, that has to be done before the first step."""
+        now = time.monotonic()
+        if self._preparing is None or self._preparing.text != text:
+            self._prepared_since = now
+        names = tuple(str(worker) for worker in missing)
+        self._preparing = Preparing(text=text, done=of - len(names), of=of, missing=names)
+        self._tell_preparing(now)
+
+    def _tell_preparing(self, now: float) -> None:
+        assert self._preparing is not None
+        self._prepared_told = now
+        self.on_event(replace_struct(self._preparing, waited_s=now - self._prepared_since))
 
     def _probe(self) -> Probed:
         if self.emulate is not None:
@@ -272,6 +314,7 @@ class Agent:
         """Finds the checkpoint to go on from, in a process of its own: that may take long, and Ctrl-C must work."""
         if self.resume is None and not self.job.checkpoint.every:
             return None
+        self._prepare("looking for a checkpoint to go on from")
         answer = self._ask(find_main, self.job, self.resume, self._checkpoints, probed.facts, self.accept)
         found = msgspec.json.decode(answer, type=Found | None)
         if found is not None and self.resume is not None:
@@ -290,6 +333,9 @@ class Agent:
 
     def _open_log(self) -> EventLog:
         return EventLog(self.run_dir / "events.jsonl", complain=self._tell_once, keeps=True)
+
+    def _say(self, line: str) -> None:
+        self.on_event(Notice(worker="agent", text=line))
 
     def _tell_once(self, kind: str, text: str) -> None:
         """Says what is wrong, and that training goes on; once for each kind of trouble."""
@@ -479,7 +525,9 @@ class Agent:
         )
         crew = self._crew = self._make_crew(coordinator, address, probed, client.send, log)
         client.start()
-        for worker in coordinator.plan.workers:
+        workers = coordinator.plan.workers
+        self._prepare("starting workers", workers, len(workers))
+        for worker in workers:
             crew.start(worker)
         return client
 
@@ -641,6 +689,9 @@ class Agent:
             InternalError: what all others were forked from is gone, and they with it.
         """
         self._raise_if_interrupted()
+        now = time.monotonic()
+        if self._preparing is not None and now - self._prepared_told >= _TELL_S:
+            self._tell_preparing(now)
         how = SERVER.died() or ("and was started again" if SERVER.pid != self._server else "")
         if how:
             raise InternalError(f"the fork server ended ({how}), and with it every process of the job")
@@ -725,7 +776,14 @@ class Agent:
                     self._preempt(log)
                 case _Preempt.GIVE_UP:
                     return self._given_up()
+                case Gathered(missing=missing, of=of):
+                    self._prepare("starting workers" if missing else "waiting for the first step", missing, of)
+                case Told(news=news):
+                    self._say(self._reporter.tell(news, time.monotonic()))
                 case Progress():
+                    self._preparing = None
+                    if line := self._reporter.progressed(item, time.monotonic()):
+                        self._say(line)
                     log.check()
                     self._last = item
                     self._checkpoint = max(self._checkpoint, item.checkpoint)
@@ -738,6 +796,7 @@ class Agent:
                 case Fence(worker=worker, pid=pid):
                     crew.fence(worker, pid)
                 case Spawn(worker=worker, first=first):
+                    self._reporter.asked(str(worker), time.monotonic())
                     crew.start(worker, first=first)
                 case Strike(spec=text):
                     crew.strike(text)

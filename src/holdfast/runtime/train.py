@@ -115,8 +115,9 @@ def train(
             what is in the job's ``checkpoint.url``; if that is done already, nothing is changed. None: as the job says.
         accept: keys of the job that may differ from those of the job which made the checkpoint, such as
             ``model.dropout``, or ``optimizer`` for all of its; the run is then no longer the one that was begun.
-        on_event: called with what is worth a line: checkpoints that were rejected, and why; what the model or the data
-            do not do the same every time; what cannot be written while training goes on.
+        on_event: called with what is worth a line: what is done before the first step (Preparing, every second while
+            it goes on); workers that are lost or have come; checkpoints that were rejected, and why; what the model or
+            the data do not do the same every time; what cannot be written while training goes on.
         on_progress: called after every step.
 
     Raises:

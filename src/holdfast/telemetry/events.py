@@ -37,6 +37,7 @@ __all__ = [
     "JobStarted",
     "Notice",
     "Parted",
+    "Preparing",
     "Pinned",
     "LibraryFilled",
     "Migrating",
@@ -68,6 +69,23 @@ class JobStarted(_Event, frozen=True, tag="job_started", kw_only=True):
     steps: int
     samples_per_step: int
     wall_time: float
+
+
+class Preparing(_Event, frozen=True, tag="preparing", kw_only=True):
+    """What is done before the first step; told to whoever waits, again and again meanwhile, but not logged.
+
+    Attributes:
+        text: what is done.
+        done: how much of it; out of ``of``, 0 if that cannot be said.
+        missing: whose part of it is missing.
+        waited_s: for how long it has been going on.
+    """
+
+    text: str
+    done: int = 0
+    of: int = 0
+    missing: tuple[str, ...] = ()
+    waited_s: float = 0.0
 
 
 class WorkerReady(_Event, frozen=True, tag="worker_ready", kw_only=True):
@@ -327,6 +345,7 @@ class JobEnded(_Event, frozen=True, tag="job_ended", kw_only=True):
 
 Event = (
     JobStarted
+    | Preparing
     | WorkerReady
     | Notice
     | EventsMissing

@@ -28,6 +28,7 @@ from holdfast.control.messages import (
     Failure,
     Fence,
     Finished,
+    Gathered,
     Heartbeat,
     Hello,
     Install,
@@ -43,6 +44,7 @@ from holdfast.control.messages import (
     Shutdown,
     Status,
     StepDone,
+    Told,
     decode_command,
     encode,
     pack,
@@ -125,24 +127,28 @@ class Client:
 
     def __init__(self, address, worker, token=TOKEN, reattach_s=LIMIT_S):
         self.worker = worker
-        self._commands = queue.SimpleQueue()
+        self._commands, self._shown = queue.SimpleQueue(), queue.SimpleQueue()
         self._closed = queue.SimpleQueue()
         self.standing = Hello(worker=worker, pid=1)
         self._client = ControlClient(
             address,
             token,
             hello=lambda: self.standing,
-            on_command=self._commands.put,
+            on_command=self._on_command,
             on_closed=self._closed.put,
             reattach_s=reattach_s,
         )
         self._client.start()
 
+    def _on_command(self, command):
+        (self._shown if isinstance(command, Gathered | Told) else self._commands).put(command)
+
     def send(self, message):
         self._client.send(message)
 
     def expect(self, kind):
-        command = self._commands.get(timeout=LIMIT_S)
+        """The next command; what is only for the user's eyes waits by itself."""
+        command = (self._shown if issubclass(kind, Gathered | Told) else self._commands).get(timeout=LIMIT_S)
         assert isinstance(command, kind), command
         return command
 
@@ -494,3 +500,14 @@ def test_a_port_in_use_is_named(tmp_path):
             asyncio.run(serve(coordinator, host="127.0.0.1", port=port, token=TOKEN, ready=pytest.fail))
     coordinator.store.close()
     coordinator.log.close()
+
+
+def test_the_agent_is_told_who_is_awaited_and_who_is_lost(service, connect):
+    agent, a = connect(None), connect(A)
+    assert agent.expect(Gathered) == Gathered(missing=(B,), of=2)
+    b = connect(B)
+    assert agent.expect(Gathered) == Gathered(missing=(), of=2)
+    for client in (a, b):
+        client.expect(Attached)
+    agent.send(Exited(worker=B, pid=1, status=-9))
+    assert agent.expect(Told).news == Detected(worker=str(B), how="process ended: signal 9", generation=1)

@@ -1,0 +1,51 @@
+"""What happens to workers, as lines for people: who is lost or has come, why, and how long that took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.control.messages import News, Progress
+from holdfast.telemetry.events import Detected, Notice, Parted, Synced
+
+__all__ = ["Reporter"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Reporter:
+    """Makes a line of what the coordinator tells.
+
+    Attributes:
+        of: how many workers the whole grid has.
+    """
+
+    of: int
+    _lost_at: dict[str, float] = field(default_factory=dict)
+    _asked_at: dict[str, float] = field(default_factory=dict)
+
+    def asked(self, worker: str, now: float) -> None:
+        """A process of this worker is being started, at ``now`` in seconds."""
+        self._asked_at[worker] = now
+
+    def tell(self, news: News, now: float) -> str:
+        """Returns a line."""
+        match news:
+            case Detected(worker=worker, how=how):
+                self._lost_at.setdefault(worker, now)
+                return f"worker {worker} is lost: {how}"
+            case Parted(worker=worker, step=step):
+                return f"worker {worker} has gone as it was told to, before step {step}"
+            case Synced(worker=worker, step=step):
+                since = self._asked_at.pop(worker, None)
+                after = "" if since is None else f", {now - since:.2f} s after it was started"
+                return f"worker {worker} has come: it takes part from step {step} on{after}"
+            case Notice(worker=worker, text=text):
+                return f"worker {worker}: {text}"
+
+    def progressed(self, progress: Progress, now: float) -> str | None:
+        """Returns a line on how long the workers that were lost have held the others up, once they go on."""
+        if not self._lost_at:
+            return None
+        names, since = ", ".join(sorted(self._lost_at)), min(self._lost_at.values())
+        self._lost_at = {}
+        some = f"{progress.alive} of {self.of} workers"
+        return f"training goes on with {some}, {now - since:.2f} s after the loss of {names}"

@@ -1,0 +1,55 @@
+"""Lines on who is lost or has come, why, and how long it took."""
+
+from __future__ import annotations
+
+from holdfast.control.messages import Progress
+from holdfast.runtime.news import Reporter
+from holdfast.telemetry.events import Detected, Notice, Parted, Synced
+
+LOST = Detected(worker="1.2", how="process ended: signal 9", generation=1)
+
+
+def progress(alive=11):
+    return Progress(step=7, loss=None, omitted=False, alive=alive, generation=2)
+
+
+def came(worker="1.2"):
+    return Synced(worker=worker, entered=30, step=33, bytes=10)
+
+
+def test_a_loss_is_told_at_once_and_how_long_it_took_when_the_others_go_on():
+    reporter = Reporter(of=12)
+    assert reporter.progressed(progress(12), 1.0) is None
+    assert reporter.tell(LOST, 10.0) == "worker 1.2 is lost: process ended: signal 9"
+    assert reporter.progressed(progress(), 10.5) == (
+        "training goes on with 11 of 12 workers, 0.50 s after the loss of 1.2"
+    )
+    assert reporter.progressed(progress(), 11.0) is None
+
+
+def test_losses_that_are_answered_together_are_told_together_since_the_first():
+    reporter = Reporter(of=12)
+    reporter.tell(LOST, 10.0)
+    reporter.tell(Detected(worker="0.1", how="no sign of life for 2.0 s", generation=2), 10.25)
+    assert reporter.progressed(progress(10), 11.0) == (
+        "training goes on with 10 of 12 workers, 1.00 s after the loss of 0.1, 1.2"
+    )
+
+
+def test_one_that_comes_is_told_with_the_time_since_it_was_started_here():
+    reporter = Reporter(of=12)
+    reporter.asked("1.2", 20.0)
+    assert reporter.tell(came(), 21.5) == (
+        "worker 1.2 has come: it takes part from step 33 on, 1.50 s after it was started"
+    )
+    assert reporter.tell(came("0.0"), 22.0) == "worker 0.0 has come: it takes part from step 33 on"
+
+
+def test_one_that_goes_in_order_and_any_other_news():
+    reporter = Reporter(of=12)
+    gone = reporter.tell(Parted(worker="1.2", step=7), 1.0)
+    assert gone == "worker 1.2 has gone as it was told to, before step 7"
+    assert reporter.tell(Notice(worker="1.2", text="was lost while starting"), 1.0) == (
+        "worker 1.2: was lost while starting"
+    )
+    assert reporter.progressed(progress(), 2.0) is None
