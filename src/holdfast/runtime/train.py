@@ -190,14 +190,13 @@ def _still_due(faults: tuple[Fault, ...], directory: Path) -> tuple[Fault, ...]:
 
 
 def _done_before(directory: Path) -> Outcome | None:
-    """How the newest attempt in a run directory ended, if it was done."""
-    path = directory / "summary.json"
-    ended = [event for _, event in _events_of(directory) if isinstance(event, JobEnded)]
-    if not ended or ended[-1].outcome != "done" or not path.is_file():
-        return None
+    """How the newest attempt in a run directory ended, if it was done; its hashes say so, or else its last event."""
     try:
-        told = msgspec.json.decode(path.read_bytes(), type=_Done)
-    except msgspec.DecodeError:  # it was being written: what it tells is made again
+        told = msgspec.json.decode((directory / "summary.json").read_bytes(), type=_Done)
+    except (OSError, msgspec.DecodeError):  # it was being written: what it tells is made again
+        return None
+    ended = [event.outcome for _, event in _events_of(directory) if isinstance(event, JobEnded)]
+    if told.weights_sha256 is None and ended[-1:] != ["done"]:
         return None
     return Outcome(
         outcome="done",
