@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import statistics
+import subprocess
+import sys
 
 import pytest
 
@@ -33,8 +36,36 @@ def steps(events):
     return {event.step for event in events if isinstance(event, StepOps)}
 
 
+GAUGE = """
+import time
+while True:
+    wall, cpu = time.monotonic(), time.thread_time()
+    while time.thread_time() < cpu + 0.002:
+        pass
+    print(wall, (time.monotonic() - wall) / (time.thread_time() - cpu), flush=True)
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def slowness(tmp_path):
+    """Tells how many times longer than alone a process with something to do took between two moments, on average."""
+    path = tmp_path / "slowness.txt"
+    with path.open("w") as file:
+        gauge = subprocess.Popen([sys.executable, "-c", GAUGE], stdout=file)
+
+    def between(start, end):
+        lines = (line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n"))
+        found = [float(times) for at, times in lines if start <= float(at) <= end]
+        return max(1.0, statistics.fmean(found)) if found else 1.0
+
+    yield between
+    gauge.kill()
+    gauge.wait()
+
+
 @pytest.mark.alone
-def test_healthy_training_goes_on_without_it(runs):
+def test_healthy_training_goes_on_without_it(runs, slowness):
     """It stays away until ten more steps are committed and it was tried to start it again."""
 
     def over(events):
@@ -52,7 +83,8 @@ def test_healthy_training_goes_on_without_it(runs):
     ((again, reattached),) = events_of(summary, Reattached)
     assert reattached.adopted
     assert summary.generations == 1, "nobody was interrupted"
-    assert again - back < 5.0, "0.1 s on a machine that has nothing else to do; see docs/benchmarks.md"
+    limit_s = 0.5 * slowness(back - 1.0, again)
+    assert again - back < limit_s, "0.1 s on a machine that has nothing else to do; see docs/benchmarks.md"
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -71,6 +103,17 @@ def test_while_the_first_generation_is_formed(runs, point):
 
 def test_together_with_a_second_worker_that_dies_in_the_recovery(runs):
     runs.survives("gpt", "kill:1.2@2:backward", "kill-coordinator@2:install", "kill:0.1@2:detect")
+
+
+@pytest.mark.parametrize("technique", ["1f1b", "staggered"])
+def test_while_state_is_copied_to_one_that_comes(runs, technique):
+    """The worker that comes catches up without it, and is adopted as an owner."""
+    faults = ("slow:2.0@3:6x", "kill:1.1@2:backward", "join:1.1@4", "kill-coordinator@4:copy")
+    overrides = (f"train.technique={technique}",)
+    summary = runs.survives("small", *faults, overrides=overrides, healthy=runs.healthy("small"))
+    ((lost, _),) = events_of(summary, CoordinatorLost)
+    computed = [at for at, event in events_of(summary, StepOps) if event.worker == "1.1" and event.ops]
+    assert computed[-1] > lost, "it has its state, and computes again"
 
 
 def test_again_and_again(runs):

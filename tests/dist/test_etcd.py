@@ -31,12 +31,13 @@ JOB = {
 class Run:
     """One run, and what the test does to its processes meanwhile."""
 
-    def __init__(self, folder, server, *faults, coordinators=2, restart_delay_s=0):
+    def __init__(self, folder, server, *faults, coordinators=2, restart_delay_s=0, technique="1f1b"):
         self.folder, self.server = folder / "run", server
         store = (
             f"control.store={server.url}",
             f"control.coordinators={coordinators}",
             f"control.restart_delay_s={restart_delay_s}",
+            f"train.technique={technique}",
         )
         self._job = parse_job(copy.deepcopy(JOB), store)
         self._faults = [Fault.parse(text) for text in faults]
@@ -89,8 +90,9 @@ def test_the_leader_is_killed_and_the_other_takes_over(tmp_path, etcd_server, he
     assert [event.worker for _, event in run.events(Detected)] == ["1.1"]
 
 
-def test_a_leader_that_dies_in_a_decision(tmp_path, etcd_server, healthy):
-    run = Run(tmp_path, etcd_server, "kill:1.1@5:backward", "kill-coordinator@5:broadcast")
+@pytest.mark.parametrize("technique", ["1f1b", "staggered"])
+def test_a_leader_that_dies_in_a_decision(tmp_path, etcd_server, healthy, technique):
+    run = Run(tmp_path, etcd_server, "kill:1.1@5:backward", "kill-coordinator@5:broadcast", technique=technique)
     same(run.train(), healthy)
 
 

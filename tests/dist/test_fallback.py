@@ -11,8 +11,8 @@ pytestmark = pytest.mark.dist
 STAGE_GONE = ["kill:0.1@4:start", "kill:1.1@5:forward", "kill:2.1@6:backward"]
 
 
-def ends_like_the_healthy_run(runs, name, *faults, overrides, **options):
-    summary = runs.train(name, *faults, overrides=overrides, **options)
+def ends_like_the_healthy_run(runs, name, *faults, overrides, technique="1f1b", **options):
+    summary = runs.train(name, *faults, overrides=(*overrides, f"train.technique={technique}"), **options)
     healthy = runs.healthy(name, overrides)
     assert summary.unfired == ()
     assert (summary.weights_sha256, summary.state_sha256) == (healthy.weights_sha256, healthy.state_sha256)
@@ -24,10 +24,10 @@ def events_of(summary, kind):
     return [event for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, kind)]
 
 
-@pytest.mark.parametrize("name", ["gpt", "convnet"])
-def test_nine_go_on_as_a_smaller_grid_in_place(runs, name):
+@pytest.mark.parametrize(("name", "technique"), [("gpt", "1f1b"), ("convnet", "1f1b"), ("gpt", "staggered")])
+def test_nine_go_on_as_a_smaller_grid_in_place(runs, name, technique):
     overrides = ("checkpoint.every=3", "train.steps=9")
-    summary = ends_like_the_healthy_run(runs, name, *STAGE_GONE, overrides=overrides)
+    summary = ends_like_the_healthy_run(runs, name, *STAGE_GONE, overrides=overrides, technique=technique)
     last = events_of(summary, Installed)[-1]
     assert last.strategy == "fallback"
     assert len(last.workers) <= 9

@@ -84,9 +84,12 @@ def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, execu
     assert [event.worker for event in events if isinstance(event, Detected)] == [str(VICTIM)]
 
 
-@pytest.mark.parametrize("point", ["forward", "reduce", "commit"])
-def test_a_partition_scheduled_for_a_point_of_a_step(runs, point):
-    summary = runs.survives("gpt", f"partition:1.2@2:{point}")
+@pytest.mark.parametrize(
+    ("point", "technique"), [("forward", "1f1b"), ("reduce", "staggered"), ("update", "staggered"), ("commit", "1f1b")]
+)
+def test_a_partition_scheduled_for_a_point_of_a_step(runs, point, technique):
+    overrides = (f"train.technique={technique}",)
+    summary = runs.survives("gpt", f"partition:1.2@2:{point}", overrides=overrides, healthy=runs.healthy("gpt"))
     assert summary.generations == 2
 
 

@@ -50,3 +50,14 @@ def test_losses_in_a_row(runs, strategy, half):
     summary = runs.survives("small", *faults, overrides=settings, healthy=runs.healthy("small", ("train.steps=9",)))
     events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
     assert [event.strategy for event in events if isinstance(event, Installed)].count(strategy) >= len(faults)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_losses_where_updates_run_ahead_of_the_verdict(runs, strategy):
+    """One with the verdict in hand, one in the middle of its updates; checkpoints and snapshots need settled states."""
+    settings = ("train.steps=9", f"resilience.strategy={strategy}", *STRATEGIES[strategy])
+    healthy = runs.healthy("small", ("train.steps=9",))
+    faults = ("kill:1.1@3:verdict", "hang:0.0@5:update")
+    summary = runs.survives("small", *faults, overrides=(*settings, "train.technique=staggered"), healthy=healthy)
+    events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
+    assert [event.strategy for event in events if isinstance(event, Installed)].count(strategy) >= len(faults)

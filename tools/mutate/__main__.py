@@ -95,7 +95,7 @@ class Session:
         self._tests = _Tests(self._functions)
         self._results = _read_results(STATE / "results.jsonl")
         self._all = _digest(ROOT.glob("src/**/*.py")) + _digest(ROOT.glob("tests/**/*.py"))
-        self._began = time.monotonic()
+        self._began = self._tries_began = time.monotonic()
 
     def run(self, count: int, seed: int, only: str, at_least: float) -> int:
         """See :func:`main`."""
@@ -113,6 +113,7 @@ class Session:
     def _try_all(self, chosen: Sequence[Mutant]) -> None:
         left = [mutant for mutant in chosen if not self._known(mutant)]
         _say(f"{len(chosen) - len(left)} are known, {len(left)} to try")
+        self._tries_began = time.monotonic()
         for number, mutant in enumerate(left, 1):
             self._try(mutant, f"{number}/{len(left)}")
         self._pool.drain()
@@ -170,7 +171,7 @@ class Session:
         with (STATE / "results.jsonl").open("a") as file:
             file.write(json.dumps(asdict(result)) + "\n")
         number, total = map(int, which.split("/"))
-        left_s = (time.monotonic() - self._began) / number * (total - number)
+        left_s = (time.monotonic() - self._tries_began) / number * (total - number)
         _say(f"{which} {verdict:8} {seconds:5.1f} s, {left_s / 60:3.0f} min left: {mutant.key}")
 
     def _report(self, chosen: Sequence[Mutant], at_least: float) -> int:

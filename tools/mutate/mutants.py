@@ -163,9 +163,12 @@ def sample(mutants: Iterable[Mutant], count: int, seed: int) -> tuple[Mutant, ..
         packages[mutant.path.split("/")[0]].append(mutant)
     total = sum(map(len, packages.values()))
     drawn: list[Mutant] = []
+    before = 0
     for name in sorted(packages):
-        quota = round(count * len(packages[name]) / total)
+        upto = before + len(packages[name])
+        quota = round(count * upto / total) - round(count * before / total)
         drawn += sorted(packages[name], key=lambda each: _rank(seed, each.key))[:quota]
+        before = upto
     return tuple(sorted(drawn))
 
 

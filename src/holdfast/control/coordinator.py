@@ -188,6 +188,7 @@ class Coordinator:
         if after.phase is Phase.ENDED:
             self._goodbye.set()
         self._reach(Point.START)
+        self._reach(Point.COPY)
 
     def _report(self, before: Membership, outputs: Sequence[Output]) -> None:
         """Tells the agent what its user waits for, or should hear of."""

@@ -36,6 +36,8 @@ class Sabotage:
         step = _step(membership)
         if point is Point.START and membership.phase is not Phase.RUNNING:
             return None
+        if point is Point.COPY and not membership.entering - membership.synced:
+            return None
         return next((f for f in self._faults if f.point is point and f.step <= step + slack), None)
 
     def reach(self, point: Point, membership: Membership) -> None:

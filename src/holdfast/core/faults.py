@@ -45,8 +45,9 @@ class Point(StrEnum):
     reported, the rest is not written.
     Of a recovery: ``detect`` when the target learns of the failure; ``persist`` before the coordinator stores its
     decision; ``broadcast`` stored, nothing sent; ``install`` before the new transport is built (of the coordinator:
-    sent to half of the workers); ``copy`` in the middle of giving, or taking, the state of a joining worker; ``replay``
-    when the interrupted step is about to be redone.
+    sent to half of the workers); ``copy`` in the middle of giving, or taking, the state of a joining worker (of the
+    coordinator: while it knows of one that has gone over and not caught up); ``replay`` when the interrupted step is
+    about to be redone.
     """
 
     START = "start"
@@ -75,7 +76,7 @@ _EXAMPLES = {
     FaultKind.KILL_NODE: "kill-node:2@5",
     FaultKind.KILL_COORDINATOR: "kill-coordinator@10",
 }
-_OF_COORDINATOR = [Point.START, Point.DETECT, Point.PERSIST, Point.BROADCAST, Point.INSTALL]
+_OF_COORDINATOR = [Point.START, Point.DETECT, Point.PERSIST, Point.BROADCAST, Point.INSTALL, Point.COPY]
 _OF_WORKERS = [point for point in Point if point not in (Point.PERSIST, Point.BROADCAST)]
 
 

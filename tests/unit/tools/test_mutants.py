@@ -77,4 +77,5 @@ def test_each_package_has_its_share(tool):
     mutants = [mutant for path, source in files.items() for mutant in tool.mutants_of(path, source)]
     drawn = [mutant.path for mutant in tool.sample(mutants, 8, seed=1)]
     assert (drawn.count("a/x.py"), drawn.count("b/y.py")) == (6, 2)
+    assert [len(tool.sample(mutants, count, seed=1)) for count in range(41)] == list(range(41))
     assert tool.sample(mutants, 8, seed=1) != tool.sample(mutants, 8, seed=2)
