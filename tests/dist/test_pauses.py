@@ -6,14 +6,17 @@ soak`` takes many.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -225,3 +228,51 @@ NAMED = {
 @pytest.mark.parametrize("cases", NAMED.values(), ids=NAMED)
 def test_who_is_held_for_lost(suffer, cases):
     suffer(*cases)
+
+
+def random_case(number):
+    """One of many: jobs of all shapes, operations of 0.02 to 2 s, pauses of 2 to 15 s, half of them under load."""
+    source = random.Random(f"{SEED}/{number}")
+    who = source.choice(["everything", "workers", "workers and coordinator", "coordinator", "some", "some"])
+    pipelines, stages = source.choice([(3, 1), (3, 2), (2, 2), (6, 1)])
+    hang_s, op_s = source.choice([2.0, 3.0]), math.exp(source.uniform(math.log(0.02), math.log(2.0)))
+    short, long = source.uniform(0.2, hang_s - MARGIN_S), source.uniform(hang_s + 1.0, 15.0)
+    case = Case(
+        who=who,
+        stopped_s=source.choice([short, long]) if who == "some" else source.uniform(2.0, 15.0),
+        op_s=op_s,
+        pipelines=pipelines,
+        stages=stages,
+        hang_s=hang_s,
+        some=tuple(sorted(source.sample(range(pipelines), source.randint(1, pipelines - 1)))) if who == "some" else (),
+        moment=source.random(),
+        loaded=source.random() < 0.5,
+    )
+    return replace(case, steps=2 + max(3, math.ceil(4.0 / case.step_s)))
+
+
+@pytest.fixture
+def load():
+    """As many processes that never rest as there are processors."""
+    with contextlib.ExitStack() as stack:
+
+        def spin():
+            for _ in range(os.cpu_count() or 1):
+                each = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+                stack.callback(each.kill)
+
+        yield spin
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.parametrize("number", range(COUNT) or [pytest.param(0, marks=pytest.mark.skip(reason="the soak's"))])
+def test_random_pauses(suffer, load, number):
+    case = random_case(number)
+    if case.loaded:
+        load()
+    try:
+        suffer(case)
+    except BaseException as error:
+        repeat = f"HOLDFAST_SOAK_SEED={SEED} HOLDFAST_SOAK_PAUSES={number + 1}"
+        error.add_note(f"repeat: {repeat} python -m pytest 'tests/dist/test_pauses.py::test_random_pauses[{number}]'")
+        raise

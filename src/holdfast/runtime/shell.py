@@ -58,84 +58,18 @@ from holdfast.runtime.life import (
     Written,
     mean_loss,
 )
+from holdfast.runtime.pace import WAITS, Pace
 from holdfast.runtime.stopping import ends_job
 from holdfast.runtime.transport import Handle, MessageKey, Transport
 from holdfast.telemetry.events import EventLog, Notice, Pinned, StepOmitted, StepOps
 
-__all__ = ["Pace", "Shell"]
+__all__ = ["Shell"]
 
 LOOKAHEAD = 4
 STUCK_S = 0.05
 WRITING_S = 0.02
 _INTERRUPTED = object()
 FOREVER = 2**62
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Present:
-    """What goes on: waiting for others, or work; and since when, by both clocks."""
-
-    waiting: bool
-    since: float
-    awake_since: float
-
-
-class Pace:
-    """How the worker moves along, for its heartbeats: written by the thread that works, read by another.
-
-    Args:
-        awake: seconds that this process has run: a pause makes nothing slow.
-        excused_s: for how long one thing may take longer by ``clock``: held locks of Python look like pauses.
-        clock: seconds, monotonic.
-    """
-
-    def __init__(
-        self,
-        awake: Callable[[], float] = time.monotonic,
-        excused_s: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._awake, self._excused_s, self._clock = awake, excused_s, clock
-        self.moves = 0
-        self.warm = False
-        self.computed = False
-        self.slowest_s = 0.0
-        self._present = self._begin(waiting=True)
-
-    def _begin(self, *, waiting: bool) -> _Present:
-        return _Present(waiting=waiting, since=self._clock(), awake_since=self._awake())
-
-    def move(self, *, waiting: bool) -> None:
-        """Something was done; what comes next is waiting for others, or work."""
-        if not self._present.waiting:
-            self.slowest_s = max(self.slowest_s, self._spent_s(self._present))
-        self.moves += 1
-        self._present = self._begin(waiting=waiting)  # at once: the reader never sees work that began with a wait
-
-    def compute(self) -> None:
-        """An operation begins; the first one of a worker that only took part so far is as slow as any first."""
-        if not self.computed:
-            self.computed, self.warm = True, False
-
-    def cool_down(self) -> None:
-        """What comes is as slow as at the start: an engine is built; and so is its first operation."""
-        self.warm = self.computed = False
-
-    def warm_up(self) -> None:
-        """The first step is done: what things took in it says nothing of those that follow."""
-        self.warm, self.slowest_s = True, 0.0
-
-    def busy_s(self) -> float:
-        """For how long the present work goes on; 0 while waiting."""
-        present = self._present
-        return 0.0 if present.waiting else max(self._spent_s(present), 1e-6)
-
-    def _spent_s(self, present: _Present) -> float:
-        """How long it goes on, without the pauses in it; those of more than ``excused_s`` count all the same."""
-        return max(self._awake() - present.awake_since, self._clock() - present.since - self._excused_s)
-
-
-_WAITS = (Listen, Build, Take, FinishReduce, Drain, Written)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -288,7 +222,7 @@ class Shell:
                 result, error = None, None
                 continue
             result, error = None, None
-            self.pace.move(waiting=isinstance(effect, _WAITS))
+            self.pace.move(waiting=isinstance(effect, WAITS))
             self._besides.yielded(effect)
             try:
                 result = self._perform(effect)

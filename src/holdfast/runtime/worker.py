@@ -53,9 +53,10 @@ from holdfast.runtime.injection import Injector
 from holdfast.runtime.isolation import Namespace
 from holdfast.runtime.library import fill_library
 from holdfast.runtime.life import LifeStage, WorkerLife
+from holdfast.runtime.pace import Pace
 from holdfast.runtime.processes import CoordinatorSpec, LibrarySpec, ResumeFrom, WorkerSpec
 from holdfast.runtime.resume import find, with_found
-from holdfast.runtime.shell import Pace, Shell
+from holdfast.runtime.shell import Shell
 from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.transfer import StateServer
 from holdfast.runtime.transport import Transport

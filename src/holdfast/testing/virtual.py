@@ -18,7 +18,7 @@ from typing import Any
 from msgspec.structs import replace as replace_struct
 
 from holdfast.control.checkpoint_ledger import Commit, Settled
-from holdfast.control.detection import Watch
+from holdfast.control.detection import PATIENCE, Watch
 from holdfast.control.membership import (
     Closed,
     Improved,
@@ -91,6 +91,7 @@ from holdfast.runtime.life import (
     WorkerLife,
     Written,
 )
+from holdfast.runtime.pace import WAITS, Pace
 from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.stopping import ends_job
 from holdfast.runtime.transport import MessageKey
@@ -99,7 +100,7 @@ from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Event, 
 from holdfast.testing.memory import Mail
 from holdfast.testing.raising import Raise, RaisingStage
 
-__all__ = ["Delays", "VirtualCluster", "VirtualResult"]
+__all__ = ["Delays", "Pause", "VirtualCluster", "VirtualResult"]
 
 HANG_S = 2.0
 BEAT_S = 0.25
@@ -157,6 +158,23 @@ class VirtualResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Some processes are stopped, and go on.
+
+    Attributes:
+        at: when they are stopped, in virtual seconds.
+        lasts_s: for how long.
+        workers: which.
+        coordinator: whether the coordinator is, too.
+    """
+
+    at: float
+    lasts_s: float
+    workers: tuple[WorkerId, ...] = ()
+    coordinator: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
     """A worker pinned a layer for the checkpoint of a step."""
 
@@ -167,20 +185,38 @@ class Pinned:
 
 
 @dataclass(slots=True)
+class _Sleep:
+    """For how long a process has been stopped so far, and until when it is."""
+
+    total_s: float = 0.0
+    until: float = 0.0
+
+    def fall(self, now: float, lasts_s: float) -> None:
+        """It is stopped."""
+        until = max(self.until, now + lasts_s)
+        self.total_s += until - max(self.until, now)
+        self.until = until
+
+    def awake_s(self, now: float) -> float:
+        """For how long it has run."""
+        return min(now, self.until) - self.total_s if now < self.until else now - self.total_s
+
+
+@dataclass(slots=True)
 class _Worker:
     """One process: a life and what it waits for; ``stopped`` processes do nothing, ``stalled`` ones only beat."""
 
     life: WorkerLife
     generator: Life
+    pace: Pace
     prepared: Install | None = None
     fetched: dict[int, bytes] | None = None
-    warm: bool = False
-    computed: bool = False
     stopped: bool = False
+    asleep: _Sleep = field(default_factory=lambda: _Sleep())
     attaches: bool = False
     leaving: bool = False
     strikes: list[str] = field(default_factory=list)
-    stalled_at: float | None = None
+    stalled: bool = False
     commands: deque[Command] = field(default_factory=deque)
     newest: int = 0
     waiting: Any = None
@@ -219,6 +255,7 @@ class VirtualCluster:
         technique: of the planner, which then makes all plans, the healthy one too; None: they keep to 1F1B's rules.
         scaled: which share of the steps has gradients that must be scaled.
         preempted_at: when the agent is told to end, in virtual seconds, so that a checkpoint is made; None: never.
+        pauses: processes that are stopped for a while.
         better: tells a better plan for who is here, if need be once some have changed places, or None; asked five
             times a second.
     """
@@ -251,6 +288,7 @@ class VirtualCluster:
         technique: Technique | None = None,
         scaled: float = 0.0,
         preempted_at: float | None = None,
+        pauses: Iterable[Pause] = (),
         better: Callable[[Membership], Rerouted | Migration | None] = lambda membership: None,
     ) -> None:
         terms = None
@@ -262,6 +300,9 @@ class VirtualCluster:
         self._better = better
         self._preempted_at, self._preempted = preempted_at, False
         self._scaled = scaled
+        self._pauses = tuple(pauses)
+        self._asleep = _Sleep()
+        self._looked_at = 0.0
         self._coordinator_deaths = tuple(coordinator_deaths)
         self._incarnation = 0
         self._broken_streams = tuple(broken_streams)
@@ -342,7 +383,9 @@ class VirtualCluster:
             synchronous=self._synchronous,
             snapshots=Snapshots(every=self._snapshot_every),
         )
-        self._processes[life.pid] = made = _Worker(life=life, generator=life.run())
+        asleep = _Sleep()
+        pace = Pace(lambda: asleep.awake_s(self._now), PATIENCE * HANG_S, lambda: self._now)
+        self._processes[life.pid] = made = _Worker(life=life, generator=life.run(), pace=pace, asleep=asleep)
         return made
 
     def _raising(self, worker: WorkerId, stage: LifeStage) -> LifeStage:
@@ -372,6 +415,8 @@ class VirtualCluster:
             self._after(at, lambda who=who: self._break_stream(who))  # type: ignore[misc]
         if self._preempted_at is not None:
             self._after(self._preempted_at, self._preempt)
+        for pause in self._pauses:
+            self._after(pause.at, lambda pause=pause: self._pause(pause))  # type: ignore[misc]
         for at, away_s in self._coordinator_deaths:
             self._after(at, lambda away_s=away_s: self._kill_coordinator(away_s))  # type: ignore[misc]
         while self._ended is None:
@@ -414,15 +459,35 @@ class VirtualCluster:
         at = self._now + delay
         if channel is not None:
             at = self._channels[channel] = max(at, self._channels[channel])
-        heapq.heappush(self._queue, (at, next(self._counter), act))
+        self._at(at, act)
+
+    def _at(self, moment: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (moment, next(self._counter), act))
+
+    def _pause(self, pause: Pause) -> None:
+        """Stops processes. What they would do happens when they go on; what is under way between them arrives."""
+        for worker in pause.workers:
+            self._workers[worker].asleep.fall(self._now, pause.lasts_s)
+        if pause.coordinator:
+            self._asleep.fall(self._now, pause.lasts_s)
+
+    def _sleeps(self, asleep: _Sleep, act: Callable[[], None]) -> bool:
+        """Whether a process is stopped; then it acts as soon as it goes on."""
+        if self._now < asleep.until:
+            self._at(asleep.until, act)
+            return True
+        return False
 
     def _tick(self) -> None:
+        if self._sleeps(self._asleep, self._tick):
+            return
         self._after(0.2, self._tick)
         if self._leads:
             self._pass_time()
+        self._looked_at = self._now
 
     def _pass_time(self) -> None:
-        self._decide(Tick())
+        self._decide(Tick(gap_s=self._now - self._looked_at))
         if ahead := unplanned(self._membership):
             lost = self._random.choice(ahead)
             self._decide(Planned(lost=lost, recovery=plan_recovery(self._membership, lost)))
@@ -430,24 +495,29 @@ class VirtualCluster:
             self._decide(Improved(lost=self._membership.absent, offer=offer))
 
     def _begin(self, worker: _Worker, delay: float) -> None:
-        self._after(delay, lambda: self._resume(worker))
-        self._after(delay, lambda: self._beat(worker))
+        def begin() -> None:
+            if not self._sleeps(worker.asleep, begin):
+                self._resume(worker)
+                self._beat(worker)
+
+        self._after(delay, begin)
 
     def _beat(self, worker: _Worker) -> None:
         """Tells of progress, as long as the process lives."""
         if not worker.alive or worker.stopped or self._ended is not None:
             return
+        if self._sleeps(worker.asleep, lambda: self._beat(worker)):
+            return
         life, execution = worker.life, worker.life.execution
         if life.generation > 0:
-            busy = 0.0 if worker.stalled_at is None else self._now - worker.stalled_at
             beat = Heartbeat(
                 worker=life.worker,
                 generation=life.generation,
                 step=execution.step if execution else 0,
                 op=len(execution.ops) if execution else 0,
-                moves=worker.effects,
-                busy_s=busy or 1e-6 * isinstance(worker.waiting, Run),
-                slowest_s=self._delays.compute[1] if worker.warm else 0.0,
+                moves=worker.pace.moves,
+                busy_s=worker.pace.busy_s(),
+                slowest_s=max(worker.pace.slowest_s, 1e-6) if worker.pace.warm else 0.0,
             )
             self._up(worker, beat)
         self._after(BEAT_S, lambda: self._beat(worker))
@@ -455,8 +525,10 @@ class VirtualCluster:
     # The coordinator.
 
     def _decide(self, event: Message | Closed | Tick | Planned | Improved | Settled) -> None:
+        if self._sleeps(self._asleep, self._while_it_lives(lambda: self._decide(event))):
+            return
         before = self._membership
-        self._membership, outputs = decide(before, event, now=self._now)
+        self._membership, outputs = decide(before, event, now=self._asleep.awake_s(self._now))
         self._decision = to_store(before, self._membership) or self._decision
         for output in outputs:
             match output:
@@ -489,7 +561,8 @@ class VirtualCluster:
     def _restart_coordinator(self) -> None:
         self._leads, self._membership = True, self._blank
         if self._decision is not None:
-            self._membership = restore(self._blank, self._decision, reattach_until=self._now + REATTACH_S)
+            until = self._asleep.awake_s(self._now) + REATTACH_S
+            self._membership = restore(self._blank, self._decision, reattach_until=until)
         self._log(CoordinatorReady(pid=0, generation=self._membership.generation))
         self._come_back(AGENT)
         for process in self._processes.values():
@@ -663,6 +736,8 @@ class VirtualCluster:
         """A command arrives. What comes to a stopped process waits for ever, as it never wakes here."""
         if not worker.alive or worker.stopped or isinstance(command, Blob):
             return
+        if self._sleeps(worker.asleep, lambda: self._deliver(worker, command)):
+            return
         if isinstance(command, Expel):
             self._kill(worker)
             return
@@ -696,12 +771,17 @@ class VirtualCluster:
     def _notice(self, dead: WorkerId, generation: int) -> None:
         """Those that wait for the dead worker see its connection close, sooner or later than the coordinator."""
         for worker in self._workers.values():
-            waits = worker.ready is not None and dead in _peers(worker.waiting)
-            if worker.alive and worker.life.generation == generation and waits:
-                self._throw(worker, PeerLost(str(dead), worker.life.generation))
+            self._see_gone(worker, dead, generation)
+
+    def _see_gone(self, worker: _Worker, dead: WorkerId, generation: int) -> None:
+        if self._sleeps(worker.asleep, lambda: self._see_gone(worker, dead, generation)):
+            return
+        waits = worker.ready is not None and dead in _peers(worker.waiting)
+        if worker.alive and worker.life.generation == generation and waits:
+            self._throw(worker, PeerLost(str(dead), worker.life.generation))
 
     def _throw(self, worker: _Worker, error: Exception) -> None:
-        if worker.stopped or worker.stalled_at is not None:
+        if worker.stopped or worker.stalled:
             return
         worker.waiting, worker.ready = None, None
         self._advance(worker, lambda: worker.generator.throw(error))
@@ -718,6 +798,7 @@ class VirtualCluster:
     def _advance(self, worker: _Worker, step: Callable[[], Any]) -> None:
         """Lets a worker go on until it waits for something."""
         while True:
+            worker.pace.move(waiting=False)
             try:
                 effect = step()
             except StopIteration:
@@ -728,6 +809,7 @@ class VirtualCluster:
                     return
                 step = lambda: next(worker.generator)  # noqa: E731
                 continue
+            worker.pace.move(waiting=isinstance(effect, WAITS))
             worker.effects += 1
             if self._raises_at.get(worker.life.worker) == worker.effects:
                 self._fired.append(f"raise:{worker.life.worker}#{worker.effects}")
@@ -790,14 +872,13 @@ class VirtualCluster:
             case Release():
                 return True, None
             case Load(plan=plan, state=state):
-                worker.computed = False
+                worker.pace.cool_down()
                 return True, self._load(worker, plan, state)
         if worker.newest > life.generation:
             raise StaleGeneration(life.generation)
         match effect:
             case Run():
-                worker.warm = worker.warm and worker.computed
-                worker.computed = True
+                worker.pace.compute()
                 self._compute(worker, effect)
                 return False, None
             case Give(send=send, value=value, step=step):
@@ -867,11 +948,12 @@ class VirtualCluster:
 
     def _later_written(self, worker: _Worker, act: Callable[[], None]) -> None:
         """Lets a worker's writer do something, after all that it has to do before; not if the worker dies first."""
-        self._after(
-            self._draw(self._delays.store),
-            lambda: act() if worker.alive else None,
-            channel=("writer", worker.life.pid),
-        )
+
+        def write() -> None:
+            if worker.alive and not self._sleeps(worker.asleep, write):
+                act()
+
+        self._after(self._draw(self._delays.store), write, channel=("writer", worker.life.pid))
 
     def _pin(self, worker: _Worker, generation: int, step: int, layers: tuple[int, ...]) -> None:
         who = worker.life.worker
@@ -934,7 +1016,7 @@ class VirtualCluster:
         microbatch = run.op.microbatch
 
         def finish() -> None:
-            if not worker.alive or worker.stopped:
+            if not worker.alive or worker.stopped or self._sleeps(worker.asleep, finish):
                 return
             worker.waiting = None
             if worker.newest > worker.life.generation:
@@ -966,12 +1048,16 @@ class VirtualCluster:
     def _arrive(self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], who: WorkerId) -> None:
         if not self._living(who):
             return
+        if self._sleeps(self._workers[who].asleep, lambda: self._arrive(generation, groups, who)):
+            return
         self._mail.join(generation, groups, who)
         self._wake({peer for group in groups if who in group for peer in group} | {who})
 
     def _wake(self, workers: Iterable[WorkerId]) -> None:
         for who in sorted(workers):
             worker = self._workers[who]
+            if self._sleeps(worker.asleep, lambda who=who: self._wake([who])):  # type: ignore[misc]
+                continue
             if worker.alive and not worker.stopped and worker.ready is not None:
                 ready = worker.ready
                 self._resume(worker, lambda _, ready=ready: ready())  # type: ignore[misc]
@@ -1005,7 +1091,7 @@ class VirtualCluster:
             case FaultKind.HANG | FaultKind.PARTITION:
                 worker.stopped = True
             case FaultKind.STALL:
-                worker.stalled_at = self._now
+                worker.stalled = True
             case FaultKind.LEAVE:
                 worker.leaving = True
                 self._up(worker, Leaving(worker=worker.life.worker))
@@ -1024,7 +1110,8 @@ class VirtualCluster:
             omitted=worker.life.stage.omitted,
             ops=tuple(worker.spans),
         )
-        worker.warm = True
+        if not worker.pace.warm:
+            worker.pace.warm_up()
         self._log(stepped)
         worker.spans.clear()
         current = self._membership.generation == worker.life.generation
