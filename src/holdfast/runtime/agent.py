@@ -663,14 +663,14 @@ class Agent:
         return self._ask_and_keep(main, *args, limit_s=limit_s)[1]
 
     def _ask_and_keep(self, main: Callable[..., None], *args: object, limit_s: float) -> tuple[Child, str]:
-        until = time.monotonic() + limit_s
+        until = self._awake() + limit_s
         ours, theirs = FORKS.Pipe(duplex=False)
         with ours:
             with theirs:
                 child = self._fork(main, *args, theirs)
             while not ours.poll(_LOOK_S):
                 self._check_patience()
-                if time.monotonic() > until:
+                if self._awake() > until:
                     self._children.kill(child)
                     raise InternalError(f"the {child.name} did not start within {limit_s:g} s (control.start_s)")
             return child, self._answer_of(child, ours)

@@ -1,6 +1,7 @@
 """The client over real gRPC, to a coordinator in a process of its own that is really killed and started again."""
 
 import queue
+import socket
 import subprocess
 import sys
 import time
@@ -267,3 +268,24 @@ def test_what_comes_after_the_hello_is_sent_and_the_stream_before_gets_nothing()
     assert parcel(stream) == [beat(2)]
     outbox.close()
     assert next(stream, None) is None
+
+
+def test_time_in_which_we_were_stopped_is_not_held_against_the_coordinator():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        awake_s, closed = [0.0], queue.SimpleQueue()
+        client = ControlClient(
+            f"127.0.0.1:{free.getsockname()[1]}",
+            "token",
+            hello=lambda: Hello(worker=None, pid=1),
+            on_command=lambda command: None,
+            on_closed=closed.put,
+            reattach_s=0.2,
+            clock=lambda: awake_s[0],
+        )
+        client.start()
+        with pytest.raises(queue.Empty):
+            closed.get(timeout=1.0)
+        awake_s[0] = 0.3
+        assert isinstance(closed.get(timeout=30.0), CoordinatorUnavailable)
+        client.close()

@@ -18,7 +18,7 @@ import pytest
 from holdfast.control import coordinator as coordinator_module
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import METHOD, SERVICE, Coordinator, serve
-from holdfast.control.membership import Membership
+from holdfast.control.membership import Closed, Membership, Tick
 from holdfast.control.messages import (
     Attached,
     Blob,
@@ -482,6 +482,22 @@ def test_a_bug_of_ours_ends_the_job_instead_of_leaving_it_waiting(service, conne
     a.send(status(A, 1, step=0))
     b.send(status(B, 1, step=5))
     assert agent.expect(Ended).outcome == "error"
+
+
+def test_everything_is_timed_by_the_clock_that_stands_still_with_us_and_logged_by_the_other(tmp_path):
+    coordinator = Coordinator(
+        membership=Membership(healthy=PLAN, steps=1, strategy="auto", directory=""),
+        store=DecisionStore(tmp_path / "control.db"),
+        log=EventLog(tmp_path / "events.jsonl"),
+        clock=lambda: 1000.0,
+        awake=lambda: 7.0,
+    )
+    for event in (Hello(worker=A, pid=1), Hello(worker=B, pid=1), Closed(worker=A, pid=1), Tick(gap_s=5.0)):
+        coordinator.handle(event)
+    assert (coordinator.membership.detached, coordinator.membership.watch.now) == ({A: 7.0}, 7.0)
+    assert {at for at, _ in read_events(tmp_path / "events.jsonl")} == {1000.0}
+    coordinator.store.close()
+    coordinator.log.close()
 
 
 def test_a_port_in_use_is_named(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.control.detection import STALL_S, Watch, deadlocked, forget, hear, overdue, pass_time
@@ -323,6 +323,7 @@ class History:
         mailbox.clear()
 
 
+@settings(deadline=None, max_examples=50)
 @given(phases, st.lists(st.floats(0.0, BEAT_S), min_size=4, max_size=4))
 def test_a_pause_of_everybody_is_nobodys_fault_and_of_some_is_theirs(phases, offsets):
     history, theirs = History(offsets), set()

@@ -880,6 +880,16 @@ def beats(job, **changes):
     return [Heartbeat(worker=worker, **(common | changes)) for worker in job.state.alive]
 
 
+def test_a_connection_that_a_pause_of_everybody_kept_away_has_its_grace_after_it(steady):
+    steady.give(Tick(), now=10.0).give(*beats(steady), now=10.1).give(Closed(worker=W11, pid=1), now=10.2)
+    others = [beat for beat in beats(steady) if beat.worker != W11]
+    steady.give(Tick(gap_s=9.0), now=12.1)
+    for at in (12.5, 13.0, 13.5, 14.0):
+        steady.give(*others, now=at).give(Tick(), now=at)
+        assert steady.state.lost == set()
+    assert steady.give(*others, now=14.2).give(Tick(), now=14.2).state.lost == {W11}
+
+
 def test_a_silent_worker_is_told_that_it_is_out_and_is_fenced(steady):
     steady.give(Tick(), now=10.0).give(*beats(steady), now=10.1)
     for at in (10.5, 11.0, 11.5, 12.0):
