@@ -20,6 +20,7 @@ HoldfastError
 ├── ProgramFailed               the program raised, whoever ran it; what lives was saved (exit code 1)
 ├── WorkFailed                  what a worker does raised: phase, kind, layer, item, microbatch
 ├── StorageError
+│   ├── NotSaved                what was trained cannot be written: no space, for example
 │   ├── MissingBlob             nothing under this name
 │   ├── StoreAway               the store does not answer now; it may come back
 │   ├── CorruptBlob             the bytes are not those that were written: expected, actual
@@ -46,6 +47,7 @@ __all__ = [
     "LedgerError",
     "LogGap",
     "MissingBlob",
+    "NotSaved",
     "NotUndoable",
     "PeerLost",
     "PlanningError",
@@ -63,7 +65,13 @@ __all__ = [
 
 
 class HoldfastError(Exception):
-    """The root of every error raised on purpose."""
+    """The root of every error raised on purpose.
+
+    Attributes:
+        resume: what a run that it ended can go on from, as ``--resume`` takes it; empty if from nothing.
+    """
+
+    resume: str = ""
 
 
 class ConfigError(HoldfastError):
@@ -226,6 +234,10 @@ def place_of(phase: str, layer: int | None, item: int | None, microbatch: int | 
 
 class StorageError(HoldfastError):
     """A blob store or a file failed."""
+
+
+class NotSaved(StorageError):
+    """The trained layers cannot be written where they are to be; whatever lies there may be a part of them."""
 
 
 class StoreAway(StorageError):

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
+import shutil
 import signal
+import subprocess
+import sys
+import time
 from contextlib import closing
 
 import msgspec
 import pytest
+import yaml
 
 from holdfast.cli.inspect import narrate, sum_up
 from holdfast.cli.train import describe
 from holdfast.control.store import DecisionStore
-from holdfast.errors import DecisionsLost
+from holdfast.errors import DecisionsLost, InternalError
 from holdfast.optim.digest import digest_run
-from holdfast.telemetry.events import CoordinatorReady, FaultInjected, JobStarted, Notice, read_events
+from holdfast.telemetry.events import (
+    Checkpointed,
+    CoordinatorReady,
+    FaultInjected,
+    JobStarted,
+    Notice,
+    WorkerReady,
+    read_events,
+)
+
+SMALL = {
+    "name": "small",
+    "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8},
+    "data": {"kind": "text", "path": os.__file__},
+    "grid": {"pipelines": 2, "stages": 2, "microbatches": 2},
+    "train": {"steps": 300},
+    "checkpoint": {"every": 5},
+}
 
 pytestmark = pytest.mark.dist
 
@@ -117,3 +141,98 @@ def test_a_coordinator_that_knows_nothing_of_the_job_any_more_saves_what_lives(r
         assert digest_run(folder / "final") == (whole.weights_sha256, whole.state_sha256)
     else:
         assert len(list((folder / "final").glob("layer-*"))) == 4
+
+
+def test_final_layers_that_cannot_be_written_are_one_line_and_nothing_is_claimed(runs, make_disk):
+    folder, disk = runs.folder(), make_disk("64k")
+    with pytest.raises(OSError, match="No space left"):
+        (disk / "filler").write_bytes(b"x" * 70000)
+
+    def lead_astray(progress):
+        if progress.step == 2:
+            (folder / "final").symlink_to(disk)
+
+    overrides = ("grid.pipelines=1", "train.steps=30")
+    with pytest.raises(InternalError) as raised:
+        runs.train("small", overrides=overrides, run_dir=folder, on_progress=lead_astray)
+    said = f"NotSaved: the trained layers cannot be written to {folder / 'final'}: No space left on device"
+    assert str(raised.value).split(": ", 1)[1] == said, "one line"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["weights_sha256"] is None
+    assert [path.name for path in disk.iterdir()] == ["filler"]
+
+
+def test_all_workers_dead_is_exit_code_3_and_the_command_that_goes_on_is_told(tmp_path):
+    job, folder = tmp_path / "job.yaml", tmp_path / "run"
+    job.write_text(yaml.safe_dump(SMALL))
+    begin = ["holdfast", "train", str(job), "--set", "grid.stages=1"]
+    first = started([*begin, "--run-dir", str(folder), "--fault", "kill:0.0@299"])
+
+    def events(kind):
+        path = folder / "events.jsonl"
+        return [event for _, event in read_events(path) if isinstance(event, kind)] if path.exists() else []
+
+    until = time.monotonic() + 90
+    while not events(Checkpointed):
+        assert first.poll() is None, first.communicate()[1]
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    for event in events(WorkerReady):
+        os.kill(event.pid, signal.SIGKILL)
+    errors = first.communicate(timeout=90)[1]
+    assert first.returncode == 3, errors
+    hint = errors.splitlines()[-1]
+    assert hint == f"holdfast: go on with: {shlex.join([*begin, '--resume', str(folder)])}"
+    again = started([*shlex.split(hint.removeprefix("holdfast: go on with: ")), "--run-dir", str(tmp_path / "again")])
+    errors = again.communicate(timeout=90)[1]
+    assert again.returncode == 0, errors
+    summary = json.loads((tmp_path / "again" / "summary.json").read_text())
+    assert summary["steps"] == 300
+    assert summary["resumed_from"] >= 5
+
+
+def started(words):
+    command = [sys.executable, "-m", *words]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_full_disk_stops_nothing_but_decisions_and_those_only_while_it_is_full(runs, make_disk):
+    """The whole run directory's: a worker dies meanwhile, and the answer to that waits for space."""
+    disk, events = make_disk("24m"), []
+    folder, filler, killed = disk / "run", disk / "filler", []
+
+    def strike(progress):
+        if progress.step == 5:
+            fill(filler)
+        if progress.step == 10:
+            ready = [event for _, event in read_events(folder / "events.jsonl") if isinstance(event, WorkerReady)]
+            killed.extend(event.pid for event in ready if event.worker == "1.1")
+            os.kill(killed[0], signal.SIGKILL)
+
+    def hear(event):
+        events.append(event)
+        if isinstance(event, Notice) and "decisions wait" in event.text:
+            filler.unlink()
+
+    summary = runs.train("small", run_dir=folder, on_progress=strike, on_event=hear)
+    assert len(killed) == 1
+    healthy = runs.healthy("small")
+    assert (summary.weights_sha256, summary.state_sha256) == (healthy.weights_sha256, healthy.state_sha256)
+    assert (summary.final_loss, summary.steps) == (healthy.final_loss, healthy.steps)
+    assert summary.generations == 2
+    unlogged, waiting = sorted(told(events), key=lambda text: "decisions wait" in text)
+    full = "No space left on device"
+    assert unlogged.startswith(f"{folder / 'events.jsonl'}: cannot be written: {full}")
+    assert waiting.startswith(f"{folder / 'control.db'}: ")
+    written = json.loads((folder / "summary.json").read_text())
+    assert written["failures"] is None, "not known, as their events may be missing"
+    assert full in written["reasons"]["failures"]
+    assert "final_loss" not in written["reasons"]
+
+
+def fill(path):
+    """Fills the disk that a file is on, to the last page."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while file.write(b"x" * 65536):
+            pass
+    assert shutil.disk_usage(path).free == 0

@@ -45,7 +45,8 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = args.run(args)
     except HoldfastError as error:
-        print(f"holdfast: {plain(str(error))}", file=sys.stderr)
+        for text in (str(error), *getattr(error, "__notes__", ())):
+            print(f"holdfast: {plain(text)}", file=sys.stderr)
         return _exit_code(error, args.command)
     except BrokenPipeError:
         return 0

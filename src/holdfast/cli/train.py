@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from holdfast.config.load import load_job
 from holdfast.config.profiles import load_profile
 from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
+from holdfast.errors import DecisionsLost, StateUnavailable
 from holdfast.plain import one_line
 from holdfast.runtime.agent import Interrupted
 from holdfast.runtime.train import Summary, train
@@ -99,6 +101,10 @@ def run(args: argparse.Namespace) -> int:
         told = f"{interruption.told}; " if interruption.told else ""
         print(f"holdfast: {interruption}: {told}every process is ended", file=sys.stderr)
         return 130 if interruption.signal_number == signal.SIGINT else 143
+    except (StateUnavailable, DecisionsLost) as error:
+        if error.resume:
+            error.add_note(f"go on with: {_go_on(args, job, error.resume)}")
+        raise
     finally:
         line.end()
     print(describe(summary))
@@ -108,6 +114,17 @@ def run(args: argparse.Namespace) -> int:
         print(f"holdfast: never fired: {', '.join(summary.unfired)}", file=sys.stderr)
         return 4
     return 0
+
+
+def _go_on(args: argparse.Namespace, job: Job, resume: str) -> str:
+    """The command that goes on with a run that ended early; scheduled faults are not repeated."""
+    words = ["holdfast", "train", args.job]
+    words += [word for text in args.overrides for word in ("--set", text)]
+    words += ["--emulate", args.emulate] if args.emulate else []
+    if "auto" in (args.resume, job.resume if args.resume is None else None):
+        words += ["--run-dir", resume]
+        resume = "auto"
+    return shlex.join([*words, "--resume", resume])
 
 
 class ProgressLine:

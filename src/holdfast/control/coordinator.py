@@ -47,11 +47,13 @@ from holdfast.control.messages import (
     Expel,
     Failure,
     Gathered,
+    Heartbeat,
     Hello,
     Install,
     Message,
     News,
     Remark,
+    StepDone,
     Told,
     decode_message,
     encode,
@@ -60,11 +62,11 @@ from holdfast.control.messages import (
     unpack,
 )
 from holdfast.control.sabotage import Sabotage
-from holdfast.control.store import DecisionStore
+from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.token import bearer
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
-from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
+from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StoreAway
 from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.events import CoordinatorReady, Detected, Event, EventLog, Notice, Parted, Synced
 
@@ -83,6 +85,10 @@ _OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 500),  # clients ping, see client.py: that is no attack
     ("grpc.http2.max_ping_strikes", 0),
 ]
+
+
+_DECIDES_NOTHING = (Heartbeat, StepDone, Remark, Planned)
+"""Events that need not wait for those before them."""
 
 
 class _End(enum.Enum):
@@ -162,6 +168,7 @@ class Coordinator:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _committing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _planning: asyncio.Task[None] | None = None
+    _waiting: list[Message | Closed | Tick | Planned | Improved | Settled] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Keeps the generation that the store told, for the log."""
@@ -175,8 +182,7 @@ class Coordinator:
             self._reach(Point.DETECT)
         if decision := to_store(before, after):
             self._reach(Point.PERSIST)
-            assert self.store is not None, "only what follows upon a known past is stored"
-            self.store.put(decision)
+            self._put(decision, last=after.phase is Phase.ENDED)
         for output in outputs:
             if isinstance(output, Record):
                 self.log.write(self.clock(), output.event)
@@ -201,6 +207,15 @@ class Coordinator:
                 told.append(Told(news=output.event))
         for each in told:
             self._tell(_AGENT, encode(each), each)
+
+    def _put(self, decision: StoredDecision, *, last: bool) -> None:
+        """Stores a decision; the last one is told even if it cannot be stored, as nobody will go on from there."""
+        assert self.store is not None, "only what follows upon a known past is stored"
+        try:
+            self.store.put(decision)
+        except StoreAway:
+            if not last:
+                raise
 
     def _reach(self, point: Point) -> None:
         if self.sabotage is not None:
@@ -335,16 +350,35 @@ class Coordinator:
         self._take([Closed(worker=worker, pid=pid)])
 
     def _take(self, events: Sequence[Message | Closed | Tick | Planned | Improved | Settled]) -> None:
-        """Takes events; if a decision or its storing fails, the job ends and everyone is told, instead of waiting."""
+        """Takes events; if a decision fails, or is refused for good, the job ends and everyone is told."""
         try:
             for event in events:
-                self.handle(event)
+                self._handle_in_turn(event)
         except CoordinatorUnavailable as error:  # another one leads; nothing was stored, so nothing is told
             self._note(str(error))
             self._resigned = True
             self._goodbye.set()
         except Exception as error:  # noqa: BLE001 - the last resort of a service: nobody else would notice
             self._give_up(f"coordinator: {type(error).__name__}: {error}")
+
+    def _handle_in_turn(self, event: Message | Closed | Tick | Planned | Improved | Settled) -> None:
+        """Handles an event now; or later, if what it decides, or what came before it, cannot be stored yet."""
+        if self._waiting and not isinstance(event, _DECIDES_NOTHING):
+            self._waiting += [] if isinstance(event, Tick) else [event]
+            return
+        try:
+            self.handle(event)
+        except StoreAway as error:
+            self._waiting.append(event)
+            self.remarks.put(("store", f"{error}; decisions wait until it can be written, training goes on"))
+
+    def _try_again(self) -> None:
+        """Handles what waits for the store, in the order in which it came."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._take(waiting)
+            if not self._waiting:
+                self._note("decisions can be stored again")
 
     def _note(self, text: str) -> None:
         self.log.write(self.clock(), Notice(worker="coordinator", text=text))
@@ -368,8 +402,10 @@ class Coordinator:
             now = self.clock()
             self._take([Tick(gap_s=now - looked_at)])
             looked_at = now
+            self._try_again()
             self._pass_remarks_on()
-            self._keep_planning()
+            if not self._waiting:
+                self._keep_planning()
             if self._resigned:
                 return False
         until = self.awake() + AGENT_S  # it may still be on its way, and waits to hear how the job ended

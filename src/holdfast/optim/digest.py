@@ -156,14 +156,18 @@ def save_layer(path: Path, state: LayerState) -> None:
         path: the file; its folder must exist.
         state: what to write.
 
-    After failure: the old file, if any, is whole; a ``.tmp`` file may be left. Safe to repeat.
+    After failure: the old file, if any, is whole; a kill may leave a ``.tmp`` file. Safe to repeat.
     """
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(encode_layer(state))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(encode_layer(state))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -6,7 +6,8 @@ virtual clock. Only here are ClusterErrors turned into a recovery.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +43,7 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.core.work import WorkPhase, working
-from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration, StepRefused, StorageError
+from holdfast.errors import ClusterError, InternalError, NotSaved, PeerLost, StaleGeneration, StepRefused, StorageError
 from holdfast.runtime.executor import Effect, Execution, Reach, StagePort, Verdict
 from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.stopping import report_of
@@ -674,11 +675,24 @@ class WorkerLife:
     def _save(self, save: Save) -> Life:
         yield from self._go_back(save.step, save.tallies)
         for layer in save.layers:
-            with working(WorkPhase.SAVING, layer=layer):
+            with working(WorkPhase.SAVING, layer=layer), _writing(save.directory):
                 self.stage.save(layer, Path(save.directory))
         found = ((layer, self.stage.layer_digest(layer)) for layer in sorted(self.stage.layer_steps()))
         digests = tuple((layer, digest) for layer, digest in found if digest is not None)
         yield Report(Saved(worker=self.worker, generation=self.generation, digests=digests), when_written=True)
+
+
+@contextlib.contextmanager
+def _writing(directory: str) -> Iterator[None]:
+    """What the disk refuses would be refused to everybody: it says nothing of this worker.
+
+    Raises:
+        NotSaved: the folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise NotSaved(f"the trained layers cannot be written to {directory}: {error.strerror or error}") from None
 
 
 def mean_loss(stage: LifeStage) -> float | None:

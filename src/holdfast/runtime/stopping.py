@@ -7,12 +7,12 @@ import traceback
 from holdfast.control.messages import Raised
 from holdfast.core.ids import WorkerId
 from holdfast.core.work import WorkPhase
-from holdfast.errors import ConfigError, InternalError, InvalidSchedule, ReplicaDiverged, WorkFailed
+from holdfast.errors import ConfigError, InternalError, InvalidSchedule, NotSaved, ReplicaDiverged, WorkFailed
 
 __all__ = ["ends_job", "report_of"]
 
-_AT_ONCE = (ConfigError, InternalError, InvalidSchedule, ReplicaDiverged, AssertionError)
-"""The user's input and our own bugs: nobody needs to wait to learn whose fault they are."""
+_AT_ONCE = (ConfigError, InternalError, InvalidSchedule, ReplicaDiverged, NotSaved, AssertionError)
+"""The user's input, our own bugs and a full disk: nobody needs to wait to learn whose fault they are."""
 _MOST = 16_000
 """Characters of a traceback or a message, which is stored with decisions."""
 _SICK = ("AcceleratorError", "CudaError")

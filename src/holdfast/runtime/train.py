@@ -152,8 +152,19 @@ def train(
         outcome = agent.run()
         summary = _summarise(directory, outcome, planned)
         _write(directory / "summary.json", summary, on_event)
-    _raise_unless_done(outcome, summary)
+    try:
+        _raise_unless_done(outcome, summary)
+    except (StateUnavailable, DecisionsLost) as error:
+        error.resume = _to_go_on_from(summary, wanted)
+        raise
     return summary
+
+
+def _to_go_on_from(summary: Summary, resumed: str | None) -> str:
+    """The run directory if a checkpoint was made, or may have been; else what this run had itself gone on from."""
+    if summary.report.checkpoints or summary.report.missing or resumed == "auto":
+        return str(summary.run_dir)
+    return resumed or ""
 
 
 def _write(path: Path, summary: Summary, on_event: Callable[[Event], None]) -> None:

@@ -40,6 +40,7 @@ from holdfast.errors import (
     CorruptBlob,
     HoldfastError,
     StorageError,
+    StoreAway,
     WorkFailed,
 )
 from holdfast.optim.digest import digest_run
@@ -296,9 +297,15 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to the whole group, it is for the agent to answer
     control, remarks = spec.job.control, Remarks()
     log = EventLog(spec.events, complain=lambda kind, text: remarks.put((kind, text)))
-    coordinator = (
-        (lambda: _win(spec, log, remarks)) if spec.store.startswith("etcd:") else _coordinator(spec, log, remarks, None)
-    )
+    try:
+        coordinator = (
+            (lambda: _win(spec, log, remarks))
+            if spec.store.startswith("etcd:")
+            else _coordinator(spec, log, remarks, None)
+        )
+    except StoreAway as error:  # such as a full disk: it is tried again for a while, if we were to go on
+        answer.send_bytes(f"error control.store: {error}".encode())
+        os._exit(2)
     gc.freeze()
     try:
         credentials = server_credentials(control.tls) if control.tls else None

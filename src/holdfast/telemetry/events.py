@@ -504,7 +504,7 @@ class _Stray:
 def _append(file: int, time: float, event: Event) -> None:
     data = _encoder.encode(_Line(time=time, data=event)) + b"\n"
     if os.write(file, data) < len(data):
-        raise OSError(errno.ENOSPC, "an event was written in part")
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, an event was written in part")
 
 
 def _is_at(file: int, path: Path) -> bool:

@@ -93,6 +93,8 @@ def _answer(state: Membership) -> Decision:
     """Who is left goes on without the lost; but not from a checkpoint where workers that have stopped hold layers."""
     placement = state.healthy.placement
     layers = placement.without(state.absent).unowned_layers()
+    if not state.present:  # nobody is there to load anything, or to wait for others
+        return form(replace(state, lost_layers=layers), None)
     stopped = [each for each in state.raised if set(placement.layers_of(each.worker).indices) & set(layers)]
     if stopped:
         names = ", ".join(map(str, layers))
