@@ -44,8 +44,13 @@ SMALL = {
 pytestmark = pytest.mark.dist
 
 
+TROUBLE = ("deleted or moved", "cannot be written", "decisions wait", "the job ends")
+
+
 def told(events):
-    return [event.text for event in events if isinstance(event, Notice)]
+    """What was said of files; who was lost, and when all go on, is said as well."""
+    texts = [event.text for event in events if isinstance(event, Notice)]
+    return [text for text in texts if any(part in text for part in TROUBLE)]
 
 
 def test_a_run_that_ends_on_losses_that_are_not_finite_does_not_look_healthy(runs):
