@@ -36,6 +36,7 @@ from holdfast.telemetry.events import (
     Parted,
     Pinned,
     PlanImproved,
+    Preparing,
     Reattached,
     Rebuilt,
     Resumed,
@@ -255,6 +256,8 @@ def _tell_job(event: Event) -> str | None:
     match event:
         case JobStarted():
             return f"job {event.name}: {event.workers} workers, {event.steps} steps of {event.samples_per_step} samples"
+        case Preparing():
+            return event.text
         case Notice():
             return f"{event.worker if event.worker.isalpha() else f'worker {event.worker}'}: {event.text}"
         case EventsMissing():

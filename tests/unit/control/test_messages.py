@@ -13,6 +13,7 @@ from holdfast.control.messages import (
     Failure,
     Fence,
     Finished,
+    Gathered,
     Heartbeat,
     Hello,
     Install,
@@ -41,6 +42,7 @@ from holdfast.control.messages import (
     Suspect,
     Synced,
     Tally,
+    Told,
     Unreadable,
     decode_command,
     decode_message,
@@ -53,6 +55,8 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.work import WorkPhase
 from holdfast.storage.checkpoints import Shard
+from holdfast.telemetry.events import Detected, Notice, Parted
+from holdfast.telemetry.events import Synced as SyncedEvent
 
 W = WorkerId(1, 2)
 PLAN = adaptive_plan(regular_plan(2, split_evenly(5, 3), 3), [W])
@@ -90,6 +94,8 @@ MESSAGES = [
     Synced(worker=W, generation=2, step=4, entered=2, bytes=1000),
     Offer(worker=W),
     Offer(worker=None),
+    Started(worker=W, pid=7),
+    Hello(worker=None, pid=1, started=(Started(worker=W, pid=7),)),
     Preempted(),
     Started(worker=W, pid=1),
     Hello(worker=None, pid=0, preempted=True),
@@ -121,6 +127,12 @@ COMMANDS = [
     Install(generation=4, plan=PLAN, load=StateAt(url=None, step=0)),
     Expel(reason="held for lost"),
     Spawn(worker=W),
+    Spawn(worker=W, first=True),
+    Gathered(missing=(W,), of=2),
+    Told(news=Detected(worker="1.2", how="process ended: signal 9", generation=3)),
+    Told(news=Parted(worker="1.2", step=5)),
+    Told(news=SyncedEvent(worker="1.2", entered=3, step=5, bytes=10)),
+    Told(news=Notice(worker="1.2", text="was lost while starting")),
     Strike(worker=W, spec="kill-node:2@5:start"),
     Remark(worker=None, kind="k", text="t"),
     Resume(generation=4, step=9),
