@@ -11,9 +11,12 @@ help:  ## show this help
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "1 of 2: making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "2 of 2: downloading and installing PyTorch and what else is needed; depending on the network, that takes minutes"
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+	@echo "done: $$($(BIN)/holdfast --version) is in $(BIN)"
 
 install: $(STAMP)  ## make the virtual environment
 
