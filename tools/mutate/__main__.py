@@ -197,7 +197,7 @@ class _Tests:
     """What every test covers: recorded once, and again for the files of tests that changed since.
 
     A line is kept as its function and its distance from where that begins, so a change elsewhere in the code moves
-    nothing.
+    nothing. Of a function that is another one by now, every line counts as run by all tests that ran any of it.
     """
 
     def __init__(self, functions: Mapping[str, Sequence[Function]]) -> None:
@@ -205,6 +205,7 @@ class _Tests:
         self._seconds: dict[str, float] = {}
         self._at: dict[tuple[str, str, int], set[str]] = defaultdict(set)
         self._in: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self._changed: set[tuple[str, str]] = set()
 
     def record(self, pool: Pool, targets: Sequence[str]) -> None:
         """Runs the tests that are not recorded, and loads all."""
@@ -236,7 +237,7 @@ class _Tests:
             }
             for test, each in found["tests"].items()
         }
-        part.write_text(json.dumps({"tests": tests, "left_out": found["left_out"]}))
+        part.write_text(json.dumps({"tests": tests, "left_out": found["left_out"], "functions": self._digests()}))
         shutil.move(part, answer)
         _say(
             f"{told}: {len(tests)} tests, {ended.seconds:.0f} s"
@@ -250,8 +251,16 @@ class _Tests:
             found.append((inside[-1].name, line - inside[-1].first) if inside else ("", line))
         return found
 
+    def _digests(self) -> dict[str, dict[str, str]]:
+        return {path: {each.name: each.digest for each in found} for path, found in self._functions.items()}
+
     def _load(self, answer: Path) -> None:
-        for test, each in json.loads(answer.read_text())["tests"].items():
+        recorded, now = json.loads(answer.read_text()), self._digests()
+        before = recorded["functions"]
+        self._changed |= {
+            (path, name) for path in now for name in now[path] if before.get(path, {}).get(name) != now[path][name]
+        }
+        for test, each in recorded["tests"].items():
             self._seconds[test] = each["seconds"]
             for path, lines in each["lines"].items():
                 for name, line in lines:
@@ -264,6 +273,8 @@ class _Tests:
         Of one outside of functions, those that run anything in its file.
         """
         tests = self._at[mutant.path, function.name, mutant.line - function.first]
+        if (mutant.path, function.name) in self._changed:
+            tests = set()
         if function.name in self._classes(mutant.path):
             tests = set().union(*(found for (path, _), found in self._in.items() if path == mutant.path))
         tests = tests or self._in[mutant.path, function.name]

@@ -202,3 +202,12 @@ def test_without_a_manifest_under_way_it_ends_at_once():
     job = Job()
     job.give(written(0), written(1))
     assert isinstance(job.save()[-1].command, Ended)
+
+
+def test_the_newest_step_is_written_again_by_a_recovery_that_runs_from_it_and_older_ones_are_not():
+    """Its own shards lead to what it has itself pinned, whatever became of the first ones."""
+    ledger = CheckpointLedger(newest=4)
+    _, outputs = feed(*(written(layer, step=4, generation=2) for layer in range(LAYERS)), ledger=ledger)
+    assert [output.step for output in outputs] == [4]
+    after, outputs = feed(*(written(layer, step=3, generation=2) for layer in range(LAYERS)), ledger=ledger)
+    assert (after, outputs) == (ledger, [])

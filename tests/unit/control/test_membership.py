@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.control.membership import (
     Closed,
+    Improved,
     Membership,
     Phase,
     Planned,
@@ -53,8 +54,11 @@ from holdfast.control.messages import (
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.core.seats import exchanged
 from holdfast.errors import ConfigError, InternalError
-from holdfast.telemetry.events import Agreed, Detected, Installed, Notice, Parted, Rebuilt, Suspected
+from holdfast.planning.migration import Migration
+from holdfast.planning.training import Rerouted
+from holdfast.telemetry.events import Agreed, Detected, Installed, Migrating, Notice, Parted, Rebuilt, Suspected
 from holdfast.telemetry.events import Synced as SyncedEvent
 
 PLAN = regular_plan(2, split_evenly(3, 2), 2)
@@ -957,3 +961,35 @@ def test_what_the_agent_is_asked_while_it_is_away_is_asked_once(short):
     assert short.commands(Spawn) == {None: Spawn(worker=W10)}
     short.give(Closed(worker=None, pid=0)).give(Hello(worker=None, pid=0, coming=(W10,)))
     assert (short.commands(Spawn), short.state.expected) == ({}, {W10})
+
+
+def test_workers_that_change_places_enter_there_and_what_was_promised_follows():
+    """Two of stage 0 are lost: 0.1 takes the place of one of them, and gets its state there."""
+    job = Job(SIX).give(*hellos(SIX)).status(0).joined()
+    for lost in (WorkerId(0, 0), WorkerId(1, 0)):
+        job.give(died(lost)).status(3).joined()
+    mover, place, absent = WorkerId(0, 1), WorkerId(0, 0), job.state.absent
+    healthy = exchanged(SIX, [(mover, place)])
+    meanwhile = Rerouted(plan=adaptive_plan(healthy, absent | {mover}), period=3.0)
+    afterwards = Rerouted(plan=adaptive_plan(healthy, absent), period=1.0)
+    migration = Migration(
+        moves=((mover, place),),
+        healthy=healthy,
+        meanwhile=meanwhile,
+        afterwards=afterwards,
+        before_s=2.0,
+        copy_s=0.1,
+    )
+    job.give(Improved(lost=absent, offer=migration))
+    prepared = job.state.generation + 1
+    told = Migrating(generation=prepared, moves=(("0.1", "0.0"),), before=2.0, meanwhile=3.0, period=1.0)
+    assert job.recorded[0] == told
+    upcoming = job.state.upcoming
+    assert (upcoming.generation, upcoming.entering, upcoming.healthy) == (prepared, {mover}, healthy)
+    assert upcoming.plan.orders.of(mover) == (), "it computes nothing before it has its state"
+    job.joined(step=5)
+    assert job.state.healthy == healthy
+    assert (job.state.upcoming.plan, job.state.upcoming.period) == (afterwards.plan, afterwards.period)
+
+
+SIX = regular_plan(3, split_evenly(4, 2), 2)
