@@ -251,6 +251,13 @@ def write_log(folder):
 
 
 STORY = """\
+job tiny: 2 workers, 2 steps of 4 samples
+ended: done at step 2
+2 steps committed, 1.43 steps/s, loss 0.5000 in step 0, 0.2500 in step 1
+worker 1.0 lost in step 1 (kill at forward): detected 200 ms, agreed 400 ms, rebuilt 500 ms, next commit 600 ms after \
+the kill; 3 (layer, micro-batch) pairs run again
+worker 0.0: no fast path here
+
    seconds  |0           |0.2         |0.4          |0.6         |0.8         |1            |1.2         |1.4
 generation                     |1                                                    |2
        0.0        aaaaaaaaaaaaaa--------------------------xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx-------------
@@ -275,17 +282,22 @@ generation                     |1                                               
     1.300 s  generation 2 is connected
     1.400 s  step 1 done by 0.0, loss 0.2500
     1.500 s  ended: done at step 2
-2 steps committed, 1.43 steps/s
-worker 1.0: detected 200 ms, agreed 400 ms, rebuilt 500 ms, next commit 600 ms after the kill; \
-3 (layer, micro-batch) pairs run again
 """
+ROUTINE = (" ready (process", " done by ", " cannot reach ")
 
 
 def test_inspect_tells_the_story(holdfast, tmp_path):
     write_log(tmp_path)
-    done = holdfast("inspect", ".")
+    done = holdfast("inspect", ".", "--all")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == STORY
+
+
+def test_inspect_leaves_out_what_happens_in_every_run(holdfast, tmp_path):
+    write_log(tmp_path)
+    kept = [line for line in STORY.splitlines() if not any(text in line for text in ROUTINE)]
+    told = holdfast("inspect", ".").stdout.splitlines()
+    assert told == [*kept, "5 lines of every run are left out; --all tells them"]
 
 
 def test_inspect_of_a_log_without_events_or_with_others(holdfast, tmp_path):
