@@ -14,7 +14,7 @@ PIDS = st.integers(0, 8)
 
 
 @st.composite
-def reports(draw, steps=st.integers(3, 4)):
+def reports(draw, last=4):
     """At most one of each process, as a worker that has stopped reports no more."""
     found = []
     for pid in draw(st.lists(PIDS, unique=True, max_size=6)):
@@ -24,7 +24,7 @@ def reports(draw, steps=st.integers(3, 4)):
                 worker=WorkerId(*divmod(pid, 3)),
                 pid=pid,
                 generation=draw(st.integers(1, 2)),
-                step=draw(steps),
+                step=draw(st.integers(3, last)),
                 phase=phase,
                 kind=draw(st.sampled_from(["ValueError", "KeyError"])),
                 error="it",
@@ -71,7 +71,7 @@ def test_reports_that_come_one_by_one_are_judged_as_if_together(found, data):
         assert place(late.first) in [place(each) for each in found]
 
 
-@given(reports(steps=st.integers(0, 300)))
+@given(reports(last=300))
 def test_losses_count_for_a_hundred_steps(found):
     newest = max((each.step for each in found), default=0)
     assert recent(found) == tuple(each for each in found if each.step > newest - 100)

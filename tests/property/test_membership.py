@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.control.membership import Closed, Membership, Phase, Record, Tell, Tick, decide, restore, to_store
 from holdfast.control.messages import (
+    Attached,
     Ended,
     Exited,
     Expel,
@@ -25,6 +26,7 @@ from holdfast.control.messages import (
     NodeLost,
     Offer,
     Progress,
+    Raised,
     Resume,
     Save,
     Saved,
@@ -38,10 +40,12 @@ from holdfast.control.messages import (
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.core.validate import validate
+from holdfast.core.work import WorkPhase
 from holdfast.telemetry.events import Detected, Installed, Parted
 
 STEPS = 9
 DURABLE = ("generation", "generations", "plan", "upcoming", "lost", "arriving", "entering", "synced", "leaving")
+DURABLE += ("raised", "kept", "losses_by_exception", "blame")
 DURABLE += ("expected", "pids", "healthy", "restorable", "loading", "ended")
 FOR_THE_AGENT = (Progress, Fence, Spawn, Ended)
 
@@ -142,6 +146,8 @@ class Cluster(RuleBasedStateMachine):
         assert after.leaving <= after.present
         assert frozenset(after.detached) <= after.present
         assert after.expected <= after.lost
+        assert after.kept <= after.lost
+        assert not (after.blame and after.kept), "who has stopped is back, to save what it holds"
         for plan in (after.plan, after.upcoming and after.upcoming.plan):
             idle = after.upcoming.entering if after.upcoming and plan is after.upcoming.plan else without_state
             for worker in idle if plan is not None and after.phase is not Phase.GATHERING else ():
@@ -157,7 +163,8 @@ class Cluster(RuleBasedStateMachine):
         for tell in tells:
             assert (tell.to is None) == isinstance(tell.command, FOR_THE_AGENT)
             if tell.to in after.lost:
-                assert isinstance(tell.command, Expel)
+                stays = tell.to in after.kept
+                assert isinstance(tell.command, (Attached, Shutdown) if stays else Expel)
             elif tell.to is not None:
                 assert tell.to in self.workers
             if isinstance(tell.command, Expel):
@@ -166,11 +173,11 @@ class Cluster(RuleBasedStateMachine):
         assert not members & self.expelled, "nobody who was sent away is a member"
         told = [(tell.command.worker, tell.command.pid) for tell in tells if isinstance(tell.command, Fence)]
         if isinstance(event, Hello) and event.worker is None:
-            assert {worker for worker, _ in told} == set(after.lost), "an agent that comes back hears of all"
+            assert {worker for worker, _ in told} == set(after.lost - after.kept), "an agent that is back hears of all"
             told = [each for each in told if each not in self.fenced]
         self.fenced += told
         assert len(set(self.fenced)) == len(self.fenced), "each process is fenced once"
-        gone = {(worker, after.pids.get(worker, 0)) for worker in after.lost}
+        gone = {(worker, after.pids.get(worker, 0)) for worker in after.lost - after.kept}
         assert gone <= set(self.fenced) | self.parted, "whoever is lost is fenced or has gone by itself"
 
     def check_generation(self, before, after, tells):
@@ -194,7 +201,8 @@ class Cluster(RuleBasedStateMachine):
         unowned = after.healthy.placement.without(absent).unowned_layers()
         assert after.plan is plan
         assert after.lost_layers == unowned
-        assert (plan is None) == bool(unowned), "training goes on exactly while every layer lives"
+        stops = bool(unowned or after.blame)
+        assert (plan is None) == stops, "training goes on exactly while every layer lives, and the program works"
         if plan is not None:
             assert plan.placement.unowned_layers() == ()
             assert plan.workers == after.alive
@@ -233,14 +241,14 @@ class Cluster(RuleBasedStateMachine):
             return
         assert before.phase is not Phase.SAVING
         assert set(saves) == set(after.full)
-        assert self.finished >= set(after.full) or after.lost_layers
+        assert self.finished >= set(after.full) or after.lost_layers or after.blame
         placement = after.healthy.placement
         written = sorted(layer for command in saves.values() for layer in command.layers)
         assert written == [layer for layer in range(placement.num_layers) if layer not in after.lost_layers]
         for worker, command in saves.items():
             assert set(command.layers) <= set(placement.layers_of(worker).indices)
             assert (command.generation, command.step) == (after.generation, after.resume_step)
-            assert command.step == STEPS or after.lost_layers
+            assert command.step == STEPS or after.lost_layers or after.blame
 
     def check_records(self, before, after, outputs):
         events = [output.event for output in outputs if isinstance(output, Record)]
@@ -479,6 +487,26 @@ class Cluster(RuleBasedStateMachine):
         if chance == 7:
             worker = data.draw(st.sampled_from(self.state.alive))
             self.give(Failure(worker=worker, pid=1, error="no such file", user_fault=True))
+
+    @precondition(lambda self: self.state.alive)
+    @rule(data=st.data(), layer=st.integers(0, 2), sound=st.sampled_from([True, True, False]), often=st.booleans())
+    def raised(self, data, layer, sound, often):
+        if not often:
+            return
+        worker = data.draw(st.sampled_from(self.state.alive))
+        self.give(
+            Raised(
+                worker=worker,
+                pid=self.processes[worker],
+                generation=self.state.generation,
+                step=self.front,
+                phase=WorkPhase.FORWARD,
+                kind="ValueError",
+                error="it",
+                layer=layer,
+                sound=sound,
+            )
+        )
 
     @rule(passed=st.sampled_from([0.1, 0.6, 1.1]))
     def tick(self, passed):

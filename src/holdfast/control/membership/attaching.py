@@ -14,7 +14,7 @@ from holdfast.control.membership.losses import on_exited
 from holdfast.control.membership.raising import on_raised
 from holdfast.control.membership.reattaching import on_return
 from holdfast.control.membership.recovering import plan_recovery
-from holdfast.control.membership.state import Decision, Membership, Output, Phase, Tell, prefixed, without
+from holdfast.control.membership.state import Decision, Membership, Output, Phase, Tell, expulsion, prefixed, without
 from holdfast.control.membership.vacancies import answer_offers, spawn
 from holdfast.control.messages import Attached, Expel, Fence, Hello, Spawn, Started, Strike
 from holdfast.core.ids import WorkerId
@@ -52,8 +52,11 @@ def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
         return prefixed(told, on_survivor(state, worker, hello))
     if state.past_lost:
         return on_survivor(state, worker, hello)
-    if worker in state.kept:  # it has stopped, and keeps its state until it is known whose fault that was
+    if worker in state.kept and state.pids[worker] == hello.pid:  # it has stopped: it is none of us, but stays
         return state, ()
+    if worker in state.kept:  # another process takes its place already
+        told = expulsion(state, worker, "another process has taken its place")
+        return prefixed(told, _admit(replace(state, kept=state.kept - {worker}), worker, hello))
     new = worker in state.lost
     state = replace(
         state,

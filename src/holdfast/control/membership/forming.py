@@ -11,7 +11,7 @@ from holdfast.control.membership.state import (
     Phase,
     Record,
     departed,
-    expulsion,
+    held_for_lost,
     prefixed,
     tell_each,
     without,
@@ -86,7 +86,8 @@ def _leave_behind(state: Membership) -> Decision:
     step = min((max(steps[layer] for steps in held.values() if layer in steps) for layer in layers), default=0)
     stopped = {each.worker for each in state.raised} & held.keys()
     astray = frozenset(worker for worker in stopped if not {step, step + 1} >= set(held[worker].values()))
-    told = tuple(output for worker in sorted(astray) for output in expulsion(state, worker, "others have gone on"))
+    how = f"had stopped at another step than {step}, which is saved"
+    told = tuple(output for worker in sorted(astray) for output in held_for_lost(state, worker, how))
     state = replace(departed(state, astray), statuses=without(state.statuses, *astray))
     return replace(state, lost_layers=state.healthy.placement.without(state.absent).unowned_layers()), told
 

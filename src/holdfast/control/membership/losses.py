@@ -12,11 +12,9 @@ from holdfast.control.membership.recovering import bereft, recover
 from holdfast.control.membership.state import (
     Decision,
     Membership,
-    Output,
     Phase,
-    Record,
     Tell,
-    expulsion,
+    held_for_lost,
     notice,
     prefixed,
     without,
@@ -24,7 +22,6 @@ from holdfast.control.membership.state import (
 from holdfast.control.membership.vacancies import answer_offers
 from holdfast.control.messages import Fence, Spawn
 from holdfast.core.ids import WorkerId
-from holdfast.telemetry.events import Detected
 
 __all__ = ["on_exited", "on_lost", "on_overdue"]
 
@@ -89,7 +86,7 @@ def on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
         return state, ()
     if state.phase is Phase.GATHERING:
         return _lost_while_gathering(state, news)
-    noted = tuple(output for worker, text in news.items() for output in _expel(state, worker, text))
+    noted = tuple(output for worker, text in news.items() for output in held_for_lost(state, worker, text))
     gone = frozenset(news)
     touched = _in_generation(state) & gone
     state = bereft(state, gone)
@@ -116,9 +113,3 @@ def _in_generation(state: Membership) -> frozenset[WorkerId]:
     prepared = state.upcoming.plan.workers if state.upcoming is not None else ()
     awaited = state.arriving if state.wait_for_all else ()
     return frozenset((*state.alive, *prepared, *awaited))
-
-
-def _expel(state: Membership, worker: WorkerId, how: str) -> tuple[Output, ...]:
-    """What ends a lost worker for good: should it live it must not act, and its place is free only when it is gone."""
-    detected = Record(event=Detected(worker=str(worker), how=how, generation=state.generation))
-    return (detected, *expulsion(state, worker, f"held for lost: {how}"))

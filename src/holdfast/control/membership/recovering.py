@@ -12,9 +12,8 @@ from holdfast.control.membership.state import (
     Membership,
     Output,
     Phase,
-    Record,
     departed,
-    expulsion,
+    held_for_lost,
     noted,
     notice,
     prefixed,
@@ -28,7 +27,6 @@ from holdfast.core.schedule import OpKind
 from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import ClusterView, RecoveryPlan
 from holdfast.recovery.strategies import adaptive, strategy_named
-from holdfast.telemetry.events import Detected
 
 __all__ = [
     "bereft",
@@ -107,16 +105,16 @@ def _answer(state: Membership) -> Decision:
 
 def _lose_stopped(state: Membership, stopped: tuple[Raised, ...]) -> Decision:
     """Goes on without workers that have stopped; their state stays with them until it is known whose fault it was."""
-    told: list[Output] = []
-    for report in stopped:
-        how = f"raised: {described(report)}"
-        told.append(Record(event=Detected(worker=str(report.worker), how=how, generation=state.generation)))
     kept = frozenset(each.worker for each in stopped if each.sound and each.worker in state.full)
     gone = frozenset(each.worker for each in stopped)
-    for worker in sorted(gone - kept):
-        told += expulsion(state, worker, "it raised")
+    told = [output for each in stopped for output in _told(state, each, stays=each.worker in kept)]
     state = replace(bereft(state, gone), kept=state.kept | kept, raised_at=None)
     return prefixed(told, _answer(state))
+
+
+def _told(state: Membership, report: Raised, *, stays: bool) -> tuple[Output, ...]:
+    held = held_for_lost(state, report.worker, f"raised: {described(report)}")
+    return held[:1] if stays else held
 
 
 def _blame(state: Membership, program: Program) -> Decision:
@@ -126,9 +124,10 @@ def _blame(state: Membership, program: Program) -> Decision:
     """
     if state.loading is not None:
         return end_job(replace(state, blame=program.detail), "program", program.detail, "")
-    broken = [each.worker for each in state.unjudged if not each.sound]
-    told = [output for worker in sorted(broken) for output in expulsion(state, worker, "its state cannot be trusted")]
-    state = replace(bereft(state, frozenset(broken)), raised_at=None, blame=program.detail)
+    broken = [each for each in state.unjudged if not each.sound]
+    told = [output for each in broken for output in _told(state, each, stays=False)]
+    gone = frozenset(each.worker for each in broken)
+    state = replace(bereft(state, gone), raised_at=None, blame=program.detail)
     state = replace(state, lost=state.lost - state.kept, kept=frozenset())
     return prefixed(told, _save_all(state))
 

@@ -16,7 +16,7 @@ from holdfast.core.plan import Plan
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import Rerouted, Terms
 from holdfast.recovery.actions import RecoveryPlan
-from holdfast.telemetry.events import Event, Notice
+from holdfast.telemetry.events import Detected, Event, Notice
 
 __all__ = [
     "Closed",
@@ -33,6 +33,7 @@ __all__ = [
     "Upcoming",
     "departed",
     "expulsion",
+    "held_for_lost",
     "noted",
     "notice",
     "prefixed",
@@ -318,6 +319,12 @@ def departed(state: Membership, gone: frozenset[WorkerId]) -> Membership:
         returned=without(state.returned, *gone),
         watch=forget(state.watch, gone),
     )
+
+
+def held_for_lost(state: Membership, worker: WorkerId, how: str) -> tuple[Output, ...]:
+    """Returns what tells that a worker is lost, and ends its process should it live."""
+    detected = Record(event=Detected(worker=str(worker), how=how, generation=state.generation))
+    return (detected, *expulsion(state, worker, f"held for lost: {how}"))
 
 
 def expulsion(state: Membership, worker: WorkerId, reason: str) -> tuple[Tell, Tell]:
