@@ -163,8 +163,8 @@ class Cluster(RuleBasedStateMachine):
         for tell in tells:
             assert (tell.to is None) == isinstance(tell.command, FOR_THE_AGENT)
             if tell.to in after.lost:
-                stays = tell.to in after.kept
-                assert isinstance(tell.command, (Attached, Shutdown) if stays else Expel)
+                stopped = after.kept | {each.worker for each in before.unjudged}
+                assert isinstance(tell.command, (Attached, Shutdown, Expel) if tell.to in stopped else Expel)
             elif tell.to is not None:
                 assert tell.to in self.workers
             if isinstance(tell.command, Expel):
