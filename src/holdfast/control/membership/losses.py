@@ -12,6 +12,7 @@ from holdfast.control.membership.recovering import bereft, recover
 from holdfast.control.membership.state import (
     Decision,
     Membership,
+    Output,
     Phase,
     Tell,
     held_for_lost,

@@ -89,18 +89,24 @@ def recover(state: Membership) -> Decision:
 
 def _answer(state: Membership) -> Decision:
     """Who is left goes on without the lost; but not from a checkpoint where workers that have stopped hold layers."""
-    placement = state.healthy.placement
-    layers = placement.without(state.absent).unowned_layers()
+    if program := _irreplaceable(state):
+        return _blame(state, program)
     if not state.present:  # nobody is there to load anything, or to wait for others
+        layers = state.healthy.placement.without(state.absent).unowned_layers()
         return form(replace(state, lost_layers=layers), None)
-    stopped = [each for each in state.raised if set(placement.layers_of(each.worker).indices) & set(layers)]
-    if stopped:
-        names = ", ".join(map(str, layers))
-        return _blame(state, Program(first=stopped[0], why=f"nobody else holds layer(s) {names} and can go on"))
     recovery = state.planned.get(state.absent) or plan_recovery(state, state.absent)
     if recovery.plan is None:
         recovery = last_resort(state, waiting=state.wait_s > 0)
     return carry_out(replace(state, lost_layers=recovery.lost_layers, reformations=0, planned={}), recovery)
+
+
+def _irreplaceable(state: Membership) -> Program | None:
+    """Why nobody can go on where workers have stopped: a layer is left to them."""
+    placement = state.healthy.placement
+    layers = placement.without(state.absent).unowned_layers()
+    stopped = [each for each in state.raised if set(placement.layers_of(each.worker).indices) & set(layers)]
+    names = ", ".join(map(str, layers))
+    return Program(first=stopped[0], why=f"nobody else holds layer(s) {names} and can go on") if stopped else None
 
 
 def _lose_stopped(state: Membership, stopped: tuple[Raised, ...]) -> Decision:
@@ -108,8 +114,10 @@ def _lose_stopped(state: Membership, stopped: tuple[Raised, ...]) -> Decision:
     kept = frozenset(each.worker for each in stopped if each.sound and each.worker in state.full)
     gone = frozenset(each.worker for each in stopped)
     told = [output for each in stopped for output in _told(state, each, stays=each.worker in kept)]
-    state = replace(bereft(state, gone), kept=state.kept | kept, raised_at=None)
-    return prefixed(told, _answer(state))
+    without_them = replace(bereft(state, gone), kept=state.kept | kept, raised_at=None)
+    if program := _irreplaceable(without_them):
+        return _blame(state, program)
+    return prefixed(told, _answer(without_them))
 
 
 def _told(state: Membership, report: Raised, *, stays: bool) -> tuple[Output, ...]:
