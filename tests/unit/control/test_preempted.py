@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from holdfast.control.checkpoint_ledger import Commit, Settled
@@ -24,6 +27,7 @@ from holdfast.control.messages import (
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.planning.training import Rerouted
+from holdfast.runtime.life import Pin, WorkerLife, Written
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Checkpointed, CheckpointFailed
 
@@ -135,14 +139,22 @@ def test_a_boundary_that_is_under_way_is_crossed_first(job):
     assert {(order.generation, order.pins) for order in job.told(Install)} == {(3, True)}
 
 
-def test_nobody_comes_or_goes_any_more_and_no_plan_is_improved(job):
+def test_nobody_comes_or_goes_any_more(job):
     job.give(Exited(worker=W11, pid=1, status=-9)).run(2).give(Preempted(), Hello(worker=W11, pid=2)).joined(step=4)
     assert job.told(Install) == []
     job.give(Leaving(worker=W10))
     assert job.told(Install) == []
-    offer = Rerouted(plan=job.state.plan, period=0.5)
-    job.give(Improved(lost=job.state.absent, offer=offer))
+
+
+def test_no_plan_is_improved_any_more(job):
+    job.give(Preempted()).joined(step=4)
+    job.state = replace(job.state, period=1.0)
+    improved = Improved(lost=frozenset(), offer=Rerouted(plan=PLAN, period=0.5))
+    job.give(improved)
     assert job.told(Install) == []
+    job.state = replace(job.state, preempted=False)
+    job.give(improved)
+    assert job.told(Install), "it would have been"
 
 
 @pytest.mark.parametrize("step", [4, 5])
@@ -173,3 +185,22 @@ def test_behind_the_last_step_it_is_done(job):
     assert job.state.phase is Phase.SAVING
     job.give(ShardFailed(worker=W00, generation=1, step=STEPS, detail="no space"), Settled(step=STEPS, url="u"))
     assert job.told(Ended) == []
+
+
+def test_a_worker_pins_it_once_all_before_is_written_so_that_it_is_never_left_out():
+    stage = SimpleNamespace(layer_steps=lambda: {0: 4})
+    life = WorkerLife(
+        worker=W00,
+        stage=stage,
+        steps=STEPS,
+        microbatches=2,
+        ties=(),
+        pid=1,
+        generation=2,
+        plan=PLAN,
+        checkpoint_every=5,
+    )
+    assert list(life._checkpoint(4)) == []
+    assert list(life._checkpoint(5)) == [Pin(generation=2, step=5, layers=(0,))]
+    life.pins_at = 4
+    assert list(life._checkpoint(4)) == [Written(), Pin(generation=2, step=4, layers=(0,))]

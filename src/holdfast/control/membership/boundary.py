@@ -89,8 +89,6 @@ def _pin(state: Membership) -> Decision:
 
 def on_preempted(state: Membership) -> Decision:
     """The job is to end: a checkpoint is made at the next boundary, and ends it; at once where no step can be run."""
-    if state.preempted:
-        return state, ()
     state = replace(state, preempted=True)
     if state.phase in (Phase.GATHERING, Phase.WAITING):
         return end_preempted(state, "not all workers are there")
