@@ -212,10 +212,10 @@ def suffer(tmp_path_factory, digest_of):
 NAMED = {
     "nobody, if all are stopped": (
         Case(who="everything", stopped_s=5.5, op_s=0.02),
-        Case(who="workers", stopped_s=7.0, op_s=0.1),
+        Case(who="workers", stopped_s=6.0, op_s=0.06),
     ),
     "nobody, whatever else is stopped with them": (
-        Case(who="workers and coordinator", stopped_s=5.5, op_s=0.4, pipelines=6, stages=1),
+        Case(who="workers and coordinator", stopped_s=5.5, op_s=0.3, pipelines=6, stages=1),
         Case(who="coordinator", stopped_s=8.5, op_s=0.1),
     ),
     "some, if they are stopped for too long": (
