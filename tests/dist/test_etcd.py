@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import os
 import signal
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast import Fault, parse_job, train
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, DecisionsLost
 from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Detected, FaultInjected, StepOps, read_events
 
 pytestmark = pytest.mark.dist
@@ -31,13 +32,14 @@ JOB = {
 class Run:
     """One run, and what the test does to its processes meanwhile."""
 
-    def __init__(self, folder, server, *faults, coordinators=2, restart_delay_s=0, technique="1f1b"):
+    def __init__(self, folder, server, *faults, coordinators=2, restart_delay_s=0, technique="1f1b", steps=80):
         self.folder, self.server = folder / "run", server
         store = (
             f"control.store={server.url}",
             f"control.coordinators={coordinators}",
             f"control.restart_delay_s={restart_delay_s}",
             f"train.technique={technique}",
+            f"train.steps={steps}",
         )
         self._job = parse_job(copy.deepcopy(JOB), store)
         self._faults = [Fault.parse(text) for text in faults]
@@ -134,6 +136,22 @@ def test_a_leader_that_was_stopped_finds_another_one_and_decides_nothing(tmp_pat
     (_, ready) = run.events(CoordinatorReady)[1]
     assert ready.pid != leader[0]
     assert [event.worker for _, event in run.events(Detected)] == ["1.1"]
+
+
+def test_decisions_that_somebody_deleted_end_the_job_with_what_lives_saved(tmp_path, etcd_server):
+    """The other coordinator takes over and finds none."""
+    run = Run(tmp_path, etcd_server, steps=4000)
+
+    def meanwhile():
+        run.wait_for(lambda: run.events(StepOps))
+        first, end = (base64.b64encode(key).decode() for key in (b"test/", b"test0"))
+        deleted = etcd_server.etcd.call("kv/deleterange", {"key": first, "range_end": end})
+        assert int(deleted["deleted"]) >= 2, "the decision and the leader's key"
+        os.kill(run.events(CoordinatorReady)[0][1].pid, signal.SIGKILL)
+
+    with pytest.raises(DecisionsLost, match="the store of decisions is empty, though some were made; step"):
+        run.train(meanwhile)
+    assert len(list((run.folder / "final").glob("layer-*"))) == 4
 
 
 def test_no_etcd_is_told_before_anything_is_started(tmp_path, etcd_server):

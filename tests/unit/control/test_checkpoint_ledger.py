@@ -183,7 +183,11 @@ def test_the_membership_asks_for_the_manifest_and_records_how_it_went():
 
 def test_a_failure_is_recorded_and_training_goes_on():
     job = Job()
-    assert job.give(failed()) == [Record(event=CheckpointFailed(step=4, worker="0.0", detail="no space"))]
+    record, told = job.give(failed())
+    assert record == Record(event=CheckpointFailed(step=4, worker="0.0", detail="no space"))
+    assert told.to is None
+    said = "checkpoint of step 4 could not be written by worker 0.0: no space; training goes on"
+    assert (told.command.kind, told.command.text) == ("checkpoint", said)
     assert job.state.phase is Phase.RUNNING
 
 

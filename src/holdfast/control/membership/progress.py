@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from holdfast.control.checkpoint_ledger import Commit, Settled, note_shard, settle
 from holdfast.control.membership.ending import end_if_saved, end_preempted, save
-from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell, prefixed
-from holdfast.control.messages import Progress, ShardFailed, ShardWritten, StateAt, StepDone
+from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, Tell, prefixed
+from holdfast.control.messages import Progress, Remark, ShardFailed, ShardWritten, StateAt, StepDone
 from holdfast.core.ids import WorkerId
+from holdfast.telemetry.events import CheckpointFailed, Event
 
 __all__ = ["all_finished", "on_finished", "on_settled", "on_shard", "on_step_done"]
 
@@ -49,7 +50,16 @@ def on_shard(state: Membership, message: ShardWritten | ShardFailed) -> Decision
     if isinstance(follows, Commit):
         return state, (follows,)
     ends = state.pinned == (message.step, message.generation) and state.phase is not Phase.SAVING
-    return prefixed((Record(event=follows),), end_preempted(state, follows.detail) if ends else (state, ()))
+    return prefixed(_told(follows), end_preempted(state, follows.detail) if ends else (state, ()))
+
+
+def _told(event: Event) -> tuple[Output, ...]:
+    """The log has all that became of checkpoints; the user hears of the first that could not be written."""
+    if not isinstance(event, CheckpointFailed):
+        return (Record(event=event),)
+    who = f" by worker {event.worker}" if event.worker else ""
+    text = f"checkpoint of step {event.step} could not be written{who}: {event.detail}; training goes on"
+    return (Record(event=event), Tell(to=None, command=Remark(worker=None, kind="checkpoint", text=text)))
 
 
 def on_settled(state: Membership, settled: Settled) -> Decision:
@@ -62,4 +72,4 @@ def on_settled(state: Membership, settled: Settled) -> Decision:
     state = replace(state, checkpoints=ledger)
     ends = state.pinned is not None and settled.step >= state.pinned[0] and state.phase is not Phase.SAVING
     decision = end_preempted(state, settled.error) if ends else end_if_saved(state)
-    return prefixed((Record(event=event) for event in told), decision)
+    return prefixed((output for event in told for output in _told(event)), decision)
