@@ -36,7 +36,7 @@ def main() -> int:
 def _run(job: Job, run_dir: Path, *faults: Fault) -> Summary:
     line = ProgressLine(job, quiet=False)
     try:
-        return train(job, run_dir=run_dir, faults=faults, on_progress=line.show)
+        return train(job, run_dir=run_dir, faults=faults, on_event=line.tell, on_progress=line.show)
     finally:
         line.end()
 
