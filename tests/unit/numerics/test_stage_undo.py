@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.errors import InternalError, NotUndoable
+from holdfast.errors import InternalError, NotUndoable, WorkFailed
 from holdfast.optim.digest import LayerState, decode_layer, encode_layer
 from holdfast.optim.factory import OptimizerFactory, make_optimizer
 from holdfast.runtime.stage import Stage
@@ -134,3 +134,25 @@ def test_an_optimizer_without_inverse_is_refused() -> None:
     job = gpt_job(commit="undo", optimizer=make_optimizer("adamw", lr=0.1, amsgrad=True))
     with pytest.raises(NotUndoable, match="AdamW cannot be undone: amsgrad takes an element-wise maximum"):
         job.stages([(0, 5)])
+
+
+@pytest.mark.parametrize("commit_by", ["shadow", "undo"])
+def test_an_update_that_raises_breaks_the_layer_only_where_it_is_made_in_place(
+    commit_by: Any, monkeypatch: Any
+) -> None:
+    """What raises in the middle of a step, or of its inverse, is told by its layer; that layer is not to be saved."""
+    (stage,) = gpt_job(commit=commit_by, optimizer=OPTIMIZERS["adamw"]).stages([(0, 5)])
+    run_step([stage], 0)
+    before = stage.export(0).parameters
+    kept = {name: value.clone() for name, value in before.items()}
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("the optimizer's own")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", fail)
+    with pytest.raises(WorkFailed, match="update of layer 0: ValueError"):
+        commit([stage])
+    assert stage.whole == (commit_by == "shadow")
+    assert stage.layer_steps()[0] == 0
+    if stage.whole:
+        assert all(torch.equal(stage.export(0).parameters[name], value) for name, value in kept.items())
