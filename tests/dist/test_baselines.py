@@ -9,6 +9,7 @@ from holdfast.telemetry.events import (
     Agreed,
     Installed,
     JobStarted,
+    Notice,
     Pinned,
     StepOps,
     Synced,
@@ -73,3 +74,16 @@ def test_survivors_go_back_to_their_snapshots_and_a_newcomer_joins(runs, name, f
     assert len(events_of(summary, WorkerReady)) == events_of(summary, JobStarted)[0].workers + 1
     assert [event.worker for event in events_of(summary, Synced)] == [str(Fault.parse(faults[0]).worker)]
     assert events_of(summary, Pinned) == [], "nothing was written"
+
+
+def test_checkfreq_sets_its_own_interval(runs):
+    """The first checkpoint comes after ten steps; the rule says when the next do, and the bits stay the same."""
+    steps = ("train.steps=60",)
+    own = ("resilience.strategy=checkfreq", "resilience.wait_for_replacement=120")
+    summary = runs.train("small", overrides=(*steps, *own))
+    healthy = runs.healthy("small", steps)
+    assert (summary.weights_sha256, summary.state_sha256) == (healthy.weights_sha256, healthy.state_sha256)
+    assert min(event.step for event in events_of(summary, Pinned)) == 10
+    told = [event for event in events_of(summary, Notice) if "one after every" in event.text]
+    changes = summary.generations - 1
+    assert changes <= len(told), "a generation for a change, and for nothing else"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from functools import cache
@@ -13,7 +14,7 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Agreed, Checkpointed, Detected, Installed, Notice, StepOps
-from holdfast.testing.virtual import VirtualCluster
+from holdfast.testing.virtual import Delays, VirtualCluster
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "75")) // 10
 STEPS = 9
@@ -149,3 +150,39 @@ def test_before_the_first_checkpoint_they_begin_anew():
     result = run(fault, **BASELINES["checkpoint-restart"])
     check_whole(result, "checkpoint-restart", fault)
     assert not [event for event in of(result, Notice) if "cannot" in event.text]
+
+
+LONG = {"strategy": "checkfreq", "steps": 40, "checkpoint_every": 3, "sets_interval": True}
+SLOW_STORE = Delays(store=(0.5, 0.6))
+"""Far longer than three steps take."""
+
+
+@cache
+def long_and_healthy():
+    return run(steps=40, checkpoint_every=0, wait_for_replacement=0.0).digest
+
+
+def intervals(result):
+    steps = [0, *sorted({pinned.step for pinned in result.pinned})]
+    return [after - before for before, after in itertools.pairwise(steps)]
+
+
+def test_checkfreq_sets_its_own_interval():
+    result = run(delays=SLOW_STORE, **LONG)
+    assert (result.outcome, result.digest) == ("done", long_and_healthy())
+    told = [event.text for event in of(result, Notice) if "one after every" in event.text]
+    assert "steps now, not 3" in told[0]
+    assert max(intervals(result)) > 3
+    assert [event.strategy for event in of(result, Installed)][1:] == ["boundary"] * len(told)
+    assert not of(result, Detected), "nobody was lost for it"
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whoever_dies_while_the_interval_changes_the_bits_are_the_same(seed):
+    rng = random.Random(seed)
+    victim = WorkerId(rng.randrange(GRID[0]), rng.randrange(GRID[1]))
+    step = rng.randrange(3, 38)
+    result = run(f"kill:{victim}@{step}:{rng.choice(POINTS)}", delays=SLOW_STORE, seed=seed, **LONG)
+    assert (result.outcome, result.digest) == ("done", long_and_healthy()), f"seed {seed}"
+    assert len(result.fired) == 1, f"seed {seed}"
+    assert max(intervals(result)) > 3, f"seed {seed}"

@@ -43,6 +43,8 @@ class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Base of the sections without a kind."""
 
 
+FIRST_INTERVAL = 10
+"""Steps until the first checkpoint of a job that sets its interval by what they cost."""
 Checkpointed = bool | tuple[Count, ...]
 """Layers that keep only their input and are run again for their backward pass: all, none, or those of these indices."""
 
@@ -185,7 +187,8 @@ class Resilience(_Plain, frozen=True, kw_only=True):
 
 
 class Checkpoint(_Plain, frozen=True, kw_only=True):
-    """``every``: a checkpoint after so many steps (0: never); ``keep``: the newest so many; ``url``: a folder or
+    """``every``: a checkpoint after so many steps (0: never, with strategy ``checkfreq`` as often as its rule says);
+    ``keep``: the newest so many; ``url``: a folder or
     ``s3://BUCKET/PREFIX``, default ``checkpoints`` in the run directory; ``synchronous``: training stands still until
     it is written, for comparison. ``on_sigterm``: seconds that SIGTERM leaves for one more checkpoint before the job
     ends, if checkpoints are made at all; 0 for none.
@@ -266,6 +269,16 @@ class Job(_Plain, frozen=True, kw_only=True):
     def global_microbatches(self) -> int:
         """Micro-batches of one step, over all pipelines."""
         return self.grid.pipelines * self.grid.microbatches
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between two checkpoints, at first if their number is set by what they cost; 0: there are none."""
+        return self.checkpoint.every or (FIRST_INTERVAL if self.sets_interval else 0)
+
+    @property
+    def sets_interval(self) -> bool:
+        """Whether CheckFreq's rule sets how often checkpoints are made, while the job runs."""
+        return self.resilience.strategy == "checkfreq" and not self.checkpoint.every
 
     @property
     def samples_per_step(self) -> int:

@@ -283,7 +283,7 @@ def _wrong_baseline(job: Job) -> str:
         return f"resilience.snapshot_every: strategy {strategy} takes no snapshots; expected 0, got {snapshot_every}"
     if strategy not in ("checkpoint-restart", "checkfreq"):
         return ""
-    if not job.checkpoint.every:
+    if not job.checkpoint_every:
         return f"checkpoint.every: strategy {strategy} goes back to checkpoints; expected more than 0, got 0"
     if not job.resilience.wait_for_replacement:
         return (

@@ -322,12 +322,17 @@ class Saved(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class ShardWritten(_Wire, frozen=True, tag=True, kw_only=True):
-    """A worker wrote one layer's state at ``step`` into the checkpoint store; ``generation``: when it pinned it."""
+    """A worker wrote one layer's state at ``step`` into the checkpoint store; ``generation``: when it pinned it.
+
+    ``stall_s``: how long its training waited for the copies; ``write_s``: from then on until this layer was written.
+    """
 
     worker: WorkerId
     generation: int
     step: int
     shard: Shard
+    stall_s: float = 0.0
+    write_s: float = 0.0
 
 
 class ShardFailed(_Wire, frozen=True, tag=True, kw_only=True):
@@ -385,7 +390,8 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
     ``at_boundary``: not at once, but after the first step in which all workers were found to know of it. ``entering``:
     workers that hold no state yet; their peers give it to them. ``load``: everyone gives up what it holds, and loads
     the layers that ``plan`` gives it. ``staggered``: updates are made ahead of the verdict. ``pins``: everyone pins its
-    part of a checkpoint at the boundary.
+    part of a checkpoint at the boundary. ``checkpoint_every``: from now on a checkpoint after so many steps; 0: as
+    before.
     """
 
     generation: int
@@ -395,6 +401,7 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
     load: StateAt | None = None
     staggered: bool = False
     pins: bool = False
+    checkpoint_every: int = 0
 
 
 class Resume(_Wire, frozen=True, tag=True, kw_only=True):

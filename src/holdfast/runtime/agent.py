@@ -312,7 +312,7 @@ class Agent:
 
     def _find(self, probed: Probed) -> Found | None:
         """Finds the checkpoint to go on from, in a process of its own: that may take long, and Ctrl-C must work."""
-        if self.resume is None and not self.job.checkpoint.every:
+        if self.resume is None and not self.job.checkpoint_every:
             return None
         self._prepare("looking for a checkpoint to go on from")
         answer = self._ask(find_main, self.job, self.resume, self._checkpoints, probed.facts, self.accept)
@@ -763,7 +763,7 @@ class Agent:
     def _watch(self, supervisor: Supervisor, log: EventLog) -> Outcome:
         """Follows the job until it ends."""
         assert self._crew is not None
-        self._waits_for_sigterm = bool(self.job.checkpoint.every and self.job.checkpoint.on_sigterm)
+        self._waits_for_sigterm = bool(self.job.checkpoint_every and self.job.checkpoint.on_sigterm)
         try:
             return self._follow(self._crew, supervisor, log)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -22,11 +23,13 @@ MAX_PENDING = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pinned:
-    """The copies of some layers at one step; each function encodes one."""
+    """The copies of some layers at one step; each function encodes one. Made at ``at``, within ``stall_s``."""
 
     generation: int
     step: int
     layers: dict[int, Callable[[], bytes]]
+    stall_s: float
+    at: float
 
 
 class CheckpointWriter:
@@ -75,8 +78,10 @@ class CheckpointWriter:
             detail = f"{MAX_PENDING} earlier checkpoints are not written yet"
             self._send(ShardFailed(worker=self._worker, generation=generation, step=step, detail=detail))
             return
-        pinned = _Pinned(generation=generation, step=step, layers={layer: snapshot(layer) for layer in layers})
-        self._work.put(pinned)
+        began = time.monotonic()
+        copies = {layer: snapshot(layer) for layer in layers}
+        at = time.monotonic()
+        self._work.put(_Pinned(generation=generation, step=step, layers=copies, stall_s=at - began, at=at))
 
     def then(self, act: Callable[[], None]) -> None:
         """Calls ``act``, in the writing thread, once all that was pinned before is written; returns at once."""
@@ -104,7 +109,15 @@ class CheckpointWriter:
             shard = self._checkpoints.write_shard(pinned.step, layer, encode())
             if index == 0:
                 self._reach(Point.CHECKPOINT, pinned.step)
-            self._send(ShardWritten(worker=self._worker, generation=pinned.generation, step=pinned.step, shard=shard))
+            written = ShardWritten(
+                worker=self._worker,
+                generation=pinned.generation,
+                step=pinned.step,
+                shard=shard,
+                stall_s=pinned.stall_s,
+                write_s=time.monotonic() - pinned.at,
+            )
+            self._send(written)
 
     def _fail(self, pinned: _Pinned, detail: str) -> None:
         message = ShardFailed(worker=self._worker, generation=pinned.generation, step=pinned.step, detail=detail)

@@ -395,6 +395,7 @@ class WorkerLife:
         """Leaves the old generation, says where our layers are, connects to the new one."""
         first, self.generation, self.plan = self.generation == 0, install.generation, install.plan
         self.staggered, self.pins_at = install.staggered, None
+        self.checkpoint_every = install.checkpoint_every or self.checkpoint_every
         self._stand("waiting")
         if not first:
             yield Reach(Point.DETECT, self._step())
@@ -618,6 +619,7 @@ class WorkerLife:
         after = dict(install.plan.placement.ranges)
         self.generation, self.plan, self.staggered = install.generation, install.plan, install.staggered
         self.pins_at = step if install.pins else None
+        self.checkpoint_every = install.checkpoint_every or self.checkpoint_every
         self._stand("waiting")
         yield Release(install.entering)
         if self.worker not in install.plan.workers:

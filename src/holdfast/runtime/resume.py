@@ -110,7 +110,7 @@ def find(job: Job, resume: ResumeFrom | None, url: str, facts: Facts, accept: tu
             later ones.
     """
     if resume is None:
-        if job.checkpoint.every:
+        if job.checkpoint_every:
             _refuse_later(url, 0, frozenset())
         return None
     try:
@@ -127,7 +127,7 @@ def find(job: Job, resume: ResumeFrom | None, url: str, facts: Facts, accept: tu
             f"train.steps: the checkpoint is of step {manifest.step}, nothing is left to do; expected more than that, "
             f"got {job.train.steps}"
         )
-    if job.checkpoint.every:
+    if job.checkpoint_every:
         _refuse_later(url, manifest.step, frozenset(each.step for each in sound.rejected))
     return Found(url=place, step=manifest.step, rejected=sound.rejected, notes=notes)
 

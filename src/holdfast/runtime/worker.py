@@ -27,6 +27,7 @@ from holdfast.control.coordinator import Committer, Coordinator, Remarks, serve
 from holdfast.control.detection import PATIENCE, Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
 from holdfast.control.membership import Membership, Phase, Starting, restore
+from holdfast.control.membership.cadence import Cadence
 from holdfast.control.messages import Failure, Hello, Leaving, Remark, Shutdown, StateAt
 from holdfast.control.sabotage import Sabotage
 from holdfast.control.store import DecisionStore, StoredDecision
@@ -164,7 +165,7 @@ class _Worker:
             microbatches=spec.job.grid.microbatches,
             ties=parts.ties,
             pid=os.getpid(),
-            checkpoint_every=spec.job.checkpoint.every,
+            checkpoint_every=spec.job.checkpoint_every,
             synchronous=spec.job.checkpoint.synchronous,
             snapshots=Snapshots(every=spec.job.resilience.snapshot_every),
         )
@@ -189,7 +190,7 @@ class _Worker:
             expelled=self._expelled,
             pace=Pace(awake=self._awake, excused_s=PATIENCE * spec.job.control.hang_s),
         )
-        if spec.job.checkpoint.every:
+        if spec.job.checkpoint_every:
             checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
             shell.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, shell.injector.reach)
         return shell
@@ -392,6 +393,7 @@ def _membership(
     log: EventLog,
     reattach_until: float,
 ) -> Membership:
+    every = spec.job.checkpoint_every
     begins = Membership(
         healthy=spec.plan,
         terms=spec.terms,
@@ -402,6 +404,7 @@ def _membership(
         watch=Watch(limit_s=spec.job.control.hang_s),
         starting=Starting(limit_s=spec.job.control.start_s),
         restorable=_restorable(spec),
+        cadence=Cadence(every=every, wanted=every) if spec.job.sets_interval else None,
         wait_s=spec.job.resilience.wait_for_replacement,
         failure_every_s=spec.job.resilience.failure_every_s,
         tolerate=spec.job.resilience.tolerate,
@@ -411,7 +414,7 @@ def _membership(
     if stored is None:
         return begins
     state = restore(begins, stored, reattach_until=reattach_until)
-    if not spec.job.checkpoint.every:
+    if not spec.job.checkpoint_every:
         return state
     try:
         return replace(state, restorable=with_found(state.restorable, checkpoints))
@@ -424,7 +427,7 @@ def _restorable(spec: CoordinatorSpec) -> tuple[StateAt, ...]:
     """What can be loaded before the first checkpoint: what was resumed from, else the start if any will follow."""
     if spec.resume is not None and spec.resume.step is not None:
         return (StateAt(url=spec.resume.url, step=spec.resume.step),)
-    return (StateAt(url=None, step=0),) if spec.job.checkpoint.every else ()
+    return (StateAt(url=None, step=0),) if spec.job.checkpoint_every else ()
 
 
 def run_library(spec: LibrarySpec) -> None:

@@ -33,6 +33,7 @@ from holdfast.control.membership import (
     to_store,
     unplanned,
 )
+from holdfast.control.membership.cadence import Cadence
 from holdfast.control.messages import (
     Blob,
     Command,
@@ -245,6 +246,7 @@ class VirtualCluster:
         workers_per_node: consecutive workers that fail together.
         kill_comer_at_effect: a worker whose second process dies when it yields its n-th effect.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
+        sets_interval: whether CheckFreq's rule changes that as it runs.
         synchronous: whether training stands still until a checkpoint is written.
         snapshot_every: a snapshot in every worker's memory after so many steps; 0 for none.
         strategy: what answers a loss.
@@ -278,6 +280,7 @@ class VirtualCluster:
         workers_per_node: int = 1,
         kill_comer_at_effect: tuple[WorkerId, int] | None = None,
         checkpoint_every: int = 0,
+        sets_interval: bool = False,
         synchronous: bool = False,
         snapshot_every: int = 0,
         strategy: str = "auto",
@@ -346,6 +349,7 @@ class VirtualCluster:
             directory="",
             watch=watch,
             restorable=start,
+            cadence=Cadence(every=checkpoint_every, wanted=checkpoint_every) if sets_interval else None,
             wait_s=wait_for_replacement,
             staggered=staggered,
             terms=terms,
@@ -965,9 +969,11 @@ class VirtualCluster:
             name = f"layer-{layer:04d}-{digest[:16]}.safetensors"
             shard = Shard(layer=layer, name=name, sha256=digest, size=len(data))
             written = ShardWritten(worker=who, generation=generation, step=step, shard=shard)
-            self._later_written(worker, lambda i=index, w=written: self._write_shard(worker, i, w))  # type: ignore[misc]
+            at = self._now
+            self._later_written(worker, lambda i=index, w=written, t=at: self._write_shard(worker, i, w, t))  # type: ignore[misc]
 
-    def _write_shard(self, worker: _Worker, index: int, written: ShardWritten) -> None:
+    def _write_shard(self, worker: _Worker, index: int, written: ShardWritten, pinned_at: float) -> None:
+        written = replace_struct(written, write_s=self._now - pinned_at)
         if index == 0:
             self._reach(worker, Point.CHECKPOINT, written.step)
         if worker.alive:

@@ -101,11 +101,6 @@ def complaint(tree, *overrides):
         ),
         (
             "resilience.strategy",
-            "checkfreq",
-            "checkpoint.every: strategy checkfreq goes back to checkpoints; expected more than 0, got 0",
-        ),
-        (
-            "resilience.strategy",
             "snapshots",
             "resilience.snapshot_every: strategy snapshots goes back to snapshots; expected more than 0, got 0",
         ),
@@ -348,3 +343,10 @@ def test_an_address_that_others_reach_must_be_meant(host):
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
 def test_an_address_of_the_machines_own_needs_nothing(host):
     assert not parse_job(JOB | {"control": {"host": host}}).control.insecure
+
+
+def test_checkfreq_sets_its_own_interval_unless_one_is_given():
+    waits = ("resilience.strategy=checkfreq", "resilience.wait_for_replacement=60")
+    own, given, none = (parse_job(JOB, overrides) for overrides in (waits, (*waits, "checkpoint.every=7"), ()))
+    assert (own.sets_interval, given.sets_interval, none.sets_interval) == (True, False, False)
+    assert (own.checkpoint_every, given.checkpoint_every, none.checkpoint_every) == (10, 7, 0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
+from holdfast.control.membership.cadence import reconsider
 from holdfast.control.membership.ending import end_preempted
 from holdfast.control.membership.forming import installed
 from holdfast.control.membership.state import (
@@ -29,12 +30,13 @@ from holdfast.planning.migration import Migration
 from holdfast.planning.training import WORTHWHILE
 from holdfast.recovery.actions import ClusterView
 from holdfast.recovery.strategies import at_boundary
-from holdfast.telemetry.events import Migrating, Parted, PlanImproved, Rebuilt
+from holdfast.telemetry.events import Migrating, Notice, Parted, PlanImproved, Rebuilt
 from holdfast.telemetry.events import Synced as SyncedEvent
 
 __all__ = [
     "change_members",
     "improves",
+    "on_checkpointed",
     "on_improved",
     "on_joined",
     "on_joined_upcoming",
@@ -61,7 +63,7 @@ def change_members(state: Membership) -> Decision:
     if state.preempted:  # then nobody comes or goes any more
         going = entering = frozenset()
     if not (entering or state.entering or going):
-        return _pin(state)
+        return _go_on(state)
     full = frozenset(state.alive) - going  # nobody goes over before whoever is entering now has caught up
     lost = frozenset(state.healthy.workers) - full
     promised = state.promised
@@ -76,15 +78,37 @@ def change_members(state: Membership) -> Decision:
     return prefixed(noted(recovery), _prepare(state, recovery.plan, recovery.period, entering))
 
 
+def _interval(state: Membership) -> int:
+    """Steps between two checkpoints from the next generation on; 0 if the job says that once and for all."""
+    return state.cadence.wanted if state.cadence is not None else 0
+
+
 def _must_pin(state: Membership) -> bool:
     return state.preempted and (state.pinned is None or not state.pinned[1])
 
 
-def _pin(state: Membership) -> Decision:
-    """Prepares a generation of the same plan for the sake of the boundary before it, if a checkpoint is to be made."""
-    if state.plan is None or not _must_pin(state):
+def _go_on(state: Membership) -> Decision:
+    """Prepares a generation of the same plan if a checkpoint is due before it, or after another number of steps."""
+    other = state.cadence is not None and state.cadence.wanted != state.cadence.every
+    if state.plan is None or not (_must_pin(state) or other):
         return state, ()
     return _prepare(state, state.plan, state.period, frozenset())
+
+
+def on_checkpointed(state: Membership) -> Decision:
+    """A checkpoint is complete: where their interval is set by what they cost, all go over to another if it pays."""
+    if state.cadence is None or state.phase is not Phase.RUNNING:
+        return state, ()
+    cadence = reconsider(state.cadence)
+    if cadence.usual is None or cadence.wanted in (cadence.every, state.cadence.wanted):
+        return replace(state, cadence=cadence), ()
+    text = (
+        f"a checkpoint holds training up for {cadence.usual.stall_s * 1e3:.3g} ms and is written after "
+        f"{cadence.usual.write_s * 1e3:.3g} ms, a step takes {cadence.step_s * 1e3:.3g} ms: "
+        f"one after every {cadence.wanted} steps now, not {cadence.every}"
+    )
+    told = Record(event=Notice(worker="coordinator", text=text))
+    return prefixed((told,), change_members(replace(state, cadence=cadence)))
 
 
 def on_preempted(state: Membership) -> Decision:
@@ -111,11 +135,18 @@ def _prepare(
         entering=tuple(sorted(entering)),
         staggered=state.staggered,
         pins=_must_pin(state),
+        checkpoint_every=_interval(state),
     )
     at_once = msgspec.structs.replace(order, at_boundary=False)
     told = (*tell_each(state.alive, order), *tell_each(sorted(entering & state.arriving), at_once))
     upcoming = Upcoming(
-        generation=generation, plan=plan, entering=entering, period=period, healthy=healthy, pins=order.pins
+        generation=generation,
+        plan=plan,
+        entering=entering,
+        period=period,
+        healthy=healthy,
+        pins=order.pins,
+        checkpoint_every=order.checkpoint_every,
     )
     return replace(state, upcoming=upcoming), told
 
@@ -200,6 +231,7 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
         planned={},
         resume_step=step,
         pinned=(step, upcoming.generation) if upcoming.pins else state.pinned,
+        cadence=state.cadence and replace(state.cadence, every=upcoming.checkpoint_every or state.cadence.every),
         suspected_at=None,
     )
     parted = (Record(event=Parted(worker=str(worker), step=step)) for worker in sorted(gone))

@@ -39,6 +39,7 @@ from holdfast.control.detection import hear
 from holdfast.control.membership.attaching import on_agent, on_hello, on_started
 from holdfast.control.membership.boundary import (
     change_members,
+    on_checkpointed,
     on_improved,
     on_joined,
     on_joined_upcoming,
@@ -66,6 +67,7 @@ from holdfast.control.membership.state import (
     Tick,
     Upcoming,
     notice,
+    prefixed,
 )
 from holdfast.control.membership.storing import counted
 from holdfast.control.membership.vacancies import on_offer
@@ -163,8 +165,9 @@ def _decide(state: Membership, event: Message | Closed | Tick | Planned | Improv
             return state, (Tell(to=None, command=event),)
         case ShardWritten() | ShardFailed():
             return on_shard(state, event)
-        case Settled():
-            return on_settled(state, event)
+        case Settled(error=error):
+            state, outputs = on_settled(state, event)
+            return prefixed(outputs, (state, ()) if error else on_checkpointed(state))
         case _:
             return _on_generation_message(state, event, now)
 
@@ -197,7 +200,7 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
         case Suspect():
             return on_suspect(state, event, now)
         case StepDone():
-            return on_committed(state, event)
+            return on_committed(state, event, now)
         case Refused():
             return on_refused(state, event)
         case Finished(worker=worker):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.control.checkpoint_ledger import Commit, Settled, note_shard, settle
+from holdfast.control.membership.cadence import note_step, note_written
 from holdfast.control.membership.ending import end_if_saved, end_preempted, save
 from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, Tell, prefixed
 from holdfast.control.messages import Progress, Remark, ShardFailed, ShardWritten, StateAt, StepDone
@@ -16,8 +17,10 @@ __all__ = ["all_finished", "on_finished", "on_settled", "on_shard", "on_step_don
 MAX_RESTORABLE = 8
 
 
-def on_step_done(state: Membership, done: StepDone) -> Decision:
+def on_step_done(state: Membership, done: StepDone, now: float) -> Decision:
     """A step is committed, which ends every series of failures; the agent shows it."""
+    if state.cadence is not None:
+        state = replace(state, cadence=note_step(state.cadence, state.generation, done.step, now))
     state = replace(state, last_step=max(state.last_step, done.step), reformations=0, wait_until=None)
     progress = Progress(
         step=done.step,
@@ -45,6 +48,8 @@ def on_shard(state: Membership, message: ShardWritten | ShardFailed) -> Decision
     """What a worker wrote stays written, whatever became of the worker and its generation."""
     ledger, follows = note_shard(state.checkpoints, message, state.healthy.placement.num_layers)
     state = replace(state, checkpoints=ledger)
+    if state.cadence is not None and isinstance(message, ShardWritten):
+        state = replace(state, cadence=note_written(state.cadence, message))
     if follows is None:
         return state, ()
     if isinstance(follows, Commit):

@@ -39,9 +39,9 @@ def on_raised(state: Membership, report: Raised, now: float | None = None) -> De
     return replace(state, raised=(*state.raised, report), raised_at=raised_at), (record,)
 
 
-def on_committed(state: Membership, done: StepDone) -> Decision:
+def on_committed(state: Membership, done: StepDone, now: float) -> Decision:
     """A step is committed: an exception in it was its worker's alone, so that has nothing to wait for any more."""
-    state, outputs = on_step_done(state, done)
+    state, outputs = on_step_done(state, done, now)
     unjudged = state.unjudged
     over = tuple(each for each in state.raised if each.step <= done.step and each not in unjudged)
     if not over:

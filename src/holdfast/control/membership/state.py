@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from holdfast.control.checkpoint_ledger import CheckpointLedger, Commit
 from holdfast.control.detection import Watch, forget
+from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.starting import Starting
 from holdfast.control.messages import Command, Ended, Expel, Fence, Hello, Raised, StateAt, Status
 from holdfast.core.ids import WorkerId
@@ -112,6 +113,7 @@ class Upcoming:
         period: what the planner expects a step to take; None if it did not make the plan.
         healthy: the plan of the whole grid from then on; None if it stays as it is.
         pins: whether a checkpoint is pinned at the boundary before it.
+        checkpoint_every: steps between two checkpoints from then on; 0 if the job says that once and for all.
     """
 
     generation: int
@@ -120,6 +122,7 @@ class Upcoming:
     period: float | None = None
     healthy: Plan | None = None
     pins: bool = False
+    checkpoint_every: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +192,7 @@ class Membership:
         suspected_at: when the first unexplained suspicion of this generation came; None if none.
         reformations: generations begun in a row because of suspicions alone.
         checkpoints: what is written of checkpoints.
+        cadence: how often checkpoints are made, where that is set by what they cost; None where the job says it.
         staggered: whether updates are made ahead of the verdict.
         began: when steps were first seen to run, in seconds of the coordinator's clock; None before.
         promised: the plan for when those who change places have caught up; None if nobody does.
@@ -255,6 +259,7 @@ class Membership:
     suspicion: str = ""
     reformations: int = 0
     checkpoints: CheckpointLedger = field(default_factory=CheckpointLedger)
+    cadence: Cadence | None = None
     staggered: bool = False
     began: float | None = None
     promised: Promised | None = None
