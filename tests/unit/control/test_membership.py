@@ -257,6 +257,17 @@ def test_resumes_from_the_lowest_step_of_any_layer(forming):
     assert set(forming.commands(Resume).values()) == {Resume(generation=1, step=4)}
 
 
+def test_from_where_a_generation_runs_is_known(forming):
+    """A coordinator's faults are counted from there, and so is a job that is resumed before its first step is told."""
+    assert forming.status(4).state.resume_step == 4
+
+
+def test_what_belongs_to_a_boundary_means_nothing_where_none_is_prepared(running):
+    before = running.state
+    assert running.give(Left(worker=W10, generation=1, step=4)).told == []
+    assert running.state == before
+
+
 def test_layers_two_steps_apart_are_our_bug(forming):
     forming.status(4, [W00, W01, W10])
     with pytest.raises(InternalError, match=r"worker 1\.1 holds layer 2 at step 6, another worker is at 4"):
