@@ -16,6 +16,7 @@ from holdfast.control.messages import (
     Failure,
     Fence,
     Finished,
+    Gathered,
     Heartbeat,
     Hello,
     Install,
@@ -27,6 +28,7 @@ from holdfast.control.messages import (
     Status,
     StepDone,
     Strike,
+    Told,
     decode_message,
     unpack,
 )
@@ -95,6 +97,8 @@ class Peer:
 
     def expect(self, kind):
         command = self.commands.get(timeout=LIMIT_S)
+        while isinstance(command, Gathered | Told):  # for the user
+            command = self.commands.get(timeout=LIMIT_S)
         assert isinstance(command, kind), command
         return command
 
