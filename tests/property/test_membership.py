@@ -145,7 +145,8 @@ class Cluster(RuleBasedStateMachine):
         assert after.synced <= after.entering
         assert after.leaving <= after.present
         assert frozenset(after.detached) <= after.present
-        assert after.expected <= after.lost
+        gathering = after.phase is Phase.GATHERING  # then nobody is lost, and who did not come is started again
+        assert after.expected <= (after.starting.again if gathering else after.lost)
         assert after.kept <= after.lost
         assert not (after.blame and after.kept), "who has stopped is back, to save what it holds"
         for plan in (after.plan, after.upcoming and after.upcoming.plan):
