@@ -694,7 +694,8 @@ class VirtualCluster:
                     self._offers.remove(taken)
                 self._coming.add(worker)
                 self._workers[worker] = self._worker(worker)
-                self._deaths = dict(filter(None, [self._death_of_comer]))
+                later = {who: effect for who, effect in self._deaths.items() if who != worker}
+                self._deaths = later | dict(filter(None, [self._death_of_comer]))
                 self._agent_up(self._started(self._workers[worker]))
                 self._begin(self._workers[worker], self._draw(self._delays.start))
             case Strike(spec=spec):
