@@ -214,7 +214,7 @@ def test_with_a_coordinator_that_dies(seed):
     fault = "kill:1.1@5:backward"
     result = run(fault, seed=seed, steps=60, coordinator_deaths=deaths)
     check(result, fault, steps=60)
-    assert of(result, Synced)[-1].worker == "1.1"
+    assert "1.1" in of(result, Installed)[-1].workers, "that it has caught up may have been told to the one that died"
     assert result.lost == ()
 
 
