@@ -190,7 +190,7 @@ def test_without_any_checkpoint_it_begins_anew_and_says_so(runs):
     runs.train("small", overrides=without, run_dir=run_dir, **AUTO)
     (run_dir / "summary.json").unlink()
     again = runs.train("small", overrides=without, run_dir=run_dir, on_event=told.append, **AUTO)
-    assert [event.text for event in told] == ["no attempt before this one left a checkpoint: begins anew"]
+    assert "no attempt before this one left a checkpoint: begins anew" in [event.text for event in told]
     assert again.resumed_from is None
     assert len(again.attempts) == 2
 
@@ -242,7 +242,7 @@ def test_a_second_sigterm_ends_at_once_and_so_does_the_grace(launch):
     first = launcher.start("--fault", "hang:0.1@8")
     launcher.when(first, FaultInjected, 8)
     first.terminate()
-    assert "another signal ends the job at once" in first.stderr.readline() + first.stderr.readline()
+    assert any("another signal ends the job at once" in line for line in first.stderr), "the phases come before it"
     first.terminate()
     code, errors = end_of(first)
     assert code == 143

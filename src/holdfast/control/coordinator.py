@@ -394,6 +394,7 @@ class Coordinator:
         To be called once connections are accepted.
         """
         self.log.write(self.clock(), CoordinatorReady(pid=os.getpid(), generation=self._began_at))
+        self._pass_remarks_on()  # before anybody is heard: the job may end before the first tick
         if self.membership.phase is Phase.ENDED:  # we were started again, after the end
             self._goodbye.set()
         looked_at = self.clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import gc
 import os
@@ -484,5 +485,6 @@ def answering(answer: Connection, work: Callable[[], str]) -> None:
         text = f"error {error}"
     except Exception as error:  # noqa: BLE001 - a process main: whatever it is, it is reported
         text = f"bug {type(error).__name__}: {error}\n{traceback.format_exc()}"
-    answer.send_bytes(text.encode())
+    with contextlib.suppress(BrokenPipeError):  # whoever asked is gone, and wants to hear nothing any more
+        answer.send_bytes(text.encode())
     os._exit(0)

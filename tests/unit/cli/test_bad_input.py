@@ -64,7 +64,8 @@ def complaint(done):
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
-    (line,) = done.stderr.splitlines()
+    *phases, line = done.stderr.splitlines()
+    assert not [phase for phase in phases if phase.startswith("holdfast: ")], "what is wrong is said in one line"
     return line
 
 

@@ -82,9 +82,7 @@ def on_overdue(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
 
 def on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
     """Workers are gone, in one event: the survivors form a new generation, or what lives is saved."""
-    if stopped := state.kept & frozenset(
-        how
-    ):  # lost before, but their processes were to stay
+    if stopped := state.kept & frozenset(how):  # lost before, but their processes were to stay
         told = tuple(output for worker in sorted(stopped) for output in expulsion(state, worker, how[worker]))
         state, free = answer_offers(replace(state, kept=state.kept - stopped))
         return prefixed((*told, *free), on_lost(state, how))
