@@ -36,6 +36,8 @@ def pytest_collection_modifyitems(items):
 
 LIMITS_S = {"unit": 5.0, "dist": 25.0}
 """How long a test of a folder may take on two quiet cores; longer ones hold everybody up."""
+SLACK = 3.0
+"""Tests run side by side, and what holds them up is not the processor alone."""
 COUNT_S = 0.05
 """How long counting takes there; see :func:`slowness`."""
 
@@ -55,7 +57,7 @@ def pytest_runtest_makereport(item, call):
     limit_s = LIMITS_S.get(folder, float("inf"))
     marked = item.get_closest_marker("timeout")  # it says itself how long it takes
     if call.when == "call" and result.passed and not marked and call.duration > limit_s:
-        allowed_s = limit_s * 2 * max(slowness() for _ in range(3))
+        allowed_s = limit_s * SLACK * max(slowness() for _ in range(3))
         if call.duration > allowed_s:
             result.outcome = "failed"
             result.longrepr = f"{item.nodeid} took {call.duration:.1f} s; tests in {folder} have {limit_s:g} s"

@@ -515,5 +515,6 @@ class Cluster(RuleBasedStateMachine):
         self.give(Tick())
 
 
-Cluster.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+# The same examples every time, so that a run says the same of the same code; --hypothesis-seed looks elsewhere.
+Cluster.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True)
 TestCluster = Cluster.TestCase
