@@ -715,7 +715,7 @@ class Agent:
 
     def _hello(self) -> Hello:
         assert self._crew is not None
-        return msgspec.structs.replace(self._crew.hello(), preempted=self._preempted)
+        return replace_struct(self._crew.hello(), preempted=self._preempted)
 
     def _on_command(self, command: Command) -> None:
         """Takes a command, in the control thread; what a later hello must know of is noted at once."""

@@ -60,7 +60,7 @@ class CheckpointWriter:
 
     def pin(
         self, generation: int, step: int, layers: Iterable[int], snapshot: Callable[[int], Callable[[], bytes]]
-    ) -> None:
+    ) -> float:
         """Copies layers, to be written later; training waits for no more than the copies.
 
         Where ``MAX_PENDING`` earlier checkpoints are not written yet, this one is left out, and the coordinator told.
@@ -70,6 +70,9 @@ class CheckpointWriter:
             step: that they are at.
             layers: which.
             snapshot: pins one layer and returns what encodes it.
+
+        Returns:
+            Seconds that the copies took.
         """
         with self._changed:
             crowded = self._pending >= MAX_PENDING
@@ -77,11 +80,13 @@ class CheckpointWriter:
         if crowded:
             detail = f"{MAX_PENDING} earlier checkpoints are not written yet"
             self._send(ShardFailed(worker=self._worker, generation=generation, step=step, detail=detail))
-            return
+            return 0.0
         began = time.monotonic()
         copies = {layer: snapshot(layer) for layer in layers}
         at = time.monotonic()
-        self._work.put(_Pinned(generation=generation, step=step, layers=copies, stall_s=at - began, at=at))
+        pinned = _Pinned(generation=generation, step=step, layers=copies, stall_s=at - began, at=at)
+        self._work.put(pinned)
+        return pinned.stall_s
 
     def then(self, act: Callable[[], None]) -> None:
         """Calls ``act``, in the writing thread, once all that was pinned before is written; returns at once."""

@@ -385,10 +385,8 @@ class Shell:
 
     def _pin(self, generation: int, step: int, layers: tuple[int, ...]) -> None:
         assert self.writer is not None, "no checkpoint is pinned in a job that makes none"
-        start = time.monotonic()
-        self.writer.pin(generation, step, layers, self.stage.snapshot)
-        end = time.monotonic()
-        self.log.write(end, Pinned(worker=str(self.life.worker), step=step, seconds=end - start))
+        waited_s = self.writer.pin(generation, step, layers, self.stage.snapshot)
+        self.log.write(time.monotonic(), Pinned(worker=str(self.life.worker), step=step, seconds=waited_s))
 
     def _await_writer(self) -> None:
         """Waits for the writer; that it is still at work counts as moving along.

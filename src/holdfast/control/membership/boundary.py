@@ -78,11 +78,6 @@ def change_members(state: Membership) -> Decision:
     return prefixed(noted(recovery), _prepare(state, recovery.plan, recovery.period, entering))
 
 
-def _interval(state: Membership) -> int:
-    """Steps between two checkpoints from the next generation on; 0 if the job says that once and for all."""
-    return state.cadence.wanted if state.cadence is not None else 0
-
-
 def _must_pin(state: Membership) -> bool:
     return state.preempted and (state.pinned is None or not state.pinned[1])
 
@@ -135,7 +130,7 @@ def _prepare(
         entering=tuple(sorted(entering)),
         staggered=state.staggered,
         pins=_must_pin(state),
-        checkpoint_every=_interval(state),
+        checkpoint_every=state.interval,
     )
     at_once = msgspec.structs.replace(order, at_boundary=False)
     told = (*tell_each(state.alive, order), *tell_each(sorted(entering & state.arriving), at_once))

@@ -46,11 +46,9 @@ def form(state: Membership, plan: Plan | None, strategy: str = "", load: StateAt
     if not state.alive:
         nothing = "every worker is lost; nothing could be saved"
         return end_job(state, "program" if state.blame else "lost", state.blame or nothing, "")
-    if state.cadence is not None:
-        state = replace(state, cadence=replace(state.cadence, every=state.cadence.wanted))
-    every = 0 if state.cadence is None else state.cadence.every
+    state = replace(state, cadence=state.cadence and replace(state.cadence, every=state.interval))
     install = Install(
-        generation=state.generation, plan=plan, load=load, staggered=state.staggered, checkpoint_every=every
+        generation=state.generation, plan=plan, load=load, staggered=state.staggered, checkpoint_every=state.interval
     )
     return state, (installed(state, strategy), *tell_each(state.alive, install))
 

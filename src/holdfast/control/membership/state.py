@@ -284,6 +284,11 @@ class Membership:
     past_lost: str = ""
 
     @property
+    def interval(self) -> int:
+        """Steps between two checkpoints from the next generation on; 0 if the job says that once and for all."""
+        return 0 if self.cadence is None else self.cadence.wanted
+
+    @property
     def present(self) -> frozenset[WorkerId]:
         """Everyone who is not lost, in this generation or on the way to one."""
         return frozenset(self.healthy.workers) - self.lost
