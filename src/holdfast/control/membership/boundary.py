@@ -92,10 +92,10 @@ def _go_on(state: Membership) -> Decision:
 
 def on_checkpointed(state: Membership) -> Decision:
     """A checkpoint is complete: where their interval is set by what they cost, all go over to another if it pays."""
-    if state.cadence is None or state.phase is not Phase.RUNNING:
-        return state, ()
+    if state.cadence is None or state.phase is not Phase.RUNNING or state.interval != state.cadence.every:
+        return state, ()  # in the last case all are about to go over to another one: that comes first
     cadence = reconsider(state.cadence)
-    if cadence.usual is None or cadence.wanted in (cadence.every, state.cadence.wanted):
+    if cadence.usual is None or cadence.wanted == cadence.every:
         return replace(state, cadence=cadence), ()
     text = (
         f"a checkpoint holds training up for {cadence.usual.stall_s * 1e3:.3g} ms and is written after "
