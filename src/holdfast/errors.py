@@ -232,6 +232,11 @@ def place_of(phase: str, layer: int | None, item: int | None, microbatch: int | 
     return f"{phase}{of}" + (f", micro-batch {microbatch}" if microbatch is not None else "")
 
 
+def describe_exit(status: int | None) -> str:
+    """Says how a process ended; ``status`` is its exit code, or minus the signal's number."""
+    return f"signal {-status}" if status is not None and status < 0 else f"exit code {status}"
+
+
 class StorageError(HoldfastError):
     """A blob store or a file failed."""
 

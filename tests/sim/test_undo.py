@@ -38,7 +38,7 @@ class Undoing:
         parts = {worker: build_stage(self.job, self.plan, worker, self.boundaries) for worker in self.plan.workers}
         ties = parts[WorkerId(0, 0)].ties
         stage = {worker: part.stage for worker, part in parts.items()}.get
-        result = VirtualCluster(self.plan, microbatches=2, steps=STEPS, stage=stage, ties=ties, **options).run()
+        result = VirtualCluster(self.plan, microbatches=2, stage=stage, ties=ties, **{"steps": STEPS, **options}).run()
         living = {worker: part.stage for worker, part in parts.items() if worker not in result.lost}
         return result, living
 
@@ -97,3 +97,22 @@ def test_a_death_with_the_verdict_in_hand(undoing, healthy, step, staggered):
 def test_without_deaths_nothing_is_inverted(undoing, healthy):
     result, stages = undoing.run(seed=3)
     assert check(result, stages, healthy) == 0
+
+
+def test_told_to_end_while_a_worker_dies_around_a_commit(undoing, healthy):
+    """What was undone by then is redone before a checkpoint of it is pinned; who runs on is where it should be."""
+    at_step = {STEPS: healthy} | {step: weights(undoing.run(steps=step)[1]) for step in range(1, STEPS)}
+    end = undoing.run()[0].events[-1][0]
+    inverted = 0
+    for effect in range(30, 75):
+        at = end * effect / 100
+        result, stages = undoing.run(seed=effect, kill_at_effect=[(WorkerId(1, 1), effect)], preempted_at=at)
+        assert result.fired
+        assert result.outcome in ("preempted", "done"), (effect, result.detail)
+        if result.outcome == "preempted":
+            assert result.step in dict(result.checkpoints), effect
+        for (worker, layer), found in weights(stages).items():
+            usual = at_step[stages[worker].layer_steps()[layer]][worker, layer]
+            assert float((found - usual).norm()) <= TOLERANCE * float(usual.norm()), (effect, worker, layer)
+            inverted += result.outcome == "preempted" and stages[worker].layer_digest(layer) is None
+    assert inverted

@@ -5,6 +5,7 @@ A key of the job file counts unless it is named here as one that does not, so a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,8 @@ _IN_FAST_NUMERICS = (
 """Where and in which order sums are made: exact ones do not depend on it."""
 
 _NOT_THERE = msgspec.UNSET
+_BEYOND_JSON = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}
+_LONGEST = 160
 _ARGUMENTS = ".arguments."
 
 
@@ -50,8 +53,10 @@ class Difference:
     wanted: Any
 
     def told(self, where: str) -> str:
-        """For people, in one line; ``where`` the one that was saved is."""
-        return f"{self.path}: expected {shown(self.saved)}, as in {where}, got {shown(self.wanted)}"
+        """For people, in one line; ``where`` the one that was saved is. Of long values it shows where they part."""
+        saved, wanted = shown(self.saved), shown(self.wanted)
+        alike = next((at for at, (one, other) in enumerate(zip(saved, wanted, strict=False)) if one != other), 0)
+        return f"{self.path}: expected {_around(saved, alike)}, as in {where}, got {_around(wanted, alike)}"
 
 
 def deciding(job: Job) -> dict[str, Any]:
@@ -60,7 +65,11 @@ def deciding(job: Job) -> dict[str, Any]:
     What a person's own function is called with is one key per argument. The number of micro-batches in a step counts
     instead of the grid, unless numerics are fast. The number of steps counts if the learning rate falls towards it.
     """
-    tree = msgspec.json.decode(msgspec.json.encode(job, enc_hook=repr))
+    tree = msgspec.to_builtins(job, enc_hook=repr)
+    for section in tree:
+        if (arguments := getattr(getattr(job, section), "arguments", None)) is not None:
+            tree[section]["arguments"] = arguments  # a set of them is none any more in the tree
+    tree = _spelled(tree)
     left_out = (*_NEVER, *(() if job.train.numerics == "fast" else _IN_FAST_NUMERICS))
     if job.optimizer.schedule == "constant":
         left_out += ("train.steps",)
@@ -104,6 +113,28 @@ def shown(value: Any) -> str:
     if value is _NOT_THERE:
         return "nothing"
     return value if isinstance(value, str) else _text(value)
+
+
+def _around(text: str, at: int) -> str:
+    """What of a long text lies around a place in it."""
+    if len(text) <= _LONGEST:
+        return text
+    start = max(0, min(at - _LONGEST // 4, len(text) - _LONGEST))
+    stop = start + _LONGEST
+    return f"{'...' if start else ''}{text[start:stop]}{'...' if stop < len(text) else ''}"
+
+
+def _spelled(value: Any) -> Any:
+    """A value such as JSON gives it back, without what JSON leaves open: numbers beyond it, other keys, sets' order."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return _BEYOND_JSON[str(value)]
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else f"({shown(key)})": _spelled(each) for key, each in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(_spelled, value), key=_text)
+    if isinstance(value, list | tuple):
+        return [_spelled(each) for each in value]
+    return msgspec.to_builtins(value, enc_hook=repr)
 
 
 def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

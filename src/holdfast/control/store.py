@@ -28,6 +28,8 @@ class StoredUpcoming(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     entering: tuple[WorkerId, ...]
     period: float | None = None
     healthy: Plan | None = None
+    pins: bool = False
+    checkpoint_every: int = 0
 
 
 class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

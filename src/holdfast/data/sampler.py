@@ -81,7 +81,8 @@ def load_microbatch(
 ) -> tuple[Tensor, Tensor]:
     """Load a micro-batch: inputs and targets, each stacked along a new first dimension of ``microbatch_size``.
 
-    An item that cannot be read (OSError) is tried three times, as a file system may be away for a moment.
+    An item that cannot be read (OSError) is tried three times, as a file system may be away for a moment; it draws the
+    same numbers from torch's default generator every time.
 
     Args:
         expected: what every item is like; None: like the first one of the micro-batch.
@@ -97,9 +98,11 @@ def load_microbatch(
 
 def _item(dataset: Dataset, index: int, sleep: Callable[[float], None]) -> object:
     with working(WorkPhase.LOADING, item=index):
+        drawn_before = torch.get_rng_state()
         for _ in range(TRIES - 1):
             try:
                 return dataset[index]
             except OSError:
                 sleep(RETRY_S)
+                torch.set_rng_state(drawn_before)
         return dataset[index]

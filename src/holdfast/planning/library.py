@@ -136,7 +136,7 @@ class PlanLibrary:
         if top is None:
             return None
         if (digest, failures) not in self._answers and not self._look_up(digest, grid, failures, top, technique):
-            del self._index(digest)[failures]  # until the index is another one, or the plan is made anew
+            self._index(digest).pop(failures, None)  # until the index is another one, or the plan is made anew
             return None
         return self._answers[digest, failures]
 

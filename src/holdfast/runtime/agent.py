@@ -49,12 +49,12 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
-from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, StorageError
+from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, StorageError, describe_exit
 from holdfast.planning.jobs import healthy_plan, profile_of, terms_of, tolerated
 from holdfast.planning.training import Terms
 from holdfast.runtime.children import Child, Children
 from holdfast.runtime.crew import Crew
-from holdfast.runtime.forks import FORKS, SERVER, ForkedProcess, Patience, describe_exit
+from holdfast.runtime.forks import FORKS, SERVER, ForkedProcess, Patience
 from holdfast.runtime.hardening import create_private, forbid_core_dumps, make_private, raise_file_limit
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.news import Reporter

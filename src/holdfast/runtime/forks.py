@@ -33,10 +33,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import InternalError
+from holdfast.errors import InternalError, describe_exit
 from holdfast.runtime.hardening import harden
 
-__all__ = ["FORKS", "SERVER", "ForkServer", "ForkedProcess", "Patience", "describe_exit", "is_gone"]
+__all__ = ["FORKS", "SERVER", "ForkServer", "ForkedProcess", "Patience", "is_gone"]
 
 _PRELOAD = ["holdfast.cli.commands", "holdfast.runtime.preload"]
 _PR_SET_PDEATHSIG = 1
@@ -47,11 +47,6 @@ _BEGIN = (
     "import ctypes, os; ctypes.CDLL(None).prctl({option}, {kill}); os.getppid() == {parent} or os._exit(1); "
     "from multiprocessing.forkserver import main; main({listener}, {alive}, {preload})"
 )
-
-
-def describe_exit(status: int | None) -> str:
-    """Says how a process ended; ``status`` is its exit code, or minus the signal's number."""
-    return f"signal {-status}" if status is not None and status < 0 else f"exit code {status}"
 
 
 def is_gone(pid: int) -> bool:

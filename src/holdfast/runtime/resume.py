@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 _AT_STEP = re.compile(r"(?P<place>.+)@(?P<step>[0-9]{1,18})", re.ASCII | re.DOTALL)
-
+_ROOM = 1_000
 _MODEL = "model: other names, shapes or types of parameters than the checkpoint's; use the model that it was made with"
 _DATA = "data: other samples than the checkpoint's; use the data that it was made with"
 
@@ -217,8 +218,15 @@ def _accepted(what: str, comparison: Comparison, accept: tuple[str, ...]) -> tup
     if refused or comparison.foreign:
         texts = [*comparison.foreign, *(text for _, text in refused)]
         hint = "" if comparison.foreign else _hint([path for path, _ in refused])
-        raise ConfigError(f"{what}: {'; '.join(texts)}{hint}")
+        raise ConfigError(f"{what}: {_listed(texts)}{hint}")
     return (*(f"{text}: accepted" for path, text in comparison.differences), *comparison.notes)
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """As many as leave room for what is to be done about them, which comes behind."""
+    fit = [text for text, end in zip(texts, itertools.accumulate(map(len, texts)), strict=True) if end <= _ROOM]
+    left = len(texts) - len(fit)
+    return "; ".join([*fit, f"and {left} more"] if fit and left else fit or [texts[0][:_ROOM]])
 
 
 def _hint(paths: Sequence[str]) -> str:

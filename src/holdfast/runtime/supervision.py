@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError
-from holdfast.runtime.forks import describe_exit
+from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, describe_exit
 from holdfast.runtime.processes import CoordinatorSpec
 from holdfast.telemetry.events import CoordinatorLost, EventLog, Notice
 

@@ -1,6 +1,7 @@
 """What of a job decides its bits: everything but what is named as not doing so."""
 
 import copy
+import math
 
 import msgspec
 import pytest
@@ -110,6 +111,19 @@ def test_arguments_from_python_can_be_anything():
     values = deciding(job(model={**OWN, "arguments": {"x": (1, 2), "y": frozenset([1]), "z": print}}))
     assert values["model.arguments.x"] == [1, 2]
     assert values["model.arguments.z"] == repr(print)
+
+
+def test_what_json_cannot_tell_apart_counts():
+    """Numbers beyond it are none of null, keys that are no text are others than text, and a set has one order."""
+    found = [None, math.inf, -math.inf, math.nan, {1: 2}, {"1": 2}]
+    values = [deciding(job(model={**OWN, "arguments": {"x": each}})) for each in found]
+    assert len({repr(sorted(each.items(), key=str)) for each in values}) == len(found)
+    assert (
+        told(job(model={**OWN, "arguments": {"x": math.nan}}), job(model={**OWN, "arguments": {"x": math.nan}})) == []
+    )
+    names = [f"name{index}" for index in range(20)]
+    several = [deciding(job(model={**OWN, "arguments": {"x": set(each)}})) for each in (names, names[::-1])]
+    assert several[0]["model.arguments.x"] == several[1]["model.arguments.x"] == sorted(names)
 
 
 def test_of_another_kind_only_the_kind_is_told():

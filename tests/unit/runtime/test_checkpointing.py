@@ -7,6 +7,7 @@ import queue
 import threading
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -289,6 +290,24 @@ def test_the_data_fingerprint_looks_at_samples():
     assert fingerprint_data(list(samples)) == before
     assert fingerprint_data(samples[:-1]) != before
     assert fingerprint_data([*samples[:-1], samples[0]]) != before
+
+
+class Augmented:
+    """Samples that another generator than torch's has a part in."""
+
+    def __init__(self, width):
+        self.source, self.width = numpy.random.default_rng(), width
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return torch.from_numpy(self.source.random(self.width)), torch.tensor(index)
+
+
+def test_the_data_fingerprint_leaves_out_what_is_never_the_same():
+    assert fingerprint_data(Augmented(3)) == fingerprint_data(Augmented(3))
+    assert fingerprint_data(Augmented(3)) != fingerprint_data(Augmented(4))
 
 
 def test_a_job_without_checkpoints_needs_no_store():

@@ -181,6 +181,21 @@ def test_all_differences_are_named_at_once_and_what_was_accepted_is_not(tmp_path
     assert "\n" not in told
 
 
+def test_long_values_are_shown_where_they_part_and_what_to_do_is_never_cut_off(tmp_path):
+    """Eight arguments of 400 numbers each."""
+    own = {"kind": "python", "target": "a:b"}
+    lists = {f"widths{index}": list(range(400)) for index in range(8)}
+    before, of = (
+        job(model={**own, "arguments": each}) for each in (lists, {n: [*v[:-1], 7] for n, v in lists.items()})
+    )
+    make(tmp_path / "a", 4, facts=facts_of(before))
+    told = refusal(tmp_path / "a", of=of, facts=facts_of(of))
+    assert "397,398,399], as in the checkpoint, got ..." in told
+    assert "397,398,7]" in told
+    assert "; and " in told
+    assert told.endswith("--accept " + ",".join(f"model.arguments.{name}" for name in lists))
+
+
 def test_the_global_batch_is_accepted_by_any_key_that_makes_it(tmp_path):
     make(tmp_path / "a", 4, facts=facts_of(job()))
     of = job(grid={**JOB["grid"], "microbatches": 3})

@@ -110,6 +110,14 @@ class Shelf:
         return torch.zeros(1), torch.zeros(1)
 
 
+class Drawing(Shelf):
+    """Items that draw, and number 2 draws before it cannot be read."""
+
+    def __getitem__(self, index):
+        drawn = torch.rand(1)
+        return drawn, super().__getitem__(index)[1]
+
+
 def load(shelf):
     waits = []
     try:
@@ -125,6 +133,15 @@ def test_an_item_that_cannot_be_read_is_tried_three_times():
     found, waits = load(shelf := Shelf(TRIES - 1))
     assert found[0].shape == (3, 1)
     assert (shelf.readings, len(waits)) == (3, 2)
+
+
+def test_an_item_that_is_tried_again_draws_what_it_had_drawn():
+    torch.manual_seed(3)
+    usual, _ = load(Drawing(0))
+    torch.manual_seed(3)
+    tried, waits = load(Drawing(TRIES - 1))
+    assert len(waits) == 2
+    assert torch.equal(tried[0], usual[0])
 
 
 def test_an_item_that_stays_away_is_named():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError
-from holdfast.runtime.supervision import RestartLimit, Supervisor, describe_exit
+from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, describe_exit
+from holdfast.runtime.supervision import RestartLimit, Supervisor
 from holdfast.telemetry.events import CoordinatorLost, EventLog, Notice, read_events
 
 

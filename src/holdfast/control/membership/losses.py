@@ -24,13 +24,14 @@ from holdfast.control.membership.state import (
 from holdfast.control.membership.vacancies import answer_offers
 from holdfast.control.messages import Fence, Spawn
 from holdfast.core.ids import WorkerId
+from holdfast.errors import describe_exit
 
 __all__ = ["on_exited", "on_lost", "on_overdue"]
 
 
 def on_exited(state: Membership, worker: WorkerId, pid: int, status: int) -> Decision:
     """A process has ended: in order, early, or it is a loss."""
-    how = "process ended: " + (f"signal {-status}" if status < 0 else f"exit code {status}")
+    how = f"process ended: {describe_exit(status)}"
     if state.phase is Phase.GATHERING or state.pids.get(worker, pid) != pid:
         known = state.starting.pid_of(worker) or (state.pids.get(worker) if state.phase is Phase.GATHERING else None)
         return on_no_show(state, worker, pid, how) if known in (None, pid) else (state, ())

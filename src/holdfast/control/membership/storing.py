@@ -127,6 +127,8 @@ def _stored_upcoming(upcoming: Upcoming | None) -> StoredUpcoming | None:
         entering=tuple(sorted(upcoming.entering)),
         period=upcoming.period,
         healthy=upcoming.healthy,
+        pins=upcoming.pins,
+        checkpoint_every=upcoming.checkpoint_every,
     )
 
 
@@ -139,4 +141,6 @@ def _restored_upcoming(stored: StoredUpcoming | None) -> Upcoming | None:
         entering=frozenset(stored.entering),
         period=stored.period,
         healthy=stored.healthy,
+        pins=stored.pins,
+        checkpoint_every=stored.checkpoint_every,
     )
