@@ -16,7 +16,7 @@ from holdfast.config.parsing import parsing
 from holdfast.core.profile import GpuProfile, LayerProfile, Link, Profile
 from holdfast.errors import ConfigError
 
-__all__ = ["load_profile", "save_profile"]
+__all__ = ["dump_profile", "load_profile", "save_profile"]
 
 _LONGEST = 64 << 20
 _EXPECTED = "expected a profile, as `holdfast profile JOB.yaml --out FILE` writes it"
@@ -59,6 +59,11 @@ def _profile_of(tree: Any, path: str | Path) -> Profile:
         raise ConfigError(f"{path}: {error}") from None
 
 
+def dump_profile(profile: Profile) -> bytes:
+    """Returns a profile as the JSON that :func:`load_profile` reads."""
+    return msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
+
+
 def save_profile(profile: Profile, path: str | Path) -> None:
     """Writes a profile, whole or not at all; what was there before is replaced.
 
@@ -66,10 +71,9 @@ def save_profile(profile: Profile, path: str | Path) -> None:
         ConfigError: it cannot be written there.
     """
     target = Path(path)
-    text = msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        part.write_bytes(text)
+        part.write_bytes(dump_profile(profile))
         os.replace(part, target)
     except OSError as error:
         part.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from msgspec.structs import replace as replace_struct
 
 from holdfast.config.job import Job
 from holdfast.config.load import dump_job
-from holdfast.config.profiles import save_profile
+from holdfast.config.profiles import dump_profile
 from holdfast.control.awake import AwakeClock
 from holdfast.control.client import ControlClient
 from holdfast.control.etcd import Etcd, parse_store_url
@@ -49,13 +49,21 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
-from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, StorageError, describe_exit
+from holdfast.errors import (
+    ConfigError,
+    CoordinatorUnavailable,
+    HoldfastError,
+    InternalError,
+    StorageError,
+    describe_exit,
+)
+from holdfast.plain import one_line
 from holdfast.planning.jobs import healthy_plan, profile_of, terms_of, tolerated
 from holdfast.planning.training import Terms
 from holdfast.runtime.children import Child, Children
 from holdfast.runtime.crew import Crew
 from holdfast.runtime.forks import FORKS, SERVER, ForkedProcess, Patience
-from holdfast.runtime.hardening import create_private, forbid_core_dumps, make_private, raise_file_limit
+from holdfast.runtime.hardening import forbid_core_dumps, make_private, raise_file_limit, write_private
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.news import Reporter
 from holdfast.runtime.processes import (
@@ -91,6 +99,10 @@ __all__ = ["Agent", "Interrupted", "Outcome"]
 _GRACE_S = 1.5
 _LOOK_S = 0.05
 _TELL_S = 1.0
+_WHY = 200
+_HASHED_PER_S = 10e6
+"""Bytes; any disk and processor does better."""
+_LATE_START = "did not start within {limit_s:g} s (control.start_s)"
 
 
 class Interrupted(Exception):
@@ -120,10 +132,6 @@ class _CoordinatorEnded:
 
     child: Child
     spec: CoordinatorSpec
-
-
-class _Died(InternalError):
-    """A process ended without an answer."""
 
 
 _Item = Command | Exception | _CoordinatorEnded | StartAgain | _Preempt
@@ -162,6 +170,14 @@ def _closing(client: ControlClient) -> Iterator[None]:
     client.close()
 
 
+def _bytes_in(directory: Path) -> int:
+    """How much there is to read; 0 if that cannot be told."""
+    try:
+        return sum(path.stat().st_size for path in directory.iterdir())
+    except OSError:
+        return 0
+
+
 def _emulated_digest(directory: Path) -> str:
     """Emulated layers are saved as their digests: the digest of these, in order."""
     texts = [path.read_bytes() for path in sorted(directory.glob("layer-*.txt"))]
@@ -183,9 +199,9 @@ class Agent:
         accept: keys that may differ from the job that made the checkpoint.
         again: whether an earlier attempt may have been in the run directory.
         claim: of the run directory; whoever gives it closes it. None: it is ours while this process lives.
-        on_event: called with what is worth a line: what is done before the first step (Preparing, every second while
-            it goes on), a worker that is lost or has come, a checkpoint that was rejected, something that cannot be
-            written.
+        on_event: called with what is worth a line: what is done before the first step and after the last (Preparing,
+            every second while it goes on), a worker that is lost or has come, a checkpoint that was rejected, something
+            that cannot be written.
         on_progress: called after every step, in the agent's thread.
     """
 
@@ -363,19 +379,30 @@ class Agent:
         if self.emulate is not None:
             return replace(outcome, weights_sha256=_emulated_digest(Path(outcome.directory)))
         try:
-            weights, state = self._digest(outcome.directory).split()
-        except _Died:
-            return replace(
-                outcome, no_hashes=f"the process that computes them died twice; the layers are in {outcome.directory}"
-            )
+            weights, state = self._digest_twice(outcome.directory).split()
+        except HoldfastError as error:  # all is trained and saved: that must not be lost over them
+            why = f"they could not be computed, in two tries: {one_line(str(error), _WHY)}"
+            return replace(outcome, no_hashes=f"{why}; the layers are in {outcome.directory}")
         return replace(outcome, weights_sha256=weights, state_sha256=state)
 
-    def _digest(self, directory: str) -> str:
-        """The hashes of what was trained; a process that dies over them is started once more."""
+    def _digest_twice(self, directory: str) -> str:
+        """The hashes of what was trained; whatever goes wrong over them, it is tried once more."""
         try:
-            return self._ask(digest_main, directory)
-        except _Died:
-            return self._ask(digest_main, directory)
+            return self._digest(directory)
+        except HoldfastError as error:
+            self._say(f"the hashes of what was trained: {one_line(str(error), _WHY)}; they are computed once more")
+            return self._digest(directory)
+
+    def _digest(self, directory: str) -> str:
+        SERVER.start()
+        self._server = SERVER.pid  # whoever was forked from the one before, had it died, is needed no more
+        self._preparing = Preparing(text="computing the hashes of what was trained")
+        self._prepared_since = self._prepared_told = time.monotonic()  # to be told of if it takes longer than a moment
+        limit_s = self._start_s + _bytes_in(Path(directory)) / _HASHED_PER_S
+        try:
+            return self._ask(digest_main, directory, limit_s=limit_s, overdue="gave no answer within {limit_s:.0f} s")
+        finally:
+            self._preparing = None
 
     def _check_faults(self) -> None:
         for fault in self.faults:
@@ -419,14 +446,9 @@ class Agent:
             else:
                 claim.check_empty()
             make_private(self.run_dir)
-            with open(self.run_dir / "job.yaml", "x", opener=create_private) as file:
-                file.write(dump_job(self.job))
+            write_private(self.run_dir / "job.yaml", dump_job(self.job).encode())
             if self.emulate is not None:
-                save_profile(self.emulate, self.run_dir / "profile.json")
-        except FileExistsError:
-            raise ConfigError(
-                f"--run-dir {self.run_dir}: is taken; choose a new directory, nothing was overwritten"
-            ) from None
+                write_private(self.run_dir / "profile.json", dump_profile(self.emulate))
         except OSError as error:
             raise ConfigError(f"--run-dir {self.run_dir}: cannot be written: {error.strerror}") from None
 
@@ -658,11 +680,15 @@ class Agent:
         assert self._networks is not None
         self._networks.heal(node)
 
-    def _ask(self, main: Callable[..., None], *args: object, limit_s: float = math.inf) -> str:
+    def _ask(
+        self, main: Callable[..., None], *args: object, limit_s: float = math.inf, overdue: str = _LATE_START
+    ) -> str:
         """Starts a process and waits for its answer, as long as it lives and no signal comes."""
-        return self._ask_and_keep(main, *args, limit_s=limit_s)[1]
+        return self._ask_and_keep(main, *args, limit_s=limit_s, overdue=overdue)[1]
 
-    def _ask_and_keep(self, main: Callable[..., None], *args: object, limit_s: float) -> tuple[Child, str]:
+    def _ask_and_keep(
+        self, main: Callable[..., None], *args: object, limit_s: float, overdue: str = _LATE_START
+    ) -> tuple[Child, str]:
         until = self._awake() + limit_s
         ours, theirs = FORKS.Pipe(duplex=False)
         with ours:
@@ -672,7 +698,7 @@ class Agent:
                 self._check_patience()
                 if self._awake() > until:
                     self._children.kill(child)
-                    raise InternalError(f"the {child.name} did not start within {limit_s:g} s (control.start_s)")
+                    raise InternalError(f"the {child.name} {overdue.format(limit_s=limit_s)}")
             return child, self._answer_of(child, ours)
 
     def _fork(self, main: Callable[..., None], *args: object) -> Child:
@@ -702,7 +728,7 @@ class Agent:
         except EOFError:
             child.ended.wait(_GRACE_S)
             self._check_patience()
-            raise _Died(f"the {child.name} ended without an answer: {describe_exit(child.status)}") from None
+            raise InternalError(f"the {child.name} ended without an answer: {describe_exit(child.status)}") from None
         if kind == "error":
             raise ConfigError(text)
         if kind != "ok":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import stat
@@ -10,7 +11,20 @@ from pathlib import Path
 
 from holdfast.errors import ConfigError
 
-__all__ = ["LISTENING", "create_private", "forbid_core_dumps", "harden", "make_private", "raise_file_limit"]
+__all__ = [
+    "LISTENING",
+    "PART",
+    "create_private",
+    "forbid_core_dumps",
+    "harden",
+    "make_private",
+    "raise_file_limit",
+    "write_private",
+]
+
+PART = ".part"
+"""What the name of a file ends with that is being written."""
+
 
 LISTENING = threading.Lock()
 """Held by whoever begins to listen in this process: a library that does so for us does not tell on which socket."""
@@ -62,3 +76,25 @@ def make_private(folder: Path) -> None:
 def create_private(path: str, flags: int) -> int:
     """Opens a file as ``open`` asks its ``opener`` to; if it is made, only its user can read it."""
     return os.open(path, flags, 0o600)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Writes a file that only its user can read, whole or not at all; what was there before is replaced.
+
+    Raises:
+        OSError: it cannot be written.
+
+    After failure: what a process that died meanwhile left beside it is replaced by the next one.
+    """
+    part = path.with_name(f".{path.name}{PART}")
+    try:
+        part.unlink(missing_ok=True)
+        with open(part, "xb", opener=create_private) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ __all__ = [
     "checkpoints_url",
     "compared",
     "find",
+    "jobs_before",
     "parse_resume",
     "resume_auto",
     "with_found",
@@ -72,25 +73,38 @@ def parse_resume(text: str) -> ResumeFrom:
     return ResumeFrom(url=place, step=step)
 
 
-def resume_auto(job: Job, run_dir: Path) -> ResumeFrom:
+def jobs_before(run_dir: Path, skipped: Callable[[str], None]) -> tuple[Job, ...]:
+    """Returns the jobs of the attempts in a run directory, the newest first.
+
+    ``skipped`` is told of each that cannot be read: it was cut short, or is of another version of Holdfast.
+    """
+    jobs: list[Job] = []
+    for path in job_files(run_dir):
+        try:
+            jobs.append(load_job(path))
+        except ConfigError as error:
+            skipped(f"an earlier attempt is passed over, its job cannot be read: {error}")
+    return tuple(jobs)
+
+
+def resume_auto(job: Job, run_dir: Path, before: Sequence[Job]) -> ResumeFrom:
     """Returns what goes on with whatever was begun: in a run directory, or where the job's checkpoints go.
 
-    Raises:
-        ConfigError: the job file of an earlier attempt cannot be read.
+    ``before``: the jobs of earlier attempts, the newest first.
     """
-    urls = (checkpoints_url(each, run_dir) for each in (job, *map(load_job, job_files(run_dir))))
+    urls = (checkpoints_url(each, run_dir) for each in (job, *before))
     first, *others = dict.fromkeys(urls)
     return ResumeFrom(url=first, step=None, auto=True, others=tuple(others))
 
 
-def check_same_job(job: Job, run_dir: Path, accept: tuple[str, ...]) -> None:
-    """Refuses to go on in the run directory of another job.
+def check_same_job(job: Job, run_dir: Path, before: Sequence[Job], accept: tuple[str, ...]) -> None:
+    """Refuses to go on in the run directory of another job; ``before`` are those there, the newest first.
 
     Raises:
         ConfigError: it differs in what decides bits, and that was not accepted.
     """
-    if before := job_files(run_dir):
-        found, _ = compare(deciding(load_job(before[0])), job)
+    if before:
+        found, _ = compare(deciding(before[0]), job)
         differences = tuple((each.path, each.told("the run before")) for each in found)
         comparison = Comparison(foreign=(), differences=differences, notes=())
         _accepted(f"--run-dir {run_dir}: holds a run of another job", comparison, accept)

@@ -17,11 +17,14 @@ from pathlib import Path
 from types import TracebackType
 
 from holdfast.errors import ConfigError
+from holdfast.runtime.hardening import PART
 
 __all__ = ["Claim", "attempts", "job_files"]
 
 _LOCK = "lock"
 _JOB = "job.yaml"
+_BEGUN = (_LOCK, f".{_JOB}{PART}")
+"""What lies in a directory that was taken, and in which nothing else was done before its process died."""
 _OF_AN_ATTEMPT = (
     "profile.json",
     "events.jsonl",
@@ -93,7 +96,7 @@ class Claim:
 
     def check_empty(self) -> None:
         """Raises ConfigError if there is anything in the directory."""
-        if any(path.name != _LOCK for path in self._run_dir.iterdir()):
+        if any(path.name not in _BEGUN for path in self._run_dir.iterdir()):
             raise ConfigError(
                 f"--run-dir {self._run_dir}: is not empty; choose a new directory, or go on with what is there by "
                 "--resume auto; nothing was overwritten"
@@ -119,7 +122,7 @@ class Claim:
 
     def _check_no_strangers(self) -> None:
         """An empty directory, or one with checkpoints only, is the beginning of a run."""
-        if any(path.name not in (_LOCK, "checkpoints") for path in self._run_dir.iterdir()):
+        if any(path.name not in (*_BEGUN, "checkpoints") for path in self._run_dir.iterdir()):
             raise ConfigError(
                 f"--run-dir {self._run_dir}: is not empty and holds no run; choose a new directory, nothing was "
                 "overwritten"

@@ -18,7 +18,7 @@ from holdfast.errors import ConfigError, DecisionsLost, InternalError, ProgramFa
 from holdfast.runtime.agent import Agent, Outcome
 from holdfast.runtime.hardening import create_private
 from holdfast.runtime.processes import ResumeFrom
-from holdfast.runtime.resume import check_same_job, parse_resume, resume_auto
+from holdfast.runtime.resume import check_same_job, jobs_before, parse_resume, resume_auto
 from holdfast.runtime.rundir import Claim, attempts
 from holdfast.telemetry.events import Event, JobEnded, Notice, read_events
 from holdfast.telemetry.report import AttemptReport, RunReport, attempt, report
@@ -115,9 +115,9 @@ def train(
             what is in the job's ``checkpoint.url``; if that is done already, nothing is changed. None: as the job says.
         accept: keys of the job that may differ from those of the job which made the checkpoint, such as
             ``model.dropout``, or ``optimizer`` for all of its; the run is then no longer the one that was begun.
-        on_event: called with what is worth a line: what is done before the first step (Preparing, every second while
-            it goes on); workers that are lost or have come; checkpoints that were rejected, and why; what the model or
-            the data do not do the same every time; what cannot be written while training goes on.
+        on_event: called with what is worth a line: what is done before the first step and after the last (Preparing,
+            every second while it goes on); workers that are lost or have come; checkpoints that were rejected, and why;
+            what the model or the data do not do the same every time; what cannot be written while training goes on.
         on_progress: called after every step.
 
     Raises:
@@ -132,17 +132,19 @@ def train(
     directory = Path(run_dir) if run_dir is not None else _default_directory(job, auto=auto)
     accepted, planned = tuple(accept), tuple(faults)
     with Claim(directory) as claim:
+        before: tuple[Job, ...] = ()
         if auto:
             claim.take()
-            check_same_job(job, directory, accepted)
-            if (before := _done_before(directory)) is not None and before.step >= job.train.steps:
-                return _summarise(directory, before, planned, done_before=True)
+            before = jobs_before(directory, lambda text: on_event(Notice(worker="agent", text=text)))
+            check_same_job(job, directory, before, accepted)
+            if (done := _done_before(directory)) is not None and done.step >= job.train.steps:
+                return _summarise(directory, done, planned, done_before=True)
         agent = Agent(
             job=job,
             run_dir=directory,
             faults=_still_due(planned, directory) if auto else planned,
             emulate=emulate,
-            resume=_resume_from(wanted, job, directory),
+            resume=_resume_from(wanted, job, directory, before),
             accept=accepted,
             again=auto,
             claim=claim,
@@ -180,10 +182,10 @@ def _default_directory(job: Job, *, auto: bool) -> Path:
     return Path("runs") / (job.name if auto else f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def _resume_from(wanted: str | None, job: Job, directory: Path) -> ResumeFrom | None:
+def _resume_from(wanted: str | None, job: Job, directory: Path, before: Sequence[Job]) -> ResumeFrom | None:
     if wanted is None:
         return None
-    return resume_auto(job, directory) if wanted == "auto" else parse_resume(wanted)
+    return resume_auto(job, directory, before) if wanted == "auto" else parse_resume(wanted)
 
 
 def _events_of(attempt: Path) -> list[tuple[float, Event]]:
@@ -217,6 +219,7 @@ def _done_before(directory: Path) -> Outcome | None:
         generations=told.generations,
         weights_sha256=told.weights_sha256,
         state_sha256=told.state_sha256,
+        no_hashes=told.reasons.get("weights_sha256", ""),
     )
 
 
@@ -227,6 +230,7 @@ class _Done(msgspec.Struct):
     generations: int
     weights_sha256: str | None
     state_sha256: str | None
+    reasons: dict[str, str] = {}
 
 
 def _summarise(directory: Path, outcome: Outcome, faults: tuple[Fault, ...], *, done_before: bool = False) -> Summary:

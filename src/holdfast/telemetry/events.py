@@ -72,7 +72,7 @@ class JobStarted(_Event, frozen=True, tag="job_started", kw_only=True):
 
 
 class Preparing(_Event, frozen=True, tag="preparing", kw_only=True):
-    """What is done before the first step; told to whoever waits, again and again meanwhile, but not logged.
+    """What is done before the first step, or after the last; told to whoever waits, again and again, but not logged.
 
     Attributes:
         text: what is done.

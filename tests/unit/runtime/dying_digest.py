@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import time
 from pathlib import Path
+
+from holdfast.runtime.worker import answering
 
 
 def die_the_first_time(directory, answer):
@@ -18,6 +22,34 @@ def die_the_first_time(directory, answer):
 
 def die_every_time(directory, answer):
     """Never answers."""
-    with (Path(directory) / "deaths").open("a") as file:
-        file.write("died\n")
+    note(directory, "died")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raise_every_time(directory, answer):
+    """The disk cannot be read."""
+    note(directory, "raised")
+
+    def work():
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    answering(answer, work)
+
+
+def hang_every_time(directory, answer):
+    """Neither answers nor ends."""
+    note(directory, str(os.getpid()))
+    time.sleep(600)
+
+
+def kill_the_server(directory, answer):
+    """Dies with what it was forked from."""
+    note(directory, "killed")
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def note(directory, text):
+    """Leaves a line."""
+    with (Path(directory) / "deaths").open("a") as file:
+        file.write(f"{text}\n")

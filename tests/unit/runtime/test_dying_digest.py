@@ -1,4 +1,4 @@
-"""The process that computes the hashes dies when all is trained and saved: nothing of that is lost."""
+"""The process that computes the hashes fails when all is trained and saved: nothing of that is lost."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def hashed(tmp_path, monkeypatch):
 
     monkeypatch.syspath_prepend(str(Path(__file__).parent))  # the processes import it, too
 
-    def end(main):
+    def end(main, start_s=300.0, **options):
         monkeypatch.setattr(agents, "digest_main", getattr(importlib.import_module("dying_digest"), main))
         done = Outcome(outcome="done", detail="", step=1, directory=str(tmp_path), generations=1)
         SERVER.start()
-        agent = Agent(job=parse_job(TREE), run_dir=tmp_path)
+        agent = Agent(job=parse_job({**TREE, "control": {"start_s": start_s}}), run_dir=tmp_path, **options)
         agent._server = SERVER.pid
         return agent._with_hashes(done)
 
@@ -47,4 +47,37 @@ def test_one_that_dies_again_costs_the_hashes_and_it_is_said_where_the_layers_ar
     outcome = hashed("die_every_time")
     assert (tmp_path / "deaths").read_text() == "died\n" * 2
     assert (outcome.outcome, outcome.weights_sha256, outcome.state_sha256) == ("done", None, None)
-    assert outcome.no_hashes == f"the process that computes them died twice; the layers are in {tmp_path}"
+    assert outcome.no_hashes == (
+        "they could not be computed, in two tries: the die_every_time ended without an answer: signal 9; "
+        f"the layers are in {tmp_path}"
+    )
+
+
+def test_one_that_raises_is_tried_once_more_and_its_error_told(hashed, tmp_path):
+    outcome = hashed("raise_every_time")
+    assert (tmp_path / "deaths").read_text() == "raised\n" * 2
+    assert (outcome.outcome, outcome.weights_sha256) == ("done", None)
+    assert outcome.no_hashes.startswith(
+        "they could not be computed, in two tries: OSError: [Errno 5] Input/output error"
+    )
+    assert outcome.no_hashes.endswith(f"; the layers are in {tmp_path}")
+    assert "\n" not in outcome.no_hashes
+
+
+def test_one_that_hangs_is_given_up_in_limited_time(hashed, tmp_path):
+    told = []
+    outcome = hashed("hang_every_time", start_s=1.5, on_event=told.append)
+    pids = [int(pid) for pid in (tmp_path / "deaths").read_text().split()]
+    assert len(pids) == 2, "it was tried once more"
+    assert "the hang_every_time gave no answer within 2 s" in outcome.no_hashes
+    texts = [event.text for event in told]
+    assert "computing the hashes of what was trained" in texts, "whoever waits is told what for"
+    assert any(text.endswith("they are computed once more") for text in texts)
+
+
+def test_one_that_cannot_be_started_costs_the_hashes(hashed, tmp_path):
+    """What all processes are forked from is gone, and so is the one that replaces it."""
+    outcome = hashed("kill_the_server")
+    assert (tmp_path / "deaths").read_text() == "killed\n" * 2
+    assert "the fork server ended (signal 9)" in outcome.no_hashes
+    assert outcome.no_hashes.endswith(f"; the layers are in {tmp_path}")

@@ -20,6 +20,7 @@ from holdfast.runtime.resume import (
     checkpoints_url,
     compared,
     find,
+    jobs_before,
     parse_resume,
     resume_auto,
 )
@@ -300,7 +301,7 @@ def test_a_run_directory_stands_for_its_checkpoints(tmp_path, url):
 
 
 def auto(run_dir, of=None):
-    return resume_auto(of or job(), run_dir)
+    return resume_auto(of or job(), run_dir, jobs_before(run_dir, pytest.fail))
 
 
 def find_auto(run_dir, of=None, **options):
@@ -355,15 +356,33 @@ def test_auto_ends_what_was_cut_off_after_the_last_step(tmp_path):
 
 
 def test_a_run_directory_of_another_job_is_refused(tmp_path):
-    check_same_job(job(), tmp_path / "run", ())
+    check_same_job(job(), tmp_path / "run", (), ())
     run_dir = attempt_of(tmp_path / "run", optimizer={"lr": 0.5})
     with pytest.raises(ConfigError) as caught:
-        check_same_job(job(), run_dir, ())
+        check_same_job(job(), run_dir, jobs_before(run_dir, pytest.fail), ())
     assert str(caught.value) == (
         f"--run-dir {run_dir}: holds a run of another job: optimizer.lr: expected 0.5, as in the run before, got "
         "0.0003; to go on all the same, with other bits than the run that was begun: --accept optimizer.lr"
     )
-    check_same_job(job(), run_dir, ("optimizer.lr",))
+    check_same_job(job(), run_dir, jobs_before(run_dir, pytest.fail), ("optimizer.lr",))
+
+
+def test_an_attempt_whose_job_cannot_be_read_is_passed_over_and_told(tmp_path):
+    """The disk was full, or a later Holdfast no longer knows a key: the same command goes on all the same."""
+    run_dir = attempt_of(tmp_path / "run", checkpoint={"every": 4, "url": str(tmp_path / "b")})
+    Claim(run_dir).set_aside()
+    (run_dir / "job.yaml").touch()
+    Claim(run_dir).set_aside()
+    (run_dir / "job.yaml").write_text("bygone: 1\n" + dump_job(job()))
+    told = []
+    before = jobs_before(run_dir, told.append)
+    assert before == (job(checkpoint={"every": 4, "url": str(tmp_path / "b")}),)
+    assert [text.partition(": ")[0] for text in told] == [
+        "an earlier attempt is passed over, its job cannot be read"
+    ] * 2
+    assert f"{run_dir}/job.yaml: bygone: unknown key" in told[0]
+    assert f"{run_dir}/attempts/0002/job.yaml: expected keys such as model" in told[1]
+    assert resume_auto(job(), run_dir, before).others == (str(tmp_path / "b"),)
 
 
 # What a coordinator that is started again can fall back to.

@@ -1,6 +1,7 @@
 """Who has a run directory, and what becomes of what an earlier attempt left there."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -8,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import parse_job
+from holdfast.config.load import load_job
+from holdfast.config.profiles import load_profile
+from holdfast.core.profile import uniform_profile
 from holdfast.errors import ConfigError
+from holdfast.runtime.agent import Agent
 from holdfast.runtime.rundir import Claim, attempts, job_files
 
 HOLDER = """
@@ -125,3 +131,55 @@ def test_what_is_no_run_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match=r"is not empty; choose a new directory, or go on .* by --resume auto"):
         Claim(tmp_path).check_empty()
     assert names(tmp_path) == {"thesis.tex"}
+
+
+JOB = parse_job(
+    {
+        "model": {"kind": "gpt", "layers": 1, "width": 8, "heads": 2},
+        "data": {"kind": "text", "path": "stdlib"},
+        "grid": {"pipelines": 1, "stages": 1, "microbatches": 2},
+        "train": {"steps": 20},
+    }
+)
+PROFILE = uniform_profile(2, forward_s=0.1)
+
+
+def begin(run_dir: Path, *, again: bool = False) -> None:
+    """Takes a directory, as a job does, and gives it up."""
+    with Claim(run_dir) as claim:
+        Agent(job=JOB, run_dir=run_dir, emulate=PROFILE, again=again, claim=claim)._claim_directory()
+
+
+def test_what_describes_an_attempt_is_whole_and_private(tmp_path):
+    before = os.umask(0o022)
+    try:
+        begin(tmp_path / "run")
+    finally:
+        os.umask(before)
+    assert load_job(tmp_path / "run" / "job.yaml") == JOB
+    assert load_profile(tmp_path / "run" / "profile.json") == PROFILE
+    assert {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()} == dict.fromkeys(
+        ("lock", "job.yaml", "profile.json"), 0o600
+    )
+
+
+def test_on_a_full_disk_no_job_file_is_left_half_written(tmp_path):
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Claim(tmp_path) as claim:
+        claim.take()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+        try:
+            with pytest.raises(ConfigError, match="cannot be written: File too large"):
+                Agent(job=JOB, run_dir=tmp_path, claim=claim)._claim_directory()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(tmp_path) == {"lock"}, "whatever comes next finds nothing that it cannot read"
+    begin(tmp_path)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_job_file_that_was_being_written_at_a_kill_is_in_nobodys_way(tmp_path, again):
+    (tmp_path / ".job.yaml.part").write_text("mod")
+    begin(tmp_path, again=again)
+    assert names(tmp_path) == {"lock", "job.yaml", "profile.json"}
+    assert attempts(tmp_path) == ()
