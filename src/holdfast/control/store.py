@@ -35,7 +35,8 @@ class StoredUpcoming(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All that a coordinator which is started again must know, as it was after one decision.
 
-    ``revision`` counts decisions; everything else is as in :class:`holdfast.control.membership.Membership`.
+    ``revision`` counts decisions; ``checkpoint_every`` and ``checkpoint_wanted`` are of its cadence, 0 without one;
+    everything else is as in :class:`holdfast.control.membership.Membership`.
     """
 
     revision: int
@@ -59,6 +60,8 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     expected: tuple[WorkerId, ...] = ()
     pids: tuple[tuple[WorkerId, int], ...] = ()
     staggered: bool = False
+    checkpoint_every: int = 0
+    checkpoint_wanted: int = 0
     refusals: tuple[int, ...] = ()
     raised: tuple[Raised, ...] = ()
     kept: tuple[WorkerId, ...] = ()

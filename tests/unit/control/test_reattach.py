@@ -1,7 +1,10 @@
 """A connection, or the whole coordinator, is lost and comes back: what is adopted, and what begins anew."""
 
+from dataclasses import replace
+
 import pytest
 
+from holdfast.control.checkpoint_ledger import Settled
 from holdfast.control.membership import (
     Closed,
     Membership,
@@ -13,6 +16,7 @@ from holdfast.control.membership import (
     restore,
     to_store,
 )
+from holdfast.control.membership.cadence import Cadence, Cost
 from holdfast.control.membership.watching import DETACHED_GRACE_S
 from holdfast.control.messages import (
     Attached,
@@ -297,3 +301,35 @@ def test_an_offer_that_comes_before_all_are_back_is_kept(running):
     assert running.commands(Spawn) == {}
     running.back(W00, W01, W11)
     assert running.commands(Spawn) == {None: Spawn(worker=W10)}
+
+
+@pytest.fixture
+def other_interval(running):
+    """A checkpoint tells that one after each 40 steps is right, not after each 10, as the job began with."""
+    running.blank = replace(running.blank, cadence=Cadence(every=10, wanted=10))
+    measured = Cadence(every=10, wanted=10, step_s=0.1, newest=Cost(stall_s=0.14, write_s=0.5))
+    running.state = replace(running.state, cadence=measured)
+    running.give(*(Joined(worker=worker, generation=1) for worker in PLAN.workers))
+    running.give(Settled(step=4, url="store"))
+    assert {each.checkpoint_every for each in running.commands(Install).values()} == {40}
+    return running
+
+
+def go_over(job):
+    return job.give(*(Joined(worker=worker, generation=2, step=5) for worker in PLAN.workers))
+
+
+def test_how_often_checkpoints_are_made_outlives_the_coordinator(other_interval):
+    job = go_over(other_interval).restart().back(*PLAN.workers, step=6)
+    assert job.recorded == [Reattached(generation=2, adopted=True)]
+    assert (job.state.cadence.every, job.state.interval) == (40, 40), "as all workers have it"
+    job.give(died(W00))
+    assert {each.checkpoint_every for each in job.commands(Install).values()} == {40}
+
+
+def test_so_does_what_all_were_about_to_go_over_to(other_interval):
+    job = other_interval.restart()
+    assert (job.state.cadence.every, job.state.cadence.wanted) == (10, 40)
+    job.back(*PLAN.workers, prepared=2)
+    assert {each.checkpoint_every for each in job.commands(Install).values()} == {40}
+    assert job.state.cadence.every == 40

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.state import Membership, Phase, Upcoming
 from holdfast.control.store import StoredDecision, StoredUpcoming
 
@@ -34,8 +35,14 @@ def _durable(state: Membership) -> tuple[object, ...]:
         *members,
         *layers,
         *exceptions,
+        _intervals(state),
         state.ended,
     )
+
+
+def _intervals(state: Membership) -> tuple[int, int]:
+    """Steps between two checkpoints: as all workers have it, and as it should be; 0 if the job says that."""
+    return (state.cadence.every, state.cadence.wanted) if state.cadence is not None else (0, 0)
 
 
 def to_store(before: Membership, after: Membership) -> StoredDecision | None:
@@ -45,6 +52,7 @@ def to_store(before: Membership, after: Membership) -> StoredDecision | None:
     """
     if after.revision == before.revision or after.past_lost:
         return None
+    every, wanted = _intervals(after)
     return StoredDecision(
         job=after.job,
         revision=after.revision,
@@ -67,6 +75,8 @@ def to_store(before: Membership, after: Membership) -> StoredDecision | None:
         expected=tuple(sorted(after.expected)),
         pids=tuple(sorted(after.pids.items())),
         staggered=after.staggered,
+        checkpoint_every=every,
+        checkpoint_wanted=wanted,
         refusals=after.refusals,
         raised=after.raised,
         kept=tuple(sorted(after.kept)),
@@ -107,6 +117,7 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         expected=frozenset(stored.expected),
         pids=dict(stored.pids),
         staggered=stored.staggered,
+        cadence=_restored_cadence(state.cadence, stored),
         refusals=stored.refusals,
         raised=stored.raised,
         kept=frozenset(stored.kept),
@@ -116,6 +127,13 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         agent_away=True,
         ended=stored.ended,
     )
+
+
+def _restored_cadence(begun: Cadence | None, stored: StoredDecision) -> Cadence | None:
+    """What checkpoints cost is measured anew; how often they are made is what all workers go by."""
+    if begun is None or not stored.checkpoint_every:
+        return begun
+    return replace(begun, every=stored.checkpoint_every, wanted=stored.checkpoint_wanted)
 
 
 def _stored_upcoming(upcoming: Upcoming | None) -> StoredUpcoming | None:
