@@ -3,18 +3,22 @@
 import contextlib
 import resource
 import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
+from holdfast.errors import PeerLost, StaleGeneration
 from holdfast.runtime.transport import MessageKey
 
 A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
 MANY, LIMIT = 1100, 1024
 SLOTS = 48
 LISTENS = "0A"
+LIMIT_S = 20.0
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +41,25 @@ def ports(peer):
 
 
 def build(peers, generation):
+    for call in begin(peers, generation):
+        call.result()
+
+
+def begin(peers, generation):
+    """Everyone builds; returns the calls."""
     ids = [peer.worker for peer in peers]
     pairs = {(a, b) for a in ids for b in ids if a < b}
     groups = tuple(sorted(pairs | {tuple(ids)}))
-    for call in [peer.call("build", generation, groups) for peer in peers]:
-        call.result()
+    return [peer.call("build", generation, groups) for peer in peers]
+
+
+def listening(peers):
+    """Where each of them listens, as soon as all do."""
+    until = time.monotonic() + LIMIT_S
+    while not all(found := [ports(peer) for peer in peers]):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return sorted(port for each in found for port in each)
 
 
 def works(peers, generation):
@@ -93,18 +111,27 @@ def test_more_idle_connections_than_descriptors_disturb_nobody(gloo):
 
 
 def test_strangers_who_take_every_slot_of_a_generation_harm_no_later_one(gloo):
+    """They come while it is built, which does not end, as each member waits for another's address."""
     peers = [gloo.start(worker) for worker in (A, B, C)]
-    build(peers, 1)
-    seen = {port for peer in peers for port in ports(peer)}
-    with strangers(sorted(seen), 3 * SLOTS) as let_in:
+    gloo.held = {link: threading.Event() for link in ((B, A), (C, B), (A, C))}
+    builds = begin(peers, 1)
+    assert all(held.wait(LIMIT_S) for held in gloo.held.values())
+    targets = listening(peers)
+    with strangers(targets, 3 * SLOTS) as let_in:
+        assert len(let_in) == 3 * SLOTS, "as nobody asks who they are"
         for number, each in enumerate(let_in):
             each.setblocking(True)
             each.sendall((number // 3).to_bytes(8, "little"))
-        assert works(peers, 1)
+        for peer in peers:
+            peer.abort(1)
+        for call in builds:
+            assert isinstance(call.error(), StaleGeneration | PeerLost)
+        gloo.held, seen = {}, set(targets)
         for generation in (2, 3):
-            for peer in peers:
-                peer.abort(generation - 1)
             build(peers, generation)
             assert works(peers, generation)
-            assert not seen & {port for peer in peers for port in ports(peer)}, "each generation has ports of its own"
-            seen |= {port for peer in peers for port in ports(peer)}
+            new = set(listening(peers)) - seen
+            assert len(new) == len(peers), "each generation has ports of its own"
+            seen |= new
+            for peer in peers:
+                peer.abort(generation)

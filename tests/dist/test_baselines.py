@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 import pytest
 
 from holdfast.core.faults import Fault
+from holdfast.core.profile import uniform_profile
+from holdfast.recovery.checkfreq import checkpoint_interval
 from holdfast.telemetry.events import (
     Agreed,
     Installed,
@@ -76,14 +81,33 @@ def test_survivors_go_back_to_their_snapshots_and_a_newcomer_joins(runs, name, f
     assert events_of(summary, Pinned) == [], "nothing was written"
 
 
+SLEEPS = uniform_profile(2, forward_s=0.035, backward_input_s=0.02, backward_weight_s=0.015)
+"""Operations that take so long that a checkpoint of next to nothing costs next to nothing of a step."""
+COSTS = re.compile(
+    r"up for (\S+) ms and is written after (\S+) ms, a step takes (\S+) ms: one after every (\d+) steps now, not (\d+)"
+)
+
+
 def test_checkfreq_sets_its_own_interval(runs):
-    """The first checkpoint comes after ten steps; the rule says when the next do, and the bits stay the same."""
-    steps = ("train.steps=60",)
-    own = ("resilience.strategy=checkfreq", "resilience.wait_for_replacement=120")
-    summary = runs.train("small", overrides=(*steps, *own))
-    healthy = runs.healthy("small", steps)
-    assert (summary.weights_sha256, summary.state_sha256) == (healthy.weights_sha256, healthy.state_sha256)
-    assert min(event.step for event in events_of(summary, Pinned)) == 10
-    told = [event for event in events_of(summary, Notice) if "one after every" in event.text]
-    changes = summary.generations - 1
-    assert changes <= len(told), "a generation for a change, and for nothing else"
+    """The first checkpoint comes after ten steps; it cost so little that the next come sooner, in the same bits.
+
+    The second, after twenty, is for a machine that was too busy during the first.
+    """
+    own = ("resilience.strategy=checkfreq", "resilience.wait_for_replacement=120", "train.steps=26")
+    summary = runs.train("small", overrides=own, emulate=SLEEPS)
+    alone = ("grid.pipelines=1", "grid.stages=1", "grid.microbatches=6", "train.steps=26")
+    healthy = runs.train("small", overrides=alone, emulate=uniform_profile(2))
+    assert (summary.weights_sha256, summary.final_loss) == (healthy.weights_sha256, healthy.final_loss)
+    notices = [COSTS.search(event.text) for event in events_of(summary, Notice)]
+    told = [tuple(map(float, found.groups())) for found in notices if found]
+    assert told[0][-1] == 10
+    for *costs_ms, wanted, before in told:
+        assert abs(wanted - checkpoint_interval(*(cost / 1e3 for cost in costs_ms))) <= 1, "costs are told in 3 digits"
+        assert wanted != before
+    installed = [event.strategy for event in events_of(summary, Installed)]
+    assert "boundary" in installed
+    assert installed[1:] == ["boundary"] * len(installed[1:]), "a generation for a change, and for nothing else"
+    assert len(installed) - 1 <= len(told)
+    pinned = sorted({event.step for event in events_of(summary, Pinned)})
+    assert pinned[0] == 10
+    assert {after - before for before, after in pairwise(pinned)} & {wanted for *_, wanted, _ in told} - {10}

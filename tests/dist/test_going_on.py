@@ -71,6 +71,14 @@ class Launcher:
             assert time.monotonic() < until
             time.sleep(0.01)
 
+    def when_it_trains(self, process: subprocess.Popen) -> None:
+        """Waits until a process has the run directory for its own."""
+        until = time.monotonic() + LIMIT_S
+        while (self.run_dir / "lock").read_text().strip() != str(process.pid):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
     def summary(self) -> dict:
         return json.loads((self.run_dir / "summary.json").read_text())
 
@@ -103,7 +111,7 @@ def test_a_launcher_that_repeats_the_command(launch):
     first.send_signal(signal.SIGKILL)
     first.communicate()
     second = launcher.start()
-    launcher.when(second, StepOps, 7)
+    launcher.when_it_trains(second)
     code, _, errors = launcher.run()
     assert code == 2
     assert f"another holdfast (process {second.pid}) trains there" in errors

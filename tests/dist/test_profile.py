@@ -161,14 +161,14 @@ def test_operations_optimizer_and_links_take_their_time(runs):
         backward_weight_s=0.01,
         optimizer_s=0.04,
         boundary_bytes=50_000,
-        link=Link(latency_s=0.05, bytes_per_s=1e6),
+        link=Link(latency_s=0.25, bytes_per_s=1e6),
     )
-    one = ("grid.pipelines=1", "grid.stages=2", "grid.microbatches=1", "train.steps=8")
+    one = ("grid.pipelines=1", "grid.stages=2", "grid.microbatches=1", "train.steps=6")
     commits = runs.train("gpt", overrides=one, emulate=profile).report.commits
     steps = sorted(after - before for (_, before), (_, after) in pairwise(commits))
-    whole = 2 * 0.06 + 2 * 0.1 + 0.04
+    whole = 2 * 0.06 + 2 * 0.3 + 0.04
     assert sum(steps) >= len(steps) * whole * 0.98
-    assert steps[0] < 1.25 * whole, "the fastest, as the machine may be busy; with a trip of the verdict it is 1.28"
+    assert steps[0] < whole + 1.5 * 0.25, "the fastest, as the machine may be busy; the verdict's trip takes 0.5 s more"
 
 
 @pytest.mark.parametrize("name", LAYERS)

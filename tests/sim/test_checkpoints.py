@@ -105,7 +105,9 @@ def test_a_writer_that_dies_while_it_writes():
 
 def test_a_recovery_that_runs_from_a_checkpointed_step_pins_it_again():
     """Whoever died in the step may have died before it wrote."""
-    result = cluster(faults=[Fault.parse("kill:1.0@4:start")])
+    fault = Fault.parse("kill:1.0@4:start")
+    result = cluster(faults=[fault])
+    assert result.fired == (str(fault),)
     generations = {p.generation for p in result.pinned if p.step == 4}
     assert 2 in generations
     assert len([e for _, e in result.events if isinstance(e, Installed)]) == 2

@@ -33,17 +33,30 @@ def run(*faults, grid=GRID, **options):
 
 
 @cache
+def undisturbed(grid, steps):
+    return run(grid=grid, steps=steps, strategy="adaptive", snapshot_every=0)
+
+
 def healthy(grid=GRID, steps=STEPS):
-    return run(grid=grid, steps=steps, strategy="adaptive", snapshot_every=0).digest
+    return undisturbed(grid, steps).digest
+
+
+def length(grid=GRID, steps=STEPS):
+    return undisturbed(grid, steps).events[-1][0]
+
+
+def killed(deaths):
+    """What is told of deaths of the coordinator."""
+    return {f"kill-coordinator#{at}" for at, _ in deaths}
 
 
 def of(result, kind):
     return [event for _, event in result.events if isinstance(event, kind)]
 
 
-def check(result, *faults, grid=GRID, steps=STEPS):
+def check(result, *faults, grid=GRID, steps=STEPS, also=()):
     assert result.outcome == "done", result.detail
-    assert set(result.fired) == {str(Fault.parse(text)) for text in faults}
+    assert set(result.fired) == {str(Fault.parse(text)) for text in faults} | {*also}
     assert result.digest == healthy(grid, steps)
 
 
@@ -203,6 +216,7 @@ def test_without_an_owner_the_last_checkpoint_is_loaded_by_a_smaller_grid_which_
 
 def test_without_an_owner_and_a_checkpoint_what_lives_is_saved():
     result = run("kill:0.1@5:forward", "kill:1.1@5:forward")
+    assert len(result.fired) == 2
     assert (result.outcome, result.step) == ("lost", 5)
     assert not [event for event in of(result, Notice) if "cannot" in event.text]
 
@@ -210,10 +224,11 @@ def test_without_an_owner_and_a_checkpoint_what_lives_is_saved():
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_with_a_coordinator_that_dies(seed):
     """What it must know is in what the workers say; a process that it was about to start is started by the next."""
-    deaths = [(0.2 + 0.09 * seed, 0.3), (2.0 + 0.05 * seed, 0.1)]
+    draw, end = random.Random(seed), length(steps=60)
+    deaths = [(draw.uniform(0.2, end / 3), 0.3), (draw.uniform(end / 3 + 0.4, end), 0.1)]
     fault = "kill:1.1@5:backward"
     result = run(fault, seed=seed, steps=60, coordinator_deaths=deaths)
-    check(result, fault, steps=60)
+    check(result, fault, steps=60, also=killed(deaths))
     assert "1.1" in of(result, Installed)[-1].workers, "that it has caught up may have been told to the one that died"
     assert result.lost == ()
 
@@ -225,8 +240,8 @@ def test_deaths_anywhere(seed):
     victims = (one, other) if other != one else (one,)
     yielded = run(grid=(3, 2, 2), steps=30).effects
     kills = [(victim, 15 + 31 * seed % (yielded[victim] - 15)) for victim in victims]
-    deaths = [(0.5 + 0.11 * seed % 3, 0.2)] if seed % 2 else []
+    deaths = [(random.Random(seed).uniform(0.0, length((3, 2, 2), 30)), 0.2)] if seed % 2 else []
     result = run(grid=(3, 2, 2), seed=seed, steps=30, kill_at_effect=kills, coordinator_deaths=deaths)
     assert result.outcome == "done", result.detail
     assert result.digest == healthy((3, 2, 2), 30)
-    assert set(result.fired) == {f"kill:{victim}#{count}" for victim, count in kills}
+    assert set(result.fired) == {*(f"kill:{victim}#{count}" for victim, count in kills), *killed(deaths)}

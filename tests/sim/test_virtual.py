@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 from functools import cache
@@ -19,7 +20,7 @@ from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.build import build_stage, probe
 from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Installed, Reattached, StepOps
 from holdfast.telemetry.report import report
-from holdfast.testing.virtual import VirtualCluster, VirtualResult
+from holdfast.testing.virtual import Pause, VirtualCluster, VirtualResult
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "75"))
 CHUNK = 25
@@ -58,9 +59,16 @@ def random_kills(source, grid, staggered, least=1):
     return [(worker, source.randint(FIRST_EFFECT_AFTER_INSTALL, yielded[worker])) for worker in victims]
 
 
-def check_fired(result: VirtualResult, kills) -> None:
-    """Every kill, unless the job was over before, as its layers were lost."""
-    planned = {f"kill:{worker}#{count}" for worker, count in kills}
+def random_deaths(source, grid):
+    """The coordinator dies up to four times while the job runs, and never while it is dead."""
+    end = healthy(grid).events[-1][0]
+    times = sorted(source.uniform(0.0, end) for _ in range(source.randint(1, 4)))
+    return [(at, source.uniform(0.0, min(0.4, after - at))) for at, after in itertools.pairwise([*times, math.inf])]
+
+
+def check_fired(result: VirtualResult, kills, deaths=()) -> None:
+    """Every kill and every death of the coordinator, unless the job was over before, as its layers were lost."""
+    planned = {f"kill:{worker}#{count}" for worker, count in kills} | {f"kill-coordinator#{at}" for at, _ in deaths}
     assert set(result.fired) <= planned
     assert result.fired
     assert result.outcome == "lost" or set(result.fired) == planned, (result.fired, planned)
@@ -193,23 +201,34 @@ def test_a_real_gpt_with_tied_weights_under_the_virtual_clock(gpt):
 @pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
 def test_the_coordinator_dies_at_any_time_alone_and_with_workers(start, staggered):
     """Messages on their way are lost with it; up to half of the workers die too, also while it is away."""
-    died = 0
     for seed in range(start, start + CHUNK):
         source = random.Random(seed)
         grid = (source.randint(2, 3), source.randint(1, 3), source.randint(1, 3))
         kills = random_kills(source, grid, staggered, least=0)
-        deaths = [(source.uniform(0.0, 1.0), source.uniform(0.0, 0.4)) for _ in range(source.randint(1, 4))]
+        deaths = random_deaths(source, grid)
         try:
             result = cluster(grid, seed=seed, kill_at_effect=kills, coordinator_deaths=deaths)
             check(result, grid)
-            if kills:
-                check_fired(result, kills)
+            check_fired(result, kills, deaths)
         except BaseException as error:
             told = f"seed {seed}, grid {grid}, kills {[(str(w), n) for w, n in kills]}, coordinator {deaths}"
             error.add_note(f"repeat: {told}")
             raise
-        died += sum(isinstance(event, CoordinatorLost) for _, event in result.events)
-    assert died >= CHUNK // 2
+
+
+def test_what_finds_nothing_to_strike_has_not_fired():
+    grid, end = (2, 2, 2), healthy((2, 2, 2)).events[-1][0]
+    deaths = [(0.1, 0.5), (0.3, 0.1), (end + 10.0, 0.1)]
+    breaks = [(0.0, WorkerId(0, 0)), (0.2, WorkerId(0, 1)), (0.05, WorkerId(1, 1))]
+    pauses = [
+        Pause(at=0.3, lasts_s=0.5, workers=(WorkerId(1, 0),)),
+        Pause(at=end + 10.0, lasts_s=1.0, coordinator=True),
+    ]
+    kills = [(WorkerId(0, 0), 10_000)]
+    options = {"coordinator_deaths": deaths, "broken_streams": breaks, "pauses": pauses, "kill_at_effect": kills}
+    result = cluster(grid, seed=1, **options)
+    check(result, grid)
+    assert result.fired == ("break:1.1#0.05", "kill-coordinator#0.1", "pause:1.0#0.3")
 
 
 def test_steps_go_on_while_there_is_no_coordinator():

@@ -27,6 +27,7 @@ class Raise:
         microbatch: for which micro-batch, its global number, which is the number of the item, too.
         kind: the class.
         breaks: whether it leaves the layer half-changed.
+        once: whether it comes once only: whoever takes the worker's place does not meet it again.
     """
 
     phase: WorkPhase
@@ -36,6 +37,7 @@ class Raise:
     microbatch: int | None = None
     kind: type[Exception] = ValueError
     breaks: bool = False
+    once: bool = False
 
     def __str__(self) -> str:
         of = [None if value is None else str(value) for value in (self.worker, self.step, self.layer, self.microbatch)]

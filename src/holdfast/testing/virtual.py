@@ -136,7 +136,9 @@ class VirtualResult:
         generations: plans installed.
         digest: over the digests of all layers, in order; empty unless done.
         events: (virtual time, event), as a real run logs them.
-        fired: specs of the faults that fired; one by effect count is ``kill:WORKER#COUNT`` or ``raise:WORKER#COUNT``.
+        fired: specs of the faults that fired; one by effect count is ``kill:WORKER#COUNT`` or ``raise:WORKER#COUNT``,
+            one at a time ``kill-coordinator#TIME``, ``break:WORKER#TIME`` or as :class:`Pause` says. What found nothing
+            to strike, or held nothing up, is not among them.
         lost: the workers that died.
         pinned: what was pinned for checkpoints, in order.
         checkpoints: per step whose manifest was written, the digest of each layer's state.
@@ -167,12 +169,19 @@ class Pause:
         lasts_s: for how long.
         workers: which.
         coordinator: whether the coordinator is, too.
+
+    >>> str(Pause(at=1.5, lasts_s=0.2, workers=(WorkerId(0, 1),), coordinator=True))
+    'pause:0.1,coordinator#1.5'
     """
 
     at: float
     lasts_s: float
     workers: tuple[WorkerId, ...] = ()
     coordinator: bool = False
+
+    def __str__(self) -> str:
+        who = [*map(str, self.workers), *(["coordinator"] if self.coordinator else [])]
+        return f"pause:{','.join(who)}#{self.at}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,16 +196,18 @@ class Pinned:
 
 @dataclass(slots=True)
 class _Sleep:
-    """For how long a process has been stopped so far, and until when it is."""
+    """For how long a process has been stopped so far, until when it is, and by which pause so long."""
 
     total_s: float = 0.0
     until: float = 0.0
+    by: Pause | None = None
 
-    def fall(self, now: float, lasts_s: float) -> None:
+    def fall(self, now: float, pause: Pause) -> None:
         """It is stopped."""
-        until = max(self.until, now + lasts_s)
-        self.total_s += until - max(self.until, now)
-        self.until = until
+        until = now + pause.lasts_s
+        if until > self.until:
+            self.total_s += until - max(self.until, now)
+            self.until, self.by = until, pause
 
     def awake_s(self, now: float) -> float:
         """For how long it has run."""
@@ -397,7 +408,7 @@ class VirtualCluster:
         return RaisingStage(  # type: ignore[return-value]
             stage,
             worker,
-            self._raises,
+            [each for each in self._raises if not (each.once and str(each) in self._fired)],
             fired=lambda each: self._fired.append(str(each)),
             saved=self._saved_layers.__setitem__,
         )
@@ -416,13 +427,13 @@ class VirtualCluster:
         self._hello(AGENT)
         self._tick()
         for at, who in self._broken_streams:
-            self._after(at, lambda who=who: self._break_stream(who))  # type: ignore[misc]
+            self._after(at, lambda at=at, who=who: self._break_stream(at, who))  # type: ignore[misc]
         if self._preempted_at is not None:
             self._after(self._preempted_at, self._preempt)
         for pause in self._pauses:
             self._after(pause.at, lambda pause=pause: self._pause(pause))  # type: ignore[misc]
         for at, away_s in self._coordinator_deaths:
-            self._after(at, lambda away_s=away_s: self._kill_coordinator(away_s))  # type: ignore[misc]
+            self._after(at, lambda at=at, away_s=away_s: self._kill_coordinator(at, away_s))  # type: ignore[misc]
         while self._ended is None:
             if not self._queue or self._now > limit_s:
                 raise InternalError(f"stuck at {self._now:.3f} s: {self._stuck()}")
@@ -470,14 +481,15 @@ class VirtualCluster:
 
     def _pause(self, pause: Pause) -> None:
         """Stops processes. What they would do happens when they go on; what is under way between them arrives."""
-        for worker in pause.workers:
-            self._workers[worker].asleep.fall(self._now, pause.lasts_s)
+        for worker in filter(self._living, pause.workers):
+            self._workers[worker].asleep.fall(self._now, pause)
         if pause.coordinator:
-            self._asleep.fall(self._now, pause.lasts_s)
+            self._asleep.fall(self._now, pause)
 
     def _sleeps(self, asleep: _Sleep, act: Callable[[], None]) -> bool:
         """Whether a process is stopped; then it acts as soon as it goes on."""
         if self._now < asleep.until:
+            self._fire_once(str(asleep.by))
             self._at(asleep.until, act)
             return True
         return False
@@ -552,9 +564,10 @@ class VirtualCluster:
         self._checkpoints[commit.step] = tuple(shard.sha256 for shard in commit.shards)
         self._decide(Settled(step=commit.step, url="virtual"))
 
-    def _kill_coordinator(self, away_s: float) -> None:
+    def _kill_coordinator(self, at: float, away_s: float) -> None:
         if not self._leads:  # it is dead already
             return
+        self._fired.append(f"kill-coordinator#{at}")
         self._leads = False
         self._incarnation += 1
         self._attached.clear()
@@ -637,11 +650,12 @@ class VirtualCluster:
             strikes=tuple(process.strikes),
         )
 
-    def _break_stream(self, worker: WorkerId) -> None:
+    def _break_stream(self, at: float, worker: WorkerId) -> None:
         """A connection breaks; the process connects again."""
         pid = self._workers[worker].life.pid
         if pid not in self._attached:
             return
+        self._fired.append(f"break:{worker}#{at}")
         self._attached.discard(pid)
         self._streams[pid] += 1
         self._decide(Closed(worker=worker, pid=pid))
@@ -733,6 +747,10 @@ class VirtualCluster:
             self._struck.add(fault)
             self._fired.append(str(fault))
         self._log(FaultInjected(worker=worker, kind=fault.kind, step=step, point=point, spec=str(fault)))
+
+    def _fire_once(self, spec: str) -> None:
+        if spec not in self._fired:
+            self._fired.append(spec)
 
     def _log(self, event: Event) -> None:
         self._events.append((self._now, event))

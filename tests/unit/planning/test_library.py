@@ -1,7 +1,9 @@
 import dataclasses
 import hashlib
+import itertools
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +24,14 @@ GRID = Grid(
     costs=parse_costs(4, costs="3,4,2", comm="1", optimizer="2", memory="2,1,1,8"),
 )
 STAGGERED = Technique.STAGGERED
+SCHEDULES = 20
+"""How many a search makes by the clock of ``counted``."""
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """A clock that shows a second more after each schedule of a search: how fast the machine is decides nothing."""
+    monkeypatch.setattr("holdfast.planning.search.time", SimpleNamespace(monotonic=itertools.count().__next__))
 
 
 @pytest.fixture
@@ -80,14 +90,14 @@ def test_a_missing_plan_is_made_at_once_and_kept(tmp_path):
         PlanLibrary(tmp_path).get(GRID, 13, STAGGERED)
 
 
-def test_steps_make_what_is_missing_first_then_improve_each_schedule_once(tmp_path):
+def test_steps_make_what_is_missing_first_then_improve_each_schedule_once(tmp_path, counted):
     library = PlanLibrary(tmp_path)
     tops = sorted(set(breakpoints(GRID, 6, STAGGERED)[1:]))
-    made = [library.step(GRID, 6, STAGGERED, time_limit_s=0.05) for _ in tops]
+    made = [library.step(GRID, 6, STAGGERED, time_limit_s=SCHEDULES) for _ in tops]
     assert made == tops
     before = [library.find(GRID, count, STAGGERED).found.period for count in range(1, 7)]
     improved = []
-    while (count := library.step(GRID, 6, STAGGERED, time_limit_s=0.05)) is not None:
+    while (count := library.step(GRID, 6, STAGGERED, time_limit_s=SCHEDULES)) is not None:
         improved.append(count)
     assert improved == [top for top in tops if top in improved]
     after = [library.find(GRID, count, STAGGERED).found.period for count in range(1, 7)]
@@ -96,13 +106,13 @@ def test_steps_make_what_is_missing_first_then_improve_each_schedule_once(tmp_pa
     assert sum(after) < sum(before)
 
 
-def test_a_reader_sees_what_another_process_improves(tmp_path):
+def test_a_reader_sees_what_another_process_improves(tmp_path, counted):
     writer, reader = PlanLibrary(tmp_path), PlanLibrary(tmp_path)
     assert reader.find(GRID, 1, STAGGERED) is None
     for _ in set(breakpoints(GRID, 6, STAGGERED)[1:]):
-        writer.step(GRID, 6, STAGGERED, time_limit_s=0.05)
+        writer.step(GRID, 6, STAGGERED, time_limit_s=SCHEDULES)
     first = [reader.find(GRID, count, STAGGERED).found.period for count in range(1, 7)]
-    while writer.step(GRID, 6, STAGGERED, time_limit_s=0.1) is not None:
+    while writer.step(GRID, 6, STAGGERED, time_limit_s=SCHEDULES) is not None:
         pass
     assert sum(reader.find(GRID, count, STAGGERED).found.period for count in range(1, 7)) < sum(first)
     assert reader.find(GRID, 6, STAGGERED).plan == writer.find(GRID, 6, STAGGERED).plan
