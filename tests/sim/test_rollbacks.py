@@ -132,6 +132,7 @@ def test_a_worker_dies_in_the_step_that_does_not_stand(where):
 
     Before its update, the step is run again, and that one waits; from then on it is mostly rolled back.
     """
+    assert waiting() != waiting(0.0), "it is scaled"
     fault, found = f"kill:{where}", set()
     for seed in range(4):
         result = run(fault, seed=seed)
