@@ -253,6 +253,11 @@ def _check(job: Job, source: str) -> None:
             f"{source}: control.coordinators: {job.control.coordinators} need control.store: etcd://HOST:PORT and "
             "control.port: 0"
         )
+    if job.control.hang_s < 3 * job.control.heartbeat_s:
+        raise ConfigError(
+            f"{source}: control.hang_s: {job.control.hang_s:g} s without a sign of life say nothing where workers give "
+            f"one every {job.control.heartbeat_s:g} s (control.heartbeat_s): expected at least three times as much"
+        )
     if not (job.control.tls or job.control.insecure or _is_loopback(job.control.host)):
         raise ConfigError(
             f"{source}: control.host: {job.control.host} can be reached from outside, and the job's token would travel "

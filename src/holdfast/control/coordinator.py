@@ -453,8 +453,8 @@ class Coordinator:
         before = self.membership
         try:
             news = await asyncio.to_thread(self.adviser.news, before)
-        except HoldfastError as error:
-            self._note(f"no plan is looked up any more: {error}")
+        except Exception as error:  # noqa: BLE001 - it was advice: whatever is wrong with it is not worth a coordinator
+            self._note(f"no plan is looked up any more: {type(error).__name__}: {error}")
             self.adviser = None
             return
         if self.membership.generation == before.generation:

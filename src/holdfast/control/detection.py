@@ -47,12 +47,14 @@ class Watch:
 
     Attributes:
         limit_s: how long a worker may be silent or stuck.
+        beat_s: how long it is from one heartbeat of a worker to the next.
         vitals: the last sign of each worker.
         now: when time was last seen to pass; None before the first time.
         anyone_at: when anybody was heard last; None if nobody was.
     """
 
     limit_s: float = 2.0
+    beat_s: float = 0.25
     vitals: Mapping[WorkerId, Vital] = field(default_factory=dict)
     now: float | None = None
     anyone_at: float | None = None
@@ -91,16 +93,19 @@ def pass_time(watch: Watch, members: Iterable[WorkerId], now: float, *, gap_s: f
     quiet_s = 0.0 if watch.anyone_at is None else now - watch.anyone_at
     moment_s = _moment_s(watch.limit_s)
     vitals = watch.vitals
-    if max(gap, gap_s, quiet_s) > moment_s:
+    if max(gap, gap_s) > moment_s or quiet_s > _moment_s(watch.limit_s, 2 * watch.beat_s):
         ours = max(0.0, gap - moment_s)
         vitals = {worker: _begun_anew(vital, now, ours, watch.limit_s) for worker, vital in vitals.items()}
     unheard = {worker: Vital(heard_at=now, moved_at=now, spoke_at=now) for worker in members if worker not in vitals}
     return replace(watch, vitals={**vitals, **unheard}, now=now)
 
 
-def _moment_s(limit_s: float) -> float:
-    """For how long everything may stand still before it is a pause: less than it takes to hold anybody for lost."""
-    return min(STALL_S, limit_s / 2)
+def _moment_s(limit_s: float, usual_s: float = 0.0) -> float:
+    """For how long everything may stand still before it is a pause: less than it takes to hold anybody for lost.
+
+    ``usual_s``: what nothing can be told from.
+    """
+    return min(max(STALL_S, usual_s), limit_s / 2)
 
 
 def _begun_anew(vital: Vital, now: float, ours: float, limit_s: float) -> Vital:

@@ -6,7 +6,7 @@ Every message is a tagged struct that refuses unknown fields, so nothing but the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -543,12 +543,16 @@ Command = (
 
 LONGEST_PARCEL = 8 << 20
 """Bytes of the longest parcel that the coordinator takes."""
+MOST_IN_PARCEL = 16_384
+"""Messages, each of which takes memory of its own."""
 _USUAL_PARCEL = 1 << 20
 
 _T = TypeVar("_T")
 
 _encoder = msgspec.msgpack.Encoder()
-_parcel: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_parcel: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(
+    Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_IN_PARCEL)]
+)
 _message: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 
@@ -564,10 +568,10 @@ def pack(encoded: list[bytes]) -> bytes:
 
 
 def parcels(encoded: list[bytes]) -> Iterator[bytes]:
-    """Yields parcels of several encoded messages, in order, none of which is refused for its length."""
+    """Yields parcels of several encoded messages, in order; no such parcel is refused, unless one message alone is."""
     size, some = 0, list[bytes]()
     for each in encoded:
-        if some and size + len(each) > _USUAL_PARCEL:
+        if some and (size + len(each) > _USUAL_PARCEL or len(some) == MOST_IN_PARCEL):
             yield pack(some)
             size, some = 0, []
         size += len(each)
@@ -584,6 +588,8 @@ def may_say(worker: WorkerId | None, pid: int, message: Message) -> bool:
     match message:
         case Started() | Exited() | NodeLost() | Offer() | Preempted():
             return worker is None
+        case Hello(raised=Raised() as raised) if not may_say(worker, pid, raised):
+            return False
     return message.worker == worker and (worker is None or getattr(message, "pid", pid) == pid)
 
 

@@ -93,7 +93,8 @@ def proposed(
     movers = frozenset(mover for mover, _ in pairs)
     there = exchanged(healthy, pairs)
     afterwards = looked_up(library, there, gone, terms)
-    assert afterwards is not None, "the library has it, and all are where it is for"
+    if afterwards is None:  # the library has become another one meanwhile
+        return None
     try:
         meanwhile = rerouted(there, gone | movers, terms)
     except (StateUnavailable, InfeasiblePlan):

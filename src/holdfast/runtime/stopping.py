@@ -9,11 +9,11 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.work import WorkPhase
 from holdfast.errors import ConfigError, InternalError, InvalidSchedule, NotSaved, ReplicaDiverged, WorkFailed
 
-__all__ = ["ends_job", "report_of"]
+__all__ = ["LONGEST_TEXT", "ends_job", "report_of"]
 
 _AT_ONCE = (ConfigError, InternalError, InvalidSchedule, ReplicaDiverged, NotSaved, AssertionError)
 """The user's input, our own bugs and a full disk: nobody needs to wait to learn whose fault they are."""
-_MOST = 16_000
+LONGEST_TEXT = 16_000
 """Characters of a traceback or a message, which is stored with decisions."""
 _SICK = ("AcceleratorError", "CudaError")
 
@@ -45,11 +45,11 @@ def report_of(
         step=step,
         phase=WorkPhase(work.phase),
         kind=work.kind,
-        error=work.detail[:_MOST],
+        error=work.detail[:LONGEST_TEXT],
         layer=work.layer,
         item=work.item,
         microbatch=work.microbatch,
-        traceback="".join(traceback.format_exception(origin))[-_MOST:],
+        traceback="".join(traceback.format_exception(origin))[-LONGEST_TEXT:],
         sound=whole and not _from_sick_device(origin),
     )
 

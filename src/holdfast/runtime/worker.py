@@ -61,6 +61,7 @@ from holdfast.runtime.processes import CoordinatorSpec, LibrarySpec, ResumeFrom,
 from holdfast.runtime.resume import find, with_found
 from holdfast.runtime.shell import Shell
 from holdfast.runtime.snapshots import Snapshots
+from holdfast.runtime.stopping import LONGEST_TEXT
 from holdfast.runtime.transfer import StateServer
 from holdfast.runtime.transport import Transport
 from holdfast.storage.blobs import open_store
@@ -137,7 +138,8 @@ class _Worker:
 
     def _fail(self, error: str, *, user_fault: bool, trace: str = "") -> None:
         worker, pid = self._spec.worker, os.getpid()
-        failure = Failure(worker=worker, pid=pid, error=error, user_fault=user_fault, traceback=trace)
+        text, trace = error[:LONGEST_TEXT], trace[-LONGEST_TEXT:]
+        failure = Failure(worker=worker, pid=pid, error=text, user_fault=user_fault, traceback=trace)
         self._client.close(drain_s=_TELL_S, last_words=failure)  # unheard, it would pass for a death, and strike again
         os._exit(1)
 
@@ -402,7 +404,7 @@ def _membership(
         strategy=spec.job.resilience.strategy,
         staggered=spec.job.train.technique == "staggered",
         directory=spec.directory,
-        watch=Watch(limit_s=spec.job.control.hang_s),
+        watch=Watch(limit_s=spec.job.control.hang_s, beat_s=spec.job.control.heartbeat_s),
         starting=Starting(limit_s=spec.job.control.start_s),
         restorable=_restorable(spec),
         cadence=Cadence(every=every, wanted=every) if spec.job.sets_interval else None,

@@ -330,6 +330,12 @@ def test_a_loss_is_scaled_only_where_the_job_says_so():
     assert (chosen.initial, chosen.growth_every) == (1024.0, 2000)
 
 
+def test_heartbeats_must_come_often_enough_to_tell_who_hangs():
+    told = complaint(JOB | {"control": {"heartbeat_s": 1.5, "hang_s": 4}})
+    assert told.startswith("control.hang_s: 4 s without a sign of life say nothing where workers give one every 1.5 s")
+    assert parse_job(JOB | {"control": {"heartbeat_s": 1.5, "hang_s": 4.5}}).control.hang_s == 4.5
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "node-7.example.org", ""])
 def test_an_address_that_others_reach_must_be_meant(host):
     control = {"host": host}

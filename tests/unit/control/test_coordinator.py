@@ -13,6 +13,7 @@ import threading
 import time
 
 import grpc
+import msgspec
 import pytest
 
 from holdfast.control import coordinator as coordinator_module
@@ -38,6 +39,7 @@ from holdfast.control.messages import (
     Offer,
     Preempted,
     Progress,
+    Raised,
     Resume,
     Save,
     Saved,
@@ -54,6 +56,7 @@ from holdfast.control.store import DecisionStore
 from holdfast.control.token import TOKEN_KEY, share
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
+from holdfast.core.work import WorkPhase
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 from holdfast.telemetry.events import (
     Agreed,
@@ -70,6 +73,7 @@ PLAN = regular_plan(2, split_evenly(2, 1), 1)
 A, B = PLAN.workers
 TOKEN = "a-token-of-a-test"
 LIMIT_S = 10.0
+RAISED = Raised(worker=B, pid=1, generation=1, step=0, phase=WorkPhase.FORWARD, kind="ValueError", error="it", layer=0)
 
 
 class Service:
@@ -352,6 +356,9 @@ def test_a_worker_that_talks_nonsense_is_lost(service, connect, nonsense):
         Hello(worker=B, pid=1),
         Hello(worker=None, pid=1),
         Heartbeat(worker=B, generation=1, step=0, op=0),
+        Hello(worker=A, pid=1, raised=RAISED),
+        Hello(worker=A, pid=1, raised=msgspec.structs.replace(RAISED, worker=A, pid=2)),
+        RAISED,
     ],
     ids=lambda message: f"{type(message).__name__}-{getattr(message, 'worker', '')}",
 )
@@ -363,7 +370,7 @@ def test_who_speaks_for_somebody_else_is_not_heard(service, connect, forged):
     assert a.closed() is None
     after = service.coordinator.membership
     assert (after.lost, after.pids, after.phase) == (before.lost, before.pids, before.phase)
-    assert (after.leaving, after.offers) == (frozenset(), ())
+    assert (after.leaving, after.offers, after.raised) == (frozenset(), (), ())
     assert agent.got_nothing()
     assert b.got_nothing()
     text = f"worker 0.0 (process 1) sent a {type(forged).__name__} that is not its own: its connection ends"

@@ -309,18 +309,22 @@ class History:
             if we_run:
                 self.awake += step
                 self._look(mailbox)
+                self._read(mailbox)
         return mailbox
 
+    def _read(self, mailbox):
+        for each in mailbox:
+            self.watch = hear(self.watch, each, self.awake)
+        mailbox.clear()
+
     def _look(self, mailbox):
+        """What came while we were stopped is read after it, what comes while we run before the next one."""
         if self.now - self.looked_at < LOOK_S - 1e-9:
             return
         self.watch = pass_time(self.watch, self.members, self.awake, gap_s=self.now - self.looked_at)
         self.looked_at = self.now
         self.found |= overdue(self.watch, [w for w in self.members if w not in self.found], running=True).keys()
         assert not deadlocked(self.watch, self.members)
-        for each in mailbox:
-            self.watch = hear(self.watch, each, self.awake)
-        mailbox.clear()
 
 
 @settings(deadline=None, max_examples=50)
@@ -337,3 +341,24 @@ def test_a_pause_of_everybody_is_nobodys_fault_and_of_some_is_theirs(phases, off
             theirs |= {history.members[index] for index in stopped}
         history.go_on(history.now + 0.3 + phase["runs_s"], (), phase["thaw_s"])
         assert history.found == theirs
+
+
+@pytest.mark.parametrize(("beat_s", "limit_s"), [(0.25, 2.0), (1.0, 3.0), (1.5, 5.0), (2.0, 10.0), (5.0, 20.0)])
+def test_rare_heartbeats_are_no_pause_of_everybody(beat_s, limit_s):
+    """Workers start together, so that nobody is heard between their heartbeats; who hangs is found in time."""
+    members = [WorkerId(0, index) for index in range(4)]
+    hung_at, next_beat = 10 * beat_s, {worker: 0.05 * index for index, worker in enumerate(members)}
+    watch, now, hung, stuck_at = Watch(limit_s=limit_s, beat_s=beat_s), 0.0, {}, None
+    while not (hung and stuck_at) and now < hung_at + 10 * limit_s:
+        now += LOOK_S
+        for worker, due in next_beat.items():
+            if due <= now and (worker != members[0] or now < hung_at):
+                next_beat[worker] = due + beat_s
+                watch = hear(watch, beat(worker, moves=1, slowest_s=0.01), now)
+        watch = pass_time(watch, members, now, gap_s=LOOK_S)
+        hung = hung or dict.fromkeys(overdue(watch, members, running=True), now)
+        stuck_at = stuck_at or (now if deadlocked(watch, members[1:]) else None)
+    assert list(hung) == [members[0]]
+    assert hung[members[0]] - hung_at <= limit_s + 2 * LOOK_S
+    assert stuck_at is not None
+    assert stuck_at <= 2 * limit_s + beat_s + 2 * LOOK_S

@@ -5,6 +5,7 @@ import pytest
 
 from holdfast.control import messages
 from holdfast.control.messages import (
+    MOST_IN_PARCEL,
     Attached,
     Blob,
     Ended,
@@ -48,6 +49,7 @@ from holdfast.control.messages import (
     decode_message,
     encode,
     pack,
+    parcels,
     unpack,
 )
 from holdfast.core.builders import adaptive_plan, regular_plan
@@ -171,6 +173,16 @@ def test_a_plan_that_travelled_is_the_same_plan():
 def test_parcels_keep_their_order(count):
     parcel = pack([encode(message) for message in MESSAGES[:count]])
     assert [decode_message(each) for each in unpack(parcel)] == MESSAGES[:count]
+
+
+def test_parcels_are_bounded_by_what_they_become(monkeypatch):
+    """Each of a million messages of one byte would take 64."""
+    monkeypatch.setattr(messages, "_USUAL_PARCEL", 1 << 30)
+    small = [encode(message) for message in MESSAGES[:1]] * (MOST_IN_PARCEL + 1)
+    found = [unpack(parcel) for parcel in parcels(small)]
+    assert [len(each) for each in found] == [MOST_IN_PARCEL, 1]
+    with pytest.raises(msgspec.ValidationError):
+        unpack(pack(small))
 
 
 def test_what_is_no_parcel_is_refused():

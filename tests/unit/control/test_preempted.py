@@ -21,6 +21,7 @@ from holdfast.control.messages import (
     ShardFailed,
     ShardWritten,
     Shutdown,
+    StateAt,
     Status,
     StepDone,
 )
@@ -105,6 +106,20 @@ def test_a_generation_of_the_same_plan_pins_and_its_manifest_ends_the_job(job):
     assert Record(event=Checkpointed(step=4, url="u")) in job.outputs
     assert job.ended == ("preempted", "", 4)
     assert len(job.told(Shutdown)) == len(PLAN.workers)
+
+
+def test_the_agent_repeats_it_to_a_coordinator_that_gathers():
+    begins = Membership(healthy=PLAN, steps=STEPS, strategy="auto", directory="out")
+    state, outputs = decide(begins, Hello(worker=None, pid=0, preempted=True))
+    assert state.phase is Phase.ENDED
+    assert [o.command.outcome for o in outputs if isinstance(o, Tell) and isinstance(o.command, Ended)] == ["preempted"]
+
+
+def test_whoever_would_have_to_be_waited_for_is_not(job):
+    """A layer has no owner any more: no step can be run, and no checkpoint of it be made."""
+    job.state = replace(job.state, wait_s=1000.0, restorable=(StateAt(url="u", step=2),))
+    job.give(Preempted(), Exited(worker=W01, pid=1, status=-9), Exited(worker=W11, pid=1, status=-9))
+    assert job.ended == ("preempted", "not all workers are there", 0)
 
 
 def test_an_earlier_checkpoint_ends_nothing(job):

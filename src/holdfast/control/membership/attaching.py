@@ -27,7 +27,7 @@ def on_hello(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     if _is_over(state, worker, hello.pid):
         reason = f"worker {worker} is no member any more"
         return state, (Tell(to=worker, pid=hello.pid, command=Expel(reason=reason)),)
-    if hello.raised is not None:  # it may have been lost on its way; time begins to count at the next tick
+    if hello.raised is not None and not state.past_lost:  # it may have been lost; time begins to count at the next tick
         state, told = on_raised(state, hello.raised)
         return prefixed(told, _let_in(state, worker, hello))
     return _let_in(state, worker, hello)
@@ -105,6 +105,8 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
         return state, outputs
     asked = {each.command.worker for each in outputs if isinstance(each, Tell) and isinstance(each.command, Spawn)}
     unheard = state.expected - frozenset(hello.coming) - asked
+    if state.phase is Phase.GATHERING and hello.preempted:
+        return prefixed(outputs, on_preempted(state))
     if state.phase is Phase.GATHERING:
         again = tuple(Tell(to=None, command=Spawn(worker=worker, first=True)) for worker in sorted(unheard))
         return replace(state, offers=hello.offers, agent_away=False), (*outputs, *again)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from holdfast.control.membership.cadence import reconsider
-from holdfast.control.membership.ending import end_preempted
+from holdfast.control.membership.ending import NOT_ALL_THERE, end_preempted
 from holdfast.control.membership.forming import installed
 from holdfast.control.membership.state import (
     Decision,
@@ -110,7 +110,7 @@ def on_preempted(state: Membership) -> Decision:
     """The job is to end: a checkpoint is made at the next boundary, and ends it; at once where no step can be run."""
     state = replace(state, preempted=True)
     if state.phase in (Phase.GATHERING, Phase.WAITING):
-        return end_preempted(state, "not all workers are there")
+        return end_preempted(state, NOT_ALL_THERE)
     return change_members(state)
 
 

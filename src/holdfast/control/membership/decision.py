@@ -176,7 +176,7 @@ def _on_failure(state: Membership, failure: Failure) -> Decision:
     """A member's error ends the job, unless that ends already; that of a process which only tried to come is told."""
     worker = failure.worker
     if worker not in state.lost and state.pids.get(worker, failure.pid) == failure.pid:
-        return on_lost(state, {worker: failure.error}) if state.blame else on_failure(state, failure)
+        return on_lost(state, {worker: failure.error}) if state.only_saves else on_failure(state, failure)
     return state, (notice(worker, f"could not come: {failure.error}"),) if worker in state.expected else ()
 
 

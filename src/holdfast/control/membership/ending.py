@@ -9,7 +9,18 @@ from holdfast.control.membership.state import Decision, Membership, Output, Phas
 from holdfast.control.messages import Ended, Failure, Hello, Save, Saved, Shutdown
 from holdfast.core.ids import WorkerId
 
-__all__ = ["end_if_saved", "end_job", "end_preempted", "on_failure", "on_saved", "save", "tell_the_end"]
+__all__ = [
+    "NOT_ALL_THERE",
+    "end_if_saved",
+    "end_job",
+    "end_preempted",
+    "on_failure",
+    "on_saved",
+    "save",
+    "tell_the_end",
+]
+
+NOT_ALL_THERE = "not all workers are there"
 
 
 def save(state: Membership, step: int, tallies: tuple[bytes, ...] = ()) -> Decision:

@@ -33,9 +33,9 @@ def on_raised(state: Membership, report: Raised, now: float | None = None) -> De
             error=report.error,
         )
     )
-    if state.blame:
+    if state.only_saves:
         return prefixed((record,), on_lost(state, {worker: f"raised: {described(report)}"}))
-    raised_at = now if state.raised_at is None else state.raised_at
+    raised_at = state.raised_at if state.unjudged and state.raised_at is not None else now
     return replace(state, raised=(*state.raised, report), raised_at=raised_at), (record,)
 
 

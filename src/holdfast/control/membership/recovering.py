@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.control.membership.blame import Program, described, judge, recent
-from holdfast.control.membership.ending import end_job
+from holdfast.control.membership.ending import NOT_ALL_THERE, end_job, end_preempted
 from holdfast.control.membership.forming import form
 from holdfast.control.membership.state import (
     Decision,
@@ -191,6 +191,8 @@ def carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
 
 
 def _wait_for_workers(state: Membership, recovery: RecoveryPlan) -> Decision:
+    if state.preempted:
+        return end_preempted(state, NOT_ALL_THERE)
     until = _after_now(state, recovery.awaits_s) if state.wait_until is None else state.wait_until
     state, outputs = form(state, None, recovery.strategy)
     if state.phase is Phase.ENDED:

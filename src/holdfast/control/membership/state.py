@@ -305,9 +305,14 @@ class Membership:
         return tuple(worker for worker in self.healthy.workers if worker not in absent)
 
     @property
+    def only_saves(self) -> bool:
+        """Whether nothing is left to be done but to save what lives."""
+        return bool(self.blame or self.past_lost)
+
+    @property
     def unjudged(self) -> tuple[Raised, ...]:
         """What members that have stopped reported and was not judged yet."""
-        if self.blame:
+        if self.only_saves:
             return ()
         return tuple(each for each in self.raised if each.worker in self.present and self.pids[each.worker] == each.pid)
 

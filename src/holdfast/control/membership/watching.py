@@ -73,8 +73,8 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
         return on_overdue(state, late)
     if state.phase in (Phase.GATHERING, Phase.REATTACHING):
         return state, ()
-    if state.unjudged and state.raised_at is None:
-        state = replace(state, raised_at=now)
+    raised_at = now if state.raised_at is None else state.raised_at
+    state = replace(state, raised_at=raised_at if state.unjudged else None)
     if state.raised_at is not None and now - state.raised_at >= OTHERS_S:
         return recover(state)
     if state.began is None and state.phase is Phase.RUNNING:
