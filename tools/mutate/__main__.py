@@ -14,13 +14,13 @@ import shutil
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 from tools.mutate.mutants import Function, Mutant, apply, functions_of, mutants_of, sample
-from tools.mutate.runs import Ended, Limits, Pool, preload, record, try_mutant
+from tools.mutate.runs import Ended, Limits, Pool, collect, preload, record, try_mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "holdfast"
@@ -223,8 +223,22 @@ class _Tests:
             told = f"{number}/{len(missing)} {path.relative_to(ROOT)}"
             pool.submit(run, Limits(cpu_s=1200, wall_s=3600), partial(self._recorded, told, part, answers[path]))
         pool.drain()
+        there = self._collect(pool)
         for answer in answers.values():
-            self._load(answer)
+            self._load(answer, there)
+        if gone := set(PROCESSES) - there:
+            raise SystemExit(f"no test any more: {', '.join(sorted(gone))}")
+
+    def _collect(self, pool: Pool) -> set[str]:
+        """The tests that there are without a mutant: what was recorded may be of others, which no mutant took away."""
+        work = STATE / "work" / "names"
+        work.mkdir(parents=True, exist_ok=True)
+        found: list[Ended] = []
+        pool.submit(partial(collect, ROOT, work, work / "names.json"), Limits(cpu_s=600, wall_s=1800), found.append)
+        pool.drain()
+        if found[0].status != 0:
+            raise SystemExit(f"the tests cannot be collected: see {work / 'output.txt'}")
+        return set(json.loads((work / "names.json").read_text()))
 
     def _recorded(self, told: str, part: Path, answer: Path, ended: Ended) -> None:
         if ended.status != 0:
@@ -254,13 +268,15 @@ class _Tests:
     def _digests(self) -> dict[str, dict[str, str]]:
         return {path: {each.name: each.digest for each in found} for path, found in self._functions.items()}
 
-    def _load(self, answer: Path) -> None:
+    def _load(self, answer: Path, there: Container[str]) -> None:
         recorded, now = json.loads(answer.read_text()), self._digests()
         before = recorded["functions"]
         self._changed |= {
             (path, name) for path in now for name in now[path] if before.get(path, {}).get(name) != now[path][name]
         }
         for test, each in recorded["tests"].items():
+            if test not in there:
+                continue
             self._seconds[test] = each["seconds"]
             for path, lines in each["lines"].items():
                 for name, line in lines:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Ended", "Limits", "Pool", "preload", "record", "try_mutant"]
+__all__ = ["Ended", "Limits", "Pool", "collect", "preload", "record", "try_mutant"]
 
 _PRELOADED = (
     "torch",
@@ -222,15 +222,39 @@ def record(root: Path, test_file: str, targets: Sequence[str], work: Path, answe
     return 0
 
 
+class _Names:
+    """Notes which tests there are."""
+
+    def __init__(self, answer: Path) -> None:
+        self._answer = answer
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        """All are found."""
+        self._answer.write_text(json.dumps([item.nodeid for item in session.items]))
+
+
+def collect(root: Path, work: Path, answer: Path) -> int:
+    """Writes the names of all tests that there are, of processes too, as JSON; returns pytest's exit status."""
+    _enter(root, root / "src", work / "output.txt")
+    return _pytest(["tests", "--collect-only", "-q", "-p", "no:xdist"], work, _Names(answer))
+
+
 class _Chosen:
-    """Keeps to the tests that were chosen, in their order, and notes the first that is red."""
+    """Keeps to the tests that were chosen, in their order, and notes the first that is red, or is not there any more.
+
+    A mutant changes the names of tests if it changes what they are made of: somebody sees it.
+    """
 
     def __init__(self, tests: Sequence[str], answer: Path) -> None:
         self._order: Mapping[str, int] = {test: index for index, test in enumerate(tests)}
         self._answer = answer
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Sorts and leaves out."""
+        """Sorts and leaves out; without one of them, none is run."""
+        gone = self._order.keys() - {item.nodeid for item in items}
+        if gone:
+            self._answer.write_text(min(gone, key=self._order.__getitem__))
+            items.clear()
         items[:] = sorted(
             (item for item in items if item.nodeid in self._order), key=lambda item: self._order[item.nodeid]
         )
@@ -245,7 +269,7 @@ def try_mutant(root: Path, sources: Path, tests: Sequence[str], work: Path, answ
     """Runs tests against the code in ``sources``, up to the first that is red, whose name is written to ``answer``.
 
     Returns:
-        pytest's exit status: 0 if the mutant survives.
+        pytest's exit status: 0 if the mutant survives; 5, no tests, if it has not all of them any more.
     """
     _enter(root, sources, work / "output.txt")
     files = list(dict.fromkeys(test.split("::")[0] for test in tests))
