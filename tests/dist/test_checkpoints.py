@@ -187,7 +187,7 @@ class Command:
     def __init__(self, folder: Path, tree: dict, *arguments: str, environment: dict | None = None) -> None:
         self.run_dir = folder / f"run-{time.monotonic_ns()}"
         job = folder / f"job-{time.monotonic_ns()}.yaml"
-        job.write_text(yaml.safe_dump(tree))
+        job.write_text(yaml.safe_dump({"control": {"hang_s": 15}, **tree}))
         command = [sys.executable, "-m", "holdfast", "train", str(job), "--run-dir", str(self.run_dir), *arguments]
         self.process = subprocess.Popen(
             command,

@@ -22,6 +22,7 @@ model: {kind: gpt, layers: 2, width: 8, heads: 2, context: 8}
 data: {kind: text, path: stdlib}
 grid: {pipelines: 2, stages: 2, microbatches: 2}
 train: {steps: 100000}
+control: {hang_s: 15}
 """
 
 
@@ -129,8 +130,8 @@ def test_a_coordinator_killed_from_outside_is_started_again_and_one_that_cannot_
     assert "Traceback" not in errors
 
 
-def test_a_real_kill_from_outside_is_survived(tmp_path):
-    job = Job(tmp_path, "--set", "train.steps=400")
+def test_a_real_kill_from_outside_is_survived_and_what_happens_is_said_in_its_turn(tmp_path):
+    job = Job(tmp_path, "--set", "train.steps=200", "--fault", "join:1.0@3", "--fault", "slow:0.0@4:3x")
     try:
         job.wait_for_step(3)
         victim = next(e for e in job.events() if isinstance(e, WorkerReady) and e.worker == "1.0")
@@ -141,10 +142,28 @@ def test_a_real_kill_from_outside_is_survived(tmp_path):
         (failure,) = summary["failures"]
         assert (failure["worker"], failure["kind"]) == ("1.0", "death")
         assert failure["detected_s"] is None, "the time of a real death is not known"
-        assert summary["generations"] == 2
-        assert summary["steps"] == 400
+        assert summary["generations"] == 4, "the loss, who comes enters, and has caught up"
+        assert summary["steps"] == 200
+        lines = iter(errors.splitlines())
+        for begin in SAID:
+            assert any(line.startswith(begin) for line in lines), f"{begin}, in its turn, in:\n{errors}"
     finally:
         job.process.kill()
+
+
+SAID = (
+    "loading PyTorch and trying out the model",
+    "planning",
+    "starting the coordinator",
+    "starting workers",
+    "waiting for the first step",
+    "step 1/200 ",
+    "holdfast: worker 1.0 is lost: process ended: signal 9",
+    "holdfast: training goes on with 3 of 4 workers, ",
+    "holdfast: worker 1.0 has come: it takes part from step ",
+    "step 200/200 ",
+)
+"""How lines begin that come in this order, among others."""
 
 
 def test_a_fault_that_never_fires_is_exit_code_4(tmp_path):

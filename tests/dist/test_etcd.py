@@ -8,8 +8,10 @@ import os
 import signal
 import threading
 import time
+import zlib
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from holdfast import Fault, parse_job, train
@@ -26,6 +28,7 @@ JOB = {
     "data": {"kind": "text", "path": "stdlib"},
     "grid": {"pipelines": 2, "stages": 2, "microbatches": 2, "microbatch_size": 2},
     "train": {"steps": 80, "seed": 7},
+    "control": {"hang_s": 15},
 }
 
 
@@ -151,6 +154,46 @@ def test_decisions_that_somebody_deleted_end_the_job_with_what_lives_saved(tmp_p
 
     with pytest.raises(DecisionsLost, match="the store of decisions is empty, though some were made; step"):
         run.train(meanwhile)
+    assert len(list((run.folder / "final").glob("layer-*"))) == 4
+
+
+def exchanged(decision):
+    return zlib.compress(msgspec.json.encode({**msgspec.json.decode(zlib.decompress(decision)), "job": "another"}))
+
+
+def cut(decision):
+    return decision[:-20]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (exchanged, "etcd://{place}/{prefix} holds the decisions of another job"),
+        (
+            cut,
+            "etcd at {place}, {prefix}/decisions/ is corrupt: expected a decision, found Error -5 while decompressing",
+        ),
+    ],
+    ids=["another job's", "cut"],
+)
+def test_a_decision_that_is_not_the_jobs_own_ends_the_job_with_what_lives_saved(tmp_path, etcd_server, spoil, said):
+    run, spoilt = Run(tmp_path, etcd_server, coordinators=1, steps=4000), []
+
+    def meanwhile():
+        run.wait_for(lambda: run.events(StepOps))
+        first, end = (base64.b64encode(key).decode() for key in (b"test/", b"test0"))
+        there = etcd_server.etcd.call("kv/range", {"key": first, "range_end": end})["kvs"]
+        decisions = [each for each in there if b"/decisions/" in base64.b64decode(each["key"])]
+        (newest,) = decisions
+        value = base64.b64encode(spoil(base64.b64decode(newest["value"]))).decode()
+        etcd_server.etcd.call("kv/put", {"key": newest["key"], "value": value})
+        spoilt.append(base64.b64decode(newest["key"]).decode().partition("/decisions/")[0])
+        os.kill(run.events(CoordinatorReady)[0][1].pid, signal.SIGKILL)
+
+    with pytest.raises(DecisionsLost) as caught:
+        run.train(meanwhile)
+    place = f"127.0.0.1:{etcd_server.port}"
+    assert str(caught.value).startswith(said.format(place=place, prefix=spoilt[0]))
     assert len(list((run.folder / "final").glob("layer-*"))) == 4
 
 

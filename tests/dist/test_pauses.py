@@ -216,11 +216,11 @@ def suffer(tmp_path_factory, digest_of):
 
 NAMED = {
     "nobody, if all are stopped": (
-        Case(who="everything", stopped_s=5.5, op_s=0.02),
+        Case(who="everything", stopped_s=5.5, op_s=0.02, loaded=True),
         Case(who="workers", stopped_s=6.0, op_s=0.06),
     ),
     "nobody, whatever else is stopped with them": (
-        Case(who="workers and coordinator", stopped_s=5.5, op_s=0.3, pipelines=6, stages=1),
+        Case(who="workers and coordinator", stopped_s=5.5, op_s=1.5, pipelines=6, stages=1, steps=4),
         Case(who="coordinator", stopped_s=8.5, op_s=0.1),
     ),
     "some, if they are stopped for too long": (
@@ -231,7 +231,9 @@ NAMED = {
 
 
 @pytest.mark.parametrize("cases", NAMED.values(), ids=NAMED)
-def test_who_is_held_for_lost(suffer, cases):
+def test_who_is_held_for_lost(suffer, load, cases):
+    if any(case.loaded for case in cases):
+        load()
     suffer(*cases)
 
 

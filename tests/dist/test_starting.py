@@ -34,6 +34,7 @@ def job(*overrides, target="build", **arguments):
         "data": {"kind": "digits"},
         "grid": {"pipelines": 2, "stages": 1, "microbatches": 1, "microbatch_size": 4},
         "train": {"steps": 5},
+        "control": {"hang_s": 15},
     }
     return parse_job(raw, overrides)
 
@@ -182,6 +183,7 @@ model: {kind: gpt, layers: 2, width: 8, heads: 2, context: 8}
 data: {kind: text, path: stdlib}
 grid: {pipelines: 2, stages: 2, microbatches: 2}
 train: {steps: 100000}
+control: {hang_s: 15}
 """
 
 

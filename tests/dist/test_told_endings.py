@@ -39,6 +39,7 @@ SMALL = {
     "grid": {"pipelines": 2, "stages": 2, "microbatches": 2},
     "train": {"steps": 300},
     "checkpoint": {"every": 5},
+    "control": {"hang_s": 15},
 }
 
 pytestmark = pytest.mark.dist

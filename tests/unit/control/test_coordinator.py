@@ -460,6 +460,31 @@ def memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
+def test_one_connection_has_four_calls_at_a_time(service, monkeypatch):
+    """One more comes through only when another is over: not even its wrong token is looked at."""
+    monkeypatch.setattr(coordinator_module, "FIRST_S", 10 * LIMIT_S)
+    never = threading.Event()
+    with grpc.insecure_channel(service.address) as channel:
+        attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        grpc.channel_ready_future(channel).result(LIMIT_S)  # it knows what the server grants
+
+        def stranger(timeout_s):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(attach(iter(()), metadata=((TOKEN_KEY, "wrong"),), timeout=timeout_s))
+            return caught.value.code()
+
+        def silent():
+            return attach(iter(never.wait, True), metadata=((TOKEN_KEY, TOKEN),))
+
+        calls = [silent() for _ in range(3)]
+        assert stranger(LIMIT_S) is grpc.StatusCode.UNAUTHENTICATED
+        calls.append(silent())
+        assert stranger(0.5) is grpc.StatusCode.DEADLINE_EXCEEDED
+        calls[0].cancel()
+        assert stranger(LIMIT_S) is grpc.StatusCode.UNAUTHENTICATED
+        never.set()
+
+
 def test_who_does_not_say_who_it_is_is_sent_away(service, monkeypatch):
     monkeypatch.setattr(coordinator_module, "FIRST_S", 0.2)
     never = threading.Event()

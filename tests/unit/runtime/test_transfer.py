@@ -342,6 +342,77 @@ def test_calls_that_are_never_finished_keep_nobody_waiting(server, token):
         never.set()
 
 
+def test_one_connection_has_four_calls_at_a_time(server):
+    """Of callers that never take their answer; one more comes through only when another is over."""
+    offer = server.pin("state", {0: bytes(4 << 20)})
+    slice_ = msgspec.msgpack.encode({"key": "state", "layer": 0, "offset": 0, "size": 4 << 20})
+    options = [("grpc.enable_http_proxy", 0), ("grpc.http2.lookahead_bytes", 1 << 10), ("grpc.http2.bdp_probe", 0)]
+    never = threading.Event()
+    with grpc.insecure_channel(offer.address, options=options) as channel:
+        method = channel.stream_stream("/holdfast.State/Read")
+        grpc.channel_ready_future(channel).result(LIMIT_S)  # it knows what the server grants
+
+        def stranger(timeout_s):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(method(iter(()), metadata=(("holdfast-token", "wrong"),), timeout=timeout_s))
+            return caught.value.code()
+
+        def silent():
+            headers = (("holdfast-token", TOKEN), ("holdfast-slice-bin", slice_))
+            return method(iter(never.wait, True), metadata=headers)
+
+        calls = [silent() for _ in range(3)]
+        assert stranger(LIMIT_S) is grpc.StatusCode.UNAUTHENTICATED
+        calls.append(silent())
+        assert stranger(0.5) is grpc.StatusCode.DEADLINE_EXCEEDED
+        calls[0].cancel()
+        assert stranger(LIMIT_S) is grpc.StatusCode.UNAUTHENTICATED
+        never.set()
+
+
+SEND = """
+import sys, grpc
+options = [("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0)]
+with grpc.insecure_channel(sys.argv[1], options=options) as channel:
+    method = channel.stream_stream("/holdfast.State/Read")
+    headers = (("holdfast-token", sys.argv[2]), ("holdfast-slice-bin", bytes.fromhex(sys.argv[3])))
+    try:
+        print(b"".join(method(iter([bytes(int(sys.argv[4]))]), metadata=headers, timeout=30)))
+    except grpc.RpcError as error:
+        print(error.code().name)
+"""
+
+
+def test_what_a_caller_says_is_never_held(start):
+    """All that counts is in the headers: the call ends without what follows them."""
+    holder, size = start((0, CHUNK)), 300 << 20
+    slice_ = msgspec.msgpack.encode({"key": "state", "layer": 0, "offset": 0, "size": 4})
+    forget_high_water(holder.process.pid)
+    before = high_water_bytes(holder.process.pid)
+    command = [sys.executable, "-c", SEND, holder.offer.address, TOKEN, slice_.hex(), str(size)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert said in ("RESOURCE_EXHAUSTED", repr(layer_bytes(0, CHUNK)[:4]))
+    assert high_water_bytes(holder.process.pid) - before < size // 10
+
+
+def test_a_message_longer_than_any_of_ours_would_be_refused_unread(server, monkeypatch):
+    """Nobody listens for one; here somebody does, who is given the short one only."""
+
+    async def listen(self, request, context):
+        async for message in request:
+            await context.write(b"%d" % len(message))
+
+    monkeypatch.setattr(transfer._Service, "_answer", listen)
+    offer = server.pin("state", {0: b"x"})
+    headers, said = (("holdfast-token", TOKEN),), []
+    with grpc.insecure_channel(offer.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        method = channel.stream_stream("/holdfast.State/Read")
+        with pytest.raises(grpc.RpcError) as caught:
+            said.extend(method(iter([bytes(4096), bytes(4097)]), metadata=headers, timeout=LIMIT_S))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert b"4097" not in said
+
+
 def test_connections_without_a_call_are_closed(server, monkeypatch):
     """One never says a word, the other begins to speak and then asks for nothing."""
     monkeypatch.setattr(doorkeeper, "_HANDSHAKE_MS", 200)
