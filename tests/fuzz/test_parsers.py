@@ -501,22 +501,56 @@ def _inspect(capsys, *arguments) -> None:
         raise ConfigError(said.rstrip("\n"))
 
 
+def _changed(mutator, log):
+    """One or two lines of a log are changed, or have one more field, which may be nested deeply."""
+    lines = log.splitlines()
+    for _ in range(mutator.random.choice([1, 2])):
+        at, kind = mutator.random.randrange(len(lines)), mutator.random.random()
+        if kind < 0.6:
+            lines[at] = _json(mutator.tree(json.loads(log.splitlines()[at])))
+        elif kind < 0.9:
+            lines[at] = mutator.data(lines[at])
+        else:
+            depth = mutator.random.choice([10, 900, 5000])
+            lines[at] = lines[at][:-1] + b',"more":' + b"[" * depth + b"]" * depth + b"}"
+    return b"\n".join([*lines, b""])
+
+
 def test_events(tmp_path, capsys):
     _write_events(tmp_path)
     path = tmp_path / "events.jsonl"
-    lines = path.read_bytes().splitlines()
+    valid = path.read_bytes()
 
     def parse(mutator):
-        changed = list(lines)
-        for _ in range(mutator.random.choice([1, 2])):
-            at = mutator.random.randrange(len(changed))
-            half = mutator.random.random() < 0.7
-            changed[at] = _json(mutator.tree(json.loads(lines[at]))) if half else mutator.data(lines[at])
-        path.write_bytes(b"\n".join([*changed, b""]))
+        path.write_bytes(_changed(mutator, valid))
         form = mutator.random.choice([("--format", "text"), ("--format", "text", "--all"), ("--format", "svg")])
         _inspect(capsys, str(tmp_path), *form)
 
     strike("events", parse, ConfigError)
+
+
+def test_events_of_two_attempts(tmp_path, capsys):
+    """Whatever the earlier one's are, the newest is told."""
+    logs = [tmp_path / "attempts" / "0001" / "events.jsonl", tmp_path / "events.jsonl"]
+    for log in logs:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        _write_events(log.parent)
+    valid = logs[0].read_bytes()
+
+    def parse(mutator):
+        earlier_only = mutator.random.random() < 0.5
+        logs[0].write_bytes(_changed(mutator, valid))
+        logs[1].write_bytes(valid if earlier_only else _changed(mutator, valid))
+        code = run_command(["inspect", str(tmp_path)])
+        told = capsys.readouterr()
+        assert code in ((0,) if earlier_only else (0, 2)), told.err
+        if code == 2:
+            raise ConfigError(told.err.rstrip("\n"))
+        first, second, *_ = told.out.splitlines()
+        assert first.startswith("attempt 1")
+        assert second == "attempt 2:"
+
+    strike("events of attempts", parse, ConfigError)
 
 
 @pytest.mark.parametrize("changed", ["file", "file again", "body", "body again"])

@@ -7,8 +7,6 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
-
 from holdfast.config.parsing import parsing
 from holdfast.control.store import DecisionStore
 from holdfast.core.plan import Plan
@@ -84,10 +82,7 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.run_dir) / "events.jsonl"
     if not path.is_file():
         raise ConfigError(f"{args.run_dir}: is no run directory, it has no events.jsonl")
-    try:
-        timed = [(time, shown(event)) for time, event in read_events(path)]
-    except (msgspec.DecodeError, ValueError) as error:
-        raise ConfigError(f"{path}: is no log of events: {error}") from None
+    timed = _read(path)
     if args.perfetto:
         plans = _plans(Path(args.run_dir))
         with parsing(lambda text: ConfigError(f"{args.run_dir}: its log and its plans do not fit together: {text}")):
@@ -99,6 +94,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _read(path: Path) -> list[tuple[float, Event]]:
+    """The events of a log, fit to be shown.
+
+    Raises:
+        ConfigError: it is none, or cannot be read.
+    """
+    with parsing(lambda text: ConfigError(f"{path}: is no log of events: {text}"), OSError):
+        return [(time, shown(event)) for time, event in read_events(path)]
+
+
 def _text(timed: list[tuple[float, Event]], *, every: bool) -> str:
     """What matters, the picture, and the story."""
     if not timed:
@@ -108,12 +113,20 @@ def _text(timed: list[tuple[float, Event]], *, every: bool) -> str:
 
 def narrate_attempts(run_dir: Path) -> str:
     """Returns a line for each earlier attempt in a run directory, and a heading for the newest one; empty if none."""
-    before = [(folder, folder / "events.jsonl") for folder in attempts(run_dir)]
-    lines = [
-        f"{_told(number, read_events(path) if path.is_file() else [])}: holdfast inspect {folder}"
-        for number, (folder, path) in enumerate(before, 1)
-    ]
+    lines = [_tell_attempt(number, folder) for number, folder in enumerate(attempts(run_dir), 1)]
     return "".join(f"{line}\n" for line in (*lines, f"attempt {len(lines) + 1}:")) if lines else ""
+
+
+def _tell_attempt(number: int, folder: Path) -> str:
+    """One earlier attempt in one line; also one whose log is damaged, which must not hide the others."""
+    path = folder / "events.jsonl"
+    unreadable = f"{path}: cannot be told"
+    try:
+        timed = _read(path) if path.is_file() else []
+        with parsing(lambda text: ConfigError(f"{unreadable}: {text}")):
+            return f"{_told(number, timed)}: holdfast inspect {folder}"
+    except ConfigError as error:
+        return f"attempt {number}: {error}"
 
 
 def _told(number: int, timed: list[tuple[float, Event]]) -> str:

@@ -17,8 +17,16 @@ from typing import Any
 
 import msgspec
 
+from holdfast.config.parsing import parsing
 from holdfast.control.store import StoredDecision
-from holdfast.errors import ConfigError, CoordinatorUnavailable, CorruptBlob, StorageError, StoreAway
+from holdfast.errors import (
+    ConfigError,
+    CoordinatorUnavailable,
+    CorruptBlob,
+    HoldfastError,
+    StorageError,
+    StoreAway,
+)
 
 __all__ = ["Etcd", "EtcdStore", "Leadership", "parse_store_url"]
 
@@ -278,9 +286,14 @@ class EtcdStore:
         if not found:
             return None
         try:
-            return msgspec.json.decode(zlib.decompress(base64.b64decode(found[0]["value"])), type=StoredDecision)
-        except (zlib.error, ValueError, ConfigError) as error:
-            raise CorruptBlob(f"{self._etcd}, {self._folder}", "a decision", str(error)) from error
+            with parsing(self._corrupt, zlib.error):
+                data = zlib.decompress(base64.b64decode(found[0]["value"]))
+                return msgspec.json.decode(data, type=StoredDecision)
+        except HoldfastError as error:  # a value that no plan can have
+            raise error if isinstance(error, CorruptBlob) else self._corrupt(str(error)) from None
+
+    def _corrupt(self, text: str) -> CorruptBlob:
+        return CorruptBlob(f"{self._etcd}, {self._folder}", "a decision", text)
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -53,7 +53,7 @@ def _tensor(index: int, what: str, value: object) -> Tensor:
     if isinstance(value, np.ndarray | np.generic | numbers.Number):
         try:
             return torch.tensor(value)  # a copy: arrays may be read-only
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise ConfigError(f"data: the {what} of item {index} cannot be a tensor: {error}") from error
     raise ConfigError(
         f"data: the {what} of item {index} is {_shown(value)}; expected a tensor, a numpy array or a number"

@@ -446,11 +446,19 @@ class Agent:
             else:
                 claim.check_empty()
             make_private(self.run_dir)
-            write_private(self.run_dir / "job.yaml", dump_job(self.job).encode())
-            if self.emulate is not None:
-                write_private(self.run_dir / "profile.json", dump_profile(self.emulate))
+            self._describe(self.run_dir / "job.yaml")
         except OSError as error:
             raise ConfigError(f"--run-dir {self.run_dir}: cannot be written: {error.strerror}") from None
+
+    def _describe(self, path: Path) -> None:
+        """Writes what is run, whole or not at all: with room on its disk, the same command finds nothing in its way."""
+        write_private(path, dump_job(self.job).encode())
+        try:
+            if self.emulate is not None:
+                write_private(self.run_dir / "profile.json", dump_profile(self.emulate))
+        except OSError:
+            path.unlink()
+            raise
 
     def _started(self) -> JobStarted:
         return JobStarted(

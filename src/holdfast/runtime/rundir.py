@@ -90,9 +90,12 @@ class Claim:
                 f"--run-dir {self._run_dir}: another holdfast (process {owner or 'unknown'}) trains there; wait "
                 "until it has ended, or choose another directory"
             ) from None
-        os.ftruncate(file, 0)
-        os.pwrite(file, b"%d\n" % os.getpid(), 0)
-        self._file = file
+        self._file = file  # whatever comes now, it is given up when this is closed
+        try:
+            os.ftruncate(file, 0)
+            os.pwrite(file, b"%d\n" % os.getpid(), 0)
+        except OSError as error:
+            raise ConfigError(f"--run-dir {self._run_dir}: cannot be written: {error.strerror}") from None
 
     def check_empty(self) -> None:
         """Raises ConfigError if there is anything in the directory."""

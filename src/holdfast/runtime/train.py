@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,12 +12,13 @@ from pathlib import Path
 import msgspec
 
 from holdfast.config.job import Job
+from holdfast.config.parsing import parsing
 from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
 from holdfast.core.profile import Profile
-from holdfast.errors import ConfigError, DecisionsLost, InternalError, ProgramFailed, StateUnavailable
+from holdfast.errors import ConfigError, DecisionsLost, InternalError, ProgramFailed, StateUnavailable, StorageError
 from holdfast.runtime.agent import Agent, Outcome
-from holdfast.runtime.hardening import create_private
+from holdfast.runtime.hardening import write_private
 from holdfast.runtime.processes import ResumeFrom
 from holdfast.runtime.resume import check_same_job, jobs_before, parse_resume, resume_auto
 from holdfast.runtime.rundir import Claim, attempts
@@ -137,7 +139,7 @@ def train(
             claim.take()
             before = jobs_before(directory, lambda text: on_event(Notice(worker="agent", text=text)))
             check_same_job(job, directory, before, accepted)
-            if (done := _done_before(directory)) is not None and done.step >= job.train.steps:
+            if (done := _done_before(directory, on_event)) is not None and done.step >= job.train.steps:
                 return _summarise(directory, done, planned, done_before=True)
         agent = Agent(
             job=job,
@@ -172,8 +174,7 @@ def _to_go_on_from(summary: Summary, resumed: str | None) -> str:
 def _write(path: Path, summary: Summary, on_event: Callable[[Event], None]) -> None:
     """Writes the summary, if that can be done: whoever called is given it anyway."""
     try:
-        with open(path, "w", opener=create_private) as file:
-            file.write(summary.to_json())
+        write_private(path, summary.to_json().encode())
     except OSError as error:
         on_event(Notice(worker="agent", text=f"{path}: cannot be written: {error.strerror}"))
 
@@ -190,10 +191,9 @@ def _resume_from(wanted: str | None, job: Job, directory: Path, before: Sequence
 
 def _events_of(attempt: Path) -> list[tuple[float, Event]]:
     """The events of an attempt; none if there are none that can be read."""
-    try:
+    with contextlib.suppress(StorageError), parsing(StorageError, OSError):
         return read_events(attempt / "events.jsonl")
-    except (OSError, msgspec.DecodeError, ValueError):
-        return []
+    return []
 
 
 def _still_due(faults: tuple[Fault, ...], directory: Path) -> tuple[Fault, ...]:
@@ -202,11 +202,16 @@ def _still_due(faults: tuple[Fault, ...], directory: Path) -> tuple[Fault, ...]:
     return tuple(fault for fault in faults if str(fault) not in fired)
 
 
-def _done_before(directory: Path) -> Outcome | None:
+def _done_before(directory: Path, on_event: Callable[[Event], None]) -> Outcome | None:
     """How the newest attempt in a run directory ended, if it was done; its hashes say so, or else its last event."""
+    path = directory / "summary.json"
+    if not path.exists():
+        return None
     try:
-        told = msgspec.json.decode((directory / "summary.json").read_bytes(), type=_Done)
-    except (OSError, msgspec.DecodeError):  # it was being written: what it tells is made again
+        with parsing(StorageError, OSError):
+            told = msgspec.json.decode(path.read_bytes(), type=_Done)
+    except StorageError as error:
+        on_event(Notice(worker="agent", text=f"{path}: cannot be read, what it tells is made again: {error}"))
         return None
     ended = [event.outcome for _, event in _events_of(directory) if isinstance(event, JobEnded)]
     if told.weights_sha256 is None and ended[-1:] != ["done"]:

@@ -21,6 +21,7 @@ import msgspec
 import torch
 
 from holdfast.config.job import Job
+from holdfast.config.parsing import parsing
 from holdfast.control.advice import Adviser
 from holdfast.control.awake import AwakeClock
 from holdfast.control.client import ControlClient
@@ -238,12 +239,11 @@ class _Worker:
 
     def _expelled(self, reason: str) -> None:
         """We were held for lost: whatever we do can only disturb. Says where every thread was, and ends."""
-        path = Path(self._spec.events).with_name(f"stacks-{self._spec.worker}.txt")
-        text = f"ends itself: {reason}; its stacks are in {path.name}"
-        self._note(text)
-        with path.open("w") as file:
-            faulthandler.dump_traceback(file)
-        os._exit(1)
+        try:
+            path = Path(self._spec.events).with_name(f"stacks-{self._spec.worker}.txt")
+            self._note(f"ends itself: {reason}; {_write_stacks(path)}")
+        finally:
+            os._exit(1)
 
     def _hello(self) -> Hello:
         assert self._shell is not None
@@ -270,6 +270,17 @@ class _Worker:
         while True:
             shell.beat()
             time.sleep(self._spec.job.control.heartbeat_s)
+
+
+def _write_stacks(path: Path) -> str:
+    """Writes where every thread is, if that can be done; returns what to say of it."""
+    try:
+        with path.open("w") as file:
+            faulthandler.dump_traceback(file)  # it raises nothing
+            written = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        return f"its stacks cannot be written: {error.strerror}"
+    return f"its stacks are in {path.name}" if written else "its stacks cannot be written"
 
 
 def _restore(stage: LifeStage, resume: ResumeFrom) -> None:
@@ -362,7 +373,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: E
         clock=time.monotonic,
         awake=awake,
         committer=Committer(checkpoints=checkpoints, facts=spec.facts),
-        sabotage=Sabotage(_still_due(spec), log, time.monotonic),
+        sabotage=Sabotage(_still_due(spec, log), log, time.monotonic),
         adviser=None if spec.library is None else Adviser(Path(spec.library), lambda text: _note(log, text)),
     )
 
@@ -381,11 +392,20 @@ def _recall(
     return store, stored, ""
 
 
-def _still_due(spec: CoordinatorSpec) -> tuple[Fault, ...]:
-    """The faults that have not struck a coordinator before this one. The log may be long: it is read only for them."""
+def _still_due(spec: CoordinatorSpec, log: EventLog) -> tuple[Fault, ...]:
+    """The faults that have not struck a coordinator before this one. The log may be long: it is read only for them.
+
+    None, if the log cannot be read: what has struck already must not strike each coordinator anew.
+    """
     if not spec.faults:
         return ()
-    fired = {event.spec for _, event in read_events(spec.events) if isinstance(event, FaultInjected)}
+    try:
+        with parsing(StorageError, OSError):
+            told = read_events(spec.events)
+    except StorageError as error:
+        _note(log, f"{spec.events}: cannot be read, faults of the coordinator are left out: {error}")
+        return ()
+    fired = {event.spec for _, event in told if isinstance(event, FaultInjected)}
     return tuple(fault for fault in spec.faults if str(fault) not in fired)
 
 

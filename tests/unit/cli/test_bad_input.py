@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.config.profiles import save_profile
-from holdfast.core.faults import FaultKind, Point
+from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.profile import uniform_profile
+from holdfast.errors import ConfigError
 from holdfast.telemetry.events import (
     Agreed,
     Detected,
@@ -212,6 +213,9 @@ def test_run_as_a_module_it_says_no_more(job, tmp_path):
     complaint(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False))
 
 
+README = Path(__file__).parents[3] / "README.md"
+
+
 def test_help_names_every_command(holdfast):
     done = holdfast("--help")
     assert done.returncode == 0
@@ -224,6 +228,21 @@ def test_help_lists_every_fault_that_can_strike_and_every_point_of_a_worker(hold
     of_the_coordinator = {"kill-coordinator", "persist", "broadcast"}
     for word in {*FaultKind, *Point} - of_the_coordinator:
         assert re.search(rf"\b{word}\b", told), word
+
+
+@pytest.mark.parametrize("place", ["help", "readme"])
+def test_the_points_of_the_coordinator_are_named_where_people_look(holdfast, place):
+    if place == "help":
+        text = " ".join(holdfast("train", "--help").stdout.split())
+        told = text.replace("- ", "-").partition("Of the coordinator: kill-coordinator")[2].partition(" --")[0]
+    else:
+        text = " ".join(README.read_text().split())
+        told = text.partition("the coordinator has ")[2].partition(". ")[0]
+    with pytest.raises(ConfigError) as refused:
+        Fault.parse("kill-coordinator@1:replay")
+    points = str(refused.value).partition("it has ")[2].split(", ")
+    assert len(points) > 5
+    assert [word for word in points if not re.search(rf"\b{word}\b", told)] == []
 
 
 def write_log(folder):

@@ -212,6 +212,63 @@ def test_what_happens_in_every_run_is_left_out_and_counted():
     assert len(narrate(RUN).splitlines()) == len(RUN)
 
 
+def write(folder, *events):
+    folder.mkdir(parents=True, exist_ok=True)
+    log = EventLog(folder / "events.jsonl")
+    for second, event in enumerate(events):
+        log.write(float(second), event)
+    log.close()
+
+
+def began(wall_time):
+    return JobStarted(name="j", workers=1, steps=1, samples_per_step=1, wall_time=wall_time)
+
+
+def nested(line):
+    return line[:-1] + b',"more":' + b"[" * 5000 + b"]" * 5000 + b"}"
+
+
+DAMAGES = {
+    "no event": lambda line: b"garbage",
+    "no text": lambda line: line.replace(b'"j"', b'"\xff"'),
+    "nested": nested,
+    "another kind": lambda line: line.replace(b"job_started", b"job_stopped"),
+    "in 10^300 seconds": lambda line: line.replace(b"1234.5", b"1e300"),
+    "at no time": lambda line: line.replace(b"1234.5", b"null"),
+}
+
+
+def damage(folder, how):
+    log = folder / "events.jsonl"
+    lines = log.read_bytes().splitlines()
+    changed = DAMAGES[how](lines[0])
+    assert changed != lines[0]
+    log.write_bytes(b"\n".join([changed, *lines[1:], b""]))
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_earlier_attempt_is_one_line_and_the_others_are_told(tmp_path, capsys, how):
+    folders = [tmp_path / "attempts" / f"{number:04}" for number in (1, 2)]
+    for folder in (*folders, tmp_path):
+        write(folder, began(1234.5), JobEnded(outcome="done", step=1))
+    damage(folders[0], how)
+    assert main(["inspect", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith(f"attempt 1: {folders[0]}/events.jsonl: ")
+    assert shown[1].startswith("attempt 2 began 1970-")
+    assert shown[2:4] == ["attempt 3:", "job j: 1 workers, 1 steps of 1 samples"]
+
+
+@pytest.mark.parametrize("how", [how for how in DAMAGES if how != "in 10^300 seconds"])
+def test_a_damaged_log_is_one_line(tmp_path, capsys, how):
+    write(tmp_path, began(1234.5))
+    damage(tmp_path, how)
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert re.fullmatch(
+        rf"holdfast: {re.escape(str(tmp_path))}/events\.jsonl: is no log of events: .+\n", capsys.readouterr().err
+    )
+
+
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x9b31m\r\n 0.000 s  ended: done\u202e\ufeff b"
 
 

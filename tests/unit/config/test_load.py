@@ -346,7 +346,7 @@ def test_an_address_that_others_reach_must_be_meant(host):
     assert parse_job(JOB | {"control": control | {"tls": tls}}).control.host == host
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1", "localhost", "LOCALHOST"])
 def test_an_address_of_the_machines_own_needs_nothing(host):
     assert not parse_job(JOB | {"control": {"host": host}}).control.insecure
 

@@ -4,6 +4,7 @@ import base64
 import queue
 import re
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from holdfast.control.store import StoredDecision, StoredUpcoming
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
-from holdfast.errors import ConfigError, CoordinatorUnavailable, StorageError, StoreAway
+from holdfast.errors import ConfigError, CoordinatorUnavailable, CorruptBlob, StorageError, StoreAway
 from holdfast.recovery.strategies import ClusterView, adaptive
 
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
@@ -220,6 +221,28 @@ def test_who_was_stopped_while_it_became_the_leader_tries_again(etcd_server, mon
     leadership.win()
     assert leadership.revision > 0
     assert Slow.granted == 2
+
+
+SPOILT = {
+    "nothing at all": b"",
+    "not compressed": b"no decision",
+    "cut": zlib.compress(msgspec.json.encode(decision(1)))[:-9],
+    "no JSON": zlib.compress(b'{"revision": 1, "gener'),
+    "another struct": zlib.compress(b'{"revision": 1}'),
+    "a plan that none can be": zlib.compress(msgspec.json.encode(decision(1)).replace(b'"stage":0', b'"stage":-1')),
+}
+
+
+@pytest.mark.parametrize("value", SPOILT.values(), ids=SPOILT)
+def test_what_is_no_decision_is_named_as_that(etcd_server, value):
+    one = Coordinator(etcd_server)
+    one.leadership.win()
+    one.store.put(decision(1))
+    key = base64.b64encode(b"job/decisions/000000000001").decode()
+    etcd_server.etcd.call("kv/put", {"key": key, "value": base64.b64encode(value).decode()})
+    said = rf"^etcd at 127\.0\.0\.1:{etcd_server.port}, job/decisions/ is corrupt: expected a decision, found .+$"
+    with pytest.raises(CorruptBlob, match=said):
+        one.store.latest()
 
 
 def test_only_the_newest_decision_is_kept(etcd_server):

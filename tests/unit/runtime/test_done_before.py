@@ -1,10 +1,13 @@
 """Whether what an earlier attempt left says that it was done."""
 
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.train import _done_before, _summarise
+from holdfast.runtime.agent import Outcome
+from holdfast.runtime.train import _done_before, _events_of, _summarise, _write
 from holdfast.telemetry.events import EventLog, JobEnded
 
 HASHED = {"steps": 8, "generations": 2, "weights_sha256": "a", "state_sha256": "b"}
@@ -29,7 +32,7 @@ def test_its_hashes_say_so_or_its_last_event(tmp_path, summary, outcome, done):
         log = EventLog(tmp_path / "events.jsonl")
         log.write(0.0, JobEnded(outcome=outcome, step=8))
         log.close()
-    found = _done_before(tmp_path)
+    found = _done_before(tmp_path, pytest.fail)
     assert (found is not None) == done
     if found is not None:
         assert (found.step, found.generations, found.weights_sha256) == (8, 2, (summary or {})["weights_sha256"])
@@ -42,7 +45,7 @@ def test_why_it_has_no_hashes_is_still_told(tmp_path):
     log = EventLog(tmp_path / "events.jsonl")
     log.write(0.0, JobEnded(outcome="done", step=8))
     log.close()
-    summary = _summarise(tmp_path, _done_before(tmp_path), (), done_before=True)
+    summary = _summarise(tmp_path, _done_before(tmp_path, pytest.fail), (), done_before=True)
     assert (summary.weights_sha256, summary.reasons["weights_sha256"], summary.reasons["state_sha256"]) == (
         None,
         why,
@@ -50,6 +53,47 @@ def test_why_it_has_no_hashes_is_still_told(tmp_path):
     )
 
 
-def test_a_summary_that_was_being_written_is_made_again(tmp_path):
-    (tmp_path / "summary.json").write_text('{"steps": 8, "gener')
-    assert _done_before(tmp_path) is None
+DAMAGED = {
+    "cut": b'{"steps": 8, "gener',
+    "empty": b"",
+    "of others": b'{"steps": "many"}',
+    "no text": b'{"steps": 8, "more": "\xff", "\xff',
+    "nested": b'{"more": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_summary_is_one_line_and_made_again(tmp_path, data):
+    path, told = tmp_path / "summary.json", []
+    path.write_bytes(data)
+    assert _done_before(tmp_path, told.append) is None
+    (line,) = (event.text for event in told)
+    assert line.startswith(f"{path}: cannot be read, what it tells is made again: ")
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("spoil", [lambda log: log.write_bytes(b"\xff\n" + b"[" * 5000 + b"\n"), Path.mkdir, None])
+def test_the_damaged_log_of_an_attempt_is_as_none(tmp_path, spoil):
+    if spoil is not None:
+        spoil(tmp_path / "events.jsonl")
+    assert _events_of(tmp_path) == []
+
+
+def test_a_log_that_is_nested_too_deeply_is_as_none(tmp_path):
+    line = b'{"time":0.0,"data":{"event":"job_ended","outcome":"done","step":1},"more":' + b"[" * 5000 + b"]" * 5000
+    (tmp_path / "events.jsonl").write_bytes(line + b"}\n")
+    assert _events_of(tmp_path) == []
+
+
+def test_a_summary_that_does_not_fit_the_disk_is_one_line_and_leaves_no_part(tmp_path, make_disk):
+    disk, told = make_disk("64k"), []
+    with contextlib.suppress(OSError):
+        (disk / "filler").write_bytes(b"x" * 70000)
+    done = Outcome(outcome="done", detail="", step=1, directory=str(tmp_path), generations=1)
+    path = disk / "summary.json"
+    _write(path, _summarise(tmp_path, done, ()), told.append)
+    assert [event.text for event in told] == [f"{path}: cannot be written: No space left on device"]
+    assert not path.exists()
+    (disk / "filler").unlink()
+    _write(path, _summarise(tmp_path, done, ()), pytest.fail)
+    assert json.loads(path.read_bytes())["steps"] == 1

@@ -236,6 +236,9 @@ ROWS = {
     "('a text', 1)": "data: the input of item 8 is a str; expected a tensor, a numpy array or a number",
     "(torch.zeros(3), None)": "data: the target of item 8 is None; expected a tensor, a numpy array or a number",
     "(np.array(['a', 'b']), 1)": "data: the input of item 8 cannot be a tensor: ",
+    "(__import__('decimal').Decimal('0.5'), 1)": "data: the input of item 8 cannot be a tensor: ",
+    "(torch.zeros(3), __import__('fractions').Fraction(1, 3))": "data: the target of item 8 cannot be a tensor: ",
+    "(torch.zeros(3), 10**30)": "data: the target of item 8 cannot be a tensor: ",
     "(torch.zeros(3 + index % 2), index % 2)": (
         "data: the input of item 9 is float32 [4], others are float32 [3]; expected one shape and type for all items: pad "
         "or cut them"
