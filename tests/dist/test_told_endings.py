@@ -45,7 +45,8 @@ SMALL = {
 pytestmark = pytest.mark.dist
 
 
-TROUBLE = ("deleted or moved", "cannot be written", "decisions wait", "the job ends")
+WAITS = "until it can be written"
+TROUBLE = ("deleted or moved", "cannot be written", WAITS, "the job ends")
 
 
 def told(events):
@@ -217,7 +218,7 @@ def test_a_full_disk_stops_nothing_but_decisions_and_those_only_while_it_is_full
 
     def hear(event):
         events.append(event)
-        if isinstance(event, Notice) and "decisions wait" in event.text:
+        if isinstance(event, Notice) and WAITS in event.text:
             filler.unlink()
 
     summary = runs.train("small", run_dir=folder, on_progress=strike, on_event=hear)
@@ -226,10 +227,11 @@ def test_a_full_disk_stops_nothing_but_decisions_and_those_only_while_it_is_full
     assert (summary.weights_sha256, summary.state_sha256) == (healthy.weights_sha256, healthy.state_sha256)
     assert (summary.final_loss, summary.steps) == (healthy.final_loss, healthy.steps)
     assert summary.generations == 2
-    unlogged, waiting = sorted(told(events), key=lambda text: "decisions wait" in text)
+    unlogged, waiting = sorted(told(events), key=lambda text: WAITS in text)
     full = "No space left on device"
     assert unlogged.startswith(f"{folder / 'events.jsonl'}: cannot be written: {full}")
     assert waiting.startswith(f"{folder / 'control.db'}: ")
+    assert waiting.endswith(f"; the answer to the loss of 1.1 waits {WAITS}: training stands still")
     written = json.loads((folder / "summary.json").read_text())
     assert written["failures"] is None, "not known, as their events may be missing"
     assert full in written["reasons"]["failures"]

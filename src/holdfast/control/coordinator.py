@@ -68,7 +68,7 @@ from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StoreAway
 from holdfast.storage.checkpoints import Checkpoints, Facts
-from holdfast.telemetry.events import CoordinatorReady, Detected, Event, EventLog, Notice, Parted, Synced
+from holdfast.telemetry.events import CoordinatorReady, Detected, Event, EventLog, Migrating, Notice, Parted, Synced
 
 __all__ = ["METHOD", "SERVICE", "Committer", "Coordinator", "Remarks", "serve"]
 
@@ -79,6 +79,7 @@ DRAIN_S = 1.0
 AGENT_S = 5.0
 FIRST_S = 10.0
 """How long a peer may take to say who it is."""
+_NO_HELLO = "the first message must be Hello or Failure"
 _STREAMS = 4
 _OPTIONS = [
     *bounded(streams=_STREAMS, receive_bytes=LONGEST_PARCEL, send_bytes=-1),
@@ -169,10 +170,14 @@ class Coordinator:
     _committing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _planning: asyncio.Task[None] | None = None
     _waiting: list[Message | Closed | Tick | Planned | Improved | Settled] = field(default_factory=list)
+    _away: str = ""
+    _told_waiting: set[str] = field(default_factory=set)
+    _ahead: Membership = field(init=False)
+    """What the membership will be once that is handled."""
 
     def __post_init__(self) -> None:
         """Keeps the generation that the store told, for the log."""
-        self._began_at = self.membership.generation
+        self._began_at, self._ahead = self.membership.generation, self.membership
 
     def handle(self, event: Message | Closed | Tick | Planned | Improved | Settled) -> None:
         """Takes one event: decides, stores, records, sends."""
@@ -290,9 +295,9 @@ class Coordinator:
         self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext, name: str = ""
     ) -> AsyncIterator[bytes]:
         """Serves one worker or agent until either end closes; ``name``: of the worker that it may be, if not any."""
-        first = await _first_parcel(request)
+        first, why = await _first_parcel(request)
         if not first or not isinstance(first[0], Hello | Failure):
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the first message must be Hello or Failure")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         hello = first[0]
         assert isinstance(hello, Hello | Failure)
         peer: _Peer = (hello.worker, hello.pid if hello.worker is not None else 0)
@@ -364,13 +369,35 @@ class Coordinator:
     def _handle_in_turn(self, event: Message | Closed | Tick | Planned | Improved | Settled) -> None:
         """Handles an event now; or later, if what it decides, or what came before it, cannot be stored yet."""
         if self._waiting and not isinstance(event, _DECIDES_NOTHING):
-            self._waiting += [] if isinstance(event, Tick) else [event]
+            if not isinstance(event, Tick):
+                self._wait_with(event, self._away, self._ahead)
             return
         try:
             self.handle(event)
         except StoreAway as error:
-            self._waiting.append(event)
-            self.remarks.put(("store", f"{error}; decisions wait until it can be written, training goes on"))
+            self._wait_with(event, str(error), self.membership)
+
+    def _wait_with(
+        self, event: Message | Closed | Tick | Planned | Improved | Settled, away: str, before: Membership
+    ) -> None:
+        """Puts an event off until the store can be written, and says so; ``before``: what it will be decided in.
+
+        Training goes on meanwhile, unless everybody waits for the very decision.
+        """
+        self._waiting.append(event)
+        self._away, (self._ahead, _) = away, decide(before, event, now=self.awake())
+        if self._ahead.phase is Phase.RUNNING:
+            return self._tell_waiting("store", f"{away}; decisions wait until it can be written, training goes on")
+        lost = ", ".join(map(str, sorted(self._ahead.lost - self.membership.lost)))
+        what = f"the answer to the loss of {lost}" if lost else f"what follows upon {type(event).__name__}"
+        text = f"{away}; {what} waits until it can be written: training stands still"
+        return self._tell_waiting("store-all", text)
+
+    def _tell_waiting(self, kind: str, text: str) -> None:
+        """Once each time that the store goes away; whatever waits is tried again and again."""
+        if kind not in self._told_waiting:
+            self._told_waiting.add(kind)
+            self.remarks.put((kind, text))
 
     def _try_again(self) -> None:
         """Handles what waits for the store, in the order in which it came."""
@@ -378,6 +405,7 @@ class Coordinator:
             waiting, self._waiting = self._waiting, []
             self._take(waiting)
             if not self._waiting:
+                self._told_waiting.clear()
                 self._note("decisions can be stored again")
 
     def _note(self, text: str) -> None:
@@ -469,18 +497,22 @@ async def _set_within(event: asyncio.Event, limit_s: float) -> None:
 
 def _is_news(event: Event) -> TypeGuard[News]:
     """Whether something happened to a worker that the user should hear of."""
-    return isinstance(event, Detected | Parted | Synced) or (isinstance(event, Notice) and event.worker[0].isdigit())
+    return isinstance(event, Detected | Parted | Synced | Migrating) or (
+        isinstance(event, Notice) and event.worker[0].isdigit()
+    )
 
 
-async def _first_parcel(request: AsyncIterator[bytes]) -> list[Message]:
-    """What a peer sends first; empty if it sends nothing that can be read, or nothing at all for too long."""
+async def _first_parcel(request: AsyncIterator[bytes]) -> tuple[list[Message], str]:
+    """What a peer sends first; nothing if that cannot be read, or nothing came. And why it may be sent away."""
     try:
         async with asyncio.timeout(FIRST_S):
             async for data in request:
-                return [decode_message(each) for each in unpack(data)]
-    except (TimeoutError, grpc.RpcError, grpc.aio.UsageError, msgspec.ValidationError, msgspec.DecodeError):
+                return [decode_message(each) for each in unpack(data)], _NO_HELLO
+    except TimeoutError:
+        return [], f"nothing was said within {FIRST_S:g} s"
+    except (grpc.RpcError, grpc.aio.UsageError, msgspec.ValidationError, msgspec.DecodeError):
         pass
-    return []
+    return [], _NO_HELLO
 
 
 def _try_address(host: str, port: int) -> None:
@@ -523,12 +555,11 @@ async def serve(
         _try_address(host, port)
         address = f"{host}:{port}"
         actual = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
-        if also is not None:
-            server.add_insecure_port(also)
     except (RuntimeError, OSError) as error:
         raise ConfigError(
             f"control.port: cannot listen on {host}:{port}, it is in use or not ours; choose another, or 0"
         ) from error
+    _listen_also(server, also)
     await server.start()
     ready(actual)
     if not isinstance(coordinator, Coordinator):
@@ -536,6 +567,14 @@ async def serve(
     leads = await coordinator.run()
     await server.stop(DRAIN_S if leads else 0.0)
     return leads
+
+
+def _listen_also(server: grpc.aio.Server, address: str | None) -> None:
+    try:
+        if address is not None:
+            server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {address}: its folder cannot be used, or its name is too long") from error
 
 
 class _Door:

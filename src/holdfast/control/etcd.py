@@ -17,16 +17,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.config.parsing import parsing
-from holdfast.control.store import StoredDecision
-from holdfast.errors import (
-    ConfigError,
-    CoordinatorUnavailable,
-    CorruptBlob,
-    HoldfastError,
-    StorageError,
-    StoreAway,
-)
+from holdfast.control.store import StoredDecision, reading
+from holdfast.errors import ConfigError, CoordinatorUnavailable, CorruptBlob, StorageError, StoreAway
 
 __all__ = ["Etcd", "EtcdStore", "Leadership", "parse_store_url"]
 
@@ -285,15 +277,8 @@ class EtcdStore:
         found = self._etcd.patiently("kv/range", query).get("kvs", [])
         if not found:
             return None
-        try:
-            with parsing(self._corrupt, zlib.error):
-                data = zlib.decompress(base64.b64decode(found[0]["value"]))
-                return msgspec.json.decode(data, type=StoredDecision)
-        except HoldfastError as error:  # a value that no plan can have
-            raise error if isinstance(error, CorruptBlob) else self._corrupt(str(error)) from None
-
-    def _corrupt(self, text: str) -> CorruptBlob:
-        return CorruptBlob(f"{self._etcd}, {self._folder}", "a decision", text)
+        with reading(lambda text: CorruptBlob(f"{self._etcd}, {self._folder}", "a decision", text), zlib.error):
+            return msgspec.json.decode(zlib.decompress(base64.b64decode(found[0]["value"])), type=StoredDecision)
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -465,7 +465,7 @@ class Gathered(_Wire, frozen=True, tag=True, kw_only=True):
     of: int
 
 
-News = events.Detected | events.Parted | events.Synced | events.Notice
+News = events.Detected | events.Parted | events.Synced | events.Migrating | events.Notice
 """What is told of workers, besides being logged."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.errors import CorruptBlob, HoldfastError, StoreAway
 
-__all__ = ["DecisionStore", "StoredDecision", "StoredUpcoming"]
+__all__ = ["DecisionStore", "StoredDecision", "StoredUpcoming", "reading"]
 
 _IS = "a database of decisions"
 
@@ -70,6 +70,22 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ended: Ended | None = None
 
 
+@contextlib.contextmanager
+def reading(corrupt: Callable[[str], CorruptBlob], *also: type[Exception]) -> Iterator[None]:
+    """Within it, whatever goes wrong goes wrong because what is read is no decision; ``also``: see ``parsing``.
+
+    Raises:
+        CorruptBlob: what ``corrupt`` made of it.
+    """
+    try:
+        with parsing(corrupt, *also):
+            yield
+    except CorruptBlob:
+        raise
+    except HoldfastError as error:  # a value that no plan can have
+        raise corrupt(str(error)) from None
+
+
 class DecisionStore:
     """Appends decisions durably: what :meth:`put` returned from survives a kill and a power cut.
 
@@ -100,7 +116,7 @@ class DecisionStore:
             return CorruptBlob(str(self._path), _IS, text)
 
         try:
-            with parsing(corrupt):
+            with reading(corrupt):
                 yield
         except sqlite3.IntegrityError:  # a second decision of one number: a bug of ours
             raise
@@ -108,8 +124,6 @@ class DecisionStore:
             if isinstance(error, sqlite3.OperationalError) and _code(error) != sqlite3.SQLITE_ERROR:
                 raise StoreAway(f"{self._path}: {error}") from error
             raise corrupt(str(error)) from error
-        except HoldfastError as error:  # a value that no plan can have
-            raise error if isinstance(error, CorruptBlob) else corrupt(str(error)) from None
 
     def put(self, decision: StoredDecision) -> None:
         """Stores a decision; each revision is decided once, a second one under its number is refused by SQLite.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.control.messages import News, Progress
-from holdfast.telemetry.events import Detected, Notice, Parted, Synced
+from holdfast.telemetry.events import Detected, Migrating, Notice, Parted, Synced
 
 __all__ = ["Reporter"]
 
@@ -21,6 +21,7 @@ class Reporter:
     of: int
     _lost_at: dict[str, float] = field(default_factory=dict)
     _asked_at: dict[str, float] = field(default_factory=dict)
+    _moving: set[str] = field(default_factory=set)
 
     def asked(self, worker: str, now: float) -> None:
         """A process of this worker is being started, at ``now`` in seconds."""
@@ -31,9 +32,17 @@ class Reporter:
         match news:
             case Detected(worker=worker, how=how):
                 self._lost_at.setdefault(worker, now)
+                self._moving.discard(worker)
                 return f"worker {worker} is lost: {how}"
             case Parted(worker=worker, step=step):
                 return f"worker {worker} has gone as it was told to, before step {step}"
+            case Migrating(moves=moves):
+                self._moving |= {mover for mover, _ in moves}
+                told = ", ".join(f"{mover} takes that of {place}" for mover, place in moves)
+                return f"workers change places, for a better plan: {told}"
+            case Synced(worker=worker, step=step) if worker in self._moving:
+                self._moving.discard(worker)
+                return f"worker {worker} has the state of its new place: it computes from step {step} on"
             case Synced(worker=worker, step=step):
                 since = self._asked_at.pop(worker, None)
                 after = "" if since is None else f", {now - since:.2f} s after it was started"

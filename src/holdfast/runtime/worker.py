@@ -90,6 +90,8 @@ __all__ = [
 _TELL_S = 10.0
 _SUPERSEDED = 3
 _LEAST = 19
+_ASK_AGAIN_S = (0.5, 2.0, 5.0)
+"""The pauses before a checkpoint that could not be read at the start is read again."""
 _SWITCH_S = 0.0005
 """A thread that prepares plans gives way this soon to messages that have come."""
 
@@ -283,17 +285,38 @@ def _write_stacks(path: Path) -> str:
     return f"its stacks are in {path.name}" if written else "its stacks cannot be written"
 
 
-def _restore(stage: LifeStage, resume: ResumeFrom) -> None:
-    """Replaces the layers of a new stage by those of a checkpoint.
+def _restore(stage: LifeStage, resume: ResumeFrom, pause: Callable[[float], None] = time.sleep) -> None:
+    """Replaces the layers of a new stage by those of a checkpoint, which was found sound a moment ago.
+
+    What a store does not give now it may give soon, so it is asked again a few times.
 
     Raises:
-        ConfigError: the checkpoint is damaged, though it was found sound a moment ago, or a layer in it is none.
+        ConfigError: it cannot be read all the same; says how to go on.
     """
     assert resume.step is not None
+    for wait_s in _ASK_AGAIN_S:
+        try:
+            return _load(stage, resume.url, resume.step)
+        except StorageError:
+            pause(wait_s)
     try:
-        _load(stage, resume.url, resume.step)
+        return _load(stage, resume.url, resume.step)
     except StorageError as error:
-        raise ConfigError(f"--resume {resume}: {error}; resume from an earlier step") from error
+        tried = f"tried {len(_ASK_AGAIN_S) + 1} times, after it was found sound"
+        place = f"{resume.url}@{resume.step}"
+        raise ConfigError(f"--resume {place}: {error} ({tried}); {_way_on(resume)}") from error
+
+
+def _way_on(resume: ResumeFrom) -> str:
+    """What goes on when a checkpoint cannot be read."""
+    if resume.auto:
+        return "the same command goes on, from the newest checkpoint that can be read then"
+    assert resume.step is not None
+    try:
+        older = max((step for step in Checkpoints(open_store(resume.url)).steps() if step < resume.step), default=None)
+    except StorageError as error:
+        return f"whether there is an older one is not known: {error}"
+    return "there is no older one" if older is None else f"go on from the one before: --resume {resume.url}@{older}"
 
 
 def _load(stage: LifeStage, url: str, step: int) -> None:

@@ -52,12 +52,12 @@ from holdfast.control.messages import (
     pack,
     unpack,
 )
-from holdfast.control.store import DecisionStore
+from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.token import TOKEN_KEY, share
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.core.work import WorkPhase
-from holdfast.errors import ConfigError, CoordinatorUnavailable
+from holdfast.errors import ConfigError, CoordinatorUnavailable, StoreAway
 from holdfast.telemetry.events import (
     Agreed,
     CoordinatorReady,
@@ -546,6 +546,68 @@ def test_a_port_in_use_is_named(tmp_path):
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"control\.port: cannot listen on 127\.0\.0\.1:{port}"):
             asyncio.run(serve(coordinator, host="127.0.0.1", port=port, token=TOKEN, ready=pytest.fail))
+    coordinator.store.close()
+    coordinator.log.close()
+
+
+def test_a_socket_that_cannot_be_listened_on_is_named(tmp_path):
+    coordinator = Coordinator(
+        membership=Membership(healthy=PLAN, steps=1, strategy="auto", directory=""),
+        store=None,
+        log=EventLog(tmp_path / "events.jsonl"),
+        clock=time.monotonic,
+        awake=time.monotonic,
+    )
+    path = f"unix:{tmp_path}/{'long' * 40}"
+    with pytest.raises(ConfigError) as caught:
+        asyncio.run(serve(coordinator, host="127.0.0.1", port=0, token=TOKEN, ready=pytest.fail, also=path))
+    assert str(caught.value) == f"cannot listen on {path}: its folder cannot be used, or its name is too long"
+    coordinator.log.close()
+
+
+def test_who_says_nothing_is_told_so(service, monkeypatch):
+    monkeypatch.setattr(coordinator_module, "FIRST_S", 0.2)
+    with grpc.insecure_channel(service.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        answers = attach(iter(queue.SimpleQueue().get, None), metadata=((TOKEN_KEY, TOKEN),))
+        with pytest.raises(grpc.RpcError) as caught:
+            next(answers)
+        assert caught.value.details() == "nothing was said within 0.2 s"
+
+
+def test_what_waits_for_the_store_is_told_and_whether_training_does_too(tmp_path, make_disk):
+    """First it is told that one leaves, which holds nobody up; then one dies, and all wait for the answer to that."""
+    disk = make_disk("256k")
+    coordinator = Coordinator(
+        membership=Membership(healthy=PLAN, steps=9, strategy="auto", directory="out"),
+        store=DecisionStore(disk / "control.db"),
+        log=EventLog(tmp_path / "events.jsonl"),
+        clock=time.monotonic,
+        awake=time.monotonic,
+    )
+    statuses = [Status(worker=w, generation=1, layer_steps=((0, 0), (1, 0)), executed=()) for w in (A, B)]
+    joined = [Joined(worker=w, generation=1) for w in (A, B)]
+    coordinator._take([Hello(worker=A, pid=1), Hello(worker=B, pid=1), *statuses, *joined])
+    with contextlib.suppress(OSError):
+        (disk / "filler").write_bytes(b"x" * (1 << 18))
+    with contextlib.suppress(StoreAway):
+        for number in range(1000, 1100):  # its last page has room yet
+            coordinator.store.put(StoredDecision(revision=number, generation=1, healthy=PLAN, plan=PLAN))
+    coordinator._take([Leaving(worker=A)])
+    kind, text = coordinator.remarks.get_nowait()
+    assert kind == "store"
+    assert text.endswith(
+        "control.db: database or disk is full; decisions wait until it can be written, training goes on"
+    )
+    coordinator._take([Exited(worker=B, pid=1, status=-9)])
+    kind, text = coordinator.remarks.get_nowait()
+    assert kind == "store-all", "told although another line was"
+    assert text.endswith(f"full; the answer to the loss of {B} waits until it can be written: training stands still")
+    coordinator._try_again()
+    assert (coordinator.membership.generation, coordinator.remarks.empty()) == (1, True), "it is told once"
+    (disk / "filler").unlink()
+    coordinator._try_again()
+    assert (coordinator.membership.lost, coordinator.membership.generation > 1) == ({B}, True)
     coordinator.store.close()
     coordinator.log.close()
 

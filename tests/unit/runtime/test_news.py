@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.control.messages import Progress
 from holdfast.runtime.news import Reporter
-from holdfast.telemetry.events import Detected, Notice, Parted, Synced
+from holdfast.telemetry.events import Detected, Migrating, Notice, Parted, Synced
 
 LOST = Detected(worker="1.2", how="process ended: signal 9", generation=1)
 
@@ -53,3 +53,16 @@ def test_one_that_goes_in_order_and_any_other_news():
         "worker 1.2: was lost while starting"
     )
     assert reporter.progressed(progress(), 2.0) is None
+
+
+def test_one_that_changes_places_has_not_come():
+    reporter = Reporter(of=12)
+    moves = Migrating(generation=3, moves=(("0.1", "1.2"), ("0.2", "1.1")), before=2.0, meanwhile=2.5, period=1.0)
+    assert reporter.tell(moves, 1.0) == (
+        "workers change places, for a better plan: 0.1 takes that of 1.2, 0.2 takes that of 1.1"
+    )
+    assert reporter.tell(came("0.1"), 2.0) == "worker 0.1 has the state of its new place: it computes from step 33 on"
+    reporter.tell(Detected(worker="0.2", how="process ended: signal 9", generation=3), 3.0)
+    reporter.asked("0.2", 3.0)
+    assert reporter.tell(came("0.2"), 4.0).startswith("worker 0.2 has come: "), "another process"
+    assert reporter.tell(came("0.1"), 5.0).startswith("worker 0.1 has come: ")

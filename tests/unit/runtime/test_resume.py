@@ -25,7 +25,7 @@ from holdfast.runtime.resume import (
     resume_auto,
 )
 from holdfast.runtime.rundir import Claim
-from holdfast.runtime.worker import _membership
+from holdfast.runtime.worker import _ASK_AGAIN_S, _membership, _restore
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected
 from holdfast.telemetry.events import EventLog, read_events
@@ -383,6 +383,64 @@ def test_an_attempt_whose_job_cannot_be_read_is_passed_over_and_told(tmp_path):
     assert f"{run_dir}/job.yaml: bygone: unknown key" in told[0]
     assert f"{run_dir}/attempts/0002/job.yaml: expected keys such as model" in told[1]
     assert resume_auto(job(), run_dir, before).others == (str(tmp_path / "b"),)
+
+
+# A worker that cannot read what was found sound a moment ago.
+
+
+class Stage:
+    """Two layers, as they are given."""
+
+    def __init__(self):
+        self.layers = {}
+
+    def layer_steps(self):
+        return {0: 0, 1: 0}
+
+    def restore(self, layer, data):
+        self.layers[layer] = data
+
+
+def test_a_shard_that_cannot_be_read_at_the_start_is_asked_for_again(tmp_path):
+    make(tmp_path / "a", 8)
+    shard = next((tmp_path / "a" / "step-00000008").glob("layer-0001*"))
+    shard.rename(tmp_path / "away")
+    waited, stage = [], Stage()
+
+    def pause(seconds):
+        waited.append(seconds)
+        if len(waited) == 2:
+            (tmp_path / "away").rename(shard)
+
+    _restore(stage, ResumeFrom(url=str(tmp_path / "a"), step=8), pause)
+    assert stage.layers == {0: b"0", 1: b"1"}
+    assert waited == list(_ASK_AGAIN_S[:2])
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_auto", "way_on"),
+    [
+        ((4, 6, 8), False, "go on from the one before: --resume {url}@6"),
+        ((8,), False, "there is no older one"),
+        ((4, 8), True, "the same command goes on, from the newest checkpoint that can be read then"),
+    ],
+)
+def test_if_that_is_in_vain_it_is_said_how_to_go_on(tmp_path, steps, is_auto, way_on):
+    url = str(tmp_path / "a")
+    make(tmp_path / "a", *steps)
+    next((tmp_path / "a" / "step-00000008").glob("layer-0001*")).unlink()
+    with pytest.raises(ConfigError) as caught:
+        _restore(Stage(), ResumeFrom(url=url, step=8, auto=is_auto), lambda seconds: None)
+    told = str(caught.value)
+    assert told.startswith(f"--resume {url}@8: {url}/step-00000008/layer-0001")
+    assert told.endswith(f" (tried 4 times, after it was found sound); {way_on.format(url=url)}")
+    if is_auto or len(steps) > 1:
+        assert find_auto_or(url, is_auto).step == max(step for step in steps if step < 8), "and so it does"
+
+
+def find_auto_or(url, is_auto):
+    resume = ResumeFrom(url=url, step=None, auto=True) if is_auto else ResumeFrom(url=url, step=6)
+    return find(job(), resume, url + "-new", FACTS)
 
 
 # What a coordinator that is started again can fall back to.
