@@ -30,11 +30,13 @@ from holdfast.control.detection import PATIENCE, Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
 from holdfast.control.membership import Membership, Phase, Starting, restore
 from holdfast.control.membership.cadence import Cadence
+from holdfast.control.membership.forgotten import gone_before
 from holdfast.control.messages import Failure, Hello, Leaving, Remark, Shutdown, StateAt
 from holdfast.control.sabotage import Sabotage
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.tls import channel_credentials, server_credentials
 from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.plan import Plan
 from holdfast.errors import (
@@ -385,6 +387,8 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: E
     awake = AwakeClock()
     reattach_until = awake() + spec.job.control.reattach_s
     membership = _membership(spec, stored, checkpoints, log, reattach_until)
+    if stored is None:  # this is the beginning, or what was decided is lost
+        membership = replace(membership, told_gone=_told_gone(spec))
     if unknown:
         remarks.put(("store", f"{unknown}: what lives is saved, and the job ends"))
         membership = replace(membership, past_lost=unknown, phase=Phase.REATTACHING, agent_away=True)
@@ -413,6 +417,13 @@ def _recall(
     if stored is not None and stored.job != spec.job_id:
         return None, None, f"{spec.store} holds the decisions of another job"
     return store, stored, ""
+
+
+def _told_gone(spec: CoordinatorSpec) -> frozenset[tuple[WorkerId, int]]:
+    """Who was told to be gone before; if the log cannot be read, that is told twice."""
+    with contextlib.suppress(StorageError), parsing(StorageError, OSError):
+        return gone_before(event for _, event in read_events(spec.events))
+    return frozenset()
 
 
 def _still_due(spec: CoordinatorSpec, log: EventLog) -> tuple[Fault, ...]:

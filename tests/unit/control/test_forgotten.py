@@ -1,8 +1,11 @@
 """The store is empty, or of no use: what lives is saved by whoever holds it."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.control.membership import Membership, Phase, Record, Tell, Tick, decide, to_store
+from holdfast.control.membership.forgotten import gone_before
 from holdfast.control.messages import (
     Ended,
     Exited,
@@ -18,6 +21,7 @@ from holdfast.control.messages import (
 )
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
+from holdfast.telemetry.events import Detected, Parted, WorkerReady
 
 PLAN = regular_plan(2, split_evenly(4, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
@@ -151,3 +155,23 @@ def test_a_job_that_has_not_begun_knows_no_past():
     job = Job().give(agent(generation=0), *(hello(w, generation=0, step=0, activity="waiting") for w in PLAN.workers))
     assert job.state.past_lost == ""
     assert {each.plan for _, each in job.commands(Install)} == {PLAN}
+
+
+def test_who_was_told_to_be_gone_before_the_decisions_were_lost_is_not_told_again():
+    """1.0 had died, 1.1 had left in order; 0.1, whose second process this is, died while nobody was there to tell."""
+    told = [
+        *(WorkerReady(worker=str(worker), pid=1) for worker in PLAN.workers),
+        Detected(worker=str(W10), how="process ended: signal 9", generation=1),
+        Parted(worker=str(W11), step=3),
+        Detected(worker=str(W01), how="no sign of life", generation=2),
+        WorkerReady(worker=str(W01), pid=2),
+    ]
+    assert gone_before(told) == {(W10, 1), (W11, 1), (W01, 1)}
+    exits = [(W10, 1, -9), (W11, 1, 0), (W01, 2, -9)]
+    job = Job(replace(BLANK, told_gone=gone_before(told)))
+    job.give(hello(W00), agent(*(Exited(worker=w, pid=pid, status=status) for w, pid, status in exits)))
+    assert [(e.worker, e.how) for e in job.recorded if isinstance(e, Detected)] == [
+        (str(W01), "process ended: signal 9")
+    ]
+    assert job.state.lost == {W01, W10, W11}
+    assert {to for to, _ in job.commands(Install)} == {W00}, "and nobody waits for them"

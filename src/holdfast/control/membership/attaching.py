@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.control.detection import forget
 from holdfast.control.membership.boundary import on_preempted
-from holdfast.control.membership.forgotten import forgotten, knows_more, note_exits, on_survivor
+from holdfast.control.membership.forgotten import forgotten, knows_more, note_exits, on_survivor, untold
 from holdfast.control.membership.forming import form
 from holdfast.control.membership.losses import on_exited
 from holdfast.control.membership.raising import on_raised
@@ -100,7 +100,7 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     for exit_ in hello.exits:
         if state.pids.get(exit_.worker, exit_.pid) == exit_.pid:
             state, more = on_exited(state, exit_.worker, exit_.pid, exit_.status)
-            outputs += more
+            outputs += untold(state, exit_, more)
     if state.phase is Phase.ENDED:
         return state, outputs
     asked = {each.command.worker for each in outputs if isinstance(each, Tell) and isinstance(each.command, Spawn)}

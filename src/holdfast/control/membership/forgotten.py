@@ -7,17 +7,18 @@ saved. Nothing of it is stored: a further coordinator finds out the same way.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from holdfast.control.detection import forget
 from holdfast.control.membership.reattaching import conclude_return
 from holdfast.control.membership.recovering import recover
-from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell, without
-from holdfast.control.messages import Hello, Remark
+from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, Tell, without
+from holdfast.control.messages import Exited, Hello, Remark
 from holdfast.core.ids import WorkerId
-from holdfast.telemetry.events import Notice
+from holdfast.telemetry.events import Detected, Event, Notice, Parted, WorkerReady
 
-__all__ = ["forgotten", "knows_more", "note_exits", "on_survivor"]
+__all__ = ["forgotten", "gone_before", "knows_more", "note_exits", "on_survivor", "untold"]
 
 
 def knows_more(state: Membership, hello: Hello) -> bool:
@@ -47,6 +48,26 @@ def on_survivor(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
         returned={**state.returned, worker: hello},
     )
     return conclude_return(state) if state.phase is Phase.REATTACHING else recover(state)
+
+
+def gone_before(events: Iterable[Event]) -> frozenset[tuple[WorkerId, int]]:
+    """Returns the processes that a log tells to be lost, or to have left; each place may have had several."""
+    pids: dict[str, int] = {}
+    gone: set[tuple[WorkerId, int]] = set()
+    for event in events:
+        match event:
+            case WorkerReady(worker=worker, pid=pid):
+                pids[worker] = pid
+            case Detected(worker=worker) | Parted(worker=worker) if worker in pids:
+                gone.add((WorkerId.parse(worker), pids[worker]))
+    return frozenset(gone)
+
+
+def untold(state: Membership, exited: Exited, outputs: tuple[Output, ...]) -> tuple[Output, ...]:
+    """Returns ``outputs`` without the news of a loss that was told before the decisions were lost."""
+    if (exited.worker, exited.pid) not in state.told_gone:
+        return outputs
+    return tuple(each for each in outputs if not (isinstance(each, Record) and isinstance(each.event, Detected)))
 
 
 def note_exits(state: Membership, hello: Hello) -> Membership:

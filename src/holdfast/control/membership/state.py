@@ -216,6 +216,7 @@ class Membership:
         ended: how the job ended; None before.
         job: which of all jobs this is; whose decisions are in a store is told by it.
         past_lost: why what was decided before is not known; empty if it is.
+        told_gone: processes whose loss, or leaving, a coordinator has told of whose decisions are not known.
     """
 
     healthy: Plan
@@ -282,6 +283,7 @@ class Membership:
     ended: Ended | None = None
     job: str = ""
     past_lost: str = ""
+    told_gone: frozenset[tuple[WorkerId, int]] = frozenset()
 
     @property
     def interval(self) -> int:
