@@ -43,6 +43,7 @@ _PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOOK_S = 0.05
 _REAP_S = 2.0
+_REAPED_S = 0.002
 _BEGIN = (
     "import ctypes, os; ctypes.CDLL(None).prctl({option}, {kill}); os.getppid() == {parent} or os._exit(1); "
     "from multiprocessing.forkserver import main; main({listener}, {alive}, {preload})"
@@ -128,11 +129,18 @@ class ForkServer:
         return self.died() or "nobody knows how"
 
     def kill(self, why: str = "") -> None:
-        """Ends it, and so all processes that were forked from it; ``why`` is told as how it ended."""
+        """Ends it, and so all processes that were forked from it; ``why`` is told as how it ended.
+
+        It is gone when this returns, so that the next process is forked from a new one.
+        """
         with self._lock:
-            if self._pid is not None and self._look() is None:
-                self._why = why
-                os.kill(self._pid, signal.SIGKILL)
+            if self._pid is None or self._look() is not None:
+                return
+            self._why = why
+            os.kill(self._pid, signal.SIGKILL)
+            until = time.monotonic() + _REAP_S
+            while self._look() is None and time.monotonic() < until:
+                time.sleep(_REAPED_S)
 
     def excuse(self) -> str:
         """Why it may not answer, for people."""
