@@ -25,7 +25,7 @@ JOB = {
     "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8},
     "data": {"kind": "text", "path": os.__file__},
     "grid": {"pipelines": 2, "stages": 2, "microbatches": 2},
-    "train": {"steps": 200, "seed": 1},
+    "train": {"steps": 120, "seed": 1},
     "checkpoint": {"every": 3},
     "control": {"hang_s": 15},
     "resume": "auto",
@@ -119,16 +119,16 @@ def test_a_launcher_that_repeats_the_command(launch):
     assert second.returncode == 0, errors
     assert "holdfast: goes on from the checkpoint of step " in errors
     told = launcher.summary()
-    assert told["steps"] == 200
+    assert told["steps"] == 120
     killed, done = told["attempts"]
     assert (killed["outcome"], killed["resumed_from"]) == ("killed", None)
     assert killed["steps"] >= 6
-    assert (done["outcome"], done["resumed_from"], done["steps"]) == ("done", told["resumed_from"], 200)
+    assert (done["outcome"], done["resumed_from"], done["steps"]) == ("done", told["resumed_from"], 120)
     assert told["resumed_from"] >= 6
     before = contents(launcher.run_dir)
     code, output, _ = launcher.run()
     assert code == 0
-    assert output.startswith("done already, nothing was changed: 200 steps, loss ")
+    assert output.startswith("done already, nothing was changed: 120 steps, loss ")
     assert told["weights_sha256"] in output
     assert contents(launcher.run_dir) == before
     inspected = subprocess.run(

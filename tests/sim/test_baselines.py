@@ -16,7 +16,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Agreed, Checkpointed, Detected, Installed, Notice, StepOps
 from holdfast.testing.virtual import Delays, VirtualCluster
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "75")) // 10
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100")) // 10
 STEPS = 9
 EVERY = 3
 GRID = (2, 3, 2)

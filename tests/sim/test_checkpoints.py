@@ -13,7 +13,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Agreed, Checkpointed, Installed
 from holdfast.testing.virtual import VirtualCluster, VirtualResult
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "75")) // 3
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100")) // 3
 STEPS = 6
 EVERY = 2
 GRID = (3, 2, 2)

@@ -28,7 +28,7 @@ from holdfast.testing.virtual import VirtualCluster
 
 LAYERS_PER_STAGE = 2
 STEPS = 12
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "30"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100"))
 POINTS = ["start", "forward", "backward", "reduce", "update", "commit"]
 
 

@@ -14,7 +14,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Detected, StepOps
 from holdfast.testing.virtual import HANG_S, Pause, VirtualCluster, VirtualResult
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "75")) // 5
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100")) // 5
 STEPS = 12
 MARGIN_S = 0.5
 PATIENCE_S = 15 * HANG_S

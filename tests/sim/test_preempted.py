@@ -13,7 +13,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Checkpointed, FaultInjected, Installed, Parted, RolledBack, StepOps, Synced
 from holdfast.testing.virtual import VirtualCluster, VirtualResult
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "75")) // 12
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100")) // 12
 STEPS = 16
 GRID = (3, 2, 2)
 LAYERS = 5

@@ -17,7 +17,7 @@ from holdfast.runtime import snapshots
 from holdfast.telemetry.events import Agreed, Detected, Installed, Notice, StepOps, Synced
 from holdfast.testing.virtual import VirtualCluster
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "75")) // 5
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100")) // 5
 STEPS = 12
 EVERY = 3
 GRID = (2, 3, 2)

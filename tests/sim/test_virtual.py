@@ -22,7 +22,7 @@ from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Install
 from holdfast.telemetry.report import report
 from holdfast.testing.virtual import Pause, VirtualCluster, VirtualResult
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "75"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100"))
 CHUNK = 25
 STEPS = 3
 FIRST_EFFECT_AFTER_INSTALL = 4

@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -324,16 +325,20 @@ class EmulatedStage:
         self._late_s = min(_LATEST_S, max(0.0, self._late_s + (_LATE_STEP_S if later else -_LATE_STEP_S)))
 
 
-def _mix(*values: torch.Tensor) -> torch.Tensor:
+def _mix(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     """Hashes integer vectors into one; wraps around, so sums of results do not depend on their order."""
-    mixed = torch.zeros(WIDTH, dtype=torch.int64)
-    for value in values:
-        mixed = (mixed ^ value) * _ODD
-        mixed = mixed ^ (mixed >> 29)
+    mixed = first * _ODD
+    mixed ^= mixed >> 29
+    for value in others:
+        mixed ^= value
+        mixed *= _ODD
+        mixed ^= mixed >> 29
     return mixed
 
 
+@lru_cache(maxsize=1 << 16)
 def _words(*parts: int) -> torch.Tensor:
+    """A vector for some numbers; shared by all who ask, so never to be changed."""
     seed = 0
     for part in parts:
         seed = (seed * 1_000_003 + part + 1) & 0x7FFF_FFFF_FFFF
