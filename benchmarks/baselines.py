@@ -74,7 +74,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--checkfreq-every", type=int, default=6, help="steps between asynchronous checkpoints")
     parser.add_argument("--snapshot-every", type=int, default=6, help="steps between snapshots in memory")
     parser.add_argument("--kill-step", type=int, default=29, help="in which a worker is killed")
-    parser.add_argument("--repetitions", type=int, default=5, help="runs of each side")
+    parser.add_argument("--repetitions", type=int, default=10, help="runs of each side")
     parser.add_argument("--quick", action="store_true", help="1 repetition")
     parser.add_argument("--limit-s", type=float, default=300.0, help="a run longer than this has failed")
     options = parser.parse_args()

@@ -51,7 +51,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128, help="of the residual stream")
     parser.add_argument("--every", type=int, default=4, help="steps between checkpoints, at least 3")
     parser.add_argument("--checkpoints", type=int, default=4, help="checkpoints of a run")
-    parser.add_argument("--repetitions", type=int, default=6, help="runs of each side")
+    parser.add_argument("--repetitions", type=int, default=10, help="runs of each side")
     parser.add_argument("--quick", action="store_true", help="2 repetitions of 2 checkpoints")
     parser.add_argument("--limit-s", type=float, default=600.0, help="a run longer than this has failed")
     options = parser.parse_args()

@@ -91,7 +91,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=128, help="tokens of a sample")
     parser.add_argument("--warmup", type=int, default=2, help="steps before those that are timed")
     parser.add_argument("--steps", type=int, default=10, help="steps that are timed in a run")
-    parser.add_argument("--repetitions", type=int, default=8, help="runs of each side")
+    parser.add_argument("--repetitions", type=int, default=10, help="runs of each side")
     parser.add_argument("--quick", action="store_true", help="2 repetitions of 5 steps")
     parser.add_argument("--limit-s", type=float, default=600.0, help="a run longer than this has failed")
     options = parser.parse_args()

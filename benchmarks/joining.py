@@ -51,7 +51,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=6, help="runs of each kind, alternating")
+    parser.add_argument("--repetitions", type=int, default=10, help="runs of each kind, alternating")
     parser.add_argument("--quick", action="store_true", help="2 repetitions")
     parser.add_argument("--op-ms", type=float, default=20.0, help="length of every emulated F, I and W")
     parser.add_argument("--steps", type=int, default=30, help="of a run")

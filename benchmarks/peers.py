@@ -92,7 +92,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS), help="what to run")
-    parser.add_argument("--repetitions", type=int, default=5, help="killed runs per system, in turns")
+    parser.add_argument("--repetitions", type=int, default=10, help="killed runs per system, in turns")
     parser.add_argument("--quick", action="store_true", help="1 repetition")
     parser.add_argument("--steps", type=int, default=20, help="steps of a run")
     parser.add_argument("--kill-step", type=int, default=12, help="the step in which a worker is killed")

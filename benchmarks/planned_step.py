@@ -54,7 +54,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=7, help="runs per technique, taking turns")
+    parser.add_argument("--repetitions", type=int, default=10, help="runs per technique, taking turns")
     parser.add_argument("--steps", type=int, default=20, help="of every run")
     parser.add_argument("--microbatches", type=int, default=4, help="of every step")
     parser.add_argument("--layers", type=int, default=6, help="blocks of the transformer")

@@ -54,7 +54,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=4, help="runs of each side and optimizer")
+    parser.add_argument("--seeds", type=int, default=10, help="runs of each side and optimizer")
     parser.add_argument("--steps", type=int, default=100, help="of a run")
     parser.add_argument("--microbatches", type=int, default=2, help="per step")
     parser.add_argument("--microbatch-size", type=int, default=48, help="samples")
