@@ -85,7 +85,7 @@ def jobs(draw):
         resilience=Resilience(
             tolerate=draw(st.integers(0, pipelines - 1)), commit=draw(st.sampled_from(["shadow", "undo"]))
         ),
-        control=Control(port=draw(st.integers(0, 65535)), heartbeat_s=draw(positive)),
+        control=Control(port=draw(st.integers(0, 65535)), heartbeat_s=draw(st.floats(0.001, 0.6))),
     )
 
 
