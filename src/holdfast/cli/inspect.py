@@ -100,8 +100,12 @@ def _read(path: Path) -> list[tuple[float, Event]]:
     Raises:
         ConfigError: it is none, or cannot be read.
     """
-    with parsing(lambda text: ConfigError(f"{path}: is no log of events: {text}"), OSError):
-        return [(time, shown(event)) for time, event in read_events(path)]
+    try:
+        timed = read_events(path)
+    except StorageError as error:
+        raise ConfigError(str(error)) from None
+    with parsing(lambda text: ConfigError(f"{path}: is no log of events: {text}")):
+        return [(time, shown(event)) for time, event in timed]
 
 
 def _text(timed: list[tuple[float, Event]], *, every: bool) -> str:
@@ -120,10 +124,9 @@ def narrate_attempts(run_dir: Path) -> str:
 def _tell_attempt(number: int, folder: Path) -> str:
     """One earlier attempt in one line; also one whose log is damaged, which must not hide the others."""
     path = folder / "events.jsonl"
-    unreadable = f"{path}: cannot be told"
     try:
         timed = _read(path) if path.is_file() else []
-        with parsing(lambda text: ConfigError(f"{unreadable}: {text}")):
+        with parsing(lambda text: ConfigError(f"{path}: cannot be told: {text}")):
             return f"{_told(number, timed)}: holdfast inspect {folder}"
     except ConfigError as error:
         return f"attempt {number}: {error}"

@@ -238,9 +238,9 @@ def _accepted(what: str, comparison: Comparison, accept: tuple[str, ...]) -> tup
 
 def _listed(texts: Sequence[str]) -> str:
     """As many as leave room for what is to be done about them, which comes behind."""
-    fit = [text for text, end in zip(texts, itertools.accumulate(map(len, texts)), strict=True) if end <= _ROOM]
-    left = len(texts) - len(fit)
-    return "; ".join([*fit, f"and {left} more"] if fit and left else fit or [texts[0][:_ROOM]])
+    fit = max(1, sum(end <= _ROOM for end in itertools.accumulate(map(len, texts))))
+    more = [f"and {len(texts) - fit} more"] if fit < len(texts) else []
+    return "; ".join([*(text[:_ROOM] for text in texts[:fit]), *more])
 
 
 def _hint(paths: Sequence[str]) -> str:

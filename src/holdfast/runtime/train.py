@@ -191,7 +191,7 @@ def _resume_from(wanted: str | None, job: Job, directory: Path, before: Sequence
 
 def _events_of(attempt: Path) -> list[tuple[float, Event]]:
     """The events of an attempt; none if there are none that can be read."""
-    with contextlib.suppress(StorageError), parsing(StorageError, OSError):
+    with contextlib.suppress(StorageError):
         return read_events(attempt / "events.jsonl")
     return []
 

@@ -21,7 +21,6 @@ import msgspec
 import torch
 
 from holdfast.config.job import Job
-from holdfast.config.parsing import parsing
 from holdfast.control.advice import Adviser
 from holdfast.control.awake import AwakeClock
 from holdfast.control.client import ControlClient
@@ -296,17 +295,16 @@ def _restore(stage: LifeStage, resume: ResumeFrom, pause: Callable[[float], None
         ConfigError: it cannot be read all the same; says how to go on.
     """
     assert resume.step is not None
-    for wait_s in _ASK_AGAIN_S:
+    for wait_s in (*_ASK_AGAIN_S, None):
         try:
-            return _load(stage, resume.url, resume.step)
-        except StorageError:
+            _load(stage, resume.url, resume.step)
+            break
+        except StorageError as error:
+            if wait_s is None:
+                tried = f"tried {len(_ASK_AGAIN_S) + 1} times, after it was found sound"
+                place = f"{resume.url}@{resume.step}"
+                raise ConfigError(f"--resume {place}: {error} ({tried}); {_way_on(resume)}") from error
             pause(wait_s)
-    try:
-        return _load(stage, resume.url, resume.step)
-    except StorageError as error:
-        tried = f"tried {len(_ASK_AGAIN_S) + 1} times, after it was found sound"
-        place = f"{resume.url}@{resume.step}"
-        raise ConfigError(f"--resume {place}: {error} ({tried}); {_way_on(resume)}") from error
 
 
 def _way_on(resume: ResumeFrom) -> str:
@@ -421,7 +419,7 @@ def _recall(
 
 def _told_gone(spec: CoordinatorSpec) -> frozenset[tuple[WorkerId, int]]:
     """Who was told to be gone before; if the log cannot be read, that is told twice."""
-    with contextlib.suppress(StorageError), parsing(StorageError, OSError):
+    with contextlib.suppress(StorageError):
         return gone_before(event for _, event in read_events(spec.events))
     return frozenset()
 
@@ -434,10 +432,9 @@ def _still_due(spec: CoordinatorSpec, log: EventLog) -> tuple[Fault, ...]:
     if not spec.faults:
         return ()
     try:
-        with parsing(StorageError, OSError):
-            told = read_events(spec.events)
+        told = read_events(spec.events)
     except StorageError as error:
-        _note(log, f"{spec.events}: cannot be read, faults of the coordinator are left out: {error}")
+        _note(log, f"faults of the coordinator are left out: {error}")
         return ()
     fired = {event.spec for _, event in told if isinstance(event, FaultInjected)}
     return tuple(fault for fault in spec.faults if str(fault) not in fired)

@@ -19,6 +19,9 @@ from typing import ClassVar
 
 import msgspec
 
+from holdfast.config.parsing import parsing
+from holdfast.errors import StorageError
+
 __all__ = [
     "Agreed",
     "CheckpointFailed",
@@ -522,7 +525,11 @@ def read_events(path: str | Path) -> list[tuple[float, Event]]:
 
     What a full disk or a kill in the middle of a write cut off is left out: at the end of the log, or before the event
     that another process appended to it.
+
+    Raises:
+        StorageError: it cannot be read, or is no log of events.
     """
-    *lines, _ = Path(path).read_bytes().split(b"\n")
-    whole = [_decoder.decode(line[line.rindex(_BEGIN) :]) for line in lines]
+    with parsing(lambda text: StorageError(f"{path}: is no log of events: {text}"), OSError):
+        *lines, _ = Path(path).read_bytes().split(b"\n")
+        whole = [_decoder.decode(line[line.rindex(_BEGIN) :]) for line in lines]
     return sorted(((line.time, line.data) for line in whole), key=lambda pair: pair[0])

@@ -46,4 +46,4 @@ def test_of_a_log_that_cannot_be_read_none_is_due_and_that_is_told(told, tmp_pat
     assert due(told, tmp_path) == ()
     ((_, notice),) = read_events(tmp_path / "own.jsonl")
     assert isinstance(notice, Notice)
-    assert notice.text.startswith(f"{told}: cannot be read, faults of the coordinator are left out: ")
+    assert notice.text.startswith(f"faults of the coordinator are left out: {told}: ")
