@@ -72,7 +72,7 @@ def test_healthy_training_goes_on_without_it(runs, slowness):
         return max(steps(events)) >= 12 and any(isinstance(event, Notice) for event in events)
 
     with runs.absence(over) as away:
-        overrides = ("train.steps=100", *away.overrides)
+        overrides = ("train.steps=60", *away.overrides)
         summary = runs.survives("gpt", "kill-coordinator@2", overrides=overrides, run_dir=away.run_dir)
     ((lost, _),) = events_of(summary, CoordinatorLost)
     (_, (back, ready)) = events_of(summary, CoordinatorReady)

@@ -28,7 +28,7 @@ def profile_of(*layers_ms):
 
 @pytest.mark.parametrize(
     ("name", "layers_ms", "steps"),
-    [("gpt", (10, 10, 10, 10, 10), 60), ("convnet", (5, 5, 5, 5, 10, 5, 5), 150)],
+    [("gpt", (10, 10, 10, 10, 10), 24), ("convnet", (5, 5, 5, 5, 10, 5, 5), 50)],
 )
 def test_workers_take_the_places_of_lost_ones(runs, tmp_path, name, layers_ms, steps):
     """Once the library has the plan for two losses elsewhere; weights, moments and running averages go with them."""
