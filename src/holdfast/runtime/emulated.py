@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.profile import Profile
@@ -24,6 +27,8 @@ from holdfast.errors import InternalError, LedgerError
 from holdfast.runtime.tallies import pack_tally, unpack_tally
 
 __all__ = ["WIDTH", "EmulatedStage"]
+
+_Words: TypeAlias = NDArray[np.int64]
 
 WIDTH = 8
 _ODD = 0x5851F42D4C957F2D
@@ -63,30 +68,29 @@ class EmulatedStage:
         self.layer_range = layers
         self._num_layers = num_layers
         self._num_microbatches = num_microbatches
+        self._sections = (WIDTH, WIDTH + 1, WIDTH + 1 + num_microbatches)
         self._weights = {layer: [_words(layer), _words(layer)] for layer in layers.indices}
         self._live = dict.fromkeys(layers.indices, 0)
         self._steps = dict.fromkeys(layers.indices, 0)
         self._reduced_losses: list[float] | None = None
-        self._missed: list[tuple[dict[int, torch.Tensor], bool]] | None = None
-        self._presumed: tuple[int, dict[int, torch.Tensor]] | None = None
+        self._missed: list[tuple[dict[int, _Words], bool]] | None = None
+        self._presumed: tuple[int, dict[int, _Words]] | None = None
         self._share_scaled = scaled
         self._scaled = False
         self._step = 0
         self.unanimous = False
-        self._losses = torch.zeros(num_microbatches, dtype=torch.float64)
+        self._losses = np.zeros(num_microbatches)
         self.discard()
 
     def discard(self) -> None:
         """See LifeStage.discard."""
-        self._inputs: dict[tuple[int, int], torch.Tensor] = {}
-        self._gradients: dict[int, torch.Tensor] = {}
-        self._sums = {layer: torch.zeros(WIDTH, dtype=torch.int64) for layer in self.layer_range.indices}
-        self._counts = {
-            layer: torch.zeros(self._num_microbatches, dtype=torch.int64) for layer in self.layer_range.indices
-        }
-        self._reduced: dict[int, torch.Tensor] = {}
+        self._inputs: dict[tuple[int, int], _Words] = {}
+        self._gradients: dict[int, _Words] = {}
+        self._sums = {layer: np.zeros(WIDTH, np.int64) for layer in self.layer_range.indices}
+        self._counts = {layer: np.zeros(self._num_microbatches, np.int64) for layer in self.layer_range.indices}
+        self._reduced: dict[int, _Words] = {}
         self._dissent = 0
-        self._losses.zero_()
+        self._losses.fill(0.0)
 
     def begin(self, step: int) -> None:
         """See StagePort.begin."""
@@ -102,12 +106,12 @@ class EmulatedStage:
             return self._forward(step, microbatch, activation)
 
     def _forward(self, step: int, microbatch: int, activation: torch.Tensor | None) -> torch.Tensor | None:
-        value = _words(step, microbatch) if activation is None else activation
+        value = _words(step, microbatch) if activation is None else activation.numpy()
         for layer in self.layer_range.indices:
             self._inputs[layer, microbatch] = value
             value = _mix(value, self._weight(layer), _words(step, microbatch, layer))
         if self.layer_range.stop < self._num_layers:
-            return value
+            return torch.from_numpy(value)
         self._losses[microbatch] = float(value[0]) / 2**63
         self._gradients[microbatch] = value
         return None
@@ -119,7 +123,7 @@ class EmulatedStage:
 
     def _backward(self, kind: OpKind, step: int, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if kind is not OpKind.W:
-            value = self._gradients.pop(microbatch) if gradient is None else gradient
+            value = self._gradients.pop(microbatch) if gradient is None else gradient.numpy()
             self._gradients[microbatch] = value
         value = self._gradients[microbatch]
         for layer in reversed(self.layer_range.indices):
@@ -130,29 +134,25 @@ class EmulatedStage:
                 self._counts[layer][microbatch] += 1
         if kind is not OpKind.I:
             del self._gradients[microbatch]
-        return None if kind is OpKind.W or self.layer_range.start == 0 else value
+        return None if kind is OpKind.W or self.layer_range.start == 0 else torch.from_numpy(value)
 
     def message(self, layers: tuple[int, ...], dissent: int) -> torch.Tensor:
         """See StagePort.message."""
         (layer,) = layers
-        last = (self._losses.view(torch.int64),) if layer == self._num_layers - 1 else ()
-        return torch.cat((self._sums[layer], torch.tensor([dissent]), self._counts[layer], *last))
+        last = (self._losses.view(np.int64),) if layer == self._num_layers - 1 else ()
+        return torch.from_numpy(np.concatenate((self._sums[layer], [dissent], self._counts[layer], *last)))
 
     def accept(self, layers: tuple[int, ...], reduced: torch.Tensor) -> None:
         """See StagePort.accept."""
         (layer,) = layers
-        total, dissent, counts, losses = torch.split(reduced, self._sections(layer))
-        self._dissent += int(dissent)
+        total, dissent, counts, losses = np.split(reduced.numpy(), self._sections)
+        self._dissent += int(dissent[0])
         for microbatch, count in enumerate(counts.tolist()):
             if count != 1:
                 raise LedgerError(layer, microbatch, count)
         if layer == self._num_layers - 1:
-            self._reduced_losses = losses.view(torch.float64).tolist()
-        self._reduced[layer] = total.clone()
-
-    def _sections(self, layer: int) -> list[int]:
-        last = layer == self._num_layers - 1
-        return [WIDTH, 1, self._num_microbatches, self._num_microbatches if last else 0]
+            self._reduced_losses = losses.view(np.float64).tolist()
+        self._reduced[layer] = total.copy()
 
     def tally(self) -> torch.Tensor:
         """See StagePort.tally: a mark for every own layer, its "norm", and how many owners are not ready."""
@@ -291,14 +291,14 @@ class EmulatedStage:
     def restore(self, layer: int, data: bytes) -> None:
         """See LifeStage.restore."""
         step, *words = (int(word) for word in data.split())
-        self._weights[layer] = [torch.tensor(words, dtype=torch.int64) for _ in range(2)]
+        self._weights[layer] = [np.array(words, np.int64) for _ in range(2)]
         self._steps[layer] = step
 
     def layer_digest(self, layer: int) -> str:
         """See LifeStage.layer_digest."""
-        return hashlib.sha256(self._weight(layer).numpy().tobytes()).hexdigest()
+        return hashlib.sha256(self._weight(layer).tobytes()).hexdigest()
 
-    def _weight(self, layer: int) -> torch.Tensor:
+    def _weight(self, layer: int) -> _Words:
         return self._weights[layer][self._live[layer]]
 
     @contextmanager
@@ -325,7 +325,7 @@ class EmulatedStage:
         self._late_s = min(_LATEST_S, max(0.0, self._late_s + (_LATE_STEP_S if later else -_LATE_STEP_S)))
 
 
-def _mix(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+def _mix(first: _Words, *others: _Words) -> _Words:
     """Hashes integer vectors into one; wraps around, so sums of results do not depend on their order."""
     mixed = first * _ODD
     mixed ^= mixed >> 29
@@ -337,14 +337,14 @@ def _mix(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(maxsize=1 << 16)
-def _words(*parts: int) -> torch.Tensor:
+def _words(*parts: int) -> _Words:
     """A vector for some numbers; shared by all who ask, so never to be changed."""
     seed = 0
     for part in parts:
         seed = (seed * 1_000_003 + part + 1) & 0x7FFF_FFFF_FFFF
-    return _mix_constant(torch.arange(1, WIDTH + 1, dtype=torch.int64) * (2 * seed + 1))
+    return _mix_constant(np.arange(1, WIDTH + 1, dtype=np.int64) * (2 * seed + 1))
 
 
-def _mix_constant(value: torch.Tensor) -> torch.Tensor:
+def _mix_constant(value: _Words) -> _Words:
     value = value * _ODD
     return value ^ (value >> 31)
