@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BaselineFailed", "BaselineRun", "run_baseline"]
 
-_PRELOAD = ["torch", "torch.distributed", "torch.distributed.pipelining", "holdfast.runtime.worker"]
+_PRELOAD = ["torch", "torch.distributed", "torch.distributed.pipelining", "holdfast.runtime.main.worker"]
 
 
 class BaselineFailed(Exception):
@@ -159,7 +159,7 @@ class _Worker:
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
         from holdfast.models import gpt
-        from holdfast.runtime.build import build_dataset, build_optimizer
+        from holdfast.runtime.engine.build import build_dataset, build_optimizer
 
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)

@@ -24,7 +24,7 @@ from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.control.messages import Progress
 from holdfast.errors import HoldfastError
-from holdfast.runtime.agent import Interrupted, healthy_plan
+from holdfast.runtime.node.agent import Interrupted, healthy_plan
 from holdfast.runtime.train import train
 from holdfast.telemetry.events import StepOps, WorkerReady, read_events
 from measure import Interval, Recorder, cpu_seconds, interval, print_table, progress, ratio_interval, time_limit
@@ -191,8 +191,8 @@ def bytes_per_step(options: argparse.Namespace) -> dict[str, dict[str, dict[str,
 
 def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
     from holdfast.core.lower import Payload, Reduce, Send, lower
-    from holdfast.runtime.build import build_stage, probe
-    from holdfast.runtime.model import num_bytes
+    from holdfast.runtime.engine.build import build_stage, probe
+    from holdfast.runtime.tensors import num_bytes
 
     assert job.model.__struct_config__.tag == "gpt"
     plan = healthy_plan(job, job.model.layers + 2)  # type: ignore[union-attr]
@@ -216,8 +216,8 @@ def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
 
 
 def _baseline_bytes(job: Job) -> dict[str, dict[str, int]]:
-    from holdfast.runtime.build import build_model, probe
-    from holdfast.runtime.model import num_bytes
+    from holdfast.runtime.engine.build import build_model, probe
+    from holdfast.runtime.tensors import num_bytes
 
     grid, model = job.grid, build_model(job)
     plan = healthy_plan(job, len(model.layers))

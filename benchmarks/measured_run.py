@@ -11,7 +11,7 @@ from typing import Any
 from holdfast import Job, Summary, train
 from holdfast.core.profile import Profile, uniform_profile
 from holdfast.errors import HoldfastError
-from holdfast.runtime.agent import Interrupted
+from holdfast.runtime.node.agent import Interrupted
 from measure import time_limit
 
 __all__ = ["measured_run", "op_profile", "step_lengths"]

@@ -30,7 +30,7 @@ from holdfast.config.load import dump_job, parse_job
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.errors import HoldfastError
-from holdfast.runtime.agent import Interrupted
+from holdfast.runtime.node.agent import Interrupted
 from holdfast.runtime.train import train
 from holdfast.telemetry.events import Installed, StepOps, read_events
 from measure import ROOT, Interval, Recorder, interval, print_table, progress, time_limit
@@ -127,7 +127,7 @@ def install() -> str | None:
 def _works() -> bool:
     if not PYTHON.exists():
         return False
-    command = [str(PYTHON), "-c", "import torchft.manager, holdfast.runtime.build"]
+    command = [str(PYTHON), "-c", "import torchft.manager, holdfast.runtime.engine.build"]
     return subprocess.run(command, capture_output=True, timeout=120, env=_environment(), check=False).returncode == 0
 
 

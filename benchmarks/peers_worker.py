@@ -23,7 +23,7 @@ import torch.distributed as dist
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.data.sampler import load_microbatch
-from holdfast.runtime.build import build_dataset, build_model, build_optimizer
+from holdfast.runtime.engine.build import build_dataset, build_model, build_optimizer
 
 _PR_SET_PDEATHSIG = 1
 _TIMEOUT = timedelta(seconds=20)

@@ -23,7 +23,7 @@ from holdfast.data.digits import Digits
 from holdfast.data.sampler import load_microbatch
 from holdfast.models import convnet
 from holdfast.optim.factory import make_optimizer
-from holdfast.runtime.stage import Stage
+from holdfast.runtime.engine.stage import Stage
 from measure import Interval, Recorder, interval, print_table, progress, time_limit
 
 SIDES = ("plain", "undone", "nudged")

@@ -21,8 +21,8 @@ from holdfast.models import gpt
 from holdfast.optim.committed import copied, copied_entry
 from holdfast.optim.factory import OptimizerFactory, make_optimizer
 from holdfast.optim.undoable import UndoableLayer
-from holdfast.runtime.model import Model
-from holdfast.runtime.stage import Commit, Stage
+from holdfast.runtime.engine.model import Model
+from holdfast.runtime.engine.stage import Commit, Stage
 from measure import Interval, Recorder, interval, print_table, progress, ratio_interval, time_limit
 
 OPTIMIZERS: dict[str, OptimizerFactory] = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from holdfast.version import __version__
+
 TYPE_CHECKING = False  # typing's own would have to load typing
 if TYPE_CHECKING:
     from holdfast.config.job import Job
@@ -13,8 +15,6 @@ if TYPE_CHECKING:
     from holdfast.runtime.train import Summary, train
 
 __all__ = ["Fault", "Job", "Summary", "__version__", "load_job", "load_profile", "parse_job", "train"]
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Fault": "holdfast.core.faults",

@@ -13,7 +13,7 @@ import pytest
 import holdfast.errors
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Link
-from holdfast.runtime.forks import FORKS, ForkedProcess
+from holdfast.runtime.node.forks import FORKS, ForkedProcess
 from holdfast.testing.memory import MemoryHub
 
 WORKER = Path(__file__).with_name("transport_worker.py")

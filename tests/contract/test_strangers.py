@@ -12,7 +12,7 @@ import pytest
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.errors import PeerLost, StaleGeneration
-from holdfast.runtime.transport import MessageKey
+from holdfast.runtime.transport.port import MessageKey
 
 A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
 MANY, LIMIT = 1100, 1024

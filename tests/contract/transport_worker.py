@@ -12,9 +12,9 @@ import threading
 import torch
 
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.runtime.delayed import DelayedTransport
-from holdfast.runtime.exchange import RelayExchange
-from holdfast.runtime.gloo import GlooTransport
+from holdfast.runtime.transport.delayed import DelayedTransport
+from holdfast.runtime.transport.exchange import RelayExchange
+from holdfast.runtime.transport.gloo import GlooTransport
 from holdfast.testing.memory import MemoryTransport
 
 

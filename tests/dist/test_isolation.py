@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.ids import WorkerId
-from holdfast.runtime.agent import Agent
+from holdfast.runtime.node.agent import Agent
 from holdfast.telemetry.events import Detected, Notice, WorkerReady, read_events
 
 pytestmark = [

@@ -17,7 +17,7 @@ import pytest
 
 from holdfast import load_profile, parse_job, train
 from holdfast.errors import InternalError
-from holdfast.runtime.forks import SERVER, is_gone
+from holdfast.runtime.node.forks import SERVER, is_gone
 from holdfast.telemetry.events import Notice, StepOps, read_events
 
 pytestmark = pytest.mark.dist

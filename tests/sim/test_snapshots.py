@@ -13,7 +13,7 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
-from holdfast.runtime import snapshots
+from holdfast.protocol import snapshots
 from holdfast.telemetry.events import Agreed, Detected, Installed, Notice, StepOps, Synced
 from holdfast.testing.virtual import VirtualCluster
 

@@ -11,7 +11,7 @@ from holdfast.config.load import parse_job
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.planning.jobs import healthy_plan
-from holdfast.runtime.build import build_stage, probe
+from holdfast.runtime.engine.build import build_stage, probe
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 3

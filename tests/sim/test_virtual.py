@@ -17,7 +17,7 @@ from holdfast.core.faults import Fault, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.planning.jobs import healthy_plan
-from holdfast.runtime.build import build_stage, probe
+from holdfast.runtime.engine.build import build_stage, probe
 from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Installed, Reattached, StepOps
 from holdfast.telemetry.report import report
 from holdfast.testing.virtual import Pause, VirtualCluster, VirtualResult

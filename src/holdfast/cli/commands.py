@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from holdfast import __version__
+from holdfast.version import __version__
 from holdfast.cli.certs import add_certs_parser
 from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.plan import add_plan_parser

@@ -18,7 +18,7 @@ from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
 from holdfast.errors import DecisionsLost, StateUnavailable
 from holdfast.plain import one_line
-from holdfast.runtime.agent import Interrupted
+from holdfast.runtime.node.agent import Interrupted
 from holdfast.runtime.train import Summary, train
 from holdfast.telemetry.events import Event, Notice, Preparing
 

@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError
 from holdfast.profiling.layers import measure_layers
 from holdfast.profiling.link import answer_messages, measure_link
 from holdfast.profiling.processes import PROGRESS, Measured
-from holdfast.runtime.worker import answering
+from holdfast.runtime.main.lookups import answering
 
 __all__ = ["run_echo", "run_layers", "run_link"]
 

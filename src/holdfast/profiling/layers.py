@@ -22,7 +22,7 @@ from holdfast.errors import ConfigError
 from holdfast.profiling.held import Held
 from holdfast.profiling.samples import spread
 from holdfast.profiling.timers import Timer, timer_for
-from holdfast.runtime.build import (
+from holdfast.runtime.engine.build import (
     build_dataset,
     build_model,
     build_optimizer,
@@ -30,8 +30,9 @@ from holdfast.runtime.build import (
     microbatch_loader,
     probe,
 )
-from holdfast.runtime.model import Model, num_bytes
-from holdfast.runtime.stage import Reduction, Stage
+from holdfast.runtime.engine.model import Model
+from holdfast.runtime.tensors import num_bytes
+from holdfast.runtime.engine.stage import Reduction, Stage
 
 __all__ = ["LayerBench", "measure_layers"]
 

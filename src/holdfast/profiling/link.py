@@ -18,9 +18,9 @@ from holdfast.core.lower import Payload
 from holdfast.core.profile import Link
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.profiling.samples import fit_link
-from holdfast.runtime.exchange import RelayExchange
-from holdfast.runtime.gloo import GlooTransport
-from holdfast.runtime.transport import MessageKey, Transport
+from holdfast.runtime.transport.exchange import RelayExchange
+from holdfast.runtime.transport.gloo import GlooTransport
+from holdfast.runtime.transport.port import MessageKey, Transport
 
 __all__ = ["SIZES", "answer_messages", "measure_link"]
 

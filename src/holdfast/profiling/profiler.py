@@ -13,9 +13,10 @@ import msgspec
 from holdfast.config.job import Job
 from holdfast.core.profile import Link, Profile
 from holdfast.errors import ConfigError, InternalError
-from holdfast.profiling.processes import PROGRESS, Measured, echo_main, layers_main, link_main
-from holdfast.runtime.children import Children
-from holdfast.runtime.forks import FORKS
+from holdfast.profiling.processes import ECHO, LAYERS, LINK, PROGRESS, Measured
+from holdfast.runtime.node.children import Children
+from holdfast.runtime.node.entries import Entry
+from holdfast.runtime.node.forks import FORKS
 
 __all__ = ["measure_profile"]
 
@@ -45,12 +46,10 @@ def measure_profile(
     # Gloo reports on stderr that the other end is gone, as it is when it is done.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     with _Measuring() as children:
-        answer = children.start(layers_main, job, iterations, device)
+        answer = children.start(LAYERS, job, iterations, device)
         measured = msgspec.json.decode(_answer(answer, on_iteration), type=Measured)
         one_end, other_end = FORKS.Pipe()
-        answers = [
-            children.start(main, job, iterations, end) for main, end in ((link_main, one_end), (echo_main, other_end))
-        ]
+        answers = [children.start(entry, job, iterations, end) for entry, end in ((LINK, one_end), (ECHO, other_end))]
         one_end.close()
         other_end.close()
         link = msgspec.json.decode(_answer(answers[0]), type=Link)
@@ -63,10 +62,10 @@ class _Measuring(contextlib.AbstractContextManager["_Measuring"]):
     def __init__(self) -> None:
         self._children = Children()
 
-    def start(self, main: Callable[..., None], *arguments: Any) -> Connection:
+    def start(self, entry: Entry, *arguments: Any) -> Connection:
         """Starts a process; returns where its answer comes."""
         ours, theirs = FORKS.Pipe(duplex=False)
-        self._children.attend(self._children.start(main, *arguments, theirs, name=main.__name__))
+        self._children.attend(self._children.start(entry, *arguments, theirs, name=entry.name))
         theirs.close()
         return ours
 

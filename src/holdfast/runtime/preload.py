@@ -11,14 +11,17 @@ import grpc.aio
 import torch._dynamo
 import torch.distributed
 
-import holdfast.runtime.worker
+import holdfast.runtime.main.coordinator
+import holdfast.runtime.main.library
+import holdfast.runtime.main.lookups
+import holdfast.runtime.main.worker
 
 __all__: list[str] = []
 
 # Taking torch down in an orderly way takes a second and gains nothing: the server holds no state.
 atexit.register(os._exit, 0)
 
-_LOADED = (grpc.aio, torch._dynamo, torch.distributed, holdfast.runtime.worker)
+_LOADED = (grpc.aio, torch._dynamo, torch.distributed, holdfast.runtime.main)
 
 # What is loaded stays: a collection in what is forked need not look at it, 0.2 s of processor time in each, nor write
 # to the memory that all of them share.

@@ -16,8 +16,8 @@ from holdfast.config.load import load_job
 from holdfast.control.membership.progress import MAX_RESTORABLE
 from holdfast.control.messages import StateAt
 from holdfast.errors import ConfigError, StorageError
-from holdfast.runtime.processes import Found, ResumeFrom
 from holdfast.runtime.rundir import job_files
+from holdfast.runtime.specs import Found, ResumeFrom
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected, Sound
 

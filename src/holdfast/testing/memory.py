@@ -13,7 +13,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.data.items import spec_of
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
-from holdfast.runtime.transport import MessageKey
+from holdfast.runtime.transport.port import MessageKey
 
 __all__ = ["Mail", "MemoryHub", "MemoryTransport"]
 
@@ -81,7 +81,7 @@ class MemoryHub:
 
 
 class MemoryTransport:
-    """One worker's end of a hub, for threads; see :class:`holdfast.runtime.transport.Transport`."""
+    """One worker's end of a hub, for threads; see :class:`holdfast.runtime.transport.port.Transport`."""
 
     def __init__(self, worker: WorkerId, hub: MemoryHub) -> None:
         self._worker = worker

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.core.ids import WorkerId
 from holdfast.core.schedule import OpKind
 from holdfast.core.work import WorkPhase, working
-from holdfast.runtime.life import LifeStage
+from holdfast.protocol.worker import LifeStage
 
 __all__ = ["Raise", "RaisingStage"]
 

@@ -70,10 +70,11 @@ from holdfast.errors import InternalError, PeerLost, StaleGeneration, WorkFailed
 from holdfast.planning.migration import Migration
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Rerouted, Terms, replanned
-from holdfast.runtime.emulated import EmulatedStage
-from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
-from holdfast.runtime.injection import strikes
-from holdfast.runtime.life import (
+from holdfast.protocol.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
+from holdfast.protocol.pace import WAITS, Pace
+from holdfast.protocol.snapshots import Snapshots
+from holdfast.protocol.stopping import ends_job
+from holdfast.protocol.worker import (
     Abort,
     Attach,
     Boundary,
@@ -92,10 +93,9 @@ from holdfast.runtime.life import (
     WorkerLife,
     Written,
 )
-from holdfast.runtime.pace import WAITS, Pace
-from holdfast.runtime.snapshots import Snapshots
-from holdfast.runtime.stopping import ends_job
-from holdfast.runtime.transport import MessageKey
+from holdfast.runtime.engine.emulated import EmulatedStage
+from holdfast.runtime.injection import strikes
+from holdfast.runtime.transport.port import MessageKey
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Event, FaultInjected, StepOps
 from holdfast.testing.memory import Mail

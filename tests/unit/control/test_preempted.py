@@ -28,7 +28,7 @@ from holdfast.control.messages import (
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.planning.training import Rerouted
-from holdfast.runtime.life import Pin, WorkerLife, Written
+from holdfast.protocol.worker import Pin, WorkerLife, Written
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Checkpointed, CheckpointFailed
 

@@ -14,8 +14,8 @@ from holdfast.optim.accumulate import Numerics
 from holdfast.optim.digest import RunDigest, digest_states
 from holdfast.optim.factory import make_optimizer
 from holdfast.optim.loss_scale import LossScaling
-from holdfast.runtime.model import Loss, Model
-from holdfast.runtime.stage import Commit, Reduction, Stage
+from holdfast.runtime.engine.model import Loss, Model
+from holdfast.runtime.engine.stage import Commit, Reduction, Stage
 
 Load = Callable[[int, int], tuple[Tensor, Tensor]]
 

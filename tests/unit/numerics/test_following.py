@@ -10,7 +10,7 @@ import torch
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.errors import CorruptBlob, InternalError
-from holdfast.runtime.emulated import EmulatedStage
+from holdfast.runtime.engine.emulated import EmulatedStage
 
 from .numerics_grid import commit, convnet_job, gpt_job, reduce, run_microbatch
 

@@ -19,7 +19,7 @@ from holdfast.optim.factory import make_optimizer
 from holdfast.optim.loss_scale import LARGEST, LossScale, LossScaling
 from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undoable import UndoableLayer
-from holdfast.runtime.stage import Stage
+from holdfast.runtime.engine.stage import Stage
 
 from .numerics_grid import Job, add_up, commit, convnet_job, digest, gpt_job, reduce, run_microbatch, train
 from .small_layer import gradients, make_layer

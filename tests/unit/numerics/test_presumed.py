@@ -10,8 +10,8 @@ from torch import Tensor
 
 from holdfast.core.placement import LayerRange
 from holdfast.errors import InternalError
-from holdfast.runtime.emulated import EmulatedStage
-from holdfast.runtime.stage import Stage
+from holdfast.runtime.engine.emulated import EmulatedStage
+from holdfast.runtime.engine.stage import Stage
 
 from .numerics_grid import add_up, commit, convnet_job, digest, forward, gpt_job, run_microbatch, train
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from holdfast.runtime.split_backward import fused_gradient, input_gradient, weight_gradient
+from holdfast.runtime.engine.split_backward import fused_gradient, input_gradient, weight_gradient
 
 
 class Attention(nn.Module):

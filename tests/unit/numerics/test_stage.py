@@ -14,8 +14,8 @@ from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError, InternalError, LedgerError, ReplicaDiverged
 from holdfast.optim.digest import digest_run, load_layer
 from holdfast.optim.factory import make_optimizer
-from holdfast.runtime.model import Model
-from holdfast.runtime.stage import Stage, layer_seed
+from holdfast.runtime.engine.model import Model
+from holdfast.runtime.engine.stage import Stage, layer_seed
 
 from .numerics_grid import Job, backward, commit, convnet_job, digest, forward, gpt_job, reduce, run_microbatch, train
 

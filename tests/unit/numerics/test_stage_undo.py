@@ -9,7 +9,7 @@ import torch
 from holdfast.errors import InternalError, NotUndoable, WorkFailed
 from holdfast.optim.digest import LayerState, decode_layer, encode_layer
 from holdfast.optim.factory import OptimizerFactory, make_optimizer
-from holdfast.runtime.stage import Stage
+from holdfast.runtime.engine.stage import Stage
 
 from .numerics_grid import Job, commit, convnet_job, digest, gpt_job, reduce, run_microbatch, train
 

@@ -10,8 +10,8 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError
 from holdfast.profiling.layers import LayerBench, measure_layers
-from holdfast.runtime.build import build_dataset, build_model, build_optimizer, microbatch_loader
-from holdfast.runtime.stage import Stage
+from holdfast.runtime.engine.build import build_dataset, build_model, build_optimizer, microbatch_loader
+from holdfast.runtime.engine.stage import Stage
 
 CPU = torch.device("cpu")
 WIDTH, CONTEXT, BATCH, LAYERS = 16, 8, 2, 3

@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from holdfast.runtime.worker import answering
+from holdfast.runtime.main.lookups import answering
 
 
 def die_the_first_time(directory, answer):

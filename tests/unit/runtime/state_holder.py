@@ -11,7 +11,7 @@ import threading
 
 import msgspec
 
-from holdfast.runtime.transfer import StateServer
+from holdfast.runtime.transport.transfer import StateServer
 
 
 def layer_bytes(layer, size):

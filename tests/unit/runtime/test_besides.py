@@ -5,8 +5,8 @@ import pytest
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Reduction
-from holdfast.runtime.besides import Besides, resident_bytes
-from holdfast.runtime.executor import Committed, FinishReduce, Reach
+from holdfast.protocol.besides import Besides, resident_bytes
+from holdfast.protocol.executor import Committed, FinishReduce, Reach
 
 
 def finish(layer):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InternalError
-from holdfast.runtime import forks
-from holdfast.runtime.children import Children
-from holdfast.runtime.forks import SERVER, ForkedProcess, Patience, is_gone
+from holdfast.runtime.node import forks
+from holdfast.runtime.node.children import Children
+from holdfast.runtime.node.forks import SERVER, ForkedProcess, Patience, is_gone
 
 LIMIT_S = 60.0
 

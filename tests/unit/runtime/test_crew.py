@@ -11,8 +11,8 @@ import pytest
 from holdfast.control.messages import Exited, NodeLost, Offer
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
-from holdfast.runtime.children import Children
-from holdfast.runtime.crew import Crew
+from holdfast.runtime.node.children import Children
+from holdfast.runtime.node.worker_group import Crew
 from holdfast.telemetry.events import EventLog, FaultInjected, Notice, read_events
 
 A, B, C, D = (WorkerId(pipeline, stage) for pipeline in range(2) for stage in range(2))

@@ -11,8 +11,8 @@ from holdfast.core.lower import Payload
 from holdfast.core.profile import Link
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import StaleGeneration
-from holdfast.runtime.delayed import DelayedTransport
-from holdfast.runtime.transport import MessageKey
+from holdfast.runtime.transport.delayed import DelayedTransport
+from holdfast.runtime.transport.port import MessageKey
 from holdfast.testing.memory import MemoryHub, MemoryTransport
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
 
 from holdfast import parse_job
-from holdfast.runtime import agent as agents
-from holdfast.runtime.agent import Agent, Outcome
-from holdfast.runtime.forks import SERVER
+from holdfast.runtime.node import agent as agents
+from holdfast.runtime.node.agent import Agent, Outcome
+from holdfast.runtime.node.entries import Entry
+from holdfast.runtime.node.forks import SERVER
 
 TREE = {
     "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8},
@@ -27,7 +27,7 @@ def hashed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))  # the processes import it, too
 
     def end(main, start_s=300.0, **options):
-        monkeypatch.setattr(agents, "digest_main", getattr(importlib.import_module("dying_digest"), main))
+        monkeypatch.setattr(agents, "DIGEST", Entry("digest", f"dying_digest:{main}"))
         done = Outcome(outcome="done", detail="", step=1, directory=str(tmp_path), generations=1)
         SERVER.start()
         agent = Agent(job=parse_job({**TREE, "control": {"start_s": start_s}}), run_dir=tmp_path, **options)
@@ -48,7 +48,7 @@ def test_one_that_dies_again_costs_the_hashes_and_it_is_said_where_the_layers_ar
     assert (tmp_path / "deaths").read_text() == "died\n" * 2
     assert (outcome.outcome, outcome.weights_sha256, outcome.state_sha256) == ("done", None, None)
     assert outcome.no_hashes == (
-        "they could not be computed, in two tries: the die_every_time ended without an answer: signal 9; "
+        "they could not be computed, in two tries: the digest ended without an answer: signal 9; "
         f"the layers are in {tmp_path}"
     )
 
@@ -69,7 +69,7 @@ def test_one_that_hangs_is_given_up_in_limited_time(hashed, tmp_path):
     outcome = hashed("hang_every_time", start_s=1.5, on_event=told.append)
     pids = [int(pid) for pid in (tmp_path / "deaths").read_text().split()]
     assert len(pids) == 2, "it was tried once more"
-    assert "the hang_every_time gave no answer within 2 s" in outcome.no_hashes
+    assert "the digest gave no answer within 2 s" in outcome.no_hashes
     texts = [event.text for event in told]
     assert "computing the hashes of what was trained" in texts, "whoever waits is told what for"
     assert any(text.endswith("they are computed once more") for text in texts)

@@ -7,7 +7,7 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.profile import LayerProfile, Link, Profile, uniform_profile
 from holdfast.core.schedule import OpKind
 from holdfast.errors import LedgerError
-from holdfast.runtime.emulated import EmulatedStage
+from holdfast.runtime.engine.emulated import EmulatedStage
 
 
 class Time:

@@ -6,7 +6,7 @@ import pytest
 from holdfast.control.messages import Blob
 from holdfast.core.ids import WorkerId
 from holdfast.errors import StaleGeneration
-from holdfast.runtime.exchange import RelayExchange
+from holdfast.runtime.transport.exchange import RelayExchange
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
 LIMIT_S = 10.0

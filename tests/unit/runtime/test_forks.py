@@ -15,7 +15,7 @@ tell = None
 
 if __name__ == "__main__":
     import helper
-    from holdfast.runtime.forks import FORKS, ForkedProcess
+    from holdfast.runtime.node.forks import FORKS, ForkedProcess
 
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=helper.nothing)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.runtime.framing import framed, unframed
+from holdfast.runtime.transport.framing import framed, unframed
 
 HEADER = b"eight by eight".ljust(64, b".")
 TENSORS = {

@@ -12,9 +12,9 @@ from holdfast import parse_job
 from holdfast.config.load import dump_job, load_job
 from holdfast.core.profile import uniform_profile
 from holdfast.errors import ConfigError
-from holdfast.runtime.agent import Agent
+from holdfast.runtime.main.worker import _Worker, _write_stacks
+from holdfast.runtime.node.agent import Agent
 from holdfast.runtime.rundir import Claim
-from holdfast.runtime.worker import _Worker, _write_stacks
 
 JOB = parse_job(
     {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.gloo import _first_sentence
+from holdfast.runtime.transport.gloo import _first_sentence
 
 LONG = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:10657: Connection "

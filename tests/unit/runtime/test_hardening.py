@@ -12,9 +12,9 @@ import sys
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.forks import FORKS, ForkedProcess
 from holdfast.runtime.hardening import make_private
-from holdfast.runtime.worker import answering
+from holdfast.runtime.main.lookups import answering
+from holdfast.runtime.node.forks import FORKS, ForkedProcess
 
 TOLD = """
 import os, resource

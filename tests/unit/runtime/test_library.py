@@ -12,9 +12,10 @@ from holdfast.core.seats import seats_of
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Terms, looked_up, planned_grid, seated_grid
-from holdfast.runtime.forks import ForkedProcess
-from holdfast.runtime.library import fill_library
-from holdfast.runtime.processes import LibrarySpec, library_main
+from holdfast.runtime.main.library import fill_library
+from holdfast.runtime.node.entries import LIBRARY
+from holdfast.runtime.node.forks import ForkedProcess
+from holdfast.runtime.specs import LibrarySpec
 from holdfast.telemetry.events import LibraryFilled, Notice, read_events
 
 TERMS = Terms(technique=Technique.DECOUPLED, costs=unit_costs(4), in_flight=4)
@@ -42,7 +43,7 @@ def test_it_makes_all_plans_and_ends(spec):
 
 
 def test_as_a_process_it_has_the_least_priority_and_ends_by_itself(spec):
-    process = ForkedProcess(target=library_main, args=(spec,), daemon=True)
+    process = ForkedProcess(target=LIBRARY, args=(spec,), daemon=True)
     process.start()
     lowest = 0
     while process.is_alive():
@@ -60,7 +61,7 @@ def test_as_a_process_it_has_the_least_priority_and_ends_by_itself(spec):
 def test_what_it_cannot_do_is_told_and_ends_nothing(spec, tmp_path):
     (tmp_path / "events.jsonl").touch()
     too_many = LibrarySpec(plan=PLAN, terms=TERMS, failures=5, folder=spec.folder, events=spec.events)
-    process = ForkedProcess(target=library_main, args=(too_many,), daemon=True)
+    process = ForkedProcess(target=LIBRARY, args=(too_many,), daemon=True)
     process.start()
     process.join(LIMIT_S)
     assert process.exitcode == 0

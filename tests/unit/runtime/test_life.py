@@ -31,10 +31,7 @@ from holdfast.core.routes import Route, Routes, home_routes
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.validate import validate
 from holdfast.errors import CommTimeout, InternalError, InvalidSchedule, LedgerError, PeerLost, StaleGeneration
-from holdfast.recovery.actions import ClusterView
-from holdfast.recovery.strategies import at_boundary
-from holdfast.runtime.emulated import WIDTH, EmulatedStage
-from holdfast.runtime.executor import (
+from holdfast.protocol.executor import (
     Committed,
     Execution,
     Expect,
@@ -46,7 +43,7 @@ from holdfast.runtime.executor import (
     StartReduce,
     Take,
 )
-from holdfast.runtime.life import (
+from holdfast.protocol.worker import (
     Abort,
     Attach,
     Boundary,
@@ -60,6 +57,9 @@ from holdfast.runtime.life import (
     Serve,
     WorkerLife,
 )
+from holdfast.recovery.actions import ClusterView
+from holdfast.recovery.strategies import at_boundary
+from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 2

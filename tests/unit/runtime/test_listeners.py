@@ -11,9 +11,9 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import with_listeners
 from holdfast.core.schedule import OpKind
-from holdfast.runtime.emulated import EmulatedStage
-from holdfast.runtime.executor import FinishReduce, Give, Reach, Run, StartReduce, Take
-from holdfast.runtime.life import Attach, Listen, Report, WorkerLife
+from holdfast.protocol.executor import FinishReduce, Give, Reach, Run, StartReduce, Take
+from holdfast.protocol.worker import Attach, Listen, Report, WorkerLife
+from holdfast.runtime.engine.emulated import EmulatedStage
 
 MICROBATCHES, STEPS, CLOSING = 2, 6, 1
 LISTENER = WorkerId(1, 1)

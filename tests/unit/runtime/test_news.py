@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.control.messages import Progress
-from holdfast.runtime.news import Reporter
+from holdfast.runtime.node.news import Reporter
 from holdfast.telemetry.events import Detected, Migrating, Notice, Parted, Synced
 
 LOST = Detected(worker="1.2", how="process ended: signal 9", generation=1)

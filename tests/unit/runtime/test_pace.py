@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.pace import Pace
+from holdfast.protocol.pace import Pace
 
 EXCUSED_S = 30.0
 

@@ -14,7 +14,7 @@ from holdfast.config.load import load_job
 from holdfast.config.profiles import load_profile
 from holdfast.core.profile import uniform_profile
 from holdfast.errors import ConfigError
-from holdfast.runtime.agent import Agent
+from holdfast.runtime.node.agent import Agent
 from holdfast.runtime.rundir import Claim, attempts, job_files
 
 HOLDER = """

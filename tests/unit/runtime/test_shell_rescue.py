@@ -13,13 +13,13 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
-from holdfast.runtime.copying import StateCopier
-from holdfast.runtime.emulated import WIDTH, EmulatedStage
-from holdfast.runtime.exchange import RelayExchange
+from holdfast.protocol.worker import WorkerLife
+from holdfast.runtime.driver import Shell
+from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.injection import Injector
-from holdfast.runtime.life import WorkerLife
-from holdfast.runtime.shell import Shell
-from holdfast.runtime.transfer import StateServer
+from holdfast.runtime.transport.copying import StateCopier
+from holdfast.runtime.transport.exchange import RelayExchange
+from holdfast.runtime.transport.transfer import StateServer
 from holdfast.telemetry.events import EventLog
 
 

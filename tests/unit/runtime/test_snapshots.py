@@ -5,8 +5,8 @@ import pytest
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError
-from holdfast.runtime.emulated import EmulatedStage
-from holdfast.runtime.snapshots import KEPT, Snapshots
+from holdfast.protocol.snapshots import KEPT, Snapshots
+from holdfast.runtime.engine.emulated import EmulatedStage
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.core.faults import Fault
-from holdfast.runtime.worker import _still_due
+from holdfast.runtime.main.coordinator import _still_due
 from holdfast.telemetry.events import EventLog, FaultInjected, Notice, read_events
 
 FIRST, SECOND = (Fault.parse(text) for text in ("kill-coordinator@3", "kill-coordinator@5:persist"))

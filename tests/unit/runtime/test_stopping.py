@@ -18,7 +18,7 @@ from holdfast.errors import (
     StateUnavailable,
     WorkFailed,
 )
-from holdfast.runtime.stopping import ends_job, report_of
+from holdfast.protocol.stopping import ends_job, report_of
 
 
 class AcceleratorError(RuntimeError):

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, describe_exit
-from holdfast.runtime.supervision import RestartLimit, Supervisor
+from holdfast.runtime.node.supervision import RestartLimit, Supervisor
 from holdfast.telemetry.events import CoordinatorLost, EventLog, Notice, read_events
 
 

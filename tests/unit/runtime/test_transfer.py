@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 from holdfast.control import doorkeeper
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ReplicaDiverged, StaleGeneration, StateUnavailable
-from holdfast.runtime import transfer
-from holdfast.runtime.transfer import Offer, OfferedLayer, StateServer, fetch
+from holdfast.runtime.transport import transfer
+from holdfast.runtime.transport.transfer import Offer, OfferedLayer, StateServer, fetch
 
 HOLDER = Path(__file__).with_name("state_holder.py")
 layer_bytes = runpy.run_path(str(HOLDER))["layer_bytes"]

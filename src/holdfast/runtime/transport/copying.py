@@ -11,8 +11,8 @@ import msgspec
 
 from holdfast.core.ids import WorkerId
 from holdfast.errors import PeerLost, StaleGeneration, StateUnavailable
-from holdfast.runtime.exchange import RelayExchange
-from holdfast.runtime.transfer import Offer, StateServer, fetch
+from holdfast.runtime.transport.exchange import RelayExchange
+from holdfast.runtime.transport.transfer import Offer, StateServer, fetch
 
 __all__ = ["StateCopier"]
 

@@ -30,14 +30,11 @@ from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
-from holdfast.runtime.besides import Besides, resident_bytes
-from holdfast.runtime.build import StageParts
-from holdfast.runtime.checkpointing import CheckpointWriter
-from holdfast.runtime.copying import StateCopier
-from holdfast.runtime.exchange import RelayExchange
-from holdfast.runtime.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
-from holdfast.runtime.injection import Injector
-from holdfast.runtime.life import (
+from holdfast.protocol.besides import Besides, resident_bytes
+from holdfast.protocol.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
+from holdfast.protocol.pace import WAITS, Pace
+from holdfast.protocol.stopping import ends_job
+from holdfast.protocol.worker import (
     Abort,
     Attach,
     Boundary,
@@ -58,9 +55,12 @@ from holdfast.runtime.life import (
     Written,
     mean_loss,
 )
-from holdfast.runtime.pace import WAITS, Pace
-from holdfast.runtime.stopping import ends_job
-from holdfast.runtime.transport import Handle, MessageKey, Transport
+from holdfast.runtime.checkpointing import CheckpointWriter
+from holdfast.runtime.engine.build import StageParts
+from holdfast.runtime.injection import Injector
+from holdfast.runtime.transport.copying import StateCopier
+from holdfast.runtime.transport.exchange import RelayExchange
+from holdfast.runtime.transport.port import Handle, MessageKey, Transport
 from holdfast.telemetry.events import EventLog, Notice, Pinned, StepOmitted, StepOps
 
 __all__ = ["Shell"]

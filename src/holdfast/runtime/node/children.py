@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from holdfast.runtime.forks import SERVER, ForkedProcess, is_gone
+from holdfast.runtime.node.forks import SERVER, ForkedProcess, is_gone
 
 __all__ = ["Child", "Children"]
 

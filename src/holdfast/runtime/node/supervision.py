@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, describe_exit
-from holdfast.runtime.processes import CoordinatorSpec
+from holdfast.runtime.specs import CoordinatorSpec
 from holdfast.telemetry.events import CoordinatorLost, EventLog, Notice
 
 __all__ = ["RestartLimit", "StartAgain", "Supervisor"]

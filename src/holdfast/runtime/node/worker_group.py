@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from holdfast.control.messages import Exited, Hello, Message, NodeLost, Offer, Started
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
-from holdfast.runtime.children import Child, Children
-from holdfast.runtime.processes import WorkerSpec, worker_main
+from holdfast.runtime.node.children import Child, Children
+from holdfast.runtime.node.entries import WORKER
+from holdfast.runtime.specs import WorkerSpec
 from holdfast.telemetry.events import EventLog, FaultInjected, Notice
 
 __all__ = ["Crew"]
@@ -95,7 +96,7 @@ class Crew:
             spec = replace(self.spec_of(worker, ahead), resume=None)
         else:
             spec = self.spec_of(worker, faults)
-        child = self._current[worker] = self.children.start(worker_main, spec, name=str(worker))
+        child = self._current[worker] = self.children.start(WORKER, spec, name=str(worker))
         with self._lock:
             self._running[worker] = child
             if worker in self._coming:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.core.faults import Point
-from holdfast.runtime.executor import Committed, FinishReduce, Reach
+from holdfast.protocol.executor import Committed, FinishReduce, Reach
 
 __all__ = ["Besides", "resident_bytes"]
 

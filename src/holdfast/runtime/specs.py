@@ -1,15 +1,9 @@
-"""What the agent tells the processes that it starts, and their entry points.
-
-Light on purpose: the agent imports this module but not torch; the entry points import the rest where they run, in
-processes forked from a server that has it loaded already.
-"""
+"""What the processes of a job are told when they are started, and what those that look something up answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
-import holdfast
 from holdfast.config.deciding import deciding
 from holdfast.config.job import Job
 from holdfast.core.faults import Fault
@@ -21,6 +15,7 @@ from holdfast.errors import ConfigError
 from holdfast.planning.training import Terms
 from holdfast.runtime.isolation import Namespace
 from holdfast.storage.checkpoints import Facts, Rejected
+from holdfast.version import __version__
 
 __all__ = [
     "CoordinatorSpec",
@@ -29,13 +24,7 @@ __all__ = [
     "Probed",
     "ResumeFrom",
     "WorkerSpec",
-    "coordinator_main",
-    "digest_main",
     "emulated_probe",
-    "find_main",
-    "library_main",
-    "probe_main",
-    "worker_main",
 ]
 
 
@@ -214,7 +203,7 @@ def emulated_probe(job: Job, profile: Profile) -> Probed:
         )
     facts = Facts(
         job=job.name,
-        holdfast=holdfast.__version__,
+        holdfast=__version__,
         seed=job.train.seed,
         layers=len(profile.layers),
         microbatches=job.global_microbatches,
@@ -225,47 +214,3 @@ def emulated_probe(job: Job, profile: Profile) -> Probed:
         values=deciding(job),
     )
     return Probed(boundaries=(), facts=facts)
-
-
-def worker_main(spec: WorkerSpec) -> None:
-    """Entry point of a worker."""
-    from holdfast.runtime.worker import run_worker
-
-    run_worker(spec)
-
-
-def coordinator_main(spec: CoordinatorSpec, answer: Connection) -> None:
-    """Entry point of the coordinator; answers with its port."""
-    from holdfast.runtime.worker import run_coordinator
-
-    run_coordinator(spec, answer)
-
-
-def library_main(spec: LibrarySpec) -> None:
-    """Entry point of filling a plan library."""
-    from holdfast.runtime.worker import run_library
-
-    run_library(spec)
-
-
-def probe_main(job: Job, answer: Connection) -> None:
-    """Entry point of the probe; answers with Probed."""
-    from holdfast.runtime.worker import run_probe
-
-    run_probe(job, answer)
-
-
-def digest_main(directory: str, answer: Connection) -> None:
-    """Entry point of hashing a saved model; answers with weights_sha256 and state_sha256."""
-    from holdfast.runtime.worker import run_digest
-
-    run_digest(directory, answer)
-
-
-def find_main(
-    job: Job, resume: ResumeFrom | None, checkpoints: str, facts: Facts, accept: tuple[str, ...], answer: Connection
-) -> None:
-    """Entry point of finding the checkpoint to go on from; answers with Found, or with nothing if there is none."""
-    from holdfast.runtime.worker import run_find
-
-    run_find(job, resume, checkpoints, facts, accept, answer)

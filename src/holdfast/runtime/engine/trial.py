@@ -19,9 +19,9 @@ from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.data.items import item_spec, spec_of, stack
 from holdfast.data.sampler import Dataset
 from holdfast.errors import ConfigError
-from holdfast.runtime.foreign import theirs
-from holdfast.runtime.model import Model, check_loss, name_of
-from holdfast.runtime.stage import Stage, layer_seed
+from holdfast.runtime.engine.foreign import theirs
+from holdfast.runtime.engine.model import Model, check_loss, name_of
+from holdfast.runtime.engine.stage import Stage, layer_seed
 
 __all__ = ["Trial", "try_items", "try_model"]
 

@@ -44,9 +44,9 @@ from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.core.work import WorkPhase, working
 from holdfast.errors import ClusterError, InternalError, NotSaved, PeerLost, StaleGeneration, StepRefused, StorageError
-from holdfast.runtime.executor import Effect, Execution, Reach, StagePort, Verdict
-from holdfast.runtime.snapshots import Snapshots
-from holdfast.runtime.stopping import report_of
+from holdfast.protocol.executor import Effect, Execution, Reach, StagePort, Verdict
+from holdfast.protocol.snapshots import Snapshots
+from holdfast.protocol.stopping import report_of
 
 __all__ = [
     "Abort",

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.runtime.executor import FinishReduce, Take
-from holdfast.runtime.life import Build, Drain, Listen, Written
+from holdfast.protocol.executor import FinishReduce, Take
+from holdfast.protocol.worker import Build, Drain, Listen, Written
 
 __all__ = ["WAITS", "Pace"]
 

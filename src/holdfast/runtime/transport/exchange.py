@@ -13,7 +13,7 @@ __all__ = ["RelayExchange"]
 
 
 class RelayExchange:
-    """The exchange of addresses, passed on by the coordinator; see :class:`holdfast.runtime.transport.Exchange`."""
+    """The port :class:`holdfast.runtime.transport.port.Exchange`, over the coordinator."""
 
     def __init__(self, worker: WorkerId, send: Callable[[Message], None]) -> None:
         self._worker = worker

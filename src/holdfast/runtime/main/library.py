@@ -1,17 +1,29 @@
-"""Fills the plan library of a running job."""
+"""The process that fills the plan library of a running job."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.core.seats import seats_of
+from holdfast.errors import (
+    HoldfastError,
+)
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.training import seated_grid
-from holdfast.runtime.processes import LibrarySpec
+from holdfast.runtime.specs import LibrarySpec
+from holdfast.telemetry.events import (
+    Event,
+    EventLog,
+    LibraryFilled,
+    Notice,
+)
 
-__all__ = ["fill_library"]
+__all__ = ["fill_library", "run_library"]
 
+_LEAST = 19
 SEARCH_S = 5.0
 """How long a better schedule is searched for, for each of those that are not known to be the best."""
 
@@ -31,3 +43,22 @@ def fill_library(
     grid = seated_grid(seats, spec.terms)
     while library.step(grid, spec.failures, spec.terms.technique, time_limit_s=search_s) is not None:
         pass
+
+
+def run_library(spec: LibrarySpec) -> None:
+    """Fills a job's plan library while training runs, whenever nothing else wants the processor, and ends.
+
+    After failure: training goes on with the plans that are there, and with those made at once.
+    """
+    os.nice(_LEAST)
+    log = EventLog(spec.events)
+
+    def tell(event: Event) -> None:
+        log.write(time.monotonic(), event)
+
+    try:
+        fill_library(spec, note=lambda text: tell(Notice(worker="library", text=text)))
+        tell(LibraryFilled(failures=spec.failures))
+    except HoldfastError as error:
+        tell(Notice(worker="library", text=f"no further plan is made ahead: {error}"))
+    os._exit(0)

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-import holdfast
 from holdfast.config.deciding import deciding
 from holdfast.config.job import ConvnetModel, DigitsData, GptModel, Job, PythonData, PythonModel, TextData
 from holdfast.core.ids import WorkerId
@@ -34,13 +33,14 @@ from holdfast.optim.digest import tensor_sha256
 from holdfast.optim.factory import OptimizerFactory, learning_rate_scale, make_optimizer
 from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.undo import inverse_of
-from holdfast.runtime.emulated import WIDTH, EmulatedStage
-from holdfast.runtime.foreign import call_target, load_target, theirs
-from holdfast.runtime.life import LifeStage
-from holdfast.runtime.model import Loss, Model, name_of, tie_groups
-from holdfast.runtime.processes import Probed
-from holdfast.runtime.stage import Loader, Stage, layer_seed
-from holdfast.runtime.trial import try_items, try_model
+from holdfast.protocol.worker import LifeStage
+from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
+from holdfast.runtime.engine.foreign import call_target, load_target, theirs
+from holdfast.runtime.engine.model import Loss, Model, name_of, tie_groups
+from holdfast.runtime.engine.stage import Loader, Stage, layer_seed
+from holdfast.runtime.engine.trial import try_items, try_model
+from holdfast.runtime.specs import Probed
+from holdfast.version import __version__
 from holdfast.storage.checkpoints import Facts
 
 __all__ = [
@@ -321,7 +321,7 @@ def _facts(job: Job, model: Model, dataset: Any) -> Facts:
     """Returns what a checkpoint of this job says, and what one must say for this job to go on from it."""
     return Facts(
         job=job.name,
-        holdfast=holdfast.__version__,
+        holdfast=__version__,
         seed=job.train.seed,
         layers=len(model.layers),
         microbatches=job.global_microbatches,

@@ -26,31 +26,12 @@ __all__ = [
     "check_output",
     "find_ties",
     "name_of",
-    "num_bytes",
     "tie_groups",
-    "torch_dtype",
     "untie",
 ]
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``loss(output, target)``: the mean over one micro-batch as a scalar tensor."""
-
-
-def torch_dtype(spec: TensorSpec) -> torch.dtype:
-    """Return the type of a spec as torch knows it.
-
-    Raises:
-        ConfigError: torch has no such type.
-    """
-    dtype = getattr(torch, spec.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"{spec.dtype!r} is not the name of a tensor type, expected one such as float32")
-    return dtype
-
-
-def num_bytes(spec: TensorSpec) -> int:
-    """Return the size of a spec's contiguous tensor in bytes."""
-    return torch.Size(spec.shape).numel() * torch_dtype(spec).itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

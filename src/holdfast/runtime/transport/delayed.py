@@ -19,9 +19,9 @@ from holdfast.core.lower import Payload
 from holdfast.core.profile import Link
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import StaleGeneration
-from holdfast.runtime.framing import framed, unframed
-from holdfast.runtime.model import num_bytes
-from holdfast.runtime.transport import Handle, MessageKey, Transport
+from holdfast.runtime.tensors import num_bytes
+from holdfast.runtime.transport.framing import framed, unframed
+from holdfast.runtime.transport.port import Handle, MessageKey, Transport
 
 __all__ = ["DelayedTransport"]
 
@@ -29,7 +29,7 @@ _STAMP = struct.Struct("<d")
 
 
 class DelayedTransport:
-    """See :class:`holdfast.runtime.transport.Transport`; reductions are not delayed.
+    """See :class:`holdfast.runtime.transport.port.Transport`; reductions are not delayed.
 
     Args:
         inner: what carries everything.

@@ -31,10 +31,10 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
-from holdfast.runtime.framing import framed, unframed
+from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.hardening import LISTENING
-from holdfast.runtime.model import num_bytes
-from holdfast.runtime.transport import Exchange, Handle, MessageKey
+from holdfast.runtime.transport.framing import framed, unframed
+from holdfast.runtime.transport.port import Exchange, Handle, MessageKey
 
 __all__ = ["GlooTransport"]
 
@@ -51,7 +51,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class GlooTransport:
-    """Gloo groups on one network address; see :class:`holdfast.runtime.transport.Transport`.
+    """Gloo groups on one network address; see :class:`holdfast.runtime.transport.port.Transport`.
 
     Args:
         worker: who we are.

@@ -60,29 +60,25 @@ from holdfast.errors import (
 from holdfast.plain import one_line
 from holdfast.planning.jobs import healthy_plan, profile_of, terms_of, tolerated
 from holdfast.planning.training import Terms
-from holdfast.runtime.children import Child, Children
-from holdfast.runtime.crew import Crew
-from holdfast.runtime.forks import FORKS, SERVER, ForkedProcess, Patience
 from holdfast.runtime.hardening import forbid_core_dumps, make_private, raise_file_limit, write_private
 from holdfast.runtime.isolation import Networks
-from holdfast.runtime.news import Reporter
-from holdfast.runtime.processes import (
+from holdfast.runtime.node.children import Child, Children
+from holdfast.runtime.node.entries import COORDINATOR, DIGEST, FIND, LIBRARY, PROBE, Entry
+from holdfast.runtime.node.forks import FORKS, SERVER, ForkedProcess, Patience
+from holdfast.runtime.node.news import Reporter
+from holdfast.runtime.rundir import Claim, attempts
+from holdfast.runtime.node.supervision import RestartLimit, StartAgain, Supervisor
+from holdfast.runtime.node.worker_group import Crew
+from holdfast.runtime.resume import check_accepted, checkpoints_url
+from holdfast.runtime.specs import (
     CoordinatorSpec,
     Found,
     LibrarySpec,
     Probed,
     ResumeFrom,
     WorkerSpec,
-    coordinator_main,
-    digest_main,
     emulated_probe,
-    find_main,
-    library_main,
-    probe_main,
 )
-from holdfast.runtime.resume import check_accepted, checkpoints_url
-from holdfast.runtime.rundir import Claim, attempts
-from holdfast.runtime.supervision import RestartLimit, StartAgain, Supervisor
 from holdfast.telemetry.events import (
     CheckpointRejected,
     Event,
@@ -309,7 +305,7 @@ class Agent:
     def _probe(self) -> Probed:
         if self.emulate is not None:
             return emulated_probe(self.job, self.emulate)
-        return msgspec.json.decode(self._ask(probe_main, self.job, limit_s=self._start_s), type=Probed)
+        return msgspec.json.decode(self._ask(PROBE, self.job, limit_s=self._start_s), type=Probed)
 
     def _plan(self, probed: Probed) -> tuple[Plan, Terms | None]:
         num_layers = probed.facts.layers
@@ -331,7 +327,7 @@ class Agent:
         if self.resume is None and not self.job.checkpoint_every:
             return None
         self._prepare("looking for a checkpoint to go on from")
-        answer = self._ask(find_main, self.job, self.resume, self._checkpoints, probed.facts, self.accept)
+        answer = self._ask(FIND, self.job, self.resume, self._checkpoints, probed.facts, self.accept)
         found = msgspec.json.decode(answer, type=Found | None)
         if found is not None and self.resume is not None:
             self.resume, self._checkpoint = replace(self.resume, url=found.url, step=found.step), found.step
@@ -400,7 +396,7 @@ class Agent:
         self._prepared_since = self._prepared_told = time.monotonic()  # to be told of if it takes longer than a moment
         limit_s = self._start_s + _bytes_in(Path(directory)) / _HASHED_PER_S
         try:
-            return self._ask(digest_main, directory, limit_s=limit_s, overdue="gave no answer within {limit_s:.0f} s")
+            return self._ask(DIGEST, directory, limit_s=limit_s, overdue="gave no answer within {limit_s:.0f} s")
         finally:
             self._preparing = None
 
@@ -535,7 +531,7 @@ class Agent:
             folder=coordinator.library,
             events=coordinator.events,
         )
-        child = self._fork(library_main, spec)
+        child = self._fork(LIBRARY, spec)
         try:
             yield
         finally:
@@ -645,7 +641,7 @@ class Agent:
         return self._start_coordinator(spec, min(self._start_s, self.job.control.reattach_s / 2))
 
     def _start_coordinator(self, spec: CoordinatorSpec, limit_s: float) -> int:
-        child, port = self._ask_and_keep(coordinator_main, spec, limit_s=limit_s)
+        child, port = self._ask_and_keep(COORDINATOR, spec, limit_s=limit_s)
         ended = _CoordinatorEnded(child=child, spec=replace(spec, port=int(port)))
 
         def tell() -> None:
@@ -688,20 +684,18 @@ class Agent:
         assert self._networks is not None
         self._networks.heal(node)
 
-    def _ask(
-        self, main: Callable[..., None], *args: object, limit_s: float = math.inf, overdue: str = _LATE_START
-    ) -> str:
+    def _ask(self, entry: Entry, *args: object, limit_s: float = math.inf, overdue: str = _LATE_START) -> str:
         """Starts a process and waits for its answer, as long as it lives and no signal comes."""
-        return self._ask_and_keep(main, *args, limit_s=limit_s, overdue=overdue)[1]
+        return self._ask_and_keep(entry, *args, limit_s=limit_s, overdue=overdue)[1]
 
     def _ask_and_keep(
-        self, main: Callable[..., None], *args: object, limit_s: float, overdue: str = _LATE_START
+        self, entry: Entry, *args: object, limit_s: float, overdue: str = _LATE_START
     ) -> tuple[Child, str]:
         until = self._awake() + limit_s
         ours, theirs = FORKS.Pipe(duplex=False)
         with ours:
             with theirs:
-                child = self._fork(main, *args, theirs)
+                child = self._fork(entry, *args, theirs)
             while not ours.poll(_LOOK_S):
                 self._check_patience()
                 if self._awake() > until:
@@ -709,9 +703,8 @@ class Agent:
                     raise InternalError(f"the {child.name} {overdue.format(limit_s=limit_s)}")
             return child, self._answer_of(child, ours)
 
-    def _fork(self, main: Callable[..., None], *args: object) -> Child:
-        name = main.__name__.removesuffix("_main")
-        child = self._children.start(main, *args, name=name)
+    def _fork(self, entry: Entry, *args: object) -> Child:
+        child = self._children.start(entry, *args, name=entry.name)
         self._children.attend(child)
         return child
 

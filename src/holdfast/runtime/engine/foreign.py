@@ -16,7 +16,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-import holdfast
 from holdfast.errors import ConfigError, HoldfastError, WorkFailed
 
 __all__ = ["call_target", "load_target", "one_line", "theirs"]
@@ -26,7 +25,7 @@ _NOT_THEIRS = tuple(
     str(Path(folder).resolve()) + "/"
     for folder in (
         *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")),
-        *holdfast.__path__,
+        str(Path(__file__).parents[2]),
     )
 )
 

@@ -45,9 +45,9 @@ from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.running_stats import RunningStats
 from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undoable import UndoableLayer
-from holdfast.runtime.model import Loss, Tie, check_loss, check_output, find_ties, tie_groups
-from holdfast.runtime.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
-from holdfast.runtime.tallies import pack_tally, unpack_tally
+from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output, find_ties, tie_groups
+from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
+from holdfast.runtime.engine.tallies import pack_tally, unpack_tally
 
 __all__ = ["Commit", "Loader", "Reduction", "Stage", "layer_seed"]
 

@@ -9,7 +9,7 @@ import numpy
 import torch
 
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.runtime.model import torch_dtype
+from holdfast.runtime.tensors import torch_dtype
 
 __all__ = ["framed", "unframed"]
 

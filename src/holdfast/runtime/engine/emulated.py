@@ -24,7 +24,7 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.profile import Profile
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError, LedgerError
-from holdfast.runtime.tallies import pack_tally, unpack_tally
+from holdfast.runtime.engine.tallies import pack_tally, unpack_tally
 
 __all__ = ["WIDTH", "EmulatedStage"]
 
@@ -37,7 +37,7 @@ _LATE_STEP_S, _LATEST_S = 1e-5, 1e-3
 
 
 class EmulatedStage:
-    """The stage port over integers; see :class:`holdfast.runtime.life.LifeStage`.
+    """The stage port over integers; see :class:`holdfast.protocol.worker.LifeStage`.
 
     Args:
         layers: the range that we own.

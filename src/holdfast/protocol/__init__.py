@@ -1,0 +1,1 @@
+"""The protocol of one worker, without I/O: what is to be sent, received, computed and reduced, and when."""

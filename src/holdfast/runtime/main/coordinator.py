@@ -1,0 +1,212 @@
+"""The process of the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from holdfast.control.advice import Adviser
+from holdfast.control.awake import AwakeClock
+from holdfast.control.coordinator import Committer, Coordinator, Remarks, serve
+from holdfast.control.detection import Watch
+from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
+from holdfast.control.membership import Membership, Phase, Starting, restore
+from holdfast.control.membership.cadence import Cadence
+from holdfast.control.membership.forgotten import gone_before
+from holdfast.control.messages import StateAt
+from holdfast.control.sabotage import Sabotage
+from holdfast.control.store import DecisionStore, StoredDecision
+from holdfast.control.tls import server_credentials
+from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
+from holdfast.errors import (
+    ConfigError,
+    CorruptBlob,
+    StorageError,
+    StoreAway,
+)
+from holdfast.runtime.resume import with_found
+from holdfast.runtime.specs import CoordinatorSpec
+from holdfast.storage.blobs import open_store
+from holdfast.storage.checkpoints import Checkpoints
+from holdfast.telemetry.events import (
+    EventLog,
+    FaultInjected,
+    Notice,
+    read_events,
+)
+
+__all__ = ["run_coordinator"]
+
+_SUPERSEDED = 3
+_SWITCH_S = 0.0005
+"""A thread that prepares plans gives way this soon to messages that have come."""
+
+
+def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
+    """Runs the coordinator to the end of the job; sends its port, or what went wrong, into ``answer`` first.
+
+    After failure: started again with the same store and port, it goes on where the decisions in the store end. With
+    several coordinators it stands by until it leads, and exits with 3 when another one leads instead.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    if spec.namespace is not None:
+        spec.namespace.enter()  # before there is any socket
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to the whole group, it is for the agent to answer
+    control, remarks = spec.job.control, Remarks()
+    log = EventLog(spec.events, complain=lambda kind, text: remarks.put((kind, text)))
+    try:
+        coordinator = (
+            (lambda: _win(spec, log, remarks))
+            if spec.store.startswith("etcd:")
+            else _coordinator(spec, log, remarks, None)
+        )
+    except StoreAway as error:  # such as a full disk: it is tried again for a while, if we were to go on
+        answer.send_bytes(f"error control.store: {error}".encode())
+        os._exit(2)
+    gc.freeze()
+    try:
+        credentials = server_credentials(control.tls) if control.tls else None
+        service = serve(
+            coordinator,
+            host=spec.host,
+            port=spec.port,
+            token=spec.token,
+            ready=lambda port: answer.send_bytes(b"ok %d" % port),
+            credentials=credentials,
+            also=spec.socket,
+        )
+        os._exit(0 if asyncio.run(service) else _SUPERSEDED)
+    except ConfigError as error:
+        answer.send_bytes(b"error " + str(error).encode())
+        os._exit(2)
+    except StorageError as error:  # while it stood by: whoever supervises it has its answer already
+        _note(log, f"ends itself: {error}")
+        os._exit(1)
+
+
+def _win(spec: CoordinatorSpec, log: EventLog, remarks: Remarks) -> Coordinator:
+    """Waits until we lead."""
+    host, port, prefix = parse_store_url(spec.store)
+    etcd = Etcd(host=host, port=port, note=lambda text: _note(log, text))
+    leadership = Leadership(etcd, prefix, on_lost=lambda: os._exit(_SUPERSEDED))
+    leadership.win()
+    return _coordinator(spec, log, remarks, EtcdStore(etcd, prefix, leadership))
+
+
+def _note(log: EventLog, text: str) -> None:
+    log.write(time.monotonic(), Notice(worker="coordinator", text=text))
+
+
+def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: EtcdStore | None) -> Coordinator:
+    """One that begins the job, or goes on with what its store remembers."""
+    store, stored, unknown = _recall(spec, etcd)
+    checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
+    awake = AwakeClock()
+    reattach_until = awake() + spec.job.control.reattach_s
+    membership = _membership(spec, stored, checkpoints, log, reattach_until)
+    if stored is None:  # this is the beginning, or what was decided is lost
+        membership = replace(membership, told_gone=_told_gone(spec))
+    if unknown:
+        remarks.put(("store", f"{unknown}: what lives is saved, and the job ends"))
+        membership = replace(membership, past_lost=unknown, phase=Phase.REATTACHING, agent_away=True)
+    return Coordinator(
+        membership=membership,
+        store=store,
+        log=log,
+        remarks=remarks,
+        clock=time.monotonic,
+        awake=awake,
+        committer=Committer(checkpoints=checkpoints, facts=spec.facts),
+        sabotage=Sabotage(_still_due(spec, log), log, time.monotonic),
+        adviser=None if spec.library is None else Adviser(Path(spec.library), lambda text: _note(log, text)),
+    )
+
+
+def _recall(
+    spec: CoordinatorSpec, etcd: EtcdStore | None
+) -> tuple[DecisionStore | EtcdStore | None, StoredDecision | None, str]:
+    """The store and its newest decision; or why neither is to be used: it was damaged, or exchanged for another."""
+    try:
+        store = etcd or DecisionStore(Path(spec.store))
+        stored = store.latest()
+    except CorruptBlob as error:
+        return None, None, str(error)
+    if stored is not None and stored.job != spec.job_id:
+        return None, None, f"{spec.store} holds the decisions of another job"
+    return store, stored, ""
+
+
+def _told_gone(spec: CoordinatorSpec) -> frozenset[tuple[WorkerId, int]]:
+    """Who was told to be gone before; if the log cannot be read, that is told twice."""
+    with contextlib.suppress(StorageError):
+        return gone_before(event for _, event in read_events(spec.events))
+    return frozenset()
+
+
+def _still_due(spec: CoordinatorSpec, log: EventLog) -> tuple[Fault, ...]:
+    """The faults that have not struck a coordinator before this one. The log may be long: it is read only for them.
+
+    None, if the log cannot be read: what has struck already must not strike each coordinator anew.
+    """
+    if not spec.faults:
+        return ()
+    try:
+        told = read_events(spec.events)
+    except StorageError as error:
+        _note(log, f"faults of the coordinator are left out: {error}")
+        return ()
+    fired = {event.spec for _, event in told if isinstance(event, FaultInjected)}
+    return tuple(fault for fault in spec.faults if str(fault) not in fired)
+
+
+def _membership(
+    spec: CoordinatorSpec,
+    stored: StoredDecision | None,
+    checkpoints: Checkpoints,
+    log: EventLog,
+    reattach_until: float,
+) -> Membership:
+    every = spec.job.checkpoint_every
+    begins = Membership(
+        healthy=spec.plan,
+        terms=spec.terms,
+        steps=spec.job.train.steps,
+        strategy=spec.job.resilience.strategy,
+        staggered=spec.job.train.technique == "staggered",
+        directory=spec.directory,
+        watch=Watch(limit_s=spec.job.control.hang_s, beat_s=spec.job.control.heartbeat_s),
+        starting=Starting(limit_s=spec.job.control.start_s),
+        restorable=_restorable(spec),
+        cadence=Cadence(every=every, wanted=every) if spec.job.sets_interval else None,
+        wait_s=spec.job.resilience.wait_for_replacement,
+        failure_every_s=spec.job.resilience.failure_every_s,
+        tolerate=spec.job.resilience.tolerate,
+        reattach_until=reattach_until,
+        job=spec.job_id,
+    )
+    if stored is None:
+        return begins
+    state = restore(begins, stored, reattach_until=reattach_until)
+    if not spec.job.checkpoint_every:
+        return state
+    try:
+        return replace(state, restorable=with_found(state.restorable, checkpoints))
+    except StorageError as error:  # it may be back when one is needed
+        _note(log, f"the checkpoints that it had written before it died could not be listed: {error}")
+        return state
+
+
+def _restorable(spec: CoordinatorSpec) -> tuple[StateAt, ...]:
+    """What can be loaded before the first checkpoint: what was resumed from, else the start if any will follow."""
+    if spec.resume is not None and spec.resume.step is not None:
+        return (StateAt(url=spec.resume.url, step=spec.resume.step),)
+    return (StateAt(url=None, step=0),) if spec.job.checkpoint_every else ()

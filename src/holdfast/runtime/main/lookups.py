@@ -1,0 +1,66 @@
+"""Processes that look something up, answer, and end: what a job is like, where it can go on from, what it ended in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import torch
+
+from holdfast.config.job import Job
+from holdfast.errors import (
+    ConfigError,
+    WorkFailed,
+)
+from holdfast.optim.digest import digest_run
+from holdfast.runtime.engine.build import probe
+from holdfast.runtime.resume import find
+from holdfast.runtime.specs import ResumeFrom
+from holdfast.storage.checkpoints import Facts
+
+__all__ = ["answering", "run_digest", "run_find", "run_probe"]
+
+
+def run_probe(job: Job, answer: Connection) -> None:
+    """Builds the model and opens the data once, so that bad input is found before any worker starts.
+
+    Sends ``ok`` and what was found, or ``error`` and what the user should change.
+    """
+    torch.set_num_threads(1)
+    answering(answer, lambda: msgspec.json.encode(probe(job)).decode())
+
+
+def run_find(
+    job: Job, resume: ResumeFrom | None, checkpoints: str, facts: Facts, accept: tuple[str, ...], answer: Connection
+) -> None:
+    """Sends ``ok`` and the checkpoint to go on from, if any, as JSON; or ``error`` and what the user should change."""
+    answering(answer, lambda: msgspec.json.encode(find(job, resume, checkpoints, facts, accept)).decode())
+
+
+def run_digest(directory: str, answer: Connection) -> None:
+    """Sends ``ok`` and the two hashes of the layers saved in ``directory``."""
+    torch.set_num_threads(1)
+    answering(answer, lambda: _hashes(Path(directory)))
+
+
+def _hashes(directory: Path) -> str:
+    digest = digest_run(directory)
+    return f"{digest.weights_sha256} {digest.state_sha256}"
+
+
+def answering(answer: Connection, work: Callable[[], str]) -> None:
+    """Sends ``ok`` and what ``work`` returns, or ``error`` and what the user should change; ends the process."""
+    try:
+        text = "ok " + work()
+    except (ConfigError, WorkFailed) as error:
+        text = f"error {error}"
+    except Exception as error:  # noqa: BLE001 - a process main: whatever it is, it is reported
+        text = f"bug {type(error).__name__}: {error}\n{traceback.format_exc()}"
+    with contextlib.suppress(BrokenPipeError):  # whoever asked is gone, and wants to hear nothing any more
+        answer.send_bytes(text.encode())
+    os._exit(0)

@@ -1,0 +1,279 @@
+"""The process of one worker."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from holdfast.control.awake import AwakeClock
+from holdfast.control.client import ControlClient
+from holdfast.control.detection import PATIENCE
+from holdfast.control.messages import Failure, Hello, Leaving, Remark, Shutdown, StateAt
+from holdfast.control.tls import channel_credentials, server_credentials
+from holdfast.core.lower import Payload
+from holdfast.core.plan import Plan
+from holdfast.errors import (
+    ConfigError,
+    CoordinatorUnavailable,
+    HoldfastError,
+    StorageError,
+)
+from holdfast.protocol.pace import Pace
+from holdfast.protocol.snapshots import Snapshots
+from holdfast.protocol.stopping import LONGEST_TEXT
+from holdfast.protocol.worker import LifeStage, WorkerLife
+from holdfast.runtime.checkpointing import CheckpointWriter, load_states
+from holdfast.runtime.driver import Shell
+from holdfast.runtime.engine.build import StageParts, build_stage
+from holdfast.runtime.injection import Injector
+from holdfast.runtime.specs import ResumeFrom, WorkerSpec
+from holdfast.runtime.transport.copying import StateCopier
+from holdfast.runtime.transport.delayed import DelayedTransport
+from holdfast.runtime.transport.exchange import RelayExchange
+from holdfast.runtime.transport.gloo import GlooTransport
+from holdfast.runtime.transport.port import Transport
+from holdfast.runtime.transport.transfer import StateServer
+from holdfast.storage.blobs import open_store
+from holdfast.storage.checkpoints import Checkpoints
+from holdfast.telemetry.events import (
+    EventLog,
+    Notice,
+    WorkerReady,
+)
+
+__all__ = ["run_worker"]
+
+_TELL_S = 10.0
+_ASK_AGAIN_S = (0.5, 2.0, 5.0)
+"""The pauses before a checkpoint that could not be read at the start is read again."""
+
+
+def run_worker(spec: WorkerSpec) -> None:
+    """Runs one worker to its end; exits with 0 after an orderly shutdown."""
+    if spec.namespace is not None:
+        spec.namespace.enter()  # before there is any socket
+    torch.set_num_threads(1)
+    _Worker(spec).run()
+
+
+class _Worker:
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._log = EventLog(spec.events, complain=self._complain)
+        self._shell: Shell | None = None
+        self._emulated_bytes: Mapping[Payload, int] = {}
+        self._awake = AwakeClock()
+        self._client = ControlClient(
+            spec.address,
+            spec.token,
+            hello=self._hello,
+            on_command=self._on_command,
+            on_closed=self._on_closed,
+            reattach_s=spec.job.control.reattach_s,
+            clock=self._awake,
+            tls=spec.job.control.tls,
+        )
+
+    def run(self) -> None:
+        try:
+            self._live()
+        except ConfigError as error:
+            self._fail(str(error), user_fault=True)
+        except HoldfastError as error:
+            self._fail(f"{type(error).__name__}: {error}", user_fault=False)
+        except BaseException as error:  # noqa: BLE001 - a process main: whatever it is, it is reported
+            self._fail(f"{type(error).__name__}: {error}", user_fault=False, trace=traceback.format_exc())
+        # Threads of aborted groups may still be going; there is nothing left that they could spoil.
+        os._exit(0)
+
+    def _fail(self, error: str, *, user_fault: bool, trace: str = "") -> None:
+        worker, pid = self._spec.worker, os.getpid()
+        text, trace = error[:LONGEST_TEXT], trace[-LONGEST_TEXT:]
+        failure = Failure(worker=worker, pid=pid, error=text, user_fault=user_fault, traceback=trace)
+        self._client.close(drain_s=_TELL_S, last_words=failure)  # unheard, it would pass for a death, and strike again
+        os._exit(1)
+
+    def _live(self) -> None:
+        spec = self._spec
+        parts = self._build(spec.plan)
+        if spec.resume is not None:
+            _restore(parts.stage, spec.resume)
+        self._shell = shell = self._make_shell(parts)
+        gc.collect()
+        gc.freeze()  # a collection in the middle of a recovery would cost more than the recovery
+        self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid()))
+        threading.Thread(target=self._beat, args=(shell,), name="heartbeat", daemon=True).start()
+        signal.signal(signal.SIGTERM, lambda *_: self._leave(shell))
+        shell.run()
+        self._log.close()
+        self._client.close()
+
+    def _make_shell(self, parts: StageParts) -> Shell:
+        spec, tls = self._spec, self._spec.job.control.tls
+        exchange = RelayExchange(spec.worker, self._client.send)
+        life = WorkerLife(
+            worker=spec.worker,
+            stage=parts.stage,
+            steps=spec.job.train.steps,
+            microbatches=spec.job.grid.microbatches,
+            ties=parts.ties,
+            pid=os.getpid(),
+            checkpoint_every=spec.job.checkpoint_every,
+            synchronous=spec.job.checkpoint.synchronous,
+            snapshots=Snapshots(every=spec.job.resilience.snapshot_every),
+        )
+        shell = Shell(
+            life=life,
+            stage=parts.stage,
+            transport=self._transport(exchange),
+            exchange=exchange,
+            attach=self._client.start,
+            send=self._client.send,
+            log=self._log,
+            spec_of=parts.spec_of,
+            injector=Injector(worker=spec.worker, faults=spec.faults, log=self._log, send=self._client.send),
+            copier=StateCopier(
+                worker=spec.worker,
+                exchange=exchange,
+                server=StateServer(spec.host, spec.state_token, server_credentials(tls) if tls else None),
+                token=spec.state_token,
+                credentials=channel_credentials(tls) if tls else None,
+            ),
+            rebuild=self._rebuild,
+            expelled=self._expelled,
+            pace=Pace(awake=self._awake, excused_s=PATIENCE * spec.job.control.hang_s),
+        )
+        if spec.job.checkpoint_every:
+            checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
+            shell.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, shell.injector.reach)
+        return shell
+
+    def _transport(self, exchange: RelayExchange) -> Transport:
+        """Gloo's; if compute is emulated, messages take as long as the profile says, if they take any time."""
+        spec = self._spec
+        gloo = GlooTransport(spec.worker, exchange, host=spec.host)
+        if spec.emulate is None or spec.emulate.link.takes_no_time:
+            return gloo
+        return DelayedTransport(gloo, spec.emulate.link, lambda payload: self._emulated_bytes.get(payload, 0))
+
+    def _build(self, plan: Plan) -> StageParts:
+        spec = self._spec
+        parts = build_stage(spec.job, plan, spec.worker, spec.boundaries, spec.emulate, self._note, spec.item)
+        self._emulated_bytes = parts.emulated_bytes
+        return parts
+
+    def _rebuild(self, plan: Plan, state: StateAt) -> StageParts:
+        """A new compute engine, for the place that we have in ``plan``.
+
+        Raises:
+            StorageError: a layer of the state is missing, damaged or cannot be read.
+        """
+        parts = self._build(plan)
+        if state.url is not None:
+            _load(parts.stage, state.url, state.step)
+        return parts
+
+    def _note(self, text: str) -> None:
+        self._log.write(time.monotonic(), Notice(worker=str(self._spec.worker), text=text))
+
+    def _complain(self, kind: str, text: str) -> None:
+        self._client.send(Remark(worker=self._spec.worker, kind=kind, text=text))
+
+    def _leave(self, shell: Shell) -> None:
+        """SIGTERM: a notice to go. Before the first generation nobody would miss us."""
+        if shell.life.generation == 0:
+            os._exit(0)
+        shell.leaving = True
+        self._client.send(Leaving(worker=shell.life.worker))
+
+    def _expelled(self, reason: str) -> None:
+        """We were held for lost: whatever we do can only disturb. Says where every thread was, and ends."""
+        try:
+            path = Path(self._spec.events).with_name(f"stacks-{self._spec.worker}.txt")
+            self._note(f"ends itself: {reason}; {_write_stacks(path)}")
+        finally:
+            os._exit(1)
+
+    def _hello(self) -> Hello:
+        assert self._shell is not None
+        return self._shell.hello()
+
+    def _on_command(self, command: object) -> None:
+        assert self._shell is not None
+        self._shell.on_command(command)  # type: ignore[arg-type]
+
+    def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
+        """The job is over, or there was no coordinator for so long that nothing can be recovered: end.
+
+        Leaves a word in the log, which needs nobody.
+        """
+        reason = str(error or "the coordinator closed the connection")
+        if error is not None:
+            self._note(f"ends itself: {reason}")
+        if self._shell is None:
+            os._exit(1)
+        self._shell.on_command(Shutdown(reason=reason))
+
+    def _beat(self, shell: Shell) -> None:
+        """Tells of progress, as long as the process lives."""
+        while True:
+            shell.beat()
+            time.sleep(self._spec.job.control.heartbeat_s)
+
+
+def _write_stacks(path: Path) -> str:
+    """Writes where every thread is, if that can be done; returns what to say of it."""
+    try:
+        with path.open("w") as file:
+            faulthandler.dump_traceback(file)  # it raises nothing
+            written = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        return f"its stacks cannot be written: {error.strerror}"
+    return f"its stacks are in {path.name}" if written else "its stacks cannot be written"
+
+
+def _restore(stage: LifeStage, resume: ResumeFrom, pause: Callable[[float], None] = time.sleep) -> None:
+    """Replaces the layers of a new stage by those of a checkpoint, which was found sound a moment ago.
+
+    What a store does not give now it may give soon, so it is asked again a few times.
+
+    Raises:
+        ConfigError: it cannot be read all the same; says how to go on.
+    """
+    assert resume.step is not None
+    for wait_s in (*_ASK_AGAIN_S, None):
+        try:
+            _load(stage, resume.url, resume.step)
+            break
+        except StorageError as error:
+            if wait_s is None:
+                tried = f"tried {len(_ASK_AGAIN_S) + 1} times, after it was found sound"
+                place = f"{resume.url}@{resume.step}"
+                raise ConfigError(f"--resume {place}: {error} ({tried}); {_way_on(resume)}") from error
+            pause(wait_s)
+
+
+def _way_on(resume: ResumeFrom) -> str:
+    """What goes on when a checkpoint cannot be read."""
+    if resume.auto:
+        return "the same command goes on, from the newest checkpoint that can be read then"
+    assert resume.step is not None
+    try:
+        older = max((step for step in Checkpoints(open_store(resume.url)).steps() if step < resume.step), default=None)
+    except StorageError as error:
+        return f"whether there is an older one is not known: {error}"
+    return "there is no older one" if older is None else f"go on from the one before: --resume {resume.url}@{older}"
+
+
+def _load(stage: LifeStage, url: str, step: int) -> None:
+    for layer, data in load_states(url, step, stage.layer_steps()).items():
+        stage.restore(layer, data)

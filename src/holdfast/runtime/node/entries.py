@@ -1,0 +1,39 @@
+"""Entry points of processes, by name.
+
+Whoever has a process started imports this, and not what runs there: the agent never loads torch. In the process, which
+is forked from a server that has all of it loaded, the name is looked up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+__all__ = ["COORDINATOR", "DIGEST", "FIND", "LIBRARY", "PROBE", "WORKER", "Entry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What runs in a process.
+
+    Attributes:
+        name: of the process, for people.
+        function: ``module:function``, looked up when it is called.
+    """
+
+    name: str
+    function: str
+
+    def __call__(self, *args: Any) -> None:
+        """Calls the function."""
+        module, _, function = self.function.partition(":")
+        getattr(import_module(module), function)(*args)
+
+
+WORKER = Entry("worker", "holdfast.runtime.main.worker:run_worker")
+COORDINATOR = Entry("coordinator", "holdfast.runtime.main.coordinator:run_coordinator")
+LIBRARY = Entry("library", "holdfast.runtime.main.library:run_library")
+PROBE = Entry("probe", "holdfast.runtime.main.lookups:run_probe")
+FIND = Entry("find", "holdfast.runtime.main.lookups:run_find")
+DIGEST = Entry("digest", "holdfast.runtime.main.lookups:run_digest")

@@ -1,0 +1,1 @@
+"""What carries tensors and states from worker to worker."""
