@@ -65,7 +65,7 @@ def test_all_go_back_to_the_checkpoint_and_end_with_the_same_bits(runs, name, st
     ],
     ids=["backward", "verdict", "coordinator"],
 )
-def test_survivors_go_back_to_their_snapshots_and_a_newcomer_joins(runs, name, faults):
+def test_survivors_go_back_to_their_snapshots_and_a_joiner_joins(runs, name, faults):
     overrides = (*GRID, "train.steps=40", "resilience.strategy=snapshots", "resilience.snapshot_every=3")
     summary = runs.train(name, *faults, PACE, overrides=overrides)
     healthy = runs.healthy(name, (*GRID, "train.steps=40"))

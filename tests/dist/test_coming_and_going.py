@@ -93,9 +93,9 @@ def check_nothing_ran_twice(summary):
     assert len(set(per_step)) == len(per_step)
 
 
-@pytest.mark.parametrize("comer", ["1.1", "new"])
-def test_a_lost_worker_is_replaced_and_works_again(runs, comer):
-    summary = runs.survives("small", PACE, "kill:1.1@2:backward", f"join:{comer}@4")
+@pytest.mark.parametrize("joiner", ["1.1", "new"])
+def test_a_lost_worker_is_replaced_and_works_again(runs, joiner):
+    summary = runs.survives("small", PACE, "kill:1.1@2:backward", f"join:{joiner}@4")
     assert works_at_the_end(summary, "1.1")
     assert len([e for e in events_of(summary.run_dir, WorkerReady) if e.worker == "1.1"]) == 2
 

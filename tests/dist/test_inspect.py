@@ -22,7 +22,7 @@ STEPS = ("train.steps=40",)
 
 @pytest.fixture(scope="module")
 def summary(runs):
-    """Long enough for the comer to catch up, whatever else the machine has to do."""
+    """Long enough for the joiner to catch up, whatever else the machine has to do."""
     return runs.train("gpt", *FAULTS, overrides=STEPS)
 
 

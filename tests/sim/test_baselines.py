@@ -115,8 +115,8 @@ def test_a_writer_dies_between_two_shards(name):
 def test_replacements_that_keep_dying_are_given_up_in_time(name, effect):
     """At their first words, or while the others are waited for: started anew until the limit, then a smaller grid."""
     fault = "kill:1.1@5:backward"
-    comer = (WorkerId(1, 1), effect)
-    result = run(fault, wait_for_replacement=8.0, kill_comer_at_effect=comer, **BASELINES[name])
+    joiner = (WorkerId(1, 1), effect)
+    result = run(fault, wait_for_replacement=8.0, kill_joiner_at_effect=joiner, **BASELINES[name])
     assert result.outcome == "done", result.detail
     assert result.digest == healthy()
     assert result.fired.count(f"kill:1.1#{effect}") > 1, "it was started more than once"

@@ -126,11 +126,11 @@ def test_a_holder_is_lost_in_the_middle_of_the_copy(kind, target):
     survives((3, 2, 1), "kill:1.1@2:forward", "join:1.1@4", f"{kind}:{target}@4:copy", steps=16)
 
 
-def test_the_comer_dies_at_each_of_its_effects():
+def test_the_joiner_dies_at_each_of_its_effects():
     grid = (2, 2, 1)
     for effect in itertools.count(1):
         kill = (WorkerId(1, 1), effect)
-        result = run(grid, "kill:1.1@2:forward", "join:1.1@3", kill_comer_at_effect=kill, steps=12, seed=effect)
+        result = run(grid, "kill:1.1@2:forward", "join:1.1@3", kill_joiner_at_effect=kill, steps=12, seed=effect)
         assert (result.outcome, result.digest) == ("done", healthy(grid, 12).digest), (effect, result.detail)
         assert {"kill:1.1@2:forward", "join:1.1@3"} <= set(result.fired)
         if f"kill:1.1#{effect}" not in result.fired:

@@ -1,4 +1,4 @@
-"""Strategy `snapshots`: survivors go back to copies in their own memory, newcomers join, and the bits are the same."""
+"""Strategy `snapshots`: survivors go back to copies in their own memory, joiners join, and the bits are the same."""
 
 from __future__ import annotations
 
@@ -163,14 +163,14 @@ def test_a_new_process_comes_into_the_place_of_the_lost_one(seed):
 def test_the_new_process_dies_too_whatever_it_does(effect):
     fault = "kill:1.1@5:backward"
     for seed in range(3):
-        result = run(fault, seed=seed, steps=40, kill_comer_at_effect=(WorkerId(1, 1), effect))
+        result = run(fault, seed=seed, steps=40, kill_joiner_at_effect=(WorkerId(1, 1), effect))
         assert result.outcome == "done", result.detail
         assert result.digest == healthy(steps=40)
         assert f"kill:1.1#{effect}" in result.fired
 
 
 @pytest.mark.parametrize("step", range(5, 20))
-def test_a_loss_at_any_step_around_a_newcomer(step):
+def test_a_loss_at_any_step_around_a_joiner(step):
     """It has no snapshot, or one that others do not have, until all have taken the same one."""
     faults = ["kill:1.1@4:backward", f"kill:0.2@{step}:forward"]
     gone_back = []
@@ -182,7 +182,7 @@ def test_a_loss_at_any_step_around_a_newcomer(step):
 
 
 def test_where_no_snapshot_is_held_by_all_nobody_loses_more_than_the_interrupted_step():
-    """A newcomer computes before the first snapshot after it: with none in common, all stay at the lowest step."""
+    """A joiner computes before the first snapshot after it: with none in common, all stay at the lowest step."""
     faults = ["kill:1.1@1:backward", "kill:0.2@25:forward"]
     result = run(*faults, steps=40, snapshot_every=30)
     check(result, *faults, steps=40)

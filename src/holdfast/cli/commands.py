@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from holdfast.version import __version__
 from holdfast.cli.certs import add_certs_parser
 from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.plan import add_plan_parser
@@ -18,6 +17,7 @@ from holdfast.cli.profile import add_profile_parser
 from holdfast.cli.train import add_train_parser
 from holdfast.errors import ConfigError, DecisionsLost, HoldfastError, InfeasiblePlan, StateUnavailable
 from holdfast.plain import one_line, plain
+from holdfast.version import __version__
 
 __all__ = ["run_command"]
 

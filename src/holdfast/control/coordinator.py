@@ -20,10 +20,10 @@ import grpc
 import grpc.aio
 import msgspec
 
-from holdfast.control.advice import Adviser
 from holdfast.control.checkpoint_ledger import Commit, Settled
 from holdfast.control.doorkeeper import TokenCheck, bounded
 from holdfast.control.etcd import EtcdStore
+from holdfast.control.injection import CoordinatorInjector
 from holdfast.control.membership import (
     Closed,
     Improved,
@@ -61,7 +61,7 @@ from holdfast.control.messages import (
     pack,
     unpack,
 )
-from holdfast.control.sabotage import Sabotage
+from holdfast.control.plan_lookup import PlanLookup
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.token import bearer
 from holdfast.core.faults import Point
@@ -144,8 +144,8 @@ class Coordinator:
         clock: seconds, monotonic; of the log.
         awake: seconds that this process has run; by them everybody is judged.
         committer: writes the manifests of checkpoints.
-        sabotage: strikes this process at named points; None: nothing is to happen to it.
-        adviser: knows of better plans than those made at once; None: nobody does.
+        injector: strikes this process at named points; None: nothing is to happen to it.
+        lookup: knows of better plans than those made at once; None: nobody does.
         remarks: passed on to the agent.
     """
 
@@ -155,8 +155,8 @@ class Coordinator:
     clock: Callable[[], float]
     awake: Callable[[], float]
     committer: Committer | None = None
-    sabotage: Sabotage | None = None
-    adviser: Adviser | None = None
+    injector: CoordinatorInjector | None = None
+    lookup: PlanLookup | None = None
     remarks: Remarks = field(default_factory=queue.SimpleQueue)
 
     _queues: dict[_Peer, _Queue] = field(default_factory=lambda: {_AGENT: asyncio.Queue()})
@@ -223,13 +223,13 @@ class Coordinator:
                 raise
 
     def _reach(self, point: Point) -> None:
-        if self.sabotage is not None:
-            self.sabotage.reach(point, self.membership)
+        if self.injector is not None:
+            self.injector.reach(point, self.membership)
 
     def _halved(self, before: Membership, outputs: Sequence[Output]) -> Sequence[Output]:
         """Outputs as they are; if our death is due in the middle of sending a plan: what goes out before it."""
         told = [output for output in outputs if isinstance(output, Tell) and isinstance(output.command, Install)]
-        if self.sabotage is None or not told or not self.sabotage.due(Point.INSTALL, before):
+        if self.injector is None or not told or not self.injector.due(Point.INSTALL, before):
             return outputs
         half = told[: len(told) // 2]
         queues = [self._queues[peer] for peer in map(self._peer_of, half) if peer in self._queues]
@@ -472,18 +472,18 @@ class Coordinator:
             if self.membership.generation != before.generation or lost not in unplanned(self.membership):
                 return  # somebody was lost or has moved meanwhile: other answers are needed now
             self._take([Planned(lost=lost, recovery=recovery)])
-        await self._take_advice()
+        await self._look_up()
 
-    async def _take_advice(self) -> None:
+    async def _look_up(self) -> None:
         """Looks for better plans; they may be late, and then change nothing."""
-        if self.adviser is None:
+        if self.lookup is None:
             return
         before = self.membership
         try:
-            news = await asyncio.to_thread(self.adviser.news, before)
+            news = await asyncio.to_thread(self.lookup.news, before)
         except Exception as error:  # noqa: BLE001 - it was advice: whatever is wrong with it is not worth a coordinator
             self._note(f"no plan is looked up any more: {type(error).__name__}: {error}")
-            self.adviser = None
+            self.lookup = None
             return
         if self.membership.generation == before.generation:
             self._take(news)

@@ -31,8 +31,8 @@ from holdfast.runtime.engine.build import (
     probe,
 )
 from holdfast.runtime.engine.model import Model
-from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.engine.stage import Reduction, Stage
+from holdfast.runtime.tensors import num_bytes
 
 __all__ = ["LayerBench", "measure_layers"]
 

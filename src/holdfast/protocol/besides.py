@@ -15,7 +15,7 @@ __all__ = ["Besides", "resident_bytes"]
 
 @dataclass(slots=True)
 class Besides:
-    """Watches the effects of a life: what lies between two of them is work of the stage.
+    """Watches the effects of a protocol: what lies between two of them is work of the stage.
 
     Attributes:
         clock: seconds, monotonic.
@@ -30,7 +30,7 @@ class Besides:
     _updates: bool = False
 
     def yielded(self, effect: object) -> None:
-        """The life wants this done; until now, since the one before was done, the stage was at work."""
+        """The protocol wants this done; until now, since the one before was done, the stage was at work."""
         self._began = self.clock()
         if isinstance(effect, Reach) and effect.point is Point.UPDATE:
             self._updating, self._updates = self._resumed, True

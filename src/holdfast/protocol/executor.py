@@ -1,8 +1,8 @@
 """The executor: runs one worker's program for one step, without doing any I/O itself.
 
-It is a generator. It yields what is to be sent, received, computed and reduced; a shell does it (over sockets, or under
-a virtual clock) and sends the result back in, or throws a ClusterError in at the place where it happened. The compute
-engine is reached through :class:`StagePort`; of it only the operations that take time go through the shell.
+It is a generator. It yields what is to be sent, received, computed and reduced; a driver does it (over sockets, or
+under a virtual clock) and sends the result back in, or throws a ClusterError in at the place where it happened. The
+compute engine is reached through :class:`StepEngine`; of it only the operations that take time go through the driver.
 
 A step is settled when the tallies of all workers have come together: then it is known whether it counts, and the scale
 of its gradients. A *closing* step is settled at its end, before its updates. Any other is *staggered*: every layer is
@@ -32,14 +32,14 @@ __all__ = [
     "Reach",
     "Ready",
     "Run",
-    "StagePort",
+    "StepEngine",
     "StartReduce",
     "Take",
     "Verdict",
 ]
 
 
-class StagePort(Protocol):
+class StepEngine(Protocol):
     """What the executor needs of a compute engine; values are opaque to it."""
 
     def begin(self, step: int) -> None:
@@ -201,7 +201,7 @@ class Execution:
     """
 
     program: WorkerProgram
-    stage: StagePort
+    stage: StepEngine
     step: int
     number: Callable[[MicroBatch], int]
     closing: bool = True
@@ -217,7 +217,7 @@ class Execution:
         """Yields the effects of the step, in order; ends with Committed.
 
         Raises:
-            ClusterError: thrown in by the shell; nothing was committed that ``take_back`` cannot undo.
+            ClusterError: thrown in by the driver; nothing was committed that ``take_back`` cannot undo.
             StepRefused: the step before was presumed to count as it is, and does not.
             LedgerError: a micro-batch does not count exactly once; its layer was not updated.
         """

@@ -13,7 +13,7 @@ KEPT = 2
 
 
 class _Stage(Protocol):
-    """What snapshots need of a compute engine; see :class:`holdfast.protocol.worker.LifeStage`."""
+    """What snapshots need of a compute engine; see :class:`holdfast.protocol.worker.Engine`."""
 
     def layer_steps(self) -> dict[int, int]: ...
 

@@ -19,7 +19,7 @@ _SICK = ("AcceleratorError", "CudaError")
 
 
 def ends_job(error: BaseException) -> bool:
-    """Whether an error that came out of a worker's life ends the job at once, whoever else meets it."""
+    """Whether an error that came out of a worker's protocol ends the job at once, whoever else meets it."""
     return isinstance(error, _AT_ONCE)
 
 

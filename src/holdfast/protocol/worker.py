@@ -1,4 +1,4 @@
-"""A worker's life: attach, join generations, run steps, give way to newer generations, enter, leave, save, end.
+"""A worker's protocol: attach, join generations, run steps, give way to newer generations, enter, leave, save, end.
 
 Like the executor it is a generator that does no I/O, so that the whole protocol runs unchanged over sockets and under a
 virtual clock. Only here are ClusterErrors turned into a recovery.
@@ -44,7 +44,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.core.work import WorkPhase, working
 from holdfast.errors import ClusterError, InternalError, NotSaved, PeerLost, StaleGeneration, StepRefused, StorageError
-from holdfast.protocol.executor import Effect, Execution, Reach, StagePort, Verdict
+from holdfast.protocol.executor import Effect, Execution, Reach, StepEngine, Verdict
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.stopping import report_of
 
@@ -56,22 +56,22 @@ __all__ = [
     "Drain",
     "Fetch",
     "Fetched",
-    "LifeEffect",
-    "LifeStage",
+    "WorkerEffect",
+    "Engine",
     "Listen",
     "Load",
     "Pin",
     "Release",
     "Report",
     "Serve",
-    "WorkerLife",
+    "WorkerProtocol",
     "Written",
     "mean_loss",
 ]
 
 
-class LifeStage(StagePort, Protocol):
-    """What a worker's life needs of a compute engine, beyond running steps."""
+class Engine(StepEngine, Protocol):
+    """What a worker's protocol needs of a compute engine, beyond running steps."""
 
     def discard(self) -> None:
         """Drops everything of an unfinished step; weights and optimizer state stay."""
@@ -218,7 +218,7 @@ class Written:
     """Wait until all that was pinned is written, or could not be."""
 
 
-LifeEffect = (
+WorkerEffect = (
     Effect
     | Attach
     | Report
@@ -235,12 +235,12 @@ LifeEffect = (
     | Pin
     | Written
 )
-Life = Generator[LifeEffect, Any, None]
-Then = Generator[LifeEffect, Any, Command]
+Script = Generator[WorkerEffect, Any, None]
+Then = Generator[WorkerEffect, Any, Command]
 
 
 @dataclass(slots=True, kw_only=True)
-class WorkerLife:
+class WorkerProtocol:
     """The protocol of one worker.
 
     Attributes:
@@ -261,14 +261,14 @@ class WorkerLife:
         verdicts: over the last steps that were reduced, the newest last.
         loss: the mean loss of the step that was updated ahead of its verdict; None if it is not known here.
         executed: (layer, micro-batch) pairs begun, of the step that ran last and the one before.
-        entered: the step before which we entered, as a comer or at another place; meaningless if we never did.
+        entered: the step before which we entered, as a joiner or at another place; meaningless if we never did.
         raised: the exception that has stopped us; None while we live as we should.
         pins_at: the step of a checkpoint that was asked for, at the boundary before it; None if none was.
         standing: the generation that we are in and what we do in it, in one value: other threads read it.
     """
 
     worker: WorkerId
-    stage: LifeStage
+    stage: Engine
     steps: int
     microbatches: int
     ties: tuple[tuple[int, ...], ...]
@@ -294,11 +294,11 @@ class WorkerLife:
         microbatches = self.microbatches
         self._number = lambda microbatch: microbatch.number(microbatches)
 
-    def run(self) -> Life:
+    def run(self) -> Script:
         """Yields what the worker does until it is told to shut down.
 
         Raises:
-            HoldfastError: anything but a ClusterError ends this life; what then follows may be :meth:`stopped`.
+            HoldfastError: anything but a ClusterError ends this; what then follows may be :meth:`stopped`.
         """
         yield Attach()
         command = yield Listen()
@@ -320,8 +320,8 @@ class WorkerLife:
                 yield Report(self._unreadable(command, error))
                 command = yield Listen()
 
-    def stopped(self, error: BaseException) -> Life:
-        """Yields what a worker does once an exception has ended its life: it says so, and keeps its state.
+    def stopped(self, error: BaseException) -> Script:
+        """Yields what a worker does once an exception has ended its work: it says so, and keeps its state.
 
         It takes part in nothing any more, but saves what it holds if told to, until it is told to go.
 
@@ -391,7 +391,7 @@ class WorkerLife:
         next_command: Command = yield Listen()
         return next_command
 
-    def _join(self, install: Install) -> Life:
+    def _join(self, install: Install) -> Script:
         """Leaves the old generation, says where our layers are, connects to the new one."""
         first, self.generation, self.plan = self.generation == 0, install.generation, install.plan
         self.staggered, self.pins_at = install.staggered, None
@@ -415,19 +415,19 @@ class WorkerLife:
         yield from self._connect(install.plan)
         yield Report(Joined(worker=self.worker, generation=self.generation))
 
-    def _load(self, plan: Plan, state: StateAt) -> Life:
+    def _load(self, plan: Plan, state: StateAt) -> Script:
         """Gives up all that we hold, for the layers that a plan gives us."""
         self.stage = yield Load(plan, state)
         self.verdicts = ()
         self._forget_open()
         self.snapshots.forget()
 
-    def _move(self, plan: Plan) -> Life:
+    def _move(self, plan: Plan) -> Script:
         """Loads other layers if others are ours than when our process was started, or than before we changed places."""
         if plan.placement.layers_of(self.worker) != self.stage.layer_range:
             yield from self._load(plan, StateAt(url=None, step=0))
 
-    def _connect(self, plan: Plan) -> Life:
+    def _connect(self, plan: Plan) -> Script:
         self.program = lower_worker(plan, self.worker, self.ties)
         yield Build(self.generation, groups([self.program]))
 
@@ -471,7 +471,7 @@ class WorkerLife:
         if verdict is not None and all(verdict is not known for known in self.verdicts):
             self.verdicts = (*self.verdicts[-1:], verdict)
 
-    def _go_back(self, step: int, tallies: tuple[bytes, ...]) -> Life:
+    def _go_back(self, step: int, tallies: tuple[bytes, ...]) -> Script:
         """Goes back to ``step``; what was only presumed of the step before is settled by all tallies together."""
         verdict = self._open()
         self._forget_open()
@@ -517,7 +517,7 @@ class WorkerLife:
                 yield Reach(Point.REPLAY, command.step)
         return (yield from self._run_steps(command.step, recovering=self.generation > 1 and not enters))
 
-    def _enter(self, plan: Plan, entering: tuple[WorkerId, ...], step: int) -> Life:
+    def _enter(self, plan: Plan, entering: tuple[WorkerId, ...], step: int) -> Script:
         """Begins to take part without any state, which our peers give us meanwhile."""
         self.entered = step
         self.stage.follow()
@@ -580,13 +580,13 @@ class WorkerLife:
         )
         return self.execution
 
-    def _before(self, step: int, *, beginning: bool) -> Life:
+    def _before(self, step: int, *, beginning: bool) -> Script:
         """What is done with the state that all layers have before a step, if that is settled."""
         if self._open() is None:
             self._take_snapshot(step, beginning=beginning)
             yield from self._checkpoint(step)
 
-    def _catch_up(self, step: int) -> Life:
+    def _catch_up(self, step: int) -> Script:
         if not self.stage.following:
             return
         states: Mapping[int, bytes] | None = yield Fetched()
@@ -608,7 +608,7 @@ class WorkerLife:
             bytes=sum(len(state) for state in states.values()),
         )
 
-    def _go_over(self, install: Install, step: int) -> Generator[LifeEffect, Any, bool]:
+    def _go_over(self, install: Install, step: int) -> Generator[WorkerEffect, Any, bool]:
         """Goes over into a prepared generation before ``step``; returns whether we are a member of it.
 
         All workers do so before the same step: in the one before, every owner of every layer was found to be ready.
@@ -626,22 +626,22 @@ class WorkerLife:
             yield Drain()
             yield Report(Left(worker=self.worker, generation=self.generation, step=step))
             return False
-        newcomers = [worker for worker in install.entering if before.get(worker) != after[worker]]
-        for target in newcomers:
+        joiners = [worker for worker in install.entering if before.get(worker) != after[worker]]
+        for target in joiners:
             yield from self._serve(install.plan, target, step)
         yield Drain()
-        moves = self.worker in newcomers
+        moves = self.worker in joiners
         if moves:
             yield from self._move(install.plan)
         yield from self._connect(install.plan)
         yield Report(Joined(worker=self.worker, generation=self.generation, step=step))
         if moves:
             yield from self._enter(install.plan, install.entering, step)
-        elif newcomers:
+        elif joiners:
             yield Reach(Point.COPY, step)
         return True
 
-    def _serve(self, plan: Plan, target: WorkerId, step: int) -> Life:
+    def _serve(self, plan: Plan, target: WorkerId, step: int) -> Script:
         wanted = plan.placement.layers_of(target)
         own = [layer for layer in self.stage.layer_steps() if layer in wanted]
         if own:
@@ -652,7 +652,7 @@ class WorkerLife:
         assert self.plan is not None
         return self.worker == self.plan.placement.owners(self.plan.placement.num_layers - 1)[0]
 
-    def _checkpoint(self, step: int) -> Life:
+    def _checkpoint(self, step: int) -> Script:
         """Before a step, all layers are at it: pins those that are ours to write.
 
         A recovery that runs from this very step does so again, since whoever died may not have written its part. One
@@ -674,7 +674,7 @@ class WorkerLife:
         omitted = self.stage.omitted
         return StepDone(worker=self.worker, generation=self.generation, step=step, loss=loss, omitted=omitted)
 
-    def _save(self, save: Save) -> Life:
+    def _save(self, save: Save) -> Script:
         yield from self._go_back(save.step, save.tallies)
         for layer in save.layers:
             with working(WorkPhase.SAVING, layer=layer), _writing(save.directory):
@@ -697,7 +697,7 @@ def _writing(directory: str) -> Iterator[None]:
         raise NotSaved(f"the trained layers cannot be written to {directory}: {error.strerror or error}") from None
 
 
-def mean_loss(stage: LifeStage) -> float | None:
+def mean_loss(stage: Engine) -> float | None:
     """The float64 mean over a step's micro-batches, added in their order; None unless we own the last layer."""
     losses = stage.losses()
     return sum(losses) / len(losses) if losses else None

@@ -143,7 +143,7 @@ def snapshots(view: ClusterView) -> RecoveryPlan:
 
     Source: Elastic Horovod's ``state.commit()`` and ``state.restore()``; SWIFT, sections 1 and 2.2. There the batch
     shrinks with the workers; here the micro-batches of the lost go to their peers, as with :func:`adaptive`. There one
-    survivor gives its snapshot to all others; here each goes back to its own, and only newcomers are given state.
+    survivor gives its snapshot to all others; here each goes back to its own, and only joiners are given state.
     """
     return _reroute(view, "snapshots", Restore(), Spawn(workers=_vacant(view)))
 

@@ -1,4 +1,4 @@
-"""The shell of a real worker: does what its life yields, over the transport, the control connection and the clock."""
+"""What drives a real worker: does what its protocol yields, over transport, control connection and clock."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ from holdfast.protocol.worker import (
     Boundary,
     Build,
     Drain,
+    Engine,
     Fetch,
     Fetched,
-    Life,
-    LifeEffect,
-    LifeStage,
     Listen,
     Load,
     Pin,
     Release,
     Report,
+    Script,
     Serve,
-    WorkerLife,
+    WorkerEffect,
+    WorkerProtocol,
     Written,
     mean_loss,
 )
 from holdfast.runtime.checkpointing import CheckpointWriter
 from holdfast.runtime.engine.build import StageParts
-from holdfast.runtime.injection import Injector
+from holdfast.runtime.injection import WorkerInjector
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.port import Handle, MessageKey, Transport
 from holdfast.telemetry.events import EventLog, Notice, Pinned, StepOmitted, StepOps
 
-__all__ = ["Shell"]
+__all__ = ["Driver"]
 
 LOOKAHEAD = 4
 STUCK_S = 0.05
@@ -73,11 +73,11 @@ FOREVER = 2**62
 
 
 @dataclass(slots=True, kw_only=True)
-class Shell:
-    """Drives one worker's life.
+class Driver:
+    """Drives one worker's protocol.
 
     Attributes:
-        life: the protocol.
+        protocol: what it does.
         stage: the compute engine.
         transport: carries tensors.
         exchange: carries addresses.
@@ -94,27 +94,27 @@ class Shell:
         leaving: whether the worker was told to go.
     """
 
-    life: WorkerLife
-    stage: LifeStage
+    protocol: WorkerProtocol
+    stage: Engine
     transport: Transport
     exchange: RelayExchange
     attach: Callable[[], None]
     send: Callable[[Message], None]
     log: EventLog
     spec_of: Callable[[Payload], TensorSpec]
-    injector: Injector
+    injector: WorkerInjector
     copier: StateCopier
     rebuild: Callable[[Plan, StateAt], StageParts]
     expelled: Callable[[str], None]
     pace: Pace = field(default_factory=Pace)
     writer: CheckpointWriter | None = None
     leaving: bool = False
-    _life: Life = field(init=False)
+    _script: Script = field(init=False)
     _prepared: Install | None = None
     _commands: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
     _signals: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     _turn: threading.Condition = field(default_factory=threading.Condition)
-    _driver: int = 0
+    _thread: int = 0
     _waits_in: int | None = None
     _newest: int = 0
     _upcoming: deque[tuple[Receive, int]] = field(default_factory=deque)
@@ -126,8 +126,8 @@ class Shell:
     _omitted: set[int] = field(default_factory=set)
 
     def hello(self) -> Hello:
-        """Where the worker stands; it waits, if a newer generation has come that its life has yet to hear of."""
-        prepared, hello = self._prepared, self.life.hello()
+        """Where the worker stands; it waits, if a newer generation has come that its protocol has yet to hear of."""
+        prepared, hello = self._prepared, self.protocol.hello()
         return msgspec.structs.replace(
             hello,
             activity=hello.activity if self._newest <= hello.generation else "waiting",
@@ -155,13 +155,13 @@ class Shell:
 
     def beat(self) -> None:
         """Tells of our progress, in any thread."""
-        life, pace, execution = self.life, self.pace, self.life.execution
-        if life.generation == 0:
+        protocol, pace, execution = self.protocol, self.pace, self.protocol.execution
+        if protocol.generation == 0:
             return
         self.send(
             Heartbeat(
-                worker=life.worker,
-                generation=life.generation,
+                worker=protocol.worker,
+                generation=protocol.generation,
                 step=execution.step if execution else 0,
                 op=len(execution.ops) if execution else 0,
                 moves=pace.moves,
@@ -178,47 +178,47 @@ class Shell:
         self._signals.put(_INTERRUPTED)
 
     def run(self) -> None:
-        """Lives the life to its end, in a thread that can be replaced; raises what ends the life."""
-        self._life = self.life.run()
-        self._start_driver(self._life, None)
+        """Follows the protocol to its end, in a thread that can be replaced; raises what ends it."""
+        self._script = self.protocol.run()
+        self._start_thread(self._script, None)
         while (signal_ := self._signals.get()) is _INTERRUPTED:
-            self._rescue(self._life)
+            self._rescue(self._script)
         if signal_ is not None:
             raise signal_
 
-    def _rescue(self, life: Life) -> None:
-        """Replaces the driver if it still waits in a generation that is over.
+    def _rescue(self, script: Script) -> None:
+        """Replaces the thread if it still waits in a generation that is over.
 
         Gloo forgets to wake a receive whose payload had arrived in part when its connection went. Nothing can wake that
-        thread; but the life is suspended while its effect is performed, so another thread can go on with it.
+        thread; but the protocol is suspended while its effect is performed, so another thread can go on with it.
         """
         with self._turn:
             if self._turn.wait_for(lambda: self._waits_in is None or self._waits_in >= self._newest, STUCK_S):
                 return
             self._waits_in = None
-            self._driver += 1
+            self._thread += 1
             self.transport.abandon()
             text = "a receive was not woken when its connection went; another thread goes on"
-            self.log.write(time.monotonic(), Notice(worker=str(self.life.worker), text=text))
-            self._start_driver(life, StaleGeneration(self.life.generation))
+            self.log.write(time.monotonic(), Notice(worker=str(self.protocol.worker), text=text))
+            self._start_thread(script, StaleGeneration(self.protocol.generation))
 
-    def _start_driver(self, life: Life, error: StaleGeneration | None) -> None:
-        arguments = (life, self._driver, error)
-        threading.Thread(target=self._drive, args=arguments, name=f"driver-{self._driver}", daemon=True).start()
+    def _start_thread(self, script: Script, error: StaleGeneration | None) -> None:
+        arguments = (script, self._thread, error)
+        threading.Thread(target=self._drive, args=arguments, name=f"driver-{self._thread}", daemon=True).start()
 
-    def _drive(self, life: Life, driver: int, error: BaseException | None) -> None:
-        """Does what the life yields until it ends or another driver has taken over."""
+    def _drive(self, script: Script, thread: int, error: BaseException | None) -> None:
+        """Does what the protocol yields until it ends or another thread has taken over."""
         torch.set_num_threads(1)  # the limit is each thread's own
         result: Any = None
         while True:
             try:
-                effect = life.send(result) if error is None else life.throw(error)
+                effect = script.send(result) if error is None else script.throw(error)
             except StopIteration:
                 return self._signals.put(None)
             except BaseException as problem:  # noqa: BLE001 - handed to the thread that waits in run()
-                if ends_job(problem) or self.life.raised is not None:
+                if ends_job(problem) or self.protocol.raised is not None:
                     return self._signals.put(problem)
-                self._life = life = self.life.stopped(problem)
+                self._script = script = self.protocol.stopped(problem)
                 result, error = None, None
                 continue
             result, error = None, None
@@ -227,9 +227,9 @@ class Shell:
             try:
                 result = self._perform(effect)
                 self._besides.performed(effect)
-            except BaseException as problem:  # noqa: BLE001 - thrown into the life, which handles what it can
+            except BaseException as problem:  # noqa: BLE001 - thrown into the protocol, which handles what it can
                 error = problem
-            if driver != self._driver:
+            if thread != self._thread:
                 return None
             self.pace.move(waiting=False)
 
@@ -237,23 +237,23 @@ class Shell:
         """Waits for a handle, in a way that :meth:`_rescue` can see.
 
         Raises:
-            StaleGeneration: superseded, whether before the wait began or by a driver that took over during it.
+            StaleGeneration: superseded, whether before the wait began or by a thread that took over during it.
         """
         with self._turn:
-            driver = self._driver
-            if self._newest > self.life.generation:  # a rescue that came before this would not come again
-                raise StaleGeneration(self.life.generation)
-            self._waits_in = self.life.generation
+            thread = self._thread
+            if self._newest > self.protocol.generation:  # a rescue that came before this would not come again
+                raise StaleGeneration(self.protocol.generation)
+            self._waits_in = self.protocol.generation
         try:
             return handle.wait()
         finally:
             with self._turn:
-                if driver != self._driver:
-                    raise StaleGeneration(self.life.generation)
+                if thread != self._thread:
+                    raise StaleGeneration(self.protocol.generation)
                 self._waits_in = None
                 self._turn.notify_all()
 
-    def _perform(self, effect: LifeEffect) -> Any:
+    def _perform(self, effect: WorkerEffect) -> Any:
         match effect:
             case Attach():
                 return self.attach()
@@ -270,8 +270,8 @@ class Shell:
                 return self.copier.release(keep)
             case Load(plan=plan, state=state):
                 return self._load(plan, state)
-        if self._newest > self.life.generation:
-            raise StaleGeneration(self.life.generation, self._newest if self._newest < FOREVER else None)
+        if self._newest > self.protocol.generation:
+            raise StaleGeneration(self.protocol.generation, self._newest if self._newest < FOREVER else None)
         match effect:
             case Build(generation=generation, groups=groups):
                 return self.transport.build(generation, groups)
@@ -301,7 +301,7 @@ class Shell:
             case Fetch(generation=generation, holders=holders):
                 return self.copier.fetch(generation, holders)
             case Fetched():
-                return self.copier.fetched(self.life.generation)
+                return self.copier.fetched(self.protocol.generation)
             case Pin(generation=generation, step=step, layers=layers):
                 return self._pin(generation, step, layers)
             case Written():
@@ -349,11 +349,11 @@ class Shell:
         return self._wait(handle)
 
     def _key(self, payload: Payload, microbatch: Any, step: int) -> MessageKey:
-        number = message_number(payload, microbatch, self.life.microbatches)
-        return MessageKey(generation=self.life.generation, step=step, payload=payload, microbatch=number)
+        number = message_number(payload, microbatch, self.protocol.microbatches)
+        return MessageKey(generation=self.protocol.generation, step=step, payload=payload, microbatch=number)
 
     def _run(self, op: Op, step: int, value: Any) -> Any:
-        number = op.microbatch.number(self.life.microbatches)
+        number = op.microbatch.number(self.protocol.microbatches)
         self.pace.compute()
         start = time.monotonic()
         if op.kind is OpKind.F:
@@ -368,11 +368,11 @@ class Shell:
         """The order that all were found to be ready for."""
         install, self._prepared = self._prepared, None
         if install is None:  # a newer generation came in between
-            raise StaleGeneration(self.life.generation)
+            raise StaleGeneration(self.protocol.generation)
         self._set_order(install)
         return install
 
-    def _load(self, plan: Plan, state: StateAt) -> LifeStage:
+    def _load(self, plan: Plan, state: StateAt) -> Engine:
         self.pace.cool_down()
         parts = self.rebuild(plan, state)
         self.stage, self.spec_of = parts.stage, parts.spec_of
@@ -380,13 +380,13 @@ class Shell:
 
     def _set_order(self, install: Install) -> None:
         plan = install.plan
-        if plan is not None and self.life.worker in plan.workers:
-            self._order = plan.orders.of(self.life.worker)
+        if plan is not None and self.protocol.worker in plan.workers:
+            self._order = plan.orders.of(self.protocol.worker)
 
     def _pin(self, generation: int, step: int, layers: tuple[int, ...]) -> None:
         assert self.writer is not None, "no checkpoint is pinned in a job that makes none"
         waited_s = self.writer.pin(generation, step, layers, self.stage.snapshot)
-        self.log.write(time.monotonic(), Pinned(worker=str(self.life.worker), step=step, seconds=waited_s))
+        self.log.write(time.monotonic(), Pinned(worker=str(self.protocol.worker), step=step, seconds=waited_s))
 
     def _await_writer(self) -> None:
         """Waits for the writer; that it is still at work counts as moving along.
@@ -398,8 +398,8 @@ class Shell:
         written = threading.Event()
         self.writer.then(written.set)
         while not written.wait(WRITING_S):
-            if self._newest > self.life.generation:
-                raise StaleGeneration(self.life.generation)
+            if self._newest > self.protocol.generation:
+                raise StaleGeneration(self.protocol.generation)
             self.pace.move(waiting=True)
 
     def _committed(self, committed: Committed) -> None:
@@ -409,14 +409,14 @@ class Shell:
             self.beat()  # so that whoever stops right now is judged by what it needs when warm
         if committed.ops != self._order:
             raise InternalError(
-                f"worker {self.life.worker} ran {' '.join(map(str, committed.ops))} in step {committed.step}, "
+                f"worker {self.protocol.worker} ran {' '.join(map(str, committed.ops))} in step {committed.step}, "
                 f"its order is {' '.join(map(str, self._order))}"
             )
         loss, omitted = mean_loss(self.stage), self.stage.omitted
         self._omitted = {committed.step} if omitted else set()
         event = StepOps(
-            worker=str(self.life.worker),
-            generation=self.life.generation,
+            worker=str(self.protocol.worker),
+            generation=self.protocol.generation,
             step=committed.step,
             loss=loss,
             omitted=omitted,

@@ -15,7 +15,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.runtime.isolation import wait_until_cut
 from holdfast.telemetry.events import EventLog, FaultInjected
 
-__all__ = ["Injector", "strikes"]
+__all__ = ["WorkerInjector", "strikes"]
 
 _SIGNALS = {FaultKind.KILL: signal.SIGKILL, FaultKind.HANG: signal.SIGSTOP, FaultKind.LEAVE: signal.SIGTERM}
 _OF_THE_AGENT = (FaultKind.KILL_NODE, FaultKind.PARTITION)
@@ -29,7 +29,7 @@ def strikes(fault: Fault, point: Point, step: int) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class Injector:
+class WorkerInjector:
     """Carries out the faults of one worker, each once.
 
     Attributes:

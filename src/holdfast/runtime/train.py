@@ -19,8 +19,8 @@ from holdfast.core.profile import Profile
 from holdfast.errors import ConfigError, DecisionsLost, InternalError, ProgramFailed, StateUnavailable, StorageError
 from holdfast.runtime.hardening import write_private
 from holdfast.runtime.node.agent import Agent, Outcome
-from holdfast.runtime.rundir import Claim, attempts
 from holdfast.runtime.resume import check_same_job, jobs_before, parse_resume, resume_auto
+from holdfast.runtime.rundir import Claim, attempts
 from holdfast.runtime.specs import ResumeFrom
 from holdfast.telemetry.events import Event, JobEnded, Notice, read_events
 from holdfast.telemetry.report import AttemptReport, RunReport, attempt, report

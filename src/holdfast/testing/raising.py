@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.core.ids import WorkerId
 from holdfast.core.schedule import OpKind
 from holdfast.core.work import WorkPhase, working
-from holdfast.protocol.worker import LifeStage
+from holdfast.protocol.worker import Engine
 
 __all__ = ["Raise", "RaisingStage"]
 
@@ -64,7 +64,7 @@ class RaisingStage:
 
     def __init__(
         self,
-        stage: LifeStage,
+        stage: Engine,
         worker: WorkerId,
         raises: Iterable[Raise],
         *,
@@ -83,11 +83,11 @@ class RaisingStage:
 
     @property
     def whole(self) -> bool:
-        """See LifeStage.whole."""
+        """See Engine.whole."""
         return self._whole
 
     def forward(self, step: int, microbatch: int, activation: Any) -> Any:
-        """See StagePort.forward."""
+        """See StepEngine.forward."""
         layers = self._stage.layer_range.indices
         if layers[0] == 0:
             self._reach(WorkPhase.LOADING, step, microbatch=microbatch)
@@ -100,19 +100,19 @@ class RaisingStage:
         return result
 
     def backward(self, kind: OpKind, step: int, microbatch: int, gradient: Any) -> Any:
-        """See StagePort.backward."""
+        """See StepEngine.backward."""
         for layer in self._stage.layer_range.indices:
             self._reach(WorkPhase.BACKWARD, step, layer, microbatch)
         return self._stage.backward(kind, step, microbatch, gradient)
 
     def update(self, layer: int) -> None:
-        """See StagePort.update."""
+        """See StepEngine.update."""
         if not self._stage.following:
             self._reach(WorkPhase.UPDATE, self._stage.layer_steps()[layer], layer)
         self._stage.update(layer)
 
     def save(self, layer: int, directory: Path) -> None:
-        """See LifeStage.save."""
+        """See Engine.save."""
         self._reach(WorkPhase.SAVING, self._stage.layer_steps()[layer], layer)
         self._saved(layer, self._stage.layer_digest(layer))
 

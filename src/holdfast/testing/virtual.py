@@ -1,7 +1,7 @@
 """A whole job in one thread, under a virtual clock: the real protocol, the real decisions, no sockets, no waiting.
 
-Coordinator decisions, worker lives, executor and lowering are the code that trains for real; only the shells around
-them are replaced. Every delay comes from one seeded source, so one seed is one history.
+Coordinator decisions, workers' protocol, executor and lowering are the code that trains for real; only the drivers
+around them are replaced. Every delay comes from one seeded source, so one seed is one history.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ from holdfast.protocol.worker import (
     Boundary,
     Build,
     Drain,
+    Engine,
     Fetch,
     Fetched,
-    Life,
-    LifeStage,
     Listen,
     Load,
     Pin,
     Release,
     Report,
+    Script,
     Serve,
-    WorkerLife,
+    WorkerProtocol,
     Written,
 )
 from holdfast.runtime.engine.emulated import EmulatedStage
@@ -107,7 +107,7 @@ HANG_S = 2.0
 BEAT_S = 0.25
 REATTACH_S = 60.0
 AGENT = 0
-StageFactory = Callable[[WorkerId], LifeStage]
+StageFactory = Callable[[WorkerId], Engine]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,10 +216,10 @@ class _Sleep:
 
 @dataclass(slots=True)
 class _Worker:
-    """One process: a life and what it waits for; ``stopped`` processes do nothing, ``stalled`` ones only beat."""
+    """One process: its protocol and what it waits for; ``stopped`` processes do nothing, ``stalled`` ones only beat."""
 
-    life: WorkerLife
-    generator: Life
+    protocol: WorkerProtocol
+    generator: Script
     pace: Pace
     prepared: Install | None = None
     fetched: dict[int, bytes] | None = None
@@ -255,7 +255,7 @@ class VirtualCluster:
         stage: makes a worker's compute engine; default an emulated one.
         ties: the layers that share weights.
         workers_per_node: consecutive workers that fail together.
-        kill_comer_at_effect: a worker whose second process dies when it yields its n-th effect.
+        kill_joiner_at_effect: a worker whose second process dies when it yields its n-th effect.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
         sets_interval: whether CheckFreq's rule changes that as it runs.
         synchronous: whether training stands still until a checkpoint is written.
@@ -289,7 +289,7 @@ class VirtualCluster:
         stage: StageFactory | None = None,
         ties: tuple[tuple[int, ...], ...] = (),
         workers_per_node: int = 1,
-        kill_comer_at_effect: tuple[WorkerId, int] | None = None,
+        kill_joiner_at_effect: tuple[WorkerId, int] | None = None,
         checkpoint_every: int = 0,
         sets_interval: bool = False,
         synchronous: bool = False,
@@ -336,7 +336,7 @@ class VirtualCluster:
         self._raises = tuple(raises)
         self._raises_at = dict(raise_at_effect)
         self._saved_layers: dict[int, str | None] = {}
-        self._death_of_comer = kill_comer_at_effect
+        self._death_of_joiner = kill_joiner_at_effect
         self._now = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._counter = itertools.count()
@@ -387,7 +387,7 @@ class VirtualCluster:
     def _worker(self, worker: WorkerId) -> _Worker:
         """A new process of a worker."""
         steps, microbatches, ties = self._about
-        life = WorkerLife(
+        protocol = WorkerProtocol(
             worker=worker,
             stage=self._raising(worker, self._make(worker)),
             steps=steps,
@@ -400,10 +400,12 @@ class VirtualCluster:
         )
         asleep = _Sleep()
         pace = Pace(lambda: asleep.awake_s(self._now), PATIENCE * HANG_S, lambda: self._now)
-        self._processes[life.pid] = made = _Worker(life=life, generator=life.run(), pace=pace, asleep=asleep)
+        self._processes[protocol.pid] = made = _Worker(
+            protocol=protocol, generator=protocol.run(), pace=pace, asleep=asleep
+        )
         return made
 
-    def _raising(self, worker: WorkerId, stage: LifeStage) -> LifeStage:
+    def _raising(self, worker: WorkerId, stage: Engine) -> Engine:
         """A stage that raises as scheduled and writes no files."""
         return RaisingStage(  # type: ignore[return-value]
             stage,
@@ -462,7 +464,7 @@ class VirtualCluster:
         return hashlib.sha256("".join(digests[layer] for layer in sorted(digests)).encode()).hexdigest()
 
     def _stuck(self) -> str:
-        return ", ".join(f"{w.life.worker}: {w.waiting!r}" for w in self._workers.values() if w.alive)
+        return ", ".join(f"{w.protocol.worker}: {w.waiting!r}" for w in self._workers.values() if w.alive)
 
     # Time.
 
@@ -524,11 +526,11 @@ class VirtualCluster:
             return
         if self._sleeps(worker.asleep, lambda: self._beat(worker)):
             return
-        life, execution = worker.life, worker.life.execution
-        if life.generation > 0:
+        protocol, execution = worker.protocol, worker.protocol.execution
+        if protocol.generation > 0:
             beat = Heartbeat(
-                worker=life.worker,
-                generation=life.generation,
+                worker=protocol.worker,
+                generation=protocol.generation,
                 step=execution.step if execution else 0,
                 op=len(execution.ops) if execution else 0,
                 moves=worker.pace.moves,
@@ -584,7 +586,7 @@ class VirtualCluster:
         self._come_back(AGENT)
         for process in self._processes.values():
             if process.attaches:
-                self._come_back(process.life.pid)
+                self._come_back(process.protocol.pid)
 
     # Between the coordinator and others.
 
@@ -603,8 +605,8 @@ class VirtualCluster:
         self._after(self._draw(self._delays.control), arrive, channel=(direction, pid))
 
     def _tell(self, process: _Worker, command: Command) -> None:
-        if process.life.pid in self._attached:
-            self._over_control(process.life.pid, "down", lambda: self._deliver(process, command))
+        if process.protocol.pid in self._attached:
+            self._over_control(process.protocol.pid, "down", lambda: self._deliver(process, command))
 
     def _tell_agent(self, command: Command) -> None:
         """What the agent is to be told while it is away waits for it."""
@@ -615,7 +617,7 @@ class VirtualCluster:
 
     def _up(self, worker: _Worker, message: Message) -> None:
         """A worker sends; while it has no connection, its messages wait, but for what its hello says too."""
-        pid = worker.life.pid
+        pid = worker.protocol.pid
         if pid in self._attached:
             self._over_control(pid, "up", lambda: self._decide(message))
         elif not isinstance(message, Heartbeat | Strike | Leaving):
@@ -641,7 +643,7 @@ class VirtualCluster:
                 self._tell_agent(command)
 
     def _standing(self, process: _Worker) -> Hello:
-        hello, prepared = process.life.hello(), process.prepared
+        hello, prepared = process.protocol.hello(), process.prepared
         return replace_struct(
             hello,
             activity=hello.activity if process.newest <= hello.generation else "waiting",
@@ -652,7 +654,7 @@ class VirtualCluster:
 
     def _break_stream(self, at: float, worker: WorkerId) -> None:
         """A connection breaks; the process connects again."""
-        pid = self._workers[worker].life.pid
+        pid = self._workers[worker].protocol.pid
         if pid not in self._attached:
             return
         self._fired.append(f"break:{worker}#{at}")
@@ -663,12 +665,12 @@ class VirtualCluster:
 
     def _hang_up(self, worker: _Worker) -> None:
         """The connection of a process that is gone closes, after what it had sent, before or after its end is told."""
-        pid = worker.life.pid
+        pid = worker.protocol.pid
 
         def close() -> None:
             self._attached.discard(pid)
             self._streams[pid] += 1
-            self._decide(Closed(worker=worker.life.worker, pid=pid))
+            self._decide(Closed(worker=worker.protocol.worker, pid=pid))
 
         if pid in self._attached:
             self._over_control(pid, "up", close)
@@ -690,7 +692,7 @@ class VirtualCluster:
         )
 
     def _started(self, worker: _Worker) -> Started:
-        return Started(worker=worker.life.worker, pid=worker.life.pid)
+        return Started(worker=worker.protocol.worker, pid=worker.protocol.pid)
 
     def _preempt(self) -> None:
         self._preempted = True
@@ -709,7 +711,7 @@ class VirtualCluster:
                 self._coming.add(worker)
                 self._workers[worker] = self._worker(worker)
                 later = {who: effect for who, effect in self._deaths.items() if who != worker}
-                self._deaths = later | dict(filter(None, [self._death_of_comer]))
+                self._deaths = later | dict(filter(None, [self._death_of_joiner]))
                 self._agent_up(self._started(self._workers[worker]))
                 self._begin(self._workers[worker], self._draw(self._delays.start))
             case Strike(spec=spec):
@@ -734,7 +736,7 @@ class VirtualCluster:
 
     def _reap(self, worker: _Worker, status: int) -> None:
         """Tells the coordinator of a process that ended; what is lost on the way is told again in a hello."""
-        exited = Exited(worker=worker.life.worker, pid=worker.life.pid, status=status)
+        exited = Exited(worker=worker.protocol.worker, pid=worker.protocol.pid, status=status)
 
         def tell() -> None:
             self._exits += (exited,)
@@ -774,10 +776,10 @@ class VirtualCluster:
         worker.commands.append(command)
         if isinstance(worker.waiting, Listen):
             self._resume(worker, self._next_command)
-        elif worker.newest > worker.life.generation and isinstance(
+        elif worker.newest > worker.protocol.generation and isinstance(
             worker.waiting, Take | FinishReduce | Build | Written
         ):
-            self._throw(worker, StaleGeneration(worker.life.generation))
+            self._throw(worker, StaleGeneration(worker.protocol.generation))
 
     # The workers.
 
@@ -785,10 +787,10 @@ class VirtualCluster:
         if not worker.alive:
             return
         worker.alive, worker.ready, worker.waiting = False, None, None
-        who = worker.life.worker
+        who = worker.protocol.worker
         self._hang_up(worker)
         self._reap(worker, -9)
-        generation = worker.life.generation
+        generation = worker.protocol.generation
         self._after(self._draw(self._delays.detect), lambda: self._notice(who, generation))
 
     def _notice(self, dead: WorkerId, generation: int) -> None:
@@ -800,8 +802,8 @@ class VirtualCluster:
         if self._sleeps(worker.asleep, lambda: self._see_gone(worker, dead, generation)):
             return
         waits = worker.ready is not None and dead in _peers(worker.waiting)
-        if worker.alive and worker.life.generation == generation and waits:
-            self._throw(worker, PeerLost(str(dead), worker.life.generation))
+        if worker.alive and worker.protocol.generation == generation and waits:
+            self._throw(worker, PeerLost(str(dead), worker.protocol.generation))
 
     def _throw(self, worker: _Worker, error: Exception) -> None:
         if worker.stopped or worker.stalled:
@@ -827,19 +829,19 @@ class VirtualCluster:
             except StopIteration:
                 self._end(worker)
                 return
-            except Exception as problem:  # noqa: BLE001 - as the shell of a real worker does
+            except Exception as problem:  # noqa: BLE001 - as the driver of a real worker does
                 if not self._stop(worker, problem):
                     return
                 step = lambda: next(worker.generator)  # noqa: E731
                 continue
             worker.pace.move(waiting=isinstance(effect, WAITS))
             worker.effects += 1
-            if self._raises_at.get(worker.life.worker) == worker.effects:
-                self._fired.append(f"raise:{worker.life.worker}#{worker.effects}")
+            if self._raises_at.get(worker.protocol.worker) == worker.effects:
+                self._fired.append(f"raise:{worker.protocol.worker}#{worker.effects}")
                 step = lambda: worker.generator.throw(RuntimeError("it cannot go on"))  # noqa: E731
                 continue
-            if self._deaths.get(worker.life.worker) == worker.effects:
-                self._fired.append(f"kill:{worker.life.worker}#{worker.effects}")
+            if self._deaths.get(worker.protocol.worker) == worker.effects:
+                self._fired.append(f"kill:{worker.protocol.worker}#{worker.effects}")
                 self._kill(worker)
                 return
             try:
@@ -852,32 +854,32 @@ class VirtualCluster:
             step = lambda r=result: worker.generator.send(r)  # type: ignore[misc]  # noqa: E731
 
     def _stop(self, worker: _Worker, problem: Exception) -> bool:
-        """An exception has come out of a life; returns whether another one, of a worker that has stopped, follows."""
+        """An exception has come out of a protocol; returns whether that of a worker that has stopped follows."""
         if ends_job(problem):
             raise problem
-        life = worker.life
-        if life.raised is None:
-            worker.generator = life.stopped(problem)
+        protocol = worker.protocol
+        if protocol.raised is None:
+            worker.generator = protocol.stopped(problem)
             return True
-        self._up(worker, Failure(worker=life.worker, pid=life.pid, error=str(problem), user_fault=False))
+        self._up(worker, Failure(worker=protocol.worker, pid=protocol.pid, error=str(problem), user_fault=False))
         worker.alive = False
         self._hang_up(worker)
         self._reap(worker, 1)
         return False
 
     def _end(self, worker: _Worker) -> None:
-        """A life is over in order: its process ends."""
+        """A protocol is over in order: its process ends."""
         worker.alive = False
         self._hang_up(worker)
         self._reap(worker, 0)
 
     def _perform(self, worker: _Worker, effect: Any) -> tuple[bool, Any]:
         """Does what can be done at once; otherwise notes what the worker waits for."""
-        life = worker.life
+        protocol = worker.protocol
         match effect:
             case Attach():
                 worker.attaches = True
-                self._hello(life.pid)
+                self._hello(protocol.pid)
                 return True, None
             case Report(message=message, when_written=when_written):
                 if when_written:
@@ -897,8 +899,8 @@ class VirtualCluster:
             case Load(plan=plan, state=state):
                 worker.pace.cool_down()
                 return True, self._load(worker, plan, state)
-        if worker.newest > life.generation:
-            raise StaleGeneration(life.generation)
+        if worker.newest > protocol.generation:
+            raise StaleGeneration(protocol.generation)
         match effect:
             case Run():
                 worker.pace.compute()
@@ -908,7 +910,7 @@ class VirtualCluster:
                 self._send(worker, self._key(worker, send, step), send.peer, value.clone())
                 return True, None
             case StartReduce(reduction=reduction, value=value, step=step):
-                self._contribute(worker, (life.generation, step, reduction), value.clone())
+                self._contribute(worker, (protocol.generation, step, reduction), value.clone())
                 return True, None
             case Pin(generation=generation, step=step, layers=layers):
                 self._pin(worker, generation, step, layers)
@@ -930,11 +932,11 @@ class VirtualCluster:
                 return True, self._go_over(worker)
             case Serve(generation=generation, target=target, snapshots=snapshots):
                 made = {layer: encode() for layer, encode in snapshots.items()}
-                self._served[generation, target][life.worker] = made
+                self._served[generation, target][protocol.worker] = made
                 return True, None
             case Fetch(holders=holders):
                 worker.fetched = None
-                self._fetch(worker, life.generation, dict(holders))
+                self._fetch(worker, protocol.generation, dict(holders))
                 return True, None
             case Fetched():
                 return True, worker.fetched
@@ -943,16 +945,16 @@ class VirtualCluster:
     def _go_over(self, worker: _Worker) -> Install:
         install, worker.prepared = worker.prepared, None
         if install is None:
-            raise StaleGeneration(worker.life.generation)
+            raise StaleGeneration(worker.protocol.generation)
         return install
 
     def _fetch(self, worker: _Worker, generation: int, holders: dict[int, tuple[WorkerId, ...]]) -> None:
         """Copies when every layer has a living holder that serves it; all its holders must serve the same bits."""
 
         def attempt() -> None:
-            if not worker.alive or worker.life.generation != generation:
+            if not worker.alive or worker.protocol.generation != generation:
                 return
-            served = self._served[generation, worker.life.worker]
+            served = self._served[generation, worker.protocol.worker]
             states = {}
             for layer, sources in holders.items():
                 found = {served[source][layer] for source in sources if source in served and self._living(source)}
@@ -976,13 +978,13 @@ class VirtualCluster:
             if worker.alive and not self._sleeps(worker.asleep, write):
                 act()
 
-        self._after(self._draw(self._delays.store), write, channel=("writer", worker.life.pid))
+        self._after(self._draw(self._delays.store), write, channel=("writer", worker.protocol.pid))
 
     def _pin(self, worker: _Worker, generation: int, step: int, layers: tuple[int, ...]) -> None:
-        who = worker.life.worker
+        who = worker.protocol.worker
         for index, layer in enumerate(layers):
             self._pinned.append(Pinned(worker=who, generation=generation, step=step, layer=layer))
-            data = worker.life.stage.snapshot(layer)()
+            data = worker.protocol.stage.snapshot(layer)()
             self._stored[step, layer] = data
             digest = hashlib.sha256(data).hexdigest()
             name = f"layer-{layer:04d}-{digest[:16]}.safetensors"
@@ -998,30 +1000,30 @@ class VirtualCluster:
         if worker.alive:
             self._up(worker, written)
 
-    def _load(self, worker: _Worker, plan: Plan, state: StateAt) -> LifeStage:
+    def _load(self, worker: _Worker, plan: Plan, state: StateAt) -> Engine:
         """A new emulated stage for the worker's place in a plan, with what was pinned for a checkpoint."""
-        layers, total = plan.placement.layers_of(worker.life.worker), len(plan.routes.microbatches)
+        layers, total = plan.placement.layers_of(worker.protocol.worker), len(plan.routes.microbatches)
         stage = EmulatedStage(
             layers=layers, num_layers=plan.placement.num_layers, num_microbatches=total, scaled=self._scaled
         )
         if state.url is not None:
             for layer in layers.indices:
                 stage.restore(layer, self._stored[state.step, layer])
-        return self._raising(worker.life.worker, stage)
+        return self._raising(worker.protocol.worker, stage)
 
     def _wait(self, worker: _Worker, effect: Take | FinishReduce | Build) -> tuple[bool, Any]:
-        life = worker.life
+        protocol = worker.protocol
         ready: Callable[[], Any]
         match effect:
             case Take(receive=receive, step=step):
                 key = self._key(worker, receive, step)
-                ready = lambda: self._mail.collect(key, receive.peer, life.worker)  # noqa: E731
+                ready = lambda: self._mail.collect(key, receive.peer, protocol.worker)  # noqa: E731
             case FinishReduce(reduction=reduction, step=step):
-                name = (life.generation, step, reduction)
+                name = (protocol.generation, step, reduction)
                 ready = lambda: self._mail.total(name, reduction.workers)  # noqa: E731
             case Build(generation=generation, groups=groups):
-                ready = lambda: self._mail.complete(generation, groups, life.worker) or None  # noqa: E731
-                self._after(self._draw(self._delays.connect), lambda: self._arrive(generation, groups, life.worker))
+                ready = lambda: self._mail.complete(generation, groups, protocol.worker) or None  # noqa: E731
+                self._after(self._draw(self._delays.connect), lambda: self._arrive(generation, groups, protocol.worker))
                 worker.waiting, worker.ready = effect, ready
                 return False, None
         found = ready()
@@ -1030,8 +1032,8 @@ class VirtualCluster:
         return found is not None, found
 
     def _compute(self, worker: _Worker, run: Run) -> None:
-        number = run.op.microbatch.number(worker.life.microbatches)
-        stage = worker.life.stage
+        number = run.op.microbatch.number(worker.protocol.microbatches)
+        stage = worker.protocol.stage
         if run.op.kind is OpKind.F:
             result = stage.forward(run.step, number, run.value)
         else:
@@ -1044,8 +1046,8 @@ class VirtualCluster:
             if not worker.alive or worker.stopped or self._sleeps(worker.asleep, finish):
                 return
             worker.waiting = None
-            if worker.newest > worker.life.generation:
-                self._throw(worker, StaleGeneration(worker.life.generation))
+            if worker.newest > worker.protocol.generation:
+                self._throw(worker, StaleGeneration(worker.protocol.generation))
                 return
             worker.spans.append((run.op.kind.value, microbatch.pipeline, microbatch.index, start, end))
             self._advance(worker, lambda: worker.generator.send(result))
@@ -1053,7 +1055,7 @@ class VirtualCluster:
         self._after(end - self._now, finish)
 
     def _send(self, worker: _Worker, key: MessageKey, peer: WorkerId, value: Any) -> None:
-        source = worker.life.worker
+        source = worker.protocol.worker
 
         def arrive() -> None:
             self._mail.post(key, source, peer, value)
@@ -1062,7 +1064,7 @@ class VirtualCluster:
         self._after(self._draw(self._delays.message), arrive)
 
     def _contribute(self, worker: _Worker, name: tuple[int, int, Any], value: Any) -> None:
-        who, members = worker.life.worker, name[2].workers
+        who, members = worker.protocol.worker, name[2].workers
 
         def arrive() -> None:
             self._mail.contribute(name, who, value)
@@ -1098,7 +1100,7 @@ class VirtualCluster:
         for fault in self._faults:
             if fault in self._struck or not strikes(fault, point, step):
                 continue
-            who = worker.life.worker
+            who = worker.protocol.worker
             if fault.kind is FaultKind.KILL_NODE and fault.node is not None and who == self._nodes[fault.node][0]:
                 worker.waiting = fault
                 worker.strikes.append(str(fault))
@@ -1119,7 +1121,7 @@ class VirtualCluster:
                 worker.stalled = True
             case FaultKind.LEAVE:
                 worker.leaving = True
-                self._up(worker, Leaving(worker=worker.life.worker))
+                self._up(worker, Leaving(worker=worker.protocol.worker))
                 return True
             case _:
                 self._kill(worker)
@@ -1128,24 +1130,26 @@ class VirtualCluster:
     def _commit(self, worker: _Worker, step: int, ops: tuple[Op, ...]) -> None:
         plan = self._membership.plan
         stepped = StepOps(
-            worker=str(worker.life.worker),
-            generation=worker.life.generation,
+            worker=str(worker.protocol.worker),
+            generation=worker.protocol.generation,
             step=step,
             loss=None,
-            omitted=worker.life.stage.omitted,
+            omitted=worker.protocol.stage.omitted,
             ops=tuple(worker.spans),
         )
         if not worker.pace.warm:
             worker.pace.warm_up()
         self._log(stepped)
         worker.spans.clear()
-        current = self._membership.generation == worker.life.generation
-        if plan is not None and current and ops != plan.orders.of(worker.life.worker):
-            raise InternalError(f"worker {worker.life.worker} left its order in step {step}")
+        current = self._membership.generation == worker.protocol.generation
+        if plan is not None and current and ops != plan.orders.of(worker.protocol.worker):
+            raise InternalError(f"worker {worker.protocol.worker} left its order in step {step}")
 
     def _key(self, worker: _Worker, instruction: Any, step: int) -> MessageKey:
-        number = message_number(instruction.payload, instruction.microbatch, worker.life.microbatches)
-        return MessageKey(generation=worker.life.generation, step=step, payload=instruction.payload, microbatch=number)
+        number = message_number(instruction.payload, instruction.microbatch, worker.protocol.microbatches)
+        return MessageKey(
+            generation=worker.protocol.generation, step=step, payload=instruction.payload, microbatch=number
+        )
 
 
 def _peers(waiting: Any) -> set[WorkerId]:

@@ -635,7 +635,7 @@ def test_nobody_comes_or_goes_any_more_while_the_job_saves(steady):
 
 
 def test_who_comes_while_a_generation_is_prepared_waits_for_the_next_one(coming):
-    """Two vacancies, two comers: one prepared generation at a time, each with a number of its own."""
+    """Two vacancies, two joiners: one prepared generation at a time, each with a number of its own."""
     before = coming.state.upcoming
     coming.give(Leaving(worker=W01))
     assert coming.commands(Install) == {}
@@ -723,14 +723,14 @@ def test_a_loss_sends_whoever_has_no_state_back_to_the_door(request, stage, prep
 
 
 @pytest.mark.parametrize("stage", ["coming", "entered"])
-def test_a_comer_that_dies_is_one_more_loss(request, stage):
+def test_a_joiner_that_dies_is_one_more_loss(request, stage):
     job = request.getfixturevalue(stage).give(Exited(worker=W10, pid=2, status=-9))
     assert job.commands(Install).keys() == {W00, W01, W11}
     assert job.state.lost == {W10}
     assert job.status(6).joined().state.upcoming is None
 
 
-def test_a_comer_that_dies_before_anybody_was_told_of_it_concerns_nobody(running):
+def test_a_joiner_that_dies_before_anybody_was_told_of_it_concerns_nobody(running):
     running.give(died(W10), again(W10)).give(Exited(worker=W10, pid=2, status=-9))
     assert running.commands(Install) == {}
     assert (running.state.generation, running.state.lost, running.state.arriving) == (2, {W10}, frozenset())

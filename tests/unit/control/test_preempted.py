@@ -28,7 +28,7 @@ from holdfast.control.messages import (
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.planning.training import Rerouted
-from holdfast.protocol.worker import Pin, WorkerLife, Written
+from holdfast.protocol.worker import Pin, WorkerProtocol, Written
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Checkpointed, CheckpointFailed
 
@@ -204,7 +204,7 @@ def test_behind_the_last_step_it_is_done(job):
 
 def test_a_worker_pins_it_once_all_before_is_written_so_that_it_is_never_left_out():
     stage = SimpleNamespace(layer_steps=lambda: {0: 4})
-    life = WorkerLife(
+    protocol = WorkerProtocol(
         worker=W00,
         stage=stage,
         steps=STEPS,
@@ -215,7 +215,7 @@ def test_a_worker_pins_it_once_all_before_is_written_so_that_it_is_never_left_ou
         plan=PLAN,
         checkpoint_every=5,
     )
-    assert list(life._checkpoint(4)) == []
-    assert list(life._checkpoint(5)) == [Pin(generation=2, step=5, layers=(0,))]
-    life.pins_at = 4
-    assert list(life._checkpoint(4)) == [Written(), Pin(generation=2, step=4, layers=(0,))]
+    assert list(protocol._checkpoint(4)) == []
+    assert list(protocol._checkpoint(5)) == [Pin(generation=2, step=5, layers=(0,))]
+    protocol.pins_at = 4
+    assert list(protocol._checkpoint(4)) == [Written(), Pin(generation=2, step=4, layers=(0,))]

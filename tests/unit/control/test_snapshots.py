@@ -81,7 +81,7 @@ def test_a_loss_is_routed_around_at_once_and_its_place_filled():
         (((7, (0, 3)), (7, (3, 6)), (8, (6,))), 7),
         (((2, ()), (2, ()), (3, ())), 2),
     ],
-    ids=["all", "one is ahead", "one has yet to", "one went back", "a newcomer", "none in common", "nobody has any"],
+    ids=["all", "one is ahead", "one has yet to", "one went back", "a joiner", "none in common", "nobody has any"],
 )
 def test_the_newest_snapshot_of_all_or_the_lowest_step(held, step):
     job = Job().give(died(W11)).hold(dict(zip((W00, W01, W10), held, strict=True)))
@@ -112,7 +112,7 @@ def test_who_is_there_or_on_its_way_is_not_started_again():
     assert job.spawned() == [W00]
 
 
-def test_a_newcomer_that_dies_without_state_is_not_started_again_and_another_one_is():
+def test_a_joiner_that_dies_without_state_is_not_started_again_and_another_one_is():
     """Or a process that cannot live would send all back again and again."""
     job = Job().give(died(W11), Hello(worker=W11, pid=2)).give(died(W11, pid=2))
     assert job.spawned() == []

@@ -10,9 +10,9 @@ from holdfast.errors import ConfigError
 from holdfast.models import convnet, gpt
 from holdfast.optim.factory import make_optimizer
 from holdfast.runtime.engine.model import Model, Tie, find_ties, tie_groups, untie
-from holdfast.runtime.tensors import num_bytes, torch_dtype
 from holdfast.runtime.engine.stage import Stage
 from holdfast.runtime.engine.trial import try_model
+from holdfast.runtime.tensors import num_bytes, torch_dtype
 
 
 def test_ties_are_found_and_taken_apart() -> None:

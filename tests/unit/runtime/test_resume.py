@@ -15,7 +15,6 @@ from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.main.coordinator import _membership
 from holdfast.runtime.main.worker import _ASK_AGAIN_S, _restore
-from holdfast.runtime.rundir import Claim
 from holdfast.runtime.resume import (
     check_accepted,
     check_same_job,
@@ -26,6 +25,7 @@ from holdfast.runtime.resume import (
     parse_resume,
     resume_auto,
 )
+from holdfast.runtime.rundir import Claim
 from holdfast.runtime.specs import CoordinatorSpec, Found, ResumeFrom
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected

@@ -1,7 +1,7 @@
 """What to do next, as a pure function of (membership, event).
 
-The coordinator is a shell around :func:`decide`: it stores the new membership, then sends what ``decide`` asks for. The
-simulated cluster and the tests call the same function.
+The coordinator does the I/O around :func:`decide`: it stores the new membership, then sends what ``decide`` asks for.
+The simulated cluster and the tests call the same function.
 
     GATHERING --all attached--> FORMING --all states known--> RUNNING --all finished--> SAVING --all saved--> ENDED
                                   ^ |                            |                        |
@@ -122,7 +122,7 @@ def decide(
 
 
 def end(state: Membership, detail: str) -> Decision:
-    """Ends the job because of a bug of ours; for the shell, when ``decide`` itself or its storing failed."""
+    """Ends the job because of a bug of ours; for the driver, when ``decide`` itself or its storing failed."""
     after, outputs = end_job(state, "error", detail, state.directory)
     return counted(state, after), outputs
 

@@ -170,7 +170,7 @@ class Membership:
         leaving: workers that were told to go; one without state goes when it has caught up.
         upcoming: the generation that is prepared; None if none is.
         expected: lost workers for which a new process is being started.
-        abandoned: vacant places whose newcomer died without state; nobody is started there again unasked.
+        abandoned: vacant places whose joiner died without state; nobody is started there again unasked.
         starting: processes that were started and have yet to attach.
         offers: places (None: any) for which a new worker could be started and that were not vacant so far.
         watch: who was heard of when.

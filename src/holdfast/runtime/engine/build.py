@@ -33,15 +33,15 @@ from holdfast.optim.digest import tensor_sha256
 from holdfast.optim.factory import OptimizerFactory, learning_rate_scale, make_optimizer
 from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.undo import inverse_of
-from holdfast.protocol.worker import LifeStage
+from holdfast.protocol.worker import Engine
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.engine.foreign import call_target, load_target, theirs
 from holdfast.runtime.engine.model import Loss, Model, name_of, tie_groups
 from holdfast.runtime.engine.stage import Loader, Stage, layer_seed
 from holdfast.runtime.engine.trial import try_items, try_model
 from holdfast.runtime.specs import Probed
-from holdfast.version import __version__
 from holdfast.storage.checkpoints import Facts
+from holdfast.version import __version__
 
 __all__ = [
     "StageParts",
@@ -74,7 +74,7 @@ class StageParts:
         emulated_bytes: sizes that incoming messages are to have, where what they hold is a small stand-in.
     """
 
-    stage: LifeStage
+    stage: Engine
     ties: tuple[tuple[int, ...], ...]
     activation: TensorSpec | None
     gradient: TensorSpec | None

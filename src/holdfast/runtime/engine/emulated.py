@@ -37,14 +37,14 @@ _LATE_STEP_S, _LATEST_S = 1e-5, 1e-3
 
 
 class EmulatedStage:
-    """The stage port over integers; see :class:`holdfast.protocol.worker.LifeStage`.
+    """The stage port over integers; see :class:`holdfast.protocol.worker.Engine`.
 
     Args:
         layers: the range that we own.
         num_layers: of the whole model.
         num_microbatches: of one step, over all pipelines.
         profile: how long each layer's operations and optimizer step take; None if they take no time (under a virtual
-            clock, the shell lets it pass).
+            clock, the driver lets it pass).
         clock: seconds that only go forward.
         sleep: lets seconds pass.
         scaled: which share of the steps has gradients that must be scaled, as clipping by the global norm does.
@@ -83,7 +83,7 @@ class EmulatedStage:
         self.discard()
 
     def discard(self) -> None:
-        """See LifeStage.discard."""
+        """See Engine.discard."""
         self._inputs: dict[tuple[int, int], _Words] = {}
         self._gradients: dict[int, _Words] = {}
         self._sums = {layer: np.zeros(WIDTH, np.int64) for layer in self.layer_range.indices}
@@ -93,7 +93,7 @@ class EmulatedStage:
         self._losses.fill(0.0)
 
     def begin(self, step: int) -> None:
-        """See StagePort.begin."""
+        """See StepEngine.begin."""
         behind = {layer: at for layer, at in self.layer_steps().items() if at != step}
         if behind:
             raise InternalError(f"step {step} cannot begin: layers are at other steps: {behind}")
@@ -101,7 +101,7 @@ class EmulatedStage:
         self._step = step
 
     def forward(self, step: int, microbatch: int, activation: torch.Tensor | None) -> torch.Tensor | None:
-        """See StagePort.forward."""
+        """See StepEngine.forward."""
         with self._lasting(self._op_s.get(OpKind.F, 0.0)):
             return self._forward(step, microbatch, activation)
 
@@ -117,7 +117,7 @@ class EmulatedStage:
         return None
 
     def backward(self, kind: OpKind, step: int, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """See StagePort.backward."""
+        """See StepEngine.backward."""
         with self._lasting(self._op_s.get(kind, 0.0)):
             return self._backward(kind, step, microbatch, gradient)
 
@@ -137,13 +137,13 @@ class EmulatedStage:
         return None if kind is OpKind.W or self.layer_range.start == 0 else torch.from_numpy(value)
 
     def message(self, layers: tuple[int, ...], dissent: int) -> torch.Tensor:
-        """See StagePort.message."""
+        """See StepEngine.message."""
         (layer,) = layers
         last = (self._losses.view(np.int64),) if layer == self._num_layers - 1 else ()
         return torch.from_numpy(np.concatenate((self._sums[layer], [dissent], self._counts[layer], *last)))
 
     def accept(self, layers: tuple[int, ...], reduced: torch.Tensor) -> None:
-        """See StagePort.accept."""
+        """See StepEngine.accept."""
         (layer,) = layers
         total, dissent, counts, losses = np.split(reduced.numpy(), self._sections)
         self._dissent += int(dissent[0])
@@ -155,7 +155,7 @@ class EmulatedStage:
         self._reduced[layer] = total.copy()
 
     def tally(self) -> torch.Tensor:
-        """See StagePort.tally: a mark for every own layer, its "norm", and how many owners are not ready."""
+        """See StepEngine.tally: a mark for every own layer, its "norm", and how many owners are not ready."""
         marks = torch.zeros(self._num_layers, 3, dtype=torch.float64)
         for layer, total in self._reduced.items():
             marks[layer, 0] = 1.0
@@ -167,21 +167,21 @@ class EmulatedStage:
     unpack_tally = staticmethod(unpack_tally)
 
     def merge_tallies(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-        """See StagePort.merge_tallies."""
+        """See StepEngine.merge_tallies."""
         return torch.maximum(ours, theirs)
 
     def conclude(self, tally: torch.Tensor) -> None:
-        """See StagePort.conclude; every layer must have been heard of."""
+        """See StepEngine.conclude; every layer must have been heard of."""
         self._scaled = self._judge(tally)
         if self._missed is not None:
             self._missed.append((dict(self._reduced), self._scaled))
 
     def presume(self) -> None:
-        """See StagePort.presume."""
+        """See StepEngine.presume."""
         self._presumed, self._scaled = (self._step, self._reduced), False
 
     def settle(self, tally: torch.Tensor) -> bool:
-        """See StagePort.settle."""
+        """See StepEngine.settle."""
         assert self._presumed is not None, "no step's verdict was presumed"
         if self._judge(tally):
             return False
@@ -191,7 +191,7 @@ class EmulatedStage:
         return True
 
     def redo(self) -> None:
-        """See LifeStage.redo."""
+        """See Engine.redo."""
         assert self._presumed is not None, "no step's verdict was presumed"
         step, reduced = self._presumed
         self.take_back(step)
@@ -209,7 +209,7 @@ class EmulatedStage:
         return int(tally[:, 1].sum()) % 100 < 100 * self._share_scaled
 
     def update(self, layer: int) -> None:
-        """See StagePort.update."""
+        """See StepEngine.update."""
         if self._missed is not None:
             return
         shadow = 1 - self._live[layer]
@@ -218,24 +218,24 @@ class EmulatedStage:
             self._weights[layer][shadow] = _mix(self._weight(layer), self._reduced[layer], words)
 
     def swap(self, layer: int) -> None:
-        """See StagePort.swap."""
+        """See StepEngine.swap."""
         if self._missed is None:
             self._live[layer] = 1 - self._live[layer]
             self._steps[layer] += 1
 
     def follow(self) -> None:
-        """See LifeStage.follow."""
+        """See Engine.follow."""
         self.discard()
         self._presumed = None
         self._missed = []
 
     @property
     def following(self) -> bool:
-        """See LifeStage.following."""
+        """See Engine.following."""
         return self._missed is not None
 
     def catch_up(self, states: Mapping[int, bytes]) -> None:
-        """See LifeStage.catch_up."""
+        """See Engine.catch_up."""
         assert self._missed is not None
         for layer, data in states.items():
             self.restore(layer, data)
@@ -248,7 +248,7 @@ class EmulatedStage:
                 self.swap(layer)
 
     def take_back(self, to_step: int) -> None:
-        """See LifeStage.take_back."""
+        """See Engine.take_back."""
         if self._presumed is not None and to_step <= self._presumed[0]:
             self._presumed = None
         for layer, step in self._steps.items():
@@ -259,21 +259,21 @@ class EmulatedStage:
                 raise InternalError(f"layer {layer} is at step {step}, cannot go to {to_step}")
 
     def layer_steps(self) -> dict[int, int]:
-        """See LifeStage.layer_steps."""
+        """See Engine.layer_steps."""
         return {} if self._missed is not None else dict(self._steps)
 
     @property
     def whole(self) -> bool:
-        """See LifeStage.whole: weights are exchanged, never changed in place."""
+        """See Engine.whole: weights are exchanged, never changed in place."""
         return True
 
     @property
     def omitted(self) -> bool:
-        """See LifeStage.omitted: integers are always finite."""
+        """See Engine.omitted: integers are always finite."""
         return False
 
     def losses(self) -> list[float] | None:
-        """See LifeStage.losses."""
+        """See Engine.losses."""
         return self._reduced_losses
 
     def save(self, layer: int, directory: Path) -> Path:
@@ -284,18 +284,18 @@ class EmulatedStage:
         return path
 
     def snapshot(self, layer: int) -> Callable[[], bytes]:
-        """See LifeStage.snapshot: the step and the weight."""
+        """See Engine.snapshot: the step and the weight."""
         words = [self._steps[layer], *self._weight(layer).tolist()]
         return lambda: b" ".join(b"%d" % word for word in words)
 
     def restore(self, layer: int, data: bytes) -> None:
-        """See LifeStage.restore."""
+        """See Engine.restore."""
         step, *words = (int(word) for word in data.split())
         self._weights[layer] = [np.array(words, np.int64) for _ in range(2)]
         self._steps[layer] = step
 
     def layer_digest(self, layer: int) -> str:
-        """See LifeStage.layer_digest."""
+        """See Engine.layer_digest."""
         return hashlib.sha256(self._weight(layer).tobytes()).hexdigest()
 
     def _weight(self, layer: int) -> _Words:

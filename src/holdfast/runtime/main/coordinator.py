@@ -13,16 +13,16 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from holdfast.control.advice import Adviser
 from holdfast.control.awake import AwakeClock
 from holdfast.control.coordinator import Committer, Coordinator, Remarks, serve
 from holdfast.control.detection import Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
+from holdfast.control.injection import CoordinatorInjector
 from holdfast.control.membership import Membership, Phase, Starting, restore
 from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.forgotten import gone_before
 from holdfast.control.messages import StateAt
-from holdfast.control.sabotage import Sabotage
+from holdfast.control.plan_lookup import PlanLookup
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.tls import server_credentials
 from holdfast.core.faults import Fault
@@ -126,8 +126,8 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: E
         clock=time.monotonic,
         awake=awake,
         committer=Committer(checkpoints=checkpoints, facts=spec.facts),
-        sabotage=Sabotage(_still_due(spec, log), log, time.monotonic),
-        adviser=None if spec.library is None else Adviser(Path(spec.library), lambda text: _note(log, text)),
+        injector=CoordinatorInjector(_still_due(spec, log), log, time.monotonic),
+        lookup=None if spec.library is None else PlanLookup(Path(spec.library), lambda text: _note(log, text)),
     )
 
 

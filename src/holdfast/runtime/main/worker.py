@@ -30,11 +30,11 @@ from holdfast.errors import (
 from holdfast.protocol.pace import Pace
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.stopping import LONGEST_TEXT
-from holdfast.protocol.worker import LifeStage, WorkerLife
+from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
-from holdfast.runtime.driver import Shell
+from holdfast.runtime.driver import Driver
 from holdfast.runtime.engine.build import StageParts, build_stage
-from holdfast.runtime.injection import Injector
+from holdfast.runtime.injection import WorkerInjector
 from holdfast.runtime.specs import ResumeFrom, WorkerSpec
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.delayed import DelayedTransport
@@ -69,7 +69,7 @@ class _Worker:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._log = EventLog(spec.events, complain=self._complain)
-        self._shell: Shell | None = None
+        self._driver: Driver | None = None
         self._emulated_bytes: Mapping[Payload, int] = {}
         self._awake = AwakeClock()
         self._client = ControlClient(
@@ -107,20 +107,20 @@ class _Worker:
         parts = self._build(spec.plan)
         if spec.resume is not None:
             _restore(parts.stage, spec.resume)
-        self._shell = shell = self._make_shell(parts)
+        self._driver = driver = self._make_driver(parts)
         gc.collect()
         gc.freeze()  # a collection in the middle of a recovery would cost more than the recovery
         self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid()))
-        threading.Thread(target=self._beat, args=(shell,), name="heartbeat", daemon=True).start()
-        signal.signal(signal.SIGTERM, lambda *_: self._leave(shell))
-        shell.run()
+        threading.Thread(target=self._beat, args=(driver,), name="heartbeat", daemon=True).start()
+        signal.signal(signal.SIGTERM, lambda *_: self._leave(driver))
+        driver.run()
         self._log.close()
         self._client.close()
 
-    def _make_shell(self, parts: StageParts) -> Shell:
+    def _make_driver(self, parts: StageParts) -> Driver:
         spec, tls = self._spec, self._spec.job.control.tls
         exchange = RelayExchange(spec.worker, self._client.send)
-        life = WorkerLife(
+        protocol = WorkerProtocol(
             worker=spec.worker,
             stage=parts.stage,
             steps=spec.job.train.steps,
@@ -131,8 +131,8 @@ class _Worker:
             synchronous=spec.job.checkpoint.synchronous,
             snapshots=Snapshots(every=spec.job.resilience.snapshot_every),
         )
-        shell = Shell(
-            life=life,
+        driver = Driver(
+            protocol=protocol,
             stage=parts.stage,
             transport=self._transport(exchange),
             exchange=exchange,
@@ -140,7 +140,7 @@ class _Worker:
             send=self._client.send,
             log=self._log,
             spec_of=parts.spec_of,
-            injector=Injector(worker=spec.worker, faults=spec.faults, log=self._log, send=self._client.send),
+            injector=WorkerInjector(worker=spec.worker, faults=spec.faults, log=self._log, send=self._client.send),
             copier=StateCopier(
                 worker=spec.worker,
                 exchange=exchange,
@@ -154,8 +154,8 @@ class _Worker:
         )
         if spec.job.checkpoint_every:
             checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
-            shell.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, shell.injector.reach)
-        return shell
+            driver.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, driver.injector.reach)
+        return driver
 
     def _transport(self, exchange: RelayExchange) -> Transport:
         """Gloo's; if compute is emulated, messages take as long as the profile says, if they take any time."""
@@ -188,12 +188,12 @@ class _Worker:
     def _complain(self, kind: str, text: str) -> None:
         self._client.send(Remark(worker=self._spec.worker, kind=kind, text=text))
 
-    def _leave(self, shell: Shell) -> None:
+    def _leave(self, driver: Driver) -> None:
         """SIGTERM: a notice to go. Before the first generation nobody would miss us."""
-        if shell.life.generation == 0:
+        if driver.protocol.generation == 0:
             os._exit(0)
-        shell.leaving = True
-        self._client.send(Leaving(worker=shell.life.worker))
+        driver.leaving = True
+        self._client.send(Leaving(worker=driver.protocol.worker))
 
     def _expelled(self, reason: str) -> None:
         """We were held for lost: whatever we do can only disturb. Says where every thread was, and ends."""
@@ -204,12 +204,12 @@ class _Worker:
             os._exit(1)
 
     def _hello(self) -> Hello:
-        assert self._shell is not None
-        return self._shell.hello()
+        assert self._driver is not None
+        return self._driver.hello()
 
     def _on_command(self, command: object) -> None:
-        assert self._shell is not None
-        self._shell.on_command(command)  # type: ignore[arg-type]
+        assert self._driver is not None
+        self._driver.on_command(command)  # type: ignore[arg-type]
 
     def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
         """The job is over, or there was no coordinator for so long that nothing can be recovered: end.
@@ -219,14 +219,14 @@ class _Worker:
         reason = str(error or "the coordinator closed the connection")
         if error is not None:
             self._note(f"ends itself: {reason}")
-        if self._shell is None:
+        if self._driver is None:
             os._exit(1)
-        self._shell.on_command(Shutdown(reason=reason))
+        self._driver.on_command(Shutdown(reason=reason))
 
-    def _beat(self, shell: Shell) -> None:
+    def _beat(self, driver: Driver) -> None:
         """Tells of progress, as long as the process lives."""
         while True:
-            shell.beat()
+            driver.beat()
             time.sleep(self._spec.job.control.heartbeat_s)
 
 
@@ -241,7 +241,7 @@ def _write_stacks(path: Path) -> str:
     return f"its stacks are in {path.name}" if written else "its stacks cannot be written"
 
 
-def _restore(stage: LifeStage, resume: ResumeFrom, pause: Callable[[float], None] = time.sleep) -> None:
+def _restore(stage: Engine, resume: ResumeFrom, pause: Callable[[float], None] = time.sleep) -> None:
     """Replaces the layers of a new stage by those of a checkpoint, which was found sound a moment ago.
 
     What a store does not give now it may give soon, so it is asked again a few times.
@@ -274,6 +274,6 @@ def _way_on(resume: ResumeFrom) -> str:
     return "there is no older one" if older is None else f"go on from the one before: --resume {resume.url}@{older}"
 
 
-def _load(stage: LifeStage, url: str, step: int) -> None:
+def _load(stage: Engine, url: str, step: int) -> None:
     for layer, data in load_states(url, step, stage.layer_steps()).items():
         stage.restore(layer, data)

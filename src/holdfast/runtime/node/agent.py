@@ -66,10 +66,10 @@ from holdfast.runtime.node.children import Child, Children
 from holdfast.runtime.node.entries import COORDINATOR, DIGEST, FIND, LIBRARY, PROBE, Entry
 from holdfast.runtime.node.forks import FORKS, SERVER, ForkedProcess, Patience
 from holdfast.runtime.node.news import Reporter
-from holdfast.runtime.rundir import Claim, attempts
 from holdfast.runtime.node.supervision import RestartLimit, StartAgain, Supervisor
-from holdfast.runtime.node.worker_group import Crew
+from holdfast.runtime.node.worker_group import WorkerGroup
 from holdfast.runtime.resume import check_accepted, checkpoints_url
+from holdfast.runtime.rundir import Claim, attempts
 from holdfast.runtime.specs import (
     CoordinatorSpec,
     Found,
@@ -216,7 +216,7 @@ class Agent:
     _interrupted: Interrupted | None = None
     _awake: AwakeClock = field(default_factory=AwakeClock)
     _networks: Networks | None = None
-    _crew: Crew | None = None
+    _group: WorkerGroup | None = None
     _waits_for_sigterm: bool = False
     _preempted: bool = False
     _checkpoint: int = 0
@@ -549,26 +549,26 @@ class Agent:
             clock=self._awake,
             tls=self.job.control.tls,
         )
-        crew = self._crew = self._make_crew(coordinator, address, probed, client.send, log)
+        group = self._group = self._make_group(coordinator, address, probed, client.send, log)
         client.start()
         workers = coordinator.plan.workers
         self._prepare("starting workers", workers, len(workers))
         for worker in workers:
-            crew.start(worker)
+            group.start(worker)
         return client
 
-    def _make_crew(
+    def _make_group(
         self,
         coordinator: CoordinatorSpec,
         address: str,
         probed: Probed,
         send: Callable[[Message], None],
         log: EventLog,
-    ) -> Crew:
+    ) -> WorkerGroup:
         plan, networks = coordinator.plan, self._networks
         nodes = group_into_nodes(plan.workers, self.job.grid.workers_per_node)
         number = {worker: index for index, node in enumerate(nodes) for worker in node}
-        return Crew(
+        return WorkerGroup(
             children=self._children,
             nodes=nodes,
             faults=self.faults,
@@ -741,14 +741,14 @@ class Agent:
             raise self._interrupted
 
     def _hello(self) -> Hello:
-        assert self._crew is not None
-        return replace_struct(self._crew.hello(), preempted=self._preempted)
+        assert self._group is not None
+        return replace_struct(self._group.hello(), preempted=self._preempted)
 
     def _on_command(self, command: Command) -> None:
         """Takes a command, in the control thread; what a later hello must know of is noted at once."""
         if isinstance(command, Spawn):
-            assert self._crew is not None
-            self._crew.expect(command.worker)
+            assert self._group is not None
+            self._group.expect(command.worker)
         self._inbox.put(command)
 
     def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
@@ -767,12 +767,12 @@ class Agent:
 
     def _preempt(self, log: EventLog) -> None:
         """SIGTERM: asks for one more checkpoint, and for the end of the job after it."""
-        assert self._crew is not None
+        assert self._group is not None
         grace_s = self.job.checkpoint.on_sigterm
         text = f"SIGTERM: a checkpoint is made first, within {grace_s:g} s; another signal ends the job at once"
         self._tell(log, Notice(worker="agent", text=text))
         self._preempted = True
-        self._crew.send(Preempted())
+        self._group.send(Preempted())
         self._put_later(grace_s, _Preempt.GIVE_UP)
 
     def _given_up(self) -> Outcome:
@@ -789,14 +789,14 @@ class Agent:
 
     def _watch(self, supervisor: Supervisor, log: EventLog) -> Outcome:
         """Follows the job until it ends."""
-        assert self._crew is not None
+        assert self._group is not None
         self._waits_for_sigterm = bool(self.job.checkpoint_every and self.job.checkpoint.on_sigterm)
         try:
-            return self._follow(self._crew, supervisor, log)
+            return self._follow(self._group, supervisor, log)
         finally:
             self._waits_for_sigterm = False
 
-    def _follow(self, crew: Crew, supervisor: Supervisor, log: EventLog) -> Outcome:
+    def _follow(self, group: WorkerGroup, supervisor: Supervisor, log: EventLog) -> Outcome:
         while True:
             match item := self._next():
                 case _Preempt.BEGIN:
@@ -814,19 +814,19 @@ class Agent:
                     log.check()
                     self._last = item
                     self._checkpoint = max(self._checkpoint, item.checkpoint)
-                    crew.reach(item.step + 1, item.generation)
+                    group.reach(item.step + 1, item.generation)
                     self.on_progress(item)
                 case _CoordinatorEnded(child=child, spec=spec):
                     supervisor.on_ended(spec, child.status)
                 case StartAgain():
                     supervisor.again(item)
                 case Fence(worker=worker, pid=pid):
-                    crew.fence(worker, pid)
+                    group.fence(worker, pid)
                 case Spawn(worker=worker, first=first):
                     self._reporter.asked(str(worker), time.monotonic())
-                    crew.start(worker, first=first)
+                    group.start(worker, first=first)
                 case Strike(spec=text):
-                    crew.strike(text)
+                    group.strike(text)
                 case Remark(kind=kind, text=text):
                     self._tell_once(kind, text)
                 case Ended():

@@ -16,11 +16,11 @@ from holdfast.runtime.node.entries import WORKER
 from holdfast.runtime.specs import WorkerSpec
 from holdfast.telemetry.events import EventLog, FaultInjected, Notice
 
-__all__ = ["Crew"]
+__all__ = ["WorkerGroup"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Crew:
+class WorkerGroup:
     """All worker processes that the agent starts.
 
     Attributes:

@@ -31,8 +31,8 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
-from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.hardening import LISTENING
+from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
 from holdfast.runtime.transport.port import Exchange, Handle, MessageKey
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.control.advice import Adviser
 from holdfast.control.detection import Watch
 from holdfast.control.membership import (
     Improved,
@@ -20,6 +19,7 @@ from holdfast.control.membership import (
     unplanned,
 )
 from holdfast.control.messages import Hello, Install, Joined, Leaving
+from holdfast.control.plan_lookup import PlanLookup
 from holdfast.core.builders import adaptive_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -63,23 +63,23 @@ def fill(folder, failures=1):
 
 
 def test_without_a_library_there_is_no_news(tmp_path):
-    adviser, state = Adviser(tmp_path / "none"), prepared(running())
-    assert adviser.news(state) == ()
+    lookup, state = PlanLookup(tmp_path / "none"), prepared(running())
+    assert lookup.news(state) == ()
 
 
 def test_answers_are_replaced_once_the_library_has_better_ones(tmp_path):
     folder = tmp_path / "plans"
-    adviser, state = Adviser(folder), prepared(running())
-    assert adviser.news(state) == ()
+    lookup, state = PlanLookup(folder), prepared(running())
+    assert lookup.news(state) == ()
     library = fill(folder)
-    news = adviser.news(state)
+    news = lookup.news(state)
     assert {event.lost for event in news} == {frozenset({WorkerId(p, PLACE.stage)}) for p in range(3)}
     for event in news:
         state, outputs = decide(state, event)
         assert outputs == ()
         assert state.planned[event.lost].plan == looked_up(library, PLAN, event.lost, TERMS).plan
         assert state.planned[event.lost].strategy == "adaptive"
-    assert adviser.news(state) == (), "nothing has changed since"
+    assert lookup.news(state) == (), "nothing has changed since"
 
 
 def test_no_answer_is_replaced_by_one_that_is_no_better(tmp_path):
@@ -88,15 +88,15 @@ def test_no_answer_is_replaced_by_one_that_is_no_better(tmp_path):
     for lost in unplanned(state):
         quick = replace(plan_recovery(state, lost), period=0.5)
         state, _ = decide(state, Planned(lost=lost, recovery=quick))
-    assert Adviser(tmp_path).news(state) == ()
+    assert PlanLookup(tmp_path).news(state) == ()
 
 
 def test_a_better_plan_for_who_is_here_is_told(tmp_path):
     library = fill(tmp_path)
     offer = looked_up(library, PLAN, [PLACE], TERMS)
-    assert Improved(lost=frozenset({PLACE}), offer=offer) in Adviser(tmp_path).news(running(PLACE))
-    assert Adviser(tmp_path).news(running(ELSEWHERE)) == ()
-    assert Adviser(tmp_path).news(replace(running(PLACE), plan=offer.plan)) == (), "it runs already"
+    assert Improved(lost=frozenset({PLACE}), offer=offer) in PlanLookup(tmp_path).news(running(PLACE))
+    assert PlanLookup(tmp_path).news(running(ELSEWHERE)) == ()
+    assert PlanLookup(tmp_path).news(replace(running(PLACE), plan=offer.plan)) == (), "it runs already"
 
 
 @pytest.mark.parametrize(("pattern", "damage"), [("*.plan", b"x"), ("*.json", b"[")])
@@ -105,8 +105,8 @@ def test_a_damaged_library_is_said_once_and_costs_nothing_else(tmp_path, pattern
     for path in tmp_path.glob(pattern):
         path.write_bytes(damage)
     told = []
-    adviser = Adviser(tmp_path, told.append)
-    assert [adviser.news(running(PLACE)) for _ in range(3)] == [()] * 3
+    lookup = PlanLookup(tmp_path, told.append)
+    assert [lookup.news(running(PLACE)) for _ in range(3)] == [()] * 3
     assert len(told) == 1
 
 
@@ -125,31 +125,31 @@ def migrations(news):
 @pytest.mark.parametrize("options", [{"failure_every_s": 1000.0}, {"watch": Watch(now=2000.0)}], ids=["said", "so far"])
 def test_workers_are_to_change_places_once_that_pays(tmp_path, options):
     fill(tmp_path, 2)
-    (told,) = migrations(Adviser(tmp_path).news(without_two(**options)))
+    (told,) = migrations(PlanLookup(tmp_path).news(without_two(**options)))
     assert told.lost == frozenset(SAME_STAGE)
     assert {place for _, place in told.offer.moves} <= set(SAME_STAGE)
 
 
 def test_it_pays_later_if_nothing_fails_meanwhile(tmp_path):
     fill(tmp_path, 2)
-    adviser, state = Adviser(tmp_path), without_two(watch=Watch(now=10.0))
-    assert not migrations(adviser.news(state)), "a failure every five seconds"
-    assert migrations(adviser.news(replace(state, watch=Watch(now=5000.0))))
-    assert not migrations(adviser.news(replace(state, watch=Watch(now=9000.0)))), "it was told"
+    lookup, state = PlanLookup(tmp_path), without_two(watch=Watch(now=10.0))
+    assert not migrations(lookup.news(state)), "a failure every five seconds"
+    assert migrations(lookup.news(replace(state, watch=Watch(now=5000.0))))
+    assert not migrations(lookup.news(replace(state, watch=Watch(now=9000.0)))), "it was told"
 
 
 def test_nobody_moves_in_the_last_steps_of_a_job(tmp_path):
     fill(tmp_path, 2)
-    adviser, state = Adviser(tmp_path), without_two(failure_every_s=1e6)
-    assert not migrations(adviser.news(replace(state, last_step=state.steps - 2)))
-    assert migrations(adviser.news(state))
+    lookup, state = PlanLookup(tmp_path), without_two(failure_every_s=1e6)
+    assert not migrations(lookup.news(replace(state, last_step=state.steps - 2)))
+    assert migrations(lookup.news(state))
 
 
 def test_nobody_moves_while_somebody_is_on_the_way(tmp_path):
     fill(tmp_path, 2)
-    adviser, state = Adviser(tmp_path), without_two(failure_every_s=1e6)
-    assert not migrations(adviser.news(replace(state, expected=frozenset(SAME_STAGE[:1]))))
-    (told,) = migrations(adviser.news(state))
+    lookup, state = PlanLookup(tmp_path), without_two(failure_every_s=1e6)
+    assert not migrations(lookup.news(replace(state, expected=frozenset(SAME_STAGE[:1]))))
+    (told,) = migrations(lookup.news(state))
     waiting = replace(state, expected=frozenset(SAME_STAGE[:1]))
     assert decide(waiting, told) == (waiting, ())
 
@@ -161,14 +161,14 @@ def test_nobody_moves_while_somebody_is_on_the_way(tmp_path):
 )
 def test_nobody_moves_where_the_gain_is_not_known(tmp_path, options):
     fill(tmp_path, 2)
-    assert not migrations(Adviser(tmp_path).news(without_two(**options)))
+    assert not migrations(PlanLookup(tmp_path).news(without_two(**options)))
 
 
 def moving(tmp_path):
     """A job that is told to migrate; the state before, and after with what was sent."""
     fill(tmp_path, 2)
     before = without_two(failure_every_s=1e6)
-    (told,) = migrations(Adviser(tmp_path).news(before))
+    (told,) = migrations(PlanLookup(tmp_path).news(before))
     return before, told.offer, *decide(before, told)
 
 

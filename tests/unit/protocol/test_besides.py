@@ -1,4 +1,4 @@
-"""What lies between the effects of a life is work of its stage; what takes long in some effects is waiting."""
+"""What lies between the effects of a protocol is work of its stage; what takes long in some effects is waiting."""
 
 import pytest
 

@@ -10,10 +10,10 @@ from holdfast.control.membership import Membership, Phase
 from holdfast.core.faults import Fault, Point
 from holdfast.telemetry.events import EventLog, FaultInjected
 
-__all__ = ["Sabotage"]
+__all__ = ["CoordinatorInjector"]
 
 
-class Sabotage:
+class CoordinatorInjector:
     """Kills this process where a fault says so.
 
     ``start`` strikes when the step begins, as far as the coordinator has heard. The points of a recovery strike in the

@@ -12,10 +12,10 @@ from holdfast.planning.migration import Migration, proposed
 from holdfast.planning.training import Rerouted, looked_up
 from holdfast.recovery.actions import RecoveryPlan
 
-__all__ = ["Adviser"]
+__all__ = ["PlanLookup"]
 
 
-class Adviser:
+class PlanLookup:
     """Tells what a library has for a job, whenever that may have become something else.
 
     Args:

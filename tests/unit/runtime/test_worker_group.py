@@ -12,7 +12,7 @@ from holdfast.control.messages import Exited, NodeLost, Offer
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.node.children import Children
-from holdfast.runtime.node.worker_group import Crew
+from holdfast.runtime.node.worker_group import WorkerGroup
 from holdfast.telemetry.events import EventLog, FaultInjected, Notice, read_events
 
 A, B, C, D = (WorkerId(pipeline, stage) for pipeline in range(2) for stage in range(2))
@@ -31,7 +31,7 @@ class Spec:
 
 
 class Process:
-    """Stands for a process: it runs until the test, or the crew, ends it."""
+    """Stands for a process: it runs until the test, or the group, ends it."""
 
     def __init__(self, pid):
         self.pid, self.exitcode = pid, None
@@ -74,14 +74,14 @@ class Starter:
 
 
 @pytest.fixture
-def crew(tmp_path):
+def group(tmp_path):
     log = EventLog(tmp_path / "events.jsonl")
     sent = []
     starter = Starter()
 
     def make(*faults):
         parsed = tuple(Fault.parse(text) for text in faults)
-        return Crew(
+        return WorkerGroup(
             children=Children(process=starter),
             nodes=((A, B), (C, D)),
             faults=parsed,
@@ -97,122 +97,122 @@ def crew(tmp_path):
     log.close()
 
 
-def given(crew):
-    return [[str(fault) for fault in spec.faults] for spec in crew.children.process.told]
+def given(group):
+    return [[str(fault) for fault in spec.faults] for spec in group.children.process.told]
 
 
-def test_each_first_process_has_its_own_faults_and_the_first_of_a_node_those_of_the_node(crew):
-    crew = crew[0]("kill:0.0@3", "hang:0.1@4", "kill-node:1@5", "join:0.0@6")
+def test_each_first_process_has_its_own_faults_and_the_first_of_a_node_those_of_the_node(group):
+    group = group[0]("kill:0.0@3", "hang:0.1@4", "kill-node:1@5", "join:0.0@6")
     for worker in (A, B, C, D):
-        crew.start(worker)
-    assert given(crew) == [["kill:0.0@3:start"], ["hang:0.1@4:start"], ["kill-node:1@5:start"], []]
+        group.start(worker)
+    assert given(group) == [["kill:0.0@3:start"], ["hang:0.1@4:start"], ["kill-node:1@5:start"], []]
 
 
-def test_a_later_process_is_struck_by_what_is_still_to_come_only(crew):
+def test_a_later_process_is_struck_by_what_is_still_to_come_only(group):
     """Its predecessor may have been one step further than the newest that is known to have begun."""
-    crew = crew[0]("kill:0.0@3", "kill:0.0@8", "kill:0.0@9:commit", "stall:0.0@20")
-    crew.start(A)
-    crew.reach(7, 1)
-    crew.fence(A, 1)
-    crew.start(A)
-    assert given(crew)[1] == ["kill:0.0@9:commit", "stall:0.0@20:start"]
+    group = group[0]("kill:0.0@3", "kill:0.0@8", "kill:0.0@9:commit", "stall:0.0@20")
+    group.start(A)
+    group.reach(7, 1)
+    group.fence(A, 1)
+    group.start(A)
+    assert given(group)[1] == ["kill:0.0@9:commit", "stall:0.0@20:start"]
 
 
-def test_a_later_process_gets_its_state_from_its_peers_not_from_a_checkpoint(crew):
-    crew = crew[0]()
-    crew.start(A)
-    crew.fence(A, 1)
-    crew.start(A)
-    assert [spec.resume for spec in crew.children.process.told] == ["a checkpoint", None]
+def test_a_later_process_gets_its_state_from_its_peers_not_from_a_checkpoint(group):
+    group = group[0]()
+    group.start(A)
+    group.fence(A, 1)
+    group.start(A)
+    assert [spec.resume for spec in group.children.process.told] == ["a checkpoint", None]
 
 
 @pytest.mark.parametrize("asked", ["kill-node:0@5:start", "partition:1.0@1:start", "kill-node:1@6:start", "", "\0"])
-def test_a_fault_that_was_not_scheduled_is_not_carried_out(crew, asked):
+def test_a_fault_that_was_not_scheduled_is_not_carried_out(group, asked):
     """A worker that went astray asks for it, say."""
-    make, sent, _ = crew
-    crew = make("kill-node:1@5")
+    make, sent, _ = group
+    group = make("kill-node:1@5")
     for worker in (A, B, C, D):
-        crew.start(worker)
+        group.start(worker)
     before = list(sent)
-    crew.strike(asked)
+    group.strike(asked)
     assert sent == before
-    crew.strike("kill-node:1@5:start")
+    group.strike("kill-node:1@5:start")
     assert NodeLost(node=1, workers=(C, D)) in sent
 
 
-def test_workers_that_are_to_come_are_offered_once_when_their_step_begins(crew):
-    make, sent, events = crew
-    crew = make("join:1.1@4", "join:new@5")
-    crew.reach(3, 1)
+def test_workers_that_are_to_come_are_offered_once_when_their_step_begins(group):
+    make, sent, events = group
+    group = make("join:1.1@4", "join:new@5")
+    group.reach(3, 1)
     assert sent == []
     for step in (4, 4, 6, 7):
-        crew.reach(step, 1)
+        group.reach(step, 1)
     assert sent == [Offer(worker=D), Offer(worker=None)]
     fired = [event.spec for _, event in read_events(events) if isinstance(event, FaultInjected)]
     assert fired == ["join:1.1@4", "join:new@5"]
 
 
-def test_an_offer_is_listed_and_queued_while_no_hello_can_be_made(crew):
+def test_an_offer_is_listed_and_queued_while_no_hello_can_be_made(group):
     """A hello in between would have it, and the offer would follow: two places would be filled."""
-    crew = crew[0]("join:new@1")
+    group = group[0]("join:new@1")
     locked = []
-    crew.send = lambda message: locked.append(crew._lock.locked())
-    crew.reach(1, 1)
+    group.send = lambda message: locked.append(group._lock.locked())
+    group.reach(1, 1)
     assert locked == [True]
-    assert crew.hello().offers == (None,)
+    assert group.hello().offers == (None,)
 
 
 def notices(path):
     return [event.worker for _, event in read_events(path) if isinstance(event, Notice)]
 
 
-def test_a_process_that_runs_is_not_started_twice(crew):
-    make, _, events = crew
-    crew = make()
-    crew.start(A)
-    crew.expect(A)
-    crew.start(A)
-    assert len(crew.children.process.told) == 1
+def test_a_process_that_runs_is_not_started_twice(group):
+    make, _, events = group
+    group = make()
+    group.start(A)
+    group.expect(A)
+    group.start(A)
+    assert len(group.children.process.told) == 1
     assert notices(events) == ["0.0"]
-    assert crew.hello().coming == (A,), "what was asked for is on its way: the one that runs"
+    assert group.hello().coming == (A,), "what was asked for is on its way: the one that runs"
 
 
-def test_one_that_was_asked_for_twice_comes_no_more_when_it_has_ended(crew):
-    make, sent, _ = crew
-    crew = make()
-    crew.start(A)
-    crew.expect(A)
-    crew.start(A)
-    crew.children.process.made[0].kill()
+def test_one_that_was_asked_for_twice_comes_no_more_when_it_has_ended(group):
+    make, sent, _ = group
+    group = make()
+    group.start(A)
+    group.expect(A)
+    group.start(A)
+    group.children.process.made[0].kill()
     await_exit(sent)
-    assert crew.hello().coming == ()
-    assert crew.hello().exits == (Exited(worker=A, pid=1, status=-9),)
+    assert group.hello().coming == ()
+    assert group.hello().exits == (Exited(worker=A, pid=1, status=-9),)
 
 
-def test_one_that_has_ended_is_started_again(crew):
-    make, sent, events = crew
-    crew = make()
-    crew.start(A)
-    crew.children.process.made[0].kill()
+def test_one_that_has_ended_is_started_again(group):
+    make, sent, events = group
+    group = make()
+    group.start(A)
+    group.children.process.made[0].kill()
     await_exit(sent)
-    crew.start(A)
-    assert len(crew.children.process.told) == 2
+    group.start(A)
+    assert len(group.children.process.told) == 2
     assert notices(events) == []
 
 
-def test_in_place_of_one_that_was_fenced_another_is_started_and_fenced_in_its_turn(crew):
-    crew = crew[0]()
-    crew.grace_s = LIMIT_S
-    crew.start(A)
-    crew.fence(A, 1)
-    crew.start(A)
-    assert [process.is_alive() for process in crew.children.process.made] == [True, True]
-    crew.fence(A, 1)  # told again: it is not the current one any more
-    crew.start(A)
-    assert len(crew.children.process.told) == 2
-    crew.fence(A, 2)
-    crew.start(A)
-    assert len(crew.children.process.told) == 3
+def test_in_place_of_one_that_was_fenced_another_is_started_and_fenced_in_its_turn(group):
+    group = group[0]()
+    group.grace_s = LIMIT_S
+    group.start(A)
+    group.fence(A, 1)
+    group.start(A)
+    assert [process.is_alive() for process in group.children.process.made] == [True, True]
+    group.fence(A, 1)  # told again: it is not the current one any more
+    group.start(A)
+    assert len(group.children.process.told) == 2
+    group.fence(A, 2)
+    group.start(A)
+    assert len(group.children.process.told) == 3
 
 
 def await_exit(sent):

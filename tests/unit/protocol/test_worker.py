@@ -1,4 +1,4 @@
-"""A worker's life and its steps, driven by hand: no sockets, no clock, no other worker."""
+"""A worker's protocol and its steps, driven by hand: no sockets, no clock, no other worker."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ from holdfast.protocol.worker import (
     Release,
     Report,
     Serve,
-    WorkerLife,
+    WorkerProtocol,
 )
 from holdfast.recovery.actions import ClusterView
 from holdfast.recovery.strategies import at_boundary
@@ -68,7 +68,7 @@ PLAN = regular_plan(1, split_evenly(5, 2), MICROBATCHES)
 FIRST, LAST = PLAN.workers
 JOINING = ["listen", "[detect]", "abort", "release", "Status", "[install]", "build", "Joined", "listen"]
 UNINTERRUPTED = Attach | Report | Listen | Abort | Release
-"""Effects that the shell carries out in any generation; all others it can answer with StaleGeneration."""
+"""Effects that the driver carries out in any generation; all others it can answer with StaleGeneration."""
 
 
 def stage_of(worker, plan=PLAN):
@@ -77,18 +77,20 @@ def stage_of(worker, plan=PLAN):
     return EmulatedStage(layers=layers, num_layers=plan.placement.num_layers, num_microbatches=total)
 
 
-class Shell:
-    """Does what a life asks for: computes, makes up what peers send, and answers as the coordinator would.
+class Driver:
+    """Does what a protocol asks for: computes, makes up what peers send, and answers as the coordinator would.
 
     Args:
-        worker: whose life.
+        worker: whose protocol.
         errors: what to throw in at which effect, by its number.
     """
 
     def __init__(self, worker, tmp_path, errors=None, plan=PLAN):
         self.worker = worker
         self.stage = stage_of(worker, plan)
-        self.life = WorkerLife(worker=worker, stage=self.stage, steps=STEPS, microbatches=MICROBATCHES, ties=(), pid=1)
+        self.protocol = WorkerProtocol(
+            worker=worker, stage=self.stage, steps=STEPS, microbatches=MICROBATCHES, ties=(), pid=1
+        )
         self.effects = []
         self._folder = tmp_path
         self._errors = errors or {}
@@ -99,17 +101,17 @@ class Shell:
     @property
     def reports(self):
         return [
-            self.life.hello() if isinstance(effect, Attach) else effect.message
+            self.protocol.hello() if isinstance(effect, Attach) else effect.message
             for effect in self.effects
             if isinstance(effect, Attach | Report)
         ]
 
     def run(self):
-        life = self.life.run()
+        protocol = self.protocol.run()
         result, error = None, None
         while True:
             try:
-                effect = life.throw(error) if error else life.send(result)
+                effect = protocol.throw(error) if error else protocol.send(result)
             except StopIteration:
                 return self
             self.effects.append(effect)
@@ -140,7 +142,7 @@ class Shell:
 
     def _command(self):
         last = self.reports[-1]
-        if self._newest > max(1, self.life.generation):
+        if self._newest > max(1, self.protocol.generation):
             return Install(generation=self._newest, plan=PLAN)
         match last:
             case Hello() if not self._greeted:
@@ -153,7 +155,7 @@ class Shell:
                 return Resume(generation=generation, step=min(step for _, step in status.layer_steps))
             case Finished(generation=generation):
                 layers = tuple(self.stage.layer_steps())
-                return Save(generation=generation, step=self.life.steps, layers=layers, directory=str(self._folder))
+                return Save(generation=generation, step=self.protocol.steps, layers=layers, directory=str(self._folder))
             case Saved():
                 return Shutdown(reason="done")
         raise AssertionError(f"nobody would answer {last}")
@@ -181,7 +183,7 @@ def label(effect):
 
 
 def test_the_order_of_effects(tmp_path):
-    told = [label(effect) for effect in Shell(LAST, tmp_path).run().effects]
+    told = [label(effect) for effect in Driver(LAST, tmp_path).run().effects]
     assert told[:11] == [
         "Hello", "listen", "listen", "abort", "release", "Status", "[install]", "build", "Joined", "listen", "[start]"
     ]  # fmt: skip
@@ -197,108 +199,108 @@ def test_the_order_of_effects(tmp_path):
 
 
 def test_who_does_not_hold_the_last_layer_reports_no_step(tmp_path):
-    shell = Shell(FIRST, tmp_path).run()
-    assert [type(m) for m in shell.reports] == [Hello, Status, Joined, Finished, Saved]
+    driver = Driver(FIRST, tmp_path).run()
+    assert [type(m) for m in driver.reports] == [Hello, Status, Joined, Finished, Saved]
 
 
 def test_expected_receives_are_those_that_are_taken(tmp_path):
-    effects = Shell(LAST, tmp_path).run().effects
+    effects = Driver(LAST, tmp_path).run().effects
     expected = [receive for effect in effects if isinstance(effect, Expect) for receive in effect.receives]
     assert expected == [(effect.receive, effect.step) for effect in effects if isinstance(effect, Take)]
 
 
-def digests(shell):
-    return shell.reports[-1].digests
+def digests(driver):
+    return driver.reports[-1].digests
 
 
 @pytest.mark.parametrize("worker", [FIRST, LAST], ids=str)
 def test_a_newer_generation_at_any_effect_leads_to_a_clean_join(worker, tmp_path):
-    healthy = Shell(worker, tmp_path).run()
+    healthy = Driver(worker, tmp_path).run()
     tried = [i for i, effect in enumerate(healthy.effects) if not isinstance(effect, UNINTERRUPTED)]
     assert len(tried) > 30
     for index in tried:
-        shell = Shell(worker, tmp_path, {index: StaleGeneration(1, 2)}).run()
-        told = [label(effect) for effect in shell.effects[index + 1 :]]
+        driver = Driver(worker, tmp_path, {index: StaleGeneration(1, 2)}).run()
+        told = [label(effect) for effect in driver.effects[index + 1 :]]
         assert told[: len(JOINING)] == JOINING, index
-        status = next(m for m in reversed(shell.reports) if isinstance(m, Status))
-        assert (status.generation, shell.life.generation) == (2, 2)
+        status = next(m for m in reversed(driver.reports) if isinstance(m, Status))
+        assert (status.generation, driver.protocol.generation) == (2, 2)
         steps = {step for _, step in status.layer_steps}
         assert max(steps) <= min(steps) + 1
-        assert digests(shell) == digests(healthy), f"at effect {index}: {label(healthy.effects[index])}"
+        assert digests(driver) == digests(healthy), f"at effect {index}: {label(healthy.effects[index])}"
 
 
 def test_two_newer_generations_in_a_row_at_any_effects(tmp_path):
-    healthy = Shell(LAST, tmp_path).run()
+    healthy = Driver(LAST, tmp_path).run()
     for first in range(13, 30):
         if isinstance(healthy.effects[first], UNINTERRUPTED):
             continue
         for second in range(first + 6, first + 30, 5):
-            once = Shell(LAST, tmp_path, {first: StaleGeneration(1, 2)}).run()
+            once = Driver(LAST, tmp_path, {first: StaleGeneration(1, 2)}).run()
             if second < len(once.effects) and not isinstance(once.effects[second], UNINTERRUPTED):
-                twice = Shell(LAST, tmp_path, {first: StaleGeneration(1, 2), second: StaleGeneration(2, 3)}).run()
-                assert twice.life.generation == 3
+                twice = Driver(LAST, tmp_path, {first: StaleGeneration(1, 2), second: StaleGeneration(2, 3)}).run()
+                assert twice.protocol.generation == 3
                 assert digests(twice) == digests(healthy)
 
 
 def test_any_effect_can_lose_a_peer(tmp_path):
-    healthy = Shell(LAST, tmp_path).run()
+    healthy = Driver(LAST, tmp_path).run()
     for index, effect in enumerate(healthy.effects):
         if not isinstance(effect, Take | Give | FinishReduce | StartReduce | Build):
             continue
-        shell = Shell(LAST, tmp_path, {index: PeerLost("0.0", 1, "reset")}).run()
+        driver = Driver(LAST, tmp_path, {index: PeerLost("0.0", 1, "reset")}).run()
         detail = "lost worker 0.0 in generation 1: reset"
-        assert shell.effects[index + 1] == Report(Suspect(worker=LAST, generation=1, peer=FIRST, detail=detail))
-        assert isinstance(shell.effects[index + 2], Listen)
-        assert digests(shell) == digests(healthy)
+        assert driver.effects[index + 1] == Report(Suspect(worker=LAST, generation=1, peer=FIRST, detail=detail))
+        assert isinstance(driver.effects[index + 2], Listen)
+        assert digests(driver) == digests(healthy)
 
 
 @pytest.mark.parametrize("error", [PeerLost("", 1), CommTimeout("too long")])
 def test_a_suspicion_of_nobody_in_particular(tmp_path, error):
-    shell = Shell(LAST, tmp_path, {11: error}).run()
-    (suspect,) = [m for m in shell.reports if isinstance(m, Suspect)]
+    driver = Driver(LAST, tmp_path, {11: error}).run()
+    (suspect,) = [m for m in driver.reports if isinstance(m, Suspect)]
     assert (suspect.peer, suspect.detail) == (None, str(error))
 
 
 def test_other_errors_end_the_life(tmp_path):
     with pytest.raises(ZeroDivisionError):
-        Shell(LAST, tmp_path, {13: ZeroDivisionError()}).run()
+        Driver(LAST, tmp_path, {13: ZeroDivisionError()}).run()
 
 
 def test_what_was_begun_is_counted(tmp_path):
     """Two layers; in step 1 one forward was run when the newer generation came."""
-    healthy = Shell(LAST, tmp_path).run()
+    healthy = Driver(LAST, tmp_path).run()
     effects = [label(effect) for effect in healthy.effects]
     second = effects.index("F0.0", effects.index("StepDone"))
-    shell = Shell(LAST, tmp_path, {second + 1: StaleGeneration(1, 2)}).run()
-    status = [m for m in shell.reports if isinstance(m, Status)][1]
+    driver = Driver(LAST, tmp_path, {second + 1: StaleGeneration(1, 2)}).run()
+    status = [m for m in driver.reports if isinstance(m, Status)][1]
     assert status.layer_steps == ((3, 1), (4, 1))
     assert status.executed == ((0, 4), (1, 2))
 
 
 def test_what_was_counted_once_is_not_counted_again(tmp_path):
-    effects = [label(effect) for effect in Shell(LAST, tmp_path).run().effects]
+    effects = [label(effect) for effect in Driver(LAST, tmp_path).run().effects]
     forward = effects.index("F0.1")
     replay = forward + 2 + len(JOINING)
-    shell = Shell(LAST, tmp_path, {forward + 1: StaleGeneration(1, 2), replay: StaleGeneration(2, 3)}).run()
-    assert label(shell.effects[replay]) == "[replay]"
-    executed = [dict(m.executed).get(0, 0) for m in shell.reports if isinstance(m, Status)]
+    driver = Driver(LAST, tmp_path, {forward + 1: StaleGeneration(1, 2), replay: StaleGeneration(2, 3)}).run()
+    assert label(driver.effects[replay]) == "[replay]"
+    executed = [dict(m.executed).get(0, 0) for m in driver.reports if isinstance(m, Status)]
     assert executed == [0, 4, 0]
 
 
 def test_what_was_known_of_a_step_that_is_run_again_is_not_told_any_more(tmp_path):
     """With other sums, as `fast` numerics may give them, the verdict would be another one."""
-    told = [label(effect) for effect in Shell(LAST, tmp_path).run().effects]
+    told = [label(effect) for effect in Driver(LAST, tmp_path).run().effects]
     second_commit = told.index("[commit]", told.index("committed"))
     once = {second_commit: StaleGeneration(1, 2)}
-    told = [label(effect) for effect in Shell(LAST, tmp_path, once).run().effects]
+    told = [label(effect) for effect in Driver(LAST, tmp_path, once).run().effects]
     third_commit = told.index("[commit]", second_commit + 1)
-    shell = Shell(LAST, tmp_path, {**once, third_commit: StaleGeneration(2, 3)}).run()
-    tallies = [[tally.step for tally in m.tallies] for m in shell.reports if isinstance(m, Status)]
+    driver = Driver(LAST, tmp_path, {**once, third_commit: StaleGeneration(2, 3)}).run()
+    tallies = [[tally.step for tally in m.tallies] for m in driver.reports if isinstance(m, Status)]
     assert tallies == [[], [0, 1], [0, 1]], "of step 1, only what its second run came to"
 
 
 def test_steps_are_reported_with_their_loss(tmp_path):
-    done = [m for m in Shell(LAST, tmp_path).run().reports if isinstance(m, StepDone)]
+    done = [m for m in Driver(LAST, tmp_path).run().reports if isinstance(m, StepDone)]
     assert [m.step for m in done] == [0, 1]
     assert all(-1.0 <= m.loss <= 1.0 for m in done)
 
@@ -432,9 +434,9 @@ def test_a_verdict_that_does_not_know_of_every_layer_is_refused():
 
 
 def test_checkpoints_are_pinned_between_steps_and_saving_is_told_after_they_are_written(tmp_path):
-    shell = Shell(FIRST, tmp_path)
-    shell.life.checkpoint_every = 1
-    effects = shell.run().effects
+    driver = Driver(FIRST, tmp_path)
+    driver.protocol.checkpoint_every = 1
+    effects = driver.run().effects
     layers = tuple(PLAN.placement.layers_of(FIRST).indices)
     pins = [effect for effect in effects if isinstance(effect, Pin)]
     assert pins == [Pin(1, 1, layers), Pin(1, 2, layers)], "none of step 0, one after the last step"
@@ -447,9 +449,9 @@ def test_checkpoints_are_pinned_between_steps_and_saving_is_told_after_they_are_
 
 @pytest.mark.parametrize(("every", "steps"), [(0, []), (2, [2]), (3, [])])
 def test_only_steps_that_are_due_are_pinned(tmp_path, every, steps):
-    shell = Shell(FIRST, tmp_path)
-    shell.life.checkpoint_every = every
-    assert [effect.step for effect in shell.run().effects if isinstance(effect, Pin)] == steps
+    driver = Driver(FIRST, tmp_path)
+    driver.protocol.checkpoint_every = every
+    assert [effect.step for effect in driver.run().effects if isinstance(effect, Pin)] == steps
 
 
 # Going over at a boundary: leaving, staying, serving, entering.
@@ -464,7 +466,7 @@ class Crossed(Exception):
     """What we wanted to see is over."""
 
 
-class Crosser(Shell):
+class Crosser(Driver):
     """All are ready for what is prepared, from the first step on."""
 
     def __init__(self, worker, tmp_path, plan, entering=()):
@@ -485,64 +487,64 @@ class Crosser(Shell):
         return super()._perform(effect)
 
 
-def after_first_step(shell):
-    told = [label(effect) for effect in shell.effects]
+def after_first_step(driver):
+    told = [label(effect) for effect in driver.effects]
     return told[told.index("committed") + 1 :]
 
 
 def test_a_boundary_is_crossed_between_two_steps_without_a_word_to_the_coordinator_before(tmp_path):
-    shell = Crosser(LAST, tmp_path, PLAN).run()
-    assert after_first_step(shell)[:6] == ["StepDone", "boundary", "release", "drain", "build", "Joined"]
-    assert after_first_step(shell)[6] == "[start]"
-    (joined,) = [m for m in shell.reports if isinstance(m, Joined) and m.step is not None]
-    assert (joined.generation, joined.step, shell.life.generation) == (2, 1, 2)
-    assert digests(shell) == digests(Shell(LAST, tmp_path).run()), "and changes no bit"
+    driver = Crosser(LAST, tmp_path, PLAN).run()
+    assert after_first_step(driver)[:6] == ["StepDone", "boundary", "release", "drain", "build", "Joined"]
+    assert after_first_step(driver)[6] == "[start]"
+    (joined,) = [m for m in driver.reports if isinstance(m, Joined) and m.step is not None]
+    assert (joined.generation, joined.step, driver.protocol.generation) == (2, 1, 2)
+    assert digests(driver) == digests(Driver(LAST, tmp_path).run()), "and changes no bit"
 
 
 def test_nothing_is_crossed_behind_the_last_step(tmp_path):
-    shell = Crosser(LAST, tmp_path, PLAN)
-    shell.life.steps = 1
-    assert "boundary" not in [label(effect) for effect in shell.run().effects]
+    driver = Crosser(LAST, tmp_path, PLAN)
+    driver.protocol.steps = 1
+    assert "boundary" not in [label(effect) for effect in driver.run().effects]
 
 
 def test_one_that_is_not_ready_keeps_everyone_where_they_are(tmp_path):
-    shell = Crosser(FIRST, tmp_path, PLAN)
-    shell.prepared = None
-    assert "boundary" not in [label(effect) for effect in shell.run().effects]
+    driver = Crosser(FIRST, tmp_path, PLAN)
+    driver.prepared = None
+    assert "boundary" not in [label(effect) for effect in driver.run().effects]
 
 
 def test_who_leaves_waits_until_all_is_sent_and_says_so_last(tmp_path):
     without_us = regular_plan(1, split_evenly(5, 1), MICROBATCHES)
-    shell = Crosser(LAST, tmp_path, without_us).run()
-    assert after_first_step(shell) == ["StepDone", "boundary", "release", "drain", "Left"]
-    assert shell.reports[-1] == Left(worker=LAST, generation=2, step=1)
+    driver = Crosser(LAST, tmp_path, without_us).run()
+    assert after_first_step(driver) == ["StepDone", "boundary", "release", "drain", "Left"]
+    assert driver.reports[-1] == Left(worker=LAST, generation=2, step=1)
 
 
 def test_who_stays_serves_those_that_enter_before_it_connects(tmp_path):
-    shell = Crosser(LAST, tmp_path, ENTERING, (COMER,))
+    driver = Crosser(LAST, tmp_path, ENTERING, (COMER,))
     with pytest.raises(Crossed):
-        shell.run()
-    told = after_first_step(shell)
+        driver.run()
+    told = after_first_step(driver)
     assert told == ["StepDone", "boundary", "release", "serve", "drain", "build", "Joined", "[copy]"]
-    (release, serve) = [effect for effect in shell.effects if isinstance(effect, Release | Serve)][-2:]
+    (release, serve) = [effect for effect in driver.effects if isinstance(effect, Release | Serve)][-2:]
     assert release == Release((COMER,))
     assert (serve.generation, serve.step, serve.target, sorted(serve.snapshots)) == (2, 1, COMER, [3, 4])
 
 
 def test_who_holds_nothing_that_is_needed_serves_nothing(tmp_path):
-    shell = Crosser(FIRST, tmp_path, ENTERING, (COMER,))
+    driver = Crosser(FIRST, tmp_path, ENTERING, (COMER,))
     with pytest.raises(Crossed):
-        shell.run()
-    assert "serve" not in after_first_step(shell)
+        driver.run()
+    assert "serve" not in after_first_step(driver)
 
 
-class Entering(Shell):
+class Entering(Driver):
     """The worker 1.1 of a running job: 0.1, which computes everything, is played here; the copy takes two steps."""
 
     def __init__(self, tmp_path):
         super().__init__(COMER, tmp_path, plan=TWO)
         self.peer = stage_of(LAST, TWO)
-        self.life.steps = 5
+        self.protocol.steps = 5
         self.play_step(0)
         self.copied = {layer: self.peer.snapshot(layer)() for layer in (3, 4)}
 
@@ -575,7 +577,7 @@ class Entering(Shell):
             case Committed():
                 self.conclude()
             case Fetched():
-                return self.copied if self.life.execution and self.life.execution.step == 2 else None
+                return self.copied if self.protocol.execution and self.protocol.execution.step == 2 else None
         return super()._perform(effect)
 
     def _command(self):
@@ -588,15 +590,15 @@ class Entering(Shell):
 
 
 def test_who_enters_takes_part_in_reductions_until_its_state_is_there(tmp_path):
-    shell = Entering(tmp_path).run()
-    told = [label(effect) for effect in shell.effects]
+    driver = Entering(tmp_path).run()
+    told = [label(effect) for effect in driver.effects]
     assert told[:12] == [
         "Hello", "listen", "listen", "abort", "release", "Status", "[install]", "build", "Joined", "listen",
         "fetch", "[copy]",
     ]  # fmt: skip
-    status = next(m for m in shell.reports if isinstance(m, Status))
+    status = next(m for m in driver.reports if isinstance(m, Status))
     assert status.layer_steps == tuple((layer, 0) for layer in (3, 4))
-    (fetch,) = [effect for effect in shell.effects if isinstance(effect, Fetch)]
+    (fetch,) = [effect for effect in driver.effects if isinstance(effect, Fetch)]
     assert fetch == Fetch(3, {3: (LAST,), 4: (LAST,)})
     starts = [index for index, text in enumerate(told) if text == "[start]"]
     before = [told[index - 1] for index in starts]
@@ -613,21 +615,21 @@ class Willing(Entering):
 
 def test_who_has_no_state_yet_keeps_all_from_the_next_boundary(tmp_path):
     """Else it would be given work in a plan before it has the weights for it."""
-    shell = Willing(tmp_path).run()
-    (synced,) = [m for m in shell.reports if isinstance(m, Synced)]
+    driver = Willing(tmp_path).run()
+    (synced,) = [m for m in driver.reports if isinstance(m, Synced)]
     dissents = {}
-    for effect in shell.effects:
+    for effect in driver.effects:
         if isinstance(effect, StartReduce):
             dissents.setdefault(effect.step, int(effect.value[WIDTH]))
-    assert dissents == {step: int(step < synced.step) for step in range(1, shell.life.steps)}
+    assert dissents == {step: int(step < synced.step) for step in range(1, driver.protocol.steps)}
     assert dissents[1] == 1
 
 
 def test_who_entered_has_the_bits_of_its_peer_when_it_says_that_it_caught_up(tmp_path):
-    shell = Entering(tmp_path).run()
-    (synced,) = [m for m in shell.reports if isinstance(m, Synced)]
+    driver = Entering(tmp_path).run()
+    (synced,) = [m for m in driver.reports if isinstance(m, Synced)]
     assert (synced.worker, synced.generation, synced.step) == (COMER, 3, 3)
     assert synced.entered <= synced.step
     assert synced.bytes > 0
-    assert dict(digests(shell)) == {layer: shell.peer.layer_digest(layer) for layer in (3, 4)}
-    assert shell.stage.layer_steps() == {3: 5, 4: 5}
+    assert dict(digests(driver)) == {layer: driver.peer.layer_digest(layer) for layer in (3, 4)}
+    assert driver.stage.layer_steps() == {3: 5, 4: 5}

@@ -12,7 +12,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.plan import with_listeners
 from holdfast.core.schedule import OpKind
 from holdfast.protocol.executor import FinishReduce, Give, Reach, Run, StartReduce, Take
-from holdfast.protocol.worker import Attach, Listen, Report, WorkerLife
+from holdfast.protocol.worker import Attach, Listen, Report, WorkerProtocol
 from holdfast.runtime.engine.emulated import EmulatedStage
 
 MICROBATCHES, STEPS, CLOSING = 2, 6, 1
@@ -37,13 +37,13 @@ class Board:
         for worker in PLAN.workers:
             layers = PLAN.placement.layers_of(worker)
             stage = EmulatedStage(layers=layers, num_layers=4, num_microbatches=MICROBATCHES)
-            life = WorkerLife(
+            protocol = WorkerProtocol(
                 worker=worker, stage=stage, steps=STEPS, microbatches=MICROBATCHES, ties=(), pid=1, checkpoint_every=2
             )
             install = Install(generation=1, plan=PLAN, staggered=True)
             self._stages[worker] = stage
             self._commands[worker] = [Attached(), install, Resume(generation=1, step=0)]
-            self._lives[worker] = life.run()
+            self._lives[worker] = protocol.run()
             self._waiting[worker] = self._lives[worker].send(None)
 
     def run(self):
