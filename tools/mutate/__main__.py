@@ -27,7 +27,8 @@ PACKAGE = ROOT / "src" / "holdfast"
 STATE = ROOT / "build" / "mutate"
 EXPLAINED = Path(__file__).with_name("survivors.txt")
 
-_PROTOCOL = "life executor exchange transfer checkpointing copying snapshots framing tallies resume shell transport"
+_DRIVEN = "driver checkpointing resume engine/tallies"
+_TRANSPORT = "copying exchange framing port transfer"
 TARGETS = (
     "core/*.py",
     "control/membership/*.py",
@@ -36,7 +37,9 @@ TARGETS = (
     "recovery/*.py",
     "optim/*.py",
     "storage/*.py",
-    *(f"runtime/{name}.py" for name in _PROTOCOL.split()),
+    "protocol/*.py",
+    *(f"runtime/{name}.py" for name in _DRIVEN.split()),
+    *(f"runtime/transport/{name}.py" for name in _TRANSPORT.split()),
 )
 LEFT_OUT = ("core/pictures.py", "core/render.py")
 """What is drawn for people: no test should say how many pixels a margin has."""
@@ -135,7 +138,7 @@ class Session:
 
     def _try(self, mutant: Mutant, which: str) -> None:
         tests = self._tests.covering(mutant, self._function(mutant))
-        if mutant.path.startswith("runtime/"):
+        if mutant.path.startswith(("protocol/", "runtime/")):
             tests += PROCESSES
         if not tests:
             self._note(mutant, which, "survived", "", 0.0)
