@@ -242,8 +242,6 @@ class _Run:
         return woken
 
     def _input(self, worker: WorkerId, op: Op) -> tuple[_Output | None, float]:
-        if op.kind is OpKind.W:
-            return None, 0
         route = self._routes[op.microbatch]
         forward = op.kind is OpKind.F
         at = route.index(worker) + (-1 if forward else 1)

@@ -350,12 +350,11 @@ def _riding(
 
     A worker that does not run such a micro-batch, as it stands in for another on the route, passes the chain on first.
     """
-    before: dict[tuple[bool, MicroBatch], list[_Chain]] = {}
+    before: dict[MicroBatch, list[_Chain]] = {}
     visited = {op.microbatch for op in row}
     for chain in chains:
         if chain.rides in visited:
-            before.setdefault((True, chain.rides), []).append(chain)
-            before.setdefault((False, chain.rides), []).append(chain)
+            before.setdefault(chain.rides, []).append(chain)
         else:
             yield from _tallies(worker, [chain])
             yield from _verdicts(worker, [chain])
@@ -366,7 +365,7 @@ def _operations(
     worker: WorkerId,
     row: tuple[Op, ...],
     routes: dict[MicroBatch, tuple[WorkerId, ...]],
-    before: dict[tuple[bool, MicroBatch], list[_Chain]],
+    before: dict[MicroBatch, list[_Chain]],
 ) -> Iterator[Instruction]:
     for position, op in enumerate(row):
         route = routes.get(op.microbatch, ())
@@ -374,9 +373,9 @@ def _operations(
             rule = "the micro-batch does not visit this worker"
             raise InvalidSchedule(rule, worker=str(worker), position=position, op=str(op))
         if op.kind is OpKind.F:
-            yield from _tallies(worker, before.get((True, op.microbatch), ()))
+            yield from _tallies(worker, before.get(op.microbatch, ()))
         elif op.kind is not OpKind.W:
-            yield from _verdicts(worker, before.get((False, op.microbatch), ()))
+            yield from _verdicts(worker, before.get(op.microbatch, ()))
         yield from _operation(worker, op, route)
 
 

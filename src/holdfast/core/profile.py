@@ -27,6 +27,8 @@ _MOST = 1e18
 """Sums of numbers up to this one are finite, too."""
 _AT_ONCE = 1e18
 """Bytes per second of a link that takes no time worth mentioning."""
+_ROUNDING = 1e-9
+"""What parts of a number may add up to beyond it, relative to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +261,7 @@ class Costs:
                 _check_row(item.name, values, len(self.forward) - (item.name == "comm"))
         for layer, taken in enumerate(self.takes):
             given = self.gives_input[layer] + self.gives_weight[layer]
-            if given > taken and not math.isclose(given, taken):
+            if given - taken > _ROUNDING * taken:
                 raise ConfigError(f"layer {layer} gives back {given} of memory, more than the {taken} that it takes")
 
     @property

@@ -63,7 +63,7 @@ class Layout:
     layers: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     num_microbatches: int
-    record_width: int = 0
+    record_width: int
 
     @property
     def sizes(self) -> list[int]:

@@ -47,6 +47,7 @@ def test_every_kind_round_trips(text):
         ("kill@5", "expected such as kill:1.2@5:backward"),
         ("join@5", "expected such as join:1.2@30 or join:new@30"),
         ("join:1.2@5:forward", "join has no point forward"),
+        ("kill:new@5", "'new' is no worker: expected pipeline.stage such as 1.2"),
     ],
 )
 def test_what_a_kind_cannot_have(text, complaint):

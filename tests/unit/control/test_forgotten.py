@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.control.membership import Membership, Phase, Record, Tell, Tick, decide, to_store
+from holdfast.control.membership import Closed, Membership, Phase, Record, Tell, Tick, decide, to_store
 from holdfast.control.membership.forgotten import gone_before
 from holdfast.control.messages import (
     Ended,
     Exited,
     Expel,
+    Heartbeat,
     Hello,
     Install,
     Remark,
@@ -149,6 +150,13 @@ def test_all_dead_is_told_as_that():
     job = Job().give(agent(*(Exited(worker=w, pid=1, status=-9) for w in PLAN.workers)))
     ((_, ended),) = job.commands(Ended)
     assert (ended.outcome, ended.detail) == ("lost", "every worker is lost; nothing could be saved")
+
+
+def test_who_was_away_is_not_judged_by_its_silence_meanwhile():
+    job = Job().give(agent(), hello(W00), hello(W01), hello(W10), hello(W11))
+    beat = Heartbeat(worker=W10, generation=GENERATION, step=3, op=0, moves=1, busy_s=0.0, slowest_s=0.1)
+    job.give(beat, now=1.0).give(Closed(worker=W10, pid=1), now=1.5).give(hello(W10), now=9.0)
+    assert W10 not in job.state.watch.vitals
 
 
 def test_a_job_that_has_not_begun_knows_no_past():

@@ -235,6 +235,11 @@ def test_an_agent_that_comes_back_is_asked_again_for_what_it_was_not_told_of():
     assert job.give(Tick(), now=60.1).ended is not None, "it is waited for from when it was heard of"
 
 
+def test_a_node_whose_processes_are_not_known_yet_is_fenced_by_its_workers():
+    job = Job().give(NodeLost(node=1, workers=(W10, W11)))
+    assert [c for _, c in job.told if isinstance(c, Fence)] == [Fence(worker=W10, pid=0), Fence(worker=W11, pid=0)]
+
+
 def test_a_node_that_is_gone_while_starting_is_started_again():
     job = gathering().give(*hellos()[:3], NodeLost(node=1, workers=(W10, W11)))
     assert [command for _, command in job.told if isinstance(command, Spawn)] == [
@@ -473,6 +478,7 @@ def test_a_damaged_checkpoint_is_not_offered_again(running):
         running.give(Unreadable(worker=W00, generation=generation, step=damaged, detail="layer 2 is corrupt"))
         assert {install.load.step for install in running.commands(Install).values()} == {next_best}
         assert running.recorded[0].text == f"the checkpoint of step {damaged} cannot be used: layer 2 is corrupt"
+        assert running.state.restorable[0].step == next_best, "for whatever is lost later"
     running.give(Unreadable(worker=W00, generation=running.state.generation, step=3, detail="layer 0 is missing"))
     assert running.ended.outcome == "lost"
     assert "the checkpoint of step 3 cannot be used: layer 0 is missing; there is no other" in running.ended.detail
@@ -882,7 +888,9 @@ def test_a_node_is_lost_in_one_event(steady):
     ]
     assert steady.commands(Install) == dict.fromkeys([W00, W01], Install(generation=2, plan=steady.state.plan))
     assert [command.worker for _, command in steady.told if isinstance(command, Fence)] == [W10, W11]
+    before = steady.state
     assert steady.give(died(W10), died(W11), NodeLost(node=1, workers=(W10, W11))).told == []
+    assert steady.state == before, "nor does it count as another loss"
 
 
 def test_of_a_node_only_who_is_still_there_is_lost(short):

@@ -237,8 +237,10 @@ def test_all_have_finished_but_one_that_comes_is_not_back_yet(running):
 
 
 def test_a_worker_that_runs_is_not_interrupted_by_a_broken_connection(running):
+    running.give(*(Joined(worker=worker, generation=1) for worker in PLAN.workers))
     running.give(Closed(worker=W10, pid=1), now=1.0).back(W10)
     assert running.told == [(W10, Attached())]
+    assert running.state.joined == set(PLAN.workers), "better plans are gone over to only where all are connected"
     assert running.give(Tick(), now=99.0).told == []
 
 

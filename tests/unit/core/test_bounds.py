@@ -38,6 +38,10 @@ def test_memory_forces_idle_time_before_the_first_backward_and_after_the_last_fo
     assert of((0, 0, 0, 0), parse_costs(4, memory="2,1,1,4")).period == 6 * 3 + before + after
 
 
+def test_a_limit_that_nothing_counts_against_is_none():
+    assert of((0, 0, 1, 0), parse_costs(4, memory="0,0,0,8")) == of((0, 0, 1, 0), unit_costs(4))
+
+
 def test_memory_forces_w_before_the_last_forward():
     forced = 9 - 4
     assert of((0, 0, 1, 0), parse_costs(4, memory="1,0,1,4")).period == 2 + 9 * 2 + forced + 2 + 1

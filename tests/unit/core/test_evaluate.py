@@ -4,6 +4,7 @@ import pytest
 
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import Span, evaluate, memory_held
+from holdfast.core.evaluate import timeline as timeline_of
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.profile import parse_costs, unit_costs
@@ -24,6 +25,13 @@ def times(timeline):
 def test_the_running_example_takes_27():
     timeline = evaluate(regular_plan(3, split_evenly(4, 4), 6), unit_costs(4))
     assert (timeline.makespan, timeline.period) == (27, 27)
+
+
+def test_the_makespan_counts_from_the_first_operation():
+    plan, costs = regular_plan(3, split_evenly(4, 4), 6), unit_costs(4)
+    spans = evaluate(plan, costs).spans
+    later = tuple(dataclasses.replace(span, start=span.start + 5, end=span.end + 5) for span in spans)
+    assert timeline_of(plan, costs, later).makespan == 27
 
 
 @pytest.mark.parametrize(("f", "b", "w"), [(1, 1, 1), (10, 11, 8), (3, 1, 7), (1.5, 2.25, 0.5)])

@@ -28,6 +28,8 @@ def test_nonsense_is_refused_with_what_would_be_right(text):
 def test_negative_numbers_are_refused():
     with pytest.raises(ConfigError, match=r"0\.-1"):
         WorkerId(0, -1)
+    with pytest.raises(ConfigError, match=r"micro-batch -1\.0 is impossible"):
+        MicroBatch(-1, 0)
 
 
 def test_numbers_count_through_the_pipelines_in_order():

@@ -130,6 +130,11 @@ def test_groups_are_links_and_reductions():
     assert found == ["0.0 0.1", "0.0 1.0 2.0", "0.1 1.1 2.1", "1.0 1.1", "2.0 2.1"]
 
 
+def test_two_owners_reduce_in_a_group_of_their_own():
+    """They exchange nothing else."""
+    assert groups(lower(regular_plan(2, split_evenly(2, 1), 1))) == ((WorkerId(0, 0), WorkerId(1, 0)),)
+
+
 def test_instructions_round_trip():
     plan = adaptive_plan(regular_plan(3, split_evenly(4, 4), 6), [WorkerId(1, 2)])
     for program in lower(plan, ties=((0, 3),)):
@@ -139,7 +144,8 @@ def test_instructions_round_trip():
 
 
 @pytest.mark.parametrize(
-    "word", ["SEND_ACT1.5<1.3", "RECV_ACT1.5>1.3", "SEND_FOO1.5>1.3", "SEND_ACT1.5", "REDUCE_L9", "STEP_Lx", "X1.0"]
+    "word",
+    ["SEND_ACT1.5<1.3", "RECV_ACT1.5>1.3", "SEND_FOO1.5>1.3", "SEND_ACT1.5", "REDUCE_L9", "STEP_Lx", "7", "X1.0"],
 )
 def test_bad_instructions_are_refused(word):
     with pytest.raises(InvalidSchedule, match=word.replace(".", r"\.")) as caught:

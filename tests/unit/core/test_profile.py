@@ -152,3 +152,14 @@ def test_the_state_of_layers_takes_memory_all_the_time():
     stage.check_memory("stage 0", 9)
     with pytest.raises(InfeasiblePlan, match=r"stage 0 has 120.*at least 132.*112 of it for the state"):
         costs_from_profile(PROFILE, capacity_bytes=120).of(LayerRange(0, 2)).check_memory("stage 0", 1)
+
+
+def test_what_is_given_back_may_be_all_that_was_taken():
+    """Also of nothing, and where the sum of two parts is rounded."""
+    assert parse_costs(1, memory="0,0,0,4").takes == (0,)
+    assert parse_costs(1, memory="0.3,0.1,0.2,4").gives_weight == (0.2,)
+
+
+@pytest.mark.parametrize(("latency_s", "speed", "at_once"), [(0, 1e30, True), (1e-9, 1e30, False), (0, 1e9, False)])
+def test_a_link_takes_no_time_only_without_latency_and_beyond_any_bandwidth(latency_s, speed, at_once):
+    assert Link(latency_s=latency_s, bytes_per_s=speed).takes_no_time is at_once

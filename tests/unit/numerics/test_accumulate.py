@@ -67,7 +67,7 @@ def test_counts_other_than_one_are_refused(
 
 
 def test_uses_of_a_tied_weight_are_counted_per_layer() -> None:
-    layout = Layout(layers=(0, 9), shapes=((4,),), num_microbatches=2)
+    layout = Layout(layers=(0, 9), shapes=((4,),), num_microbatches=2, record_width=0)
     sums = make_accumulator("exact", layout)
     for microbatch, layer in ((0, 0), (1, 9), (1, 0)):
         sums.add(layer, microbatch, [torch.full((4,), 0.5)])
@@ -90,7 +90,7 @@ def test_what_is_not_finite_or_out_of_range_raises_the_flag(value: float) -> Non
 @pytest.mark.parametrize(("layers", "microbatches"), [((0,), 1), ((0,), 6), ((0, 1), 4), ((0, 1, 2), 16)])
 def test_what_could_add_up_to_more_than_the_sums_hold_is_left_out(layers: tuple[int, ...], microbatches: int) -> None:
     """All contributions together stay below 2^22, a quarter of what 64 bits hold in steps of 2^-40."""
-    layout = Layout(layers=layers, shapes=((2,),), num_microbatches=microbatches)
+    layout = Layout(layers=layers, shapes=((2,),), num_microbatches=microbatches, record_width=0)
     limit = torch.tensor(2.0**22 / (len(layers) * microbatches))
     below = torch.nextafter(limit, torch.tensor(0.0))
     for value, fits in ((below, True), (-below, True), (limit, False), (-limit, False)):
@@ -105,7 +105,7 @@ def test_what_could_add_up_to_more_than_the_sums_hold_is_left_out(layers: tuple[
 
 
 def test_the_largest_sum_in_range_does_not_wrap() -> None:
-    layout = Layout(layers=(0, 1), shapes=((2,),), num_microbatches=4)
+    layout = Layout(layers=(0, 1), shapes=((2,),), num_microbatches=4, record_width=0)
     largest = 2.0**22 / 8 * (1 - 2**-20)
     sums = make_accumulator("exact", layout)
     for layer, microbatch in itertools.product((0, 1), range(4)):
@@ -123,7 +123,7 @@ def whole(values: Tensor) -> Tensor:
 @pytest.mark.parametrize("ask_early", [False, True])
 def test_exact_sums_are_those_of_integers(exponent: float, ask_early: bool) -> None:
     """Of all sizes: several blocks of elements, and magnitudes whose partial sums would not fit into float64."""
-    layout = Layout(layers=(0, 4), shapes=((300, 250), (7,)), num_microbatches=6)
+    layout = Layout(layers=(0, 4), shapes=((300, 250), (7,)), num_microbatches=6, record_width=0)
     generator = torch.Generator().manual_seed(1)
     sums = make_accumulator("exact", layout)
     expected = torch.zeros(300 * 250 + 7, dtype=torch.int64)
@@ -178,7 +178,7 @@ def test_messages_repeat_and_reset_forgets(numerics: Any) -> None:
 
 
 def test_half_precision_gradients_are_summed_exactly() -> None:
-    layout = Layout(layers=(0,), shapes=((64,),), num_microbatches=3)
+    layout = Layout(layers=(0,), shapes=((64,),), num_microbatches=3, record_width=0)
     values = [torch.randn(64).bfloat16() for _ in range(3)]
     sums = make_accumulator("exact", layout)
     for microbatch, value in enumerate(values):
@@ -202,7 +202,7 @@ def test_what_does_not_belong_is_refused() -> None:
 
 
 def test_a_layer_without_parameters_still_has_a_ledger() -> None:
-    layout = Layout(layers=(2,), shapes=(), num_microbatches=2)
+    layout = Layout(layers=(2,), shapes=(), num_microbatches=2, record_width=0)
     for numerics in ("exact", "fast"):
         sums = make_accumulator(numerics, layout)
         sums.add(2, 0, [])

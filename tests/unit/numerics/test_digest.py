@@ -119,6 +119,12 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
             decode_layer(broken)
 
 
+def test_a_file_of_other_tensors_is_told_apart() -> None:
+    with pytest.raises(CorruptBlob) as caught:
+        decode_layer(_other_format())
+    assert caught.value.actual == "metadata ['format']"
+
+
 def _other_format() -> bytes:
     head = json.dumps({"__metadata__": {"format": "other"}}).encode()
     return len(head).to_bytes(8, "little") + head

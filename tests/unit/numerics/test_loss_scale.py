@@ -47,6 +47,11 @@ def test_the_scale_follows_from_which_steps_were_omitted(counted: list[bool], ex
         assert scale.value == (max(before.value / 2, 1.0) if not each else before.value * (2 if doubled else 1))
 
 
+def test_it_is_set_as_torch_sets_its_own() -> None:
+    ours, theirs = LossScaling(), torch.amp.GradScaler("cpu")
+    assert (ours.initial, ours.growth_every) == (theirs.get_scale(), theirs.get_growth_interval())
+
+
 def test_the_scale_has_limits() -> None:
     scaling = LossScaling(initial=LARGEST, growth_every=1)
     assert scaling.after(scaling.first, counted=True).value == LARGEST

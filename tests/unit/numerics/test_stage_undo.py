@@ -94,6 +94,7 @@ def test_only_layers_that_were_inverted_give_up_their_digest() -> None:
     for stage in stages:
         stage.take_back(2)
     assert stages[0].layer_digest(0) is None
+    assert stages[0].whole, "what was inverted can be saved"
     assert all(stages[layer > 1].layer_digest(layer) for layer in (1, 2, 3, 4))
 
 

@@ -170,3 +170,8 @@ def test_what_the_planner_does_not_know_is_noted():
     recovery = adaptive(ClusterView(healthy=uneven, lost=frozenset(uneven.workers[:1]), terms=terms))
     assert recovery.plan is not None
     assert "not regular" in recovery.note
+
+
+def test_nobody_is_waited_for_without_being_asked_to():
+    assert not adaptive(view(W00)).awaits_everyone
+    assert adaptive(view(W00)).awaits_s == 0

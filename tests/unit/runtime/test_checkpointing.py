@@ -102,8 +102,12 @@ def test_a_backlog_is_skipped_and_told_and_training_never_waits(tmp_path):
     assert len(taken) == MAX_PENDING, "what is skipped is not even copied"
     release.set()
     assert [message.step for message in writer.drain()] == list(range(1, MAX_PENDING + 1))
-    writer.writer.pin(1, 9, (0,), slow)
-    assert [message.step for message in writer.drain()] == [9]
+    release.clear()
+    for step in range(11, MAX_PENDING + 12):
+        writer.writer.pin(1, step, (0,), slow)
+    assert writer.next().step == MAX_PENDING + 11, "no more are kept than before, nor fewer"
+    release.set()
+    assert [message.step for message in writer.drain()] == list(range(11, MAX_PENDING + 11))
 
 
 def test_a_full_disk_is_told_and_the_next_checkpoint_is_tried(tmp_path):

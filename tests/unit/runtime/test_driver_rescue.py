@@ -13,6 +13,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
+from holdfast.protocol.executor import Committed
 from holdfast.protocol.worker import WorkerProtocol
 from holdfast.runtime.driver import Driver
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
@@ -119,6 +120,16 @@ def test_a_driver_that_wakes_is_not_replaced(driver):
     runner.join(timeout=10)
     assert not runner.is_alive()
     assert driver.transport.abandoned == 0
+
+
+def test_a_first_step_that_is_done_is_told_at_once(driver):
+    """Whoever stops right after it is judged by what it needs when warm, not by the patience for first steps."""
+    driver, sent = driver
+    driver.protocol.generation = 1
+    driver._committed(Committed(0, ()))
+    assert sent.get_nowait().slowest_s > 0
+    driver._committed(Committed(1, ()))
+    assert sent.empty(), "after the first one, heartbeats come in their time"
 
 
 def test_a_driver_that_wakes_too_late_does_nothing_more(driver):

@@ -73,7 +73,7 @@ def on_overdue(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
     """Processes that were started take too long to come: they are ended, in case they ever do."""
     outputs: tuple[Output, ...] = ()
     for worker, text in how.items():
-        pid = state.starting.pid_of(worker) or 0
+        pid, _ = state.starting.since[worker]
         state, more = on_no_show(replace(state, starting=state.starting.attached(worker)), worker, pid, text)
         outputs += (Tell(to=None, command=Fence(worker=worker, pid=pid)), *more)
         if state.phase is Phase.ENDED:

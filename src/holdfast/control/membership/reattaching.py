@@ -20,7 +20,7 @@ __all__ = ["conclude_return", "on_parted", "on_return"]
 
 def on_return(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     """A worker is back. What was on its way to it or from it may be lost, so if that can matter, all begin anew."""
-    if hello.leaving and worker in state.present:
+    if hello.leaving:
         state = replace(state, leaving=state.leaving | {worker})
     if _caught_up(state, worker, hello):
         state = replace(state, synced=state.synced | {worker})

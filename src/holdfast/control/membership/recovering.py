@@ -143,7 +143,7 @@ def _blame(state: Membership, program: Program) -> Decision:
 def _save_all(state: Membership) -> Decision:
     """A last generation, in which what lives is saved."""
     layers = state.healthy.placement.without(state.absent).unowned_layers()
-    return form(replace(state, lost_layers=layers, planned={}), None)
+    return form(replace(state, lost_layers=layers), None)
 
 
 def bereft(state: Membership, gone: frozenset[WorkerId]) -> Membership:
@@ -152,7 +152,7 @@ def bereft(state: Membership, gone: frozenset[WorkerId]) -> Membership:
         departed(state, gone),
         abandoned=(state.abandoned | gone) - frozenset(state.full),
         lost_work=state.lost_work + tuple(work for worker in sorted(gone) for work in _pairs_run(state, worker)),
-        losses=state.losses + (state.began is not None and bool(gone)),
+        losses=state.losses + (state.began is not None),
     )
 
 

@@ -131,9 +131,7 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
 
 def _restored_cadence(begun: Cadence | None, stored: StoredDecision) -> Cadence | None:
     """What checkpoints cost is measured anew; how often they are made is what all workers go by."""
-    if begun is None or not stored.checkpoint_every:
-        return begun
-    return replace(begun, every=stored.checkpoint_every, wanted=stored.checkpoint_wanted)
+    return begun and replace(begun, every=stored.checkpoint_every, wanted=stored.checkpoint_wanted)
 
 
 def _stored_upcoming(upcoming: Upcoming | None) -> StoredUpcoming | None:
