@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.control.messages import Attached, Install, Raised, Resume, Shutdown, Status
 from holdfast.core.builders import regular_plan
-from holdfast.core.ids import WorkerId
+from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.lower import Payload, Receive
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
@@ -203,3 +204,27 @@ def test_a_user_who_exits_does_not_leave_the_worker_waiting(driver, monkeypatch)
     driver.on_command(Shutdown(reason="it raised"))
     runner.join(timeout=10)
     assert not runner.is_alive(), "it waits to be told to go, and goes"
+
+
+def test_a_thread_that_waits_in_the_newest_generation_is_not_replaced(driver):
+    """It had gone on by itself before anybody looked."""
+    driver, _ = driver
+    driver._newest = driver._waits_in = 2
+    driver._rescue(driver.protocol.run())
+    assert driver.transport.abandoned == 0
+
+
+def test_receives_are_posted_four_ahead(driver):
+    driver, _ = driver
+    asked = []
+    driver.transport.receive = lambda key, peer, spec: asked.append(key)
+    receives = [Receive(Payload.ACTIVATION, MicroBatch(0, index % 2), WorkerId(0, 0)) for index in range(6)]
+    driver._expect(tuple((receive, step) for step, receive in enumerate(receives)))
+    assert len(asked) == 4
+
+
+def test_one_that_was_told_to_go_says_so_wherever_it_attaches(driver):
+    driver, _ = driver
+    assert not driver.hello().leaving
+    driver.leaving = True
+    assert driver.hello().leaving

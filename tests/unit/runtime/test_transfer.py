@@ -576,3 +576,9 @@ def test_a_large_layer_needs_little_memory_at_its_holders(start, capsys):
         mib = [round(each / 2**20) for each in grown]
         print(f" [64 MiB from two holders in {took_s:.2f} s, {64 / took_s:.0f} MiB/s; their memory grew by {mib} MiB]")
     assert max(grown) < size // 2, "slices are copied, layers are not"
+
+
+def test_who_gives_up_asks_for_nothing_more():
+    board = transfer._Board({0: OfferedLayer(layer=0, size=8, sha256="")}, {A: frozenset({0})}, CHUNK)
+    board.end()
+    assert board.take(A) is None

@@ -185,6 +185,29 @@ def test_files_and_folders_are_private(tmp_path):
     assert (tmp_path / "store" / "a" / "b").stat().st_mode & 0o77 == 0
 
 
+def test_sixteen_mebibytes_are_left_for_logs_and_decisions(make_disk):
+    with pytest.raises(StorageError, match="free"):
+        LocalStore(make_disk("15m")).put("name", b"x")
+
+
+def test_no_descriptor_is_left_open(tmp_path):
+    store = LocalStore(tmp_path, reserved_bytes=0)
+    store.put("folder/first", b"x")
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(5):
+        store.put(f"folder/{number}", b"x")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_the_system_has_no_words_for_is_told_all_the_same(tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError("no such device any more")
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(StorageError, match="cannot be read: no such device any more"):
+        LocalStore(tmp_path, reserved_bytes=0).get("name")
+
+
 def test_the_last_of_the_disk_is_left_alone(tmp_path):
     store = LocalStore(tmp_path, reserved_bytes=1 << 60)
     with pytest.raises(StorageError, match="KiB must stay free"):
