@@ -23,7 +23,7 @@ from holdfast.config.load import parse_job
 from holdfast.control.store import DecisionStore
 from holdfast.core.evaluate import evaluate, peak_memory, steady_period
 from holdfast.core.faults import Fault, FaultKind, Point
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile, costs_from_profile
 from holdfast.core.schedule import Op, OpKind
@@ -222,9 +222,10 @@ def _steady(summary: Summary) -> list[float]:
 def _held(summary: Summary, plan: Plan, generation: int, profile: Profile) -> list[float]:
     """The most that any worker of each stage held, in the order in which it really ran its operations."""
     ran: dict[str, list[Op]] = defaultdict(list)
+    named = {str(microbatch): microbatch for microbatch in plan.routes.microbatches}
     for _, event in read_events(summary.run_dir / "events.jsonl"):
         if isinstance(event, StepOps) and event.step >= _STEADY and event.generation == generation:
-            ran[event.worker] += [Op(OpKind(kind), MicroBatch(p, i)) for kind, p, i, *_ in event.ops]
+            ran[event.worker] += [Op(OpKind(kind), named[f"{p}.{i}"]) for kind, p, i, *_ in event.ops]
     costs, most = costs_from_profile(profile), defaultdict[int, float](float)
     for worker, layers in plan.placement.ranges:
         halves = _HALF * len(layers.indices)

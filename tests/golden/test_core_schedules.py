@@ -38,7 +38,7 @@ def test_schedule_is_as_recorded(name):
     plan, makespan = CASES[name]
     text = (FOLDER / f"{name}.txt").read_text()
     assert format_orders(plan.orders) == "".join(line for line in text.splitlines(True) if not line.startswith("#"))
-    assert parse_orders(text) == plan.orders
+    assert parse_orders(text, plan.routes.batch) == plan.orders
     validate(plan)
     assert evaluate(plan, unit_costs(plan.placement.num_layers)).makespan == makespan
 

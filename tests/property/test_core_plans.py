@@ -183,11 +183,12 @@ def test_1f1b_with_equal_stages_takes_what_the_formula_says(dp, pp, m, f, b, w, 
 @given(cases(3, 4, 6))
 def test_texts_and_messages_round_trip(case):
     plan = case.plan
-    assert parse_orders(format_orders(plan.orders)) == plan.orders
+    batch = plan.routes.batch
+    assert parse_orders(format_orders(plan.orders), batch) == plan.orders
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=Plan) == plan
     for program in lower(plan):
         reductions = [i.reduction for i in program.instructions if isinstance(i, Reduce)]
-        assert parse_instructions(format_instructions(program.instructions), reductions) == program.instructions
+        assert parse_instructions(format_instructions(program.instructions), batch, reductions) == program.instructions
 
 
 @FEW

@@ -34,7 +34,7 @@ def run(*faults, **options):
     plan = regular_plan(pipelines, split_evenly(2 * stages, stages), microbatches)
     options = {"checkpoint_every": EVERY, "steps": STEPS, "wait_for_replacement": 60.0, **options}
     parsed = [Fault.parse(text) for text in faults]
-    return VirtualCluster(plan, microbatches=microbatches, faults=parsed, **options).run()
+    return VirtualCluster(plan, faults=parsed, **options).run()
 
 
 @cache

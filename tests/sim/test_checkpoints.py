@@ -27,7 +27,7 @@ def plan_of():
 
 
 def cluster(seed=0, every=EVERY, **options) -> VirtualResult:
-    run = VirtualCluster(plan_of(), microbatches=GRID[2], steps=STEPS, seed=seed, checkpoint_every=every, **options)
+    run = VirtualCluster(plan_of(), steps=STEPS, seed=seed, checkpoint_every=every, **options)
     return run.run()
 
 

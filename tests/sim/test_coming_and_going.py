@@ -36,7 +36,7 @@ def run(grid, *faults, seed=0, steps=STEPS, **options):
     pipelines, stages, microbatches = grid
     plan = regular_plan(pipelines, split_evenly(LAYERS_PER_STAGE * stages, stages), microbatches)
     parsed = [Fault.parse(text) for text in faults]
-    cluster = VirtualCluster(plan, microbatches=microbatches, steps=steps, seed=seed, faults=parsed, **options)
+    cluster = VirtualCluster(plan, steps=steps, seed=seed, faults=parsed, **options)
     return cluster.run()
 
 

@@ -31,7 +31,7 @@ def plan_of(pipelines: int, stages: int, microbatches: int):
 
 
 def cluster(*, grid=GRID, steps=STEPS, seed=0, **options) -> VirtualResult:
-    return VirtualCluster(plan_of(*grid), microbatches=grid[2], steps=steps, seed=seed, **options).run()
+    return VirtualCluster(plan_of(*grid), steps=steps, seed=seed, **options).run()
 
 
 @cache

@@ -23,7 +23,7 @@ def run(*faults, grid=GRID, **options):
     plan = regular_plan(pipelines, split_evenly(2 * stages, stages), microbatches)
     parsed = [Fault.parse(text) for text in faults]
     options = {"checkpoint_every": 3, "steps": STEPS, **options}
-    return VirtualCluster(plan, microbatches=microbatches, faults=parsed, **options).run()
+    return VirtualCluster(plan, faults=parsed, **options).run()
 
 
 @cache

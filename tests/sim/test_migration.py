@@ -58,7 +58,7 @@ class Moving:
 def run(*faults, seed=0, steps=STEPS, **options):
     plan = regular_plan(PIPELINES, split_evenly(2 * STAGES, STAGES), MICROBATCHES)
     parsed = [Fault.parse(text) for text in faults]
-    return VirtualCluster(plan, microbatches=MICROBATCHES, steps=steps, seed=seed, faults=parsed, **options).run()
+    return VirtualCluster(plan, steps=steps, seed=seed, faults=parsed, **options).run()
 
 
 @cache

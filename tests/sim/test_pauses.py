@@ -28,7 +28,7 @@ def plan_of(pipelines, stages):
 
 
 def cluster(grid, seed, *pauses) -> VirtualResult:
-    return VirtualCluster(plan_of(*grid), microbatches=2, steps=STEPS, seed=seed, pauses=pauses).run()
+    return VirtualCluster(plan_of(*grid), steps=STEPS, seed=seed, pauses=pauses).run()
 
 
 def warm_at(result: VirtualResult) -> float:

@@ -36,9 +36,7 @@ def run(*faults, technique, seed=0, grid=GRID, **options):
     plan = regular_plan(pipelines, split_evenly(2 * stages, stages), microbatches)
     options = {"steps": STEPS, "staggered": technique is Technique.STAGGERED, **options}
     parsed = [Fault.parse(text) for text in faults]
-    return VirtualCluster(
-        plan, microbatches=microbatches, seed=seed, faults=parsed, technique=technique, **options
-    ).run()
+    return VirtualCluster(plan, seed=seed, faults=parsed, technique=technique, **options).run()
 
 
 @cache

@@ -26,7 +26,7 @@ def plan_of():
 
 
 def cluster(seed=0, **options) -> VirtualResult:
-    run = VirtualCluster(plan_of(), microbatches=GRID[2], seed=seed, **{"steps": STEPS, **options})
+    run = VirtualCluster(plan_of(), seed=seed, **{"steps": STEPS, **options})
     return run.run()
 
 

@@ -39,7 +39,6 @@ def run(*faults, scaled=SCALED, ahead=True, grid=GRID, **options):
     parsed = [Fault.parse(text) for text in faults]
     cluster = VirtualCluster(
         plan,
-        microbatches=microbatches,
         faults=parsed,
         scaled=scaled,
         staggered=ahead,

@@ -29,7 +29,7 @@ def run(*faults, grid=GRID, **options):
     plan = regular_plan(pipelines, split_evenly(2 * stages, stages), microbatches)
     options = {"steps": STEPS, "strategy": "snapshots", "snapshot_every": EVERY, **options}
     parsed = [Fault.parse(text) for text in faults]
-    return VirtualCluster(plan, microbatches=microbatches, faults=parsed, **options).run()
+    return VirtualCluster(plan, faults=parsed, **options).run()
 
 
 @cache

@@ -38,7 +38,7 @@ class Undoing:
         parts = {worker: build_stage(self.job, self.plan, worker, self.boundaries) for worker in self.plan.workers}
         ties = parts[WorkerId(0, 0)].ties
         stage = {worker: part.stage for worker, part in parts.items()}.get
-        result = VirtualCluster(self.plan, microbatches=2, stage=stage, ties=ties, **{"steps": STEPS, **options}).run()
+        result = VirtualCluster(self.plan, stage=stage, ties=ties, **{"steps": STEPS, **options}).run()
         living = {worker: part.stage for worker, part in parts.items() if worker not in result.lost}
         return result, living
 

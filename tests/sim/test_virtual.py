@@ -35,7 +35,7 @@ def plan_of(pipelines: int, stages: int, microbatches: int):
 
 def cluster(grid, seed=0, **options) -> VirtualResult:
     plan = plan_of(*grid)
-    return VirtualCluster(plan, microbatches=grid[2], steps=STEPS, seed=seed, **options).run()
+    return VirtualCluster(plan, steps=STEPS, seed=seed, **options).run()
 
 
 @cache
@@ -180,7 +180,7 @@ def gpt():
             return build_stage(job, plan, worker, boundaries).stage
 
         ties = build_stage(job, plan, WorkerId(0, 0), boundaries).ties
-        cluster = VirtualCluster(plan, microbatches=2, steps=STEPS, seed=seed, stage=stage, ties=ties, **options)
+        cluster = VirtualCluster(plan, steps=STEPS, seed=seed, stage=stage, ties=ties, **options)
         return cluster.run()
 
     return run

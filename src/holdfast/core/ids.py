@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.errors import ConfigError
 
-__all__ = ["MicroBatch", "WorkerId"]
+__all__ = ["Batch", "MicroBatch", "WorkerId", "beside"]
 
+_NAMES = 1 << 20
+"""At most so many micro-batches has a step, and a pipeline stages."""
 _PAIR = re.compile(r"(\d{1,9})\.(\d{1,9})", re.ASCII)
 
 
@@ -45,43 +47,75 @@ class WorkerId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MicroBatch:
-    """One micro-batch of a step.
+    """One micro-batch of a step: its global number, and what people call it. Made by :class:`Batch`.
 
     Attributes:
+        number: counts through the pipelines in order. It alone says which micro-batch this is, and decides its samples
+            and seeds.
         pipeline: 0-based pipeline whose data it is, wherever it is computed.
         index: 0-based position within that pipeline.
     """
 
-    pipeline: int
-    index: int
-
-    def __post_init__(self) -> None:
-        _check_natural("micro-batch", self.pipeline, self.index)
+    number: int
+    pipeline: int = field(compare=False)
+    index: int = field(compare=False)
 
     def __str__(self) -> str:
         return f"{self.pipeline}.{self.index}"
 
-    @classmethod
-    def parse(cls, text: str) -> MicroBatch:
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The micro-batches of a step, by their names.
+
+    Attributes:
+        counts: how many pipeline 0, 1, ... has, at least 1 each.
+
+    >>> [str(microbatch) for microbatch in Batch((2, 1)).microbatches], Batch((5, 3)).parse("1.2").number
+    (['0.0', '0.1', '1.0'], 7)
+    """
+
+    counts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.counts or min(self.counts) < 1 or sum(self.counts) > _NAMES:
+            raise ConfigError(
+                f"a step of {self.counts} micro-batches is impossible: "
+                f"every pipeline has at least 1, all together at most {_NAMES}"
+            )
+
+    @property
+    def microbatches(self) -> tuple[MicroBatch, ...]:
+        """All of them, in the order of their numbers."""
+        return tuple(self.named(p, i) for p, count in enumerate(self.counts) for i in range(count))
+
+    def named(self, pipeline: int, index: int) -> MicroBatch:
+        """Returns the micro-batch of a name.
+
+        Raises:
+            ConfigError: no pipeline has it.
+        """
+        _check_natural("micro-batch", pipeline, index)
+        if not self.has(pipeline, index):
+            raise ConfigError(f"there is no micro-batch {pipeline}.{index}: the pipelines have {self.counts}")
+        return MicroBatch(sum(self.counts[:pipeline]) + index, pipeline, index)
+
+    def has(self, pipeline: int, index: int) -> bool:
+        """Whether there is a micro-batch of this name."""
+        return 0 <= pipeline < len(self.counts) and 0 <= index < self.counts[pipeline]
+
+    def parse(self, text: str) -> MicroBatch:
         """Returns the micro-batch that a text such as ``1.5`` names.
 
         Raises:
-            ConfigError: the text is no such name; the message says what would be right.
+            ConfigError: the text is no such name, or no pipeline has it; the message says what would be right.
         """
-        return cls(*_parse_pair(text, "micro-batch", "pipeline.index such as 1.5"))
+        return self.named(*_parse_pair(text, "micro-batch", "pipeline.index such as 1.5"))
 
-    def number(self, microbatches: int) -> int:
-        """Returns the global number, which counts through the pipelines in order and alone decides samples and seeds.
 
-        Args:
-            microbatches: micro-batches per pipeline, above ``index``.
-
-        Raises:
-            ConfigError: ``index`` is not below ``microbatches``, so the number would belong to another micro-batch.
-        """
-        if self.index >= microbatches:
-            raise ConfigError(f"micro-batch {self} has no number: a pipeline has only {microbatches} micro-batches")
-        return self.pipeline * microbatches + self.index
+def beside(pipeline: int, index: int) -> MicroBatch:
+    """Returns a name for what is no micro-batch: ``index`` is beyond those of the pipeline, the number beyond all."""
+    return MicroBatch(_NAMES * (1 + pipeline) + index, pipeline, index)
 
 
 def _parse_pair(text: str, what: str, right: str) -> tuple[int, int]:

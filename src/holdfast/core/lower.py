@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import Batch, MicroBatch, WorkerId, beside
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InvalidSchedule
@@ -26,12 +26,10 @@ __all__ = [
     "groups",
     "lower",
     "lower_worker",
-    "message_number",
     "parse_instructions",
 ]
 
-_CHAINS = 1 << 20  # more than a pipeline has micro-batches and stages
-_MESSAGE = re.compile(r"(SEND|RECV)_([A-Z]+)(\d+\.\d+)([<>])(\d+\.\d+)", re.ASCII)
+_MESSAGE = re.compile(r"(SEND|RECV)_([A-Z]+)(\d+)\.(\d+)([<>])(\d+\.\d+)", re.ASCII)
 
 
 class Payload(StrEnum):
@@ -249,36 +247,24 @@ def groups(programs: Iterable[WorkerProgram]) -> tuple[tuple[WorkerId, ...], ...
     return tuple(sorted(found))
 
 
-def message_number(payload: Payload, microbatch: MicroBatch, microbatches: int) -> int:
-    """Returns the number under which a message travels: unique among the messages of its kind in one step.
-
-    Args:
-        payload: what it carries; verdicts have a numbering of their own.
-        microbatch: its micro-batch, or the name of its chain.
-        microbatches: micro-batches per pipeline.
-    """
-    if payload in (Payload.TALLY, Payload.VERDICT):
-        return microbatch.pipeline * _CHAINS + microbatch.index
-    return microbatch.number(microbatches)
-
-
 def format_instructions(instructions: Iterable[Instruction]) -> str:
     """Returns the text form of one worker's instructions, separated by blanks."""
     return " ".join(str(instruction) for instruction in instructions)
 
 
-def parse_instructions(text: str, reductions: Iterable[Reduction] = ()) -> tuple[Instruction, ...]:
+def parse_instructions(text: str, batch: Batch, reductions: Iterable[Reduction] = ()) -> tuple[Instruction, ...]:
     """Returns the instructions that :func:`format_instructions` wrote.
 
     Args:
         text: one worker's instructions.
+        batch: the micro-batches that they are about.
         reductions: where to look up by name who takes part in a reduction, which the text does not say.
 
     Raises:
         InvalidSchedule: a word is no instruction, or names a reduction that was not given; it carries the position.
     """
     known = {reduction.name: reduction for reduction in reductions}
-    return tuple(_parse_instruction(word, position, known) for position, word in enumerate(text.split()))
+    return tuple(_parse_instruction(word, position, batch, known) for position, word in enumerate(text.split()))
 
 
 def _reductions(plan: Plan, ties: tuple[tuple[int, ...], ...]) -> tuple[Reduction, ...]:
@@ -325,7 +311,7 @@ def _chains(plan: Plan) -> tuple[_Chain, ...]:
             covered.update(route.workers)
     beyond = 1 + max((route.microbatch.index for route in plan.routes.routes), default=-1)
     chains += [
-        _beside(plan, worker, MicroBatch(worker.pipeline, beyond + worker.stage))
+        _beside(plan, worker, beside(worker.pipeline, beyond + worker.stage))
         for worker in plan.workers
         if worker not in covered
     ]
@@ -419,9 +405,9 @@ def _neighbours(worker: WorkerId, route: tuple[WorkerId, ...]) -> tuple[WorkerId
     return (route[at - 1] if at > 0 else None, route[at + 1] if at + 1 < len(route) else None)
 
 
-def _parse_instruction(word: str, position: int, known: dict[str, Reduction]) -> Instruction:
+def _parse_instruction(word: str, position: int, batch: Batch, known: dict[str, Reduction]) -> Instruction:
     if word.startswith(("SEND_", "RECV_")):
-        return _parse_message(word, position)
+        return _parse_message(word, position, batch)
     if word.startswith("REDUCE_"):
         if word.removeprefix("REDUCE_") not in known:
             raise InvalidSchedule(f"nobody is known to take part in {word!r}", position=position, op=word)
@@ -429,15 +415,17 @@ def _parse_instruction(word: str, position: int, known: dict[str, Reduction]) ->
     if word.startswith("STEP_L") and word.removeprefix("STEP_L").isdecimal():
         return Step(int(word.removeprefix("STEP_L")))
     try:
-        return Compute(Op.parse(word))
+        return Compute(Op.parse(word, batch))
     except InvalidSchedule as error:
         raise InvalidSchedule(error.rule, position=position, op=word) from error
 
 
-def _parse_message(word: str, position: int) -> Instruction:
+def _parse_message(word: str, position: int, batch: Batch) -> Instruction:
     match = _MESSAGE.fullmatch(word)
-    if match is None or match[2] not in set(Payload) or (match[1] == "SEND") != (match[4] == ">"):
+    if match is None or match[2] not in set(Payload) or (match[1] == "SEND") != (match[5] == ">"):
         rule = f"{word!r} is no message: expected such as SEND_ACT1.5>1.3 or RECV_GRAD1.5<1.3"
         raise InvalidSchedule(rule, position=position, op=word)
     kind = Send if match[1] == "SEND" else Receive
-    return kind(Payload(match[2]), MicroBatch.parse(match[3]), WorkerId.parse(match[5]))
+    payload, pipeline, index = Payload(match[2]), int(match[3]), int(match[4])
+    name = batch.named(pipeline, index) if batch.has(pipeline, index) else beside(pipeline, index)
+    return kind(payload, name, WorkerId.parse(match[6]))

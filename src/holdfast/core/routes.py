@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from itertools import pairwise
 
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import Batch, MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, Placement
 from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
 
@@ -53,6 +53,11 @@ class Routes:
         """The micro-batches, sorted."""
         return tuple(route.microbatch for route in self.routes)
 
+    @property
+    def batch(self) -> Batch:
+        """The micro-batches of a step by their names; all of them must have routes."""
+        return Batch(tuple(Counter(route.microbatch.pipeline for route in self.routes).values()))
+
     def of(self, microbatch: MicroBatch) -> tuple[WorkerId, ...]:
         """Returns the workers that a micro-batch visits.
 
@@ -88,7 +93,8 @@ def home_routes(num_pipelines: int, num_stages: int, microbatches: int) -> Route
         if value < 1:
             raise ConfigError(f"grid.{name} = {value} is impossible: expected at least 1")
     rows = [tuple(WorkerId(p, s) for s in range(num_stages)) for p in range(num_pipelines)]
-    return Routes(tuple(Route(MicroBatch(p, i), row) for p, row in enumerate(rows) for i in range(microbatches)))
+    batch = Batch((microbatches,) * num_pipelines)
+    return Routes(tuple(Route(each, rows[each.pipeline]) for each in batch.microbatches))
 
 
 def reroute(placement: Placement, routes: Routes, failed: Iterable[WorkerId]) -> Routes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import Batch, MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, Placement
 from holdfast.core.plan import Plan
 from holdfast.core.routes import Route, Routes
@@ -53,7 +54,8 @@ class Seats:
 
     def seat(self, plan: Plan) -> Plan:
         """Returns the plan for workers that a plan for places is."""
-        names = {MicroBatch(p, i): mb for p, row in enumerate(self.microbatches) for i, mb in enumerate(row)}
+        places = Batch(tuple(map(len, self.microbatches))).microbatches
+        names = dict(zip(places, chain.from_iterable(self.microbatches), strict=True))
         return renamed(plan, self.workers, names)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, regular_placement
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, StageCosts
@@ -52,6 +52,11 @@ class Grid:
             )
         if any(not 0 <= layer < self.costs.num_layers for tie in self.ties for layer in tie):
             raise ConfigError(f"ties {self.ties} are impossible: expected layers 0 to {self.costs.num_layers - 1}")
+
+    @property
+    def batch(self) -> Batch:
+        """The micro-batches of a step."""
+        return Batch((self.microbatches,) * self.pipelines)
 
     @property
     def waits_for(self) -> tuple[tuple[int, ...], ...]:
@@ -159,7 +164,7 @@ def to_plan(shop: Shop, rows: list[list[int]]) -> Plan:
     """
     pipelines, num_stages, visits = shop.grid.pipelines, shop.num_stages, shop.num_visits
     kinds = (OpKind.F, OpKind.B if shop.coupled else OpKind.I, OpKind.W, OpKind.B)
-    microbatches = [MicroBatch(p, i) for i in range(shop.grid.microbatches) for p in range(pipelines)]
+    microbatches = sorted(shop.grid.batch.microbatches, key=lambda each: (each.index, each.pipeline))
 
     def op(number: int) -> Op:
         kind, visit = divmod(number, visits)
@@ -242,11 +247,10 @@ def to_routes(shop: Shop) -> Routes:
     """Returns the workers that every micro-batch visits."""
     names, num_stages, pipelines = _names(shop), shop.num_stages, shop.grid.pipelines
     routes = []
-    for pipeline in range(pipelines):
-        for index in range(shop.grid.microbatches):
-            first = (index * pipelines + pipeline) * num_stages
-            workers = tuple(names[worker] for worker in shop.worker_of[first : first + num_stages])
-            routes.append(Route(MicroBatch(pipeline, index), workers))
+    for microbatch in shop.grid.batch.microbatches:
+        first = (microbatch.index * pipelines + microbatch.pipeline) * num_stages
+        workers = tuple(names[worker] for worker in shop.worker_of[first : first + num_stages])
+        routes.append(Route(microbatch, workers))
     return Routes(tuple(routes))
 
 

@@ -12,7 +12,7 @@ messages. If all was not well, that next step ends in StepRefused, and the updat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -189,7 +189,6 @@ class Execution:
         program: the worker's instructions.
         stage: the compute engine.
         step: the step to run.
-        number: the global number of a micro-batch.
         closing: whether the step is settled at its end; else only if, in the step before, all were ready to go over.
         previous: over the step before, if that ran under the same program: it rides on this step. It does so even if it
             was settled at its end, so that nobody goes on before those who only listen have made their updates.
@@ -203,7 +202,6 @@ class Execution:
     program: WorkerProgram
     stage: StepEngine
     step: int
-    number: Callable[[MicroBatch], int]
     closing: bool = True
     previous: Verdict | None = None
     on_settled: Any = None

@@ -37,7 +37,7 @@ from holdfast.control.messages import (
     Unreadable,
 )
 from holdfast.core.faults import Point
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import WorkerId
 from holdfast.core.lower import WorkerProgram, groups, lower_worker
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
@@ -247,7 +247,6 @@ class WorkerProtocol:
         worker: who we are.
         stage: the compute engine.
         steps: how many steps the job has.
-        microbatches: micro-batches per pipeline of the healthy grid.
         ties: the layers that share a weight, each a tuple of layer indices.
         pid: our process.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
@@ -270,7 +269,6 @@ class WorkerProtocol:
     worker: WorkerId
     stage: Engine
     steps: int
-    microbatches: int
     ties: tuple[tuple[int, ...], ...]
     pid: int
     checkpoint_every: int = 0
@@ -288,11 +286,6 @@ class WorkerProtocol:
     raised: Raised | None = None
     pins_at: int | None = None
     standing: tuple[int, Activity] = (0, "waiting")
-    _number: Callable[[MicroBatch], int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        microbatches = self.microbatches
-        self._number = lambda microbatch: microbatch.number(microbatches)
 
     def run(self) -> Script:
         """Yields what the worker does until it is told to shut down.
@@ -573,7 +566,6 @@ class WorkerProtocol:
             program=self.program,
             stage=self.stage,
             step=step,
-            number=self._number,
             closing=closing,
             previous=before.verdict if before is not None else None,
             on_settled=told,

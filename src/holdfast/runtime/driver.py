@@ -25,7 +25,7 @@ from holdfast.control.messages import (
     StateAt,
     StepDone,
 )
-from holdfast.core.lower import Payload, Receive, Reduction, message_number
+from holdfast.core.lower import Payload, Receive, Reduction
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
@@ -349,11 +349,11 @@ class Driver:
         return self._wait(handle)
 
     def _key(self, payload: Payload, microbatch: Any, step: int) -> MessageKey:
-        number = message_number(payload, microbatch, self.protocol.microbatches)
-        return MessageKey(generation=self.protocol.generation, step=step, payload=payload, microbatch=number)
+        generation = self.protocol.generation
+        return MessageKey(generation=generation, step=step, payload=payload, microbatch=microbatch.number)
 
     def _run(self, op: Op, step: int, value: Any) -> Any:
-        number = op.microbatch.number(self.protocol.microbatches)
+        number = op.microbatch.number
         self.pace.compute()
         start = time.monotonic()
         if op.kind is OpKind.F:

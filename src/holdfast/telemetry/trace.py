@@ -16,10 +16,9 @@ from statistics import median
 from typing import Any
 
 from holdfast.core.evaluate import evaluate
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
-from holdfast.core.schedule import Op, OpKind
 from holdfast.telemetry.events import Agreed, Event, Installed, Rebuilt, StepOps
 from holdfast.telemetry.report import report
 from holdfast.telemetry.timeline import BOUNDARY, Mode, RunTimeline, run_timeline
@@ -61,8 +60,8 @@ def render_run_trace(timed: list[Timed], plans: Mapping[int, Plan], costs: Costs
         begin = min((ops[0][3] for ops in ran.values() if ops), default=start)
         for worker, ops in sorted(ran.items()):
             for kind, pipeline, index, since, until in ops:
-                op = Op(OpKind(kind), MicroBatch(pipeline, index))
-                events.append(_span(worker, op, step, since - start, until - since, planned=False))
+                at = (since - start, until - start)
+                events.append(_span(worker, kind, f"{pipeline}.{index}", step, at, planned=False))
         if generation in plans:
             plan = plans[generation]
             known = costs or measured_costs(plan, [each for (at, _), each in steps.items() if at == generation])
@@ -125,7 +124,8 @@ def _share(plan: Plan, taken: Mapping[tuple[WorkerId, str], list[float]], worker
 
 def _planned(plan: Plan, costs: Costs, step: int, begin: float) -> Iterator[_Json]:
     for span in evaluate(plan, costs).spans:
-        yield _span(span.worker, span.op, step, begin + span.start, span.end - span.start, planned=True)
+        kind, name = span.op.kind.value, str(span.op.microbatch)
+        yield _span(span.worker, kind, name, step, (begin + span.start, begin + span.end), planned=True)
 
 
 @dataclass(slots=True)
@@ -155,10 +155,9 @@ class _Lanes:
                 yield {**place, "name": "thread_name", "args": {"name": name}}
 
 
-def _span(worker: WorkerId, op: Op, step: int, start: float, length: float, *, planned: bool) -> _Json:
+def _span(worker: WorkerId, kind: str, microbatch: str, step: int, at: tuple[float, float], *, planned: bool) -> _Json:
     place = (worker.stage + _PLANNED * planned, worker.pipeline)
-    about = {"step": step, "microbatch": str(op.microbatch)}
-    return _slice(str(op), op.kind.value, place, start, start + length, about)
+    return _slice(f"{kind}{microbatch}", kind, place, *at, {"step": step, "microbatch": microbatch})
 
 
 def _slice(
@@ -180,7 +179,7 @@ def _slice(
 def _messages(plan: Plan, ran: _Ran, start: float, numbers: Iterator[int]) -> Iterator[_Json]:
     """An arrow for every activation and every gradient, from the end of what made it to the start of what took it."""
     at = {
-        (worker, kind == "F", MicroBatch(pipeline, index)): (since - start, until - start)
+        (worker, kind == "F", f"{pipeline}.{index}"): (since - start, until - start)
         for worker, ops in ran.items()
         for kind, pipeline, index, since, until in ops
         if kind in "FIB"
@@ -188,8 +187,8 @@ def _messages(plan: Plan, ran: _Ran, start: float, numbers: Iterator[int]) -> It
     for route in plan.routes.routes:
         for earlier, later in pairwise(route.workers):
             for name, source, target in (("activation", earlier, later), ("gradient", later, earlier)):
-                made = at.get((source, name == "activation", route.microbatch))
-                took = at.get((target, name == "activation", route.microbatch))
+                made = at.get((source, name == "activation", str(route.microbatch)))
+                took = at.get((target, name == "activation", str(route.microbatch)))
                 if made is not None and took is not None:
                     yield from _arrow(next(numbers), name, (source, made[1]), (target, took[0]))
 

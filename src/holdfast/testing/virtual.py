@@ -61,7 +61,6 @@ from holdfast.control.messages import (
 from holdfast.control.store import StoredDecision
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import message_number
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
 from holdfast.core.profile import unit_costs
@@ -243,7 +242,6 @@ class VirtualCluster:
 
     Args:
         plan: the plan of the healthy grid.
-        microbatches: per pipeline.
         steps: of the job.
         seed: of every delay.
         faults: at named points.
@@ -277,7 +275,6 @@ class VirtualCluster:
         self,
         plan: Plan,
         *,
-        microbatches: int,
         steps: int,
         seed: int = 0,
         faults: Iterable[Fault] = (),
@@ -371,7 +368,7 @@ class VirtualCluster:
         self._served: dict[tuple[int, WorkerId], dict[WorkerId, dict[int, bytes]]] = defaultdict(dict)
         self._pids = itertools.count(1)
         self._make = stage or self._emulated(plan)
-        self._about = (steps, microbatches, ties)
+        self._about = (steps, ties)
         self._processes: dict[int, _Worker] = {}
         self._workers = {worker: self._worker(worker) for worker in plan.workers}
 
@@ -386,12 +383,11 @@ class VirtualCluster:
 
     def _worker(self, worker: WorkerId) -> _Worker:
         """A new process of a worker."""
-        steps, microbatches, ties = self._about
+        steps, ties = self._about
         protocol = WorkerProtocol(
             worker=worker,
             stage=self._raising(worker, self._make(worker)),
             steps=steps,
-            microbatches=microbatches,
             ties=ties,
             pid=next(self._pids),
             checkpoint_every=self._checkpoint_every,
@@ -1032,7 +1028,7 @@ class VirtualCluster:
         return found is not None, found
 
     def _compute(self, worker: _Worker, run: Run) -> None:
-        number = run.op.microbatch.number(worker.protocol.microbatches)
+        number = run.op.microbatch.number
         stage = worker.protocol.stage
         if run.op.kind is OpKind.F:
             result = stage.forward(run.step, number, run.value)
@@ -1146,7 +1142,7 @@ class VirtualCluster:
             raise InternalError(f"worker {worker.protocol.worker} left its order in step {step}")
 
     def _key(self, worker: _Worker, instruction: Any, step: int) -> MessageKey:
-        number = message_number(instruction.payload, instruction.microbatch, worker.protocol.microbatches)
+        number = instruction.microbatch.number
         return MessageKey(
             generation=worker.protocol.generation, step=step, payload=instruction.payload, microbatch=number
         )

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.core.builders import Limit, adaptive_plan, gpipe_orders, one_f_one_b, regular_plan
 from holdfast.core.evaluate import evaluate
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, Placement, regular_placement, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.profile import parse_costs, unit_costs
@@ -89,7 +89,7 @@ def test_pipelines_of_different_shape_are_scheduled():
     wide, tall = (WorkerId(0, 0), WorkerId(0, 1)), (WorkerId(1, 0), WorkerId(1, 1), WorkerId(1, 2))
     held = [LayerRange(0, 3), LayerRange(3, 6), *split_evenly(6, 3)]
     placement = Placement(num_layers=6, ranges=tuple(zip(wide + tall, held, strict=True)))
-    routes = Routes(tuple(Route(MicroBatch(p, i), row) for p, row in enumerate((wide, tall)) for i in range(4)))
+    routes = Routes(tuple(Route(each, (wide, tall)[each.pipeline]) for each in Batch((5, 3)).microbatches))
     orders = one_f_one_b(placement, routes)
     validate(Plan(placement=placement, routes=routes, orders=orders), ties=((0, 5),))
     assert format_orders(orders).startswith("0.0: F0.0 F0.1 B0.0 F0.2")

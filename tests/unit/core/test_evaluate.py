@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import Span, evaluate, memory_held
 from holdfast.core.evaluate import timeline as timeline_of
-from holdfast.core.ids import WorkerId
+from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.profile import parse_costs, unit_costs
 from holdfast.core.schedule import Op, parse_orders
@@ -15,7 +15,7 @@ PAIR = regular_plan(1, split_evenly(2, 2), 1)
 
 
 def with_orders(plan, text):
-    return dataclasses.replace(plan, orders=parse_orders(text))
+    return dataclasses.replace(plan, orders=parse_orders(text, Batch((12, 12, 12))))
 
 
 def times(timeline):
@@ -77,7 +77,8 @@ def test_stages_of_several_layers_add_up_and_pay_their_own_cut():
 
 def test_memory_is_taken_at_the_start_of_f_and_given_back_at_the_ends():
     stage = parse_costs(1, memory="5,2,3,99").of(LayerRange(0, 1))
-    row = tuple(Op.parse(text) for text in ["F0.0", "F0.1", "I0.0", "F0.2", "W0.0", "B0.1", "I0.2", "W0.2"])
+    batch = Batch((3,))
+    row = tuple(Op.parse(text, batch) for text in ["F0.0", "F0.1", "I0.0", "F0.2", "W0.0", "B0.1", "I0.2", "W0.2"])
     assert memory_held(row, stage) == (5, 10, 10, 13, 13, 10, 5, 3)
 
 
@@ -89,7 +90,7 @@ def test_peak_memory_is_per_worker():
 
 def test_rows_are_found_by_worker():
     timeline = evaluate(PAIR, unit_costs(2))
-    assert timeline.of(WorkerId(0, 1))[0] == Span(WorkerId(0, 1), Op.parse("F0.0"), 1, 2)
+    assert timeline.of(WorkerId(0, 1))[0] == Span(WorkerId(0, 1), Op.parse("F0.0", Batch((2,))), 1, 2)
     assert timeline.of(WorkerId(5, 5)) == ()
 
 

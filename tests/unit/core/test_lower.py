@@ -3,14 +3,12 @@ import dataclasses
 import pytest
 
 from holdfast.core.builders import adaptive_plan, regular_plan
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import Batch, WorkerId, beside
 from holdfast.core.lower import (
-    Payload,
     Reduction,
     format_instructions,
     groups,
     lower,
-    message_number,
     parse_instructions,
 )
 from holdfast.core.placement import LayerRange, Placement, split_evenly
@@ -29,7 +27,7 @@ def text_of(plan, worker, **options):
 
 def with_row(plan, row):
     """The plan with the operations of one worker replaced, so that one line is lowered at a time."""
-    ((worker, ops),) = parse_orders(row).rows
+    ((worker, ops),) = parse_orders(row, plan.routes.batch).rows
     orders = dataclasses.replace(plan.orders, rows=tuple(sorted((dict(plan.orders.rows) | {worker: ops}).items())))
     return dataclasses.replace(plan, orders=orders)
 
@@ -90,8 +88,9 @@ def test_a_shared_worker_passes_all_tallies_before_any_verdict():
 def test_chains_that_add_no_worker_are_left_out():
     worker = WorkerId(0, 0)
     placement = Placement(num_layers=1, ranges=((worker, LayerRange(0, 1)), (WorkerId(0, 1), LayerRange(0, 1))))
-    routes = Routes(tuple(Route(MicroBatch(p, 0), (WorkerId(0, p % 2),)) for p in range(4)))
-    plan = Plan(placement=placement, routes=routes, orders=parse_orders("0.0: F0.0 B0.0 F2.0 B2.0\n0.1: F1.0 F3.0"))
+    routes = Routes(tuple(Route(each, (WorkerId(0, each.pipeline % 2),)) for each in Batch((1,) * 4).microbatches))
+    orders = parse_orders("0.0: F0.0 B0.0 F2.0 B2.0\n0.1: F1.0 F3.0", routes.batch)
+    plan = Plan(placement=placement, routes=routes, orders=orders)
     assert "TALLY" not in text_of(plan, "0.0")
     tall = adaptive_plan(regular_plan(2, split_evenly(2, 2), 1), [WorkerId(1, 0), WorkerId(1, 1)])
     assert "TALLY0.0" in text_of(tall, "0.0")
@@ -113,9 +112,10 @@ def test_a_worker_without_operations_listens_in_the_place_of_a_peer():
     validate(plan)
 
 
-def test_verdicts_are_numbered_apart_from_microbatches():
-    assert message_number(Payload.ACTIVATION, MicroBatch(1, 2), 3) == 5
-    numbers = {message_number(Payload.TALLY, MicroBatch(p, i), 3) for p in range(3) for i in range(9)}
+def test_chains_beside_all_routes_are_numbered_apart_from_microbatches():
+    numbers = {each.number for each in Batch((3, 3, 3)).microbatches} | {
+        beside(p, i).number for p in range(3) for i in range(3, 9)
+    }
     assert len(numbers) == 27
 
 
@@ -140,7 +140,7 @@ def test_instructions_round_trip():
     for program in lower(plan, ties=((0, 3),)):
         reductions = {i.reduction for i in program.instructions if hasattr(i, "reduction")}
         text = format_instructions(program.instructions)
-        assert parse_instructions(text, reductions) == program.instructions
+        assert parse_instructions(text, plan.routes.batch, reductions) == program.instructions
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_instructions_round_trip():
 )
 def test_bad_instructions_are_refused(word):
     with pytest.raises(InvalidSchedule, match=word.replace(".", r"\.")) as caught:
-        parse_instructions(f"F0.0 {word}", [Reduction((1,), (WorkerId(0, 0),))])
+        parse_instructions(f"F0.0 {word}", Batch((6, 6)), [Reduction((1,), (WorkerId(0, 0),))])
     assert (caught.value.position, caught.value.op) == (1, word)
 
 

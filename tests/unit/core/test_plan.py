@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from holdfast.core.builders import adaptive_plan, regular_plan
-from holdfast.core.ids import WorkerId
+from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Orders, parse_orders
@@ -35,7 +35,7 @@ def test_the_digest_names_the_plan():
         adaptive_plan(HEALTHY, [WorkerId(1, 2)]),
         regular_plan(3, split_evenly(10, 4), 6),
         regular_plan(3, split_evenly(9, 4), 6, "gpipe"),
-        dataclasses.replace(HEALTHY, orders=parse_orders("0.0: F0.0")),
+        dataclasses.replace(HEALTHY, orders=parse_orders("0.0: F0.0", Batch((6, 6, 6)))),
     ]
     assert len({plan.digest() for plan in [*others, HEALTHY]}) == 5
 

@@ -2,12 +2,13 @@ import itertools
 
 import pytest
 
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, Placement, regular_placement, split_evenly
 from holdfast.core.routes import Route, Routes, home_routes, reroute
 from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
 
 GRID = regular_placement(3, split_evenly(4, 4))
+BATCH = Batch((6, 6, 6))
 HOME = home_routes(3, 4, 6)
 
 
@@ -16,8 +17,8 @@ def loads(routes, stage):
 
 
 def test_home_routes_stay_in_their_pipeline():
-    assert HOME.of(MicroBatch(2, 5)) == tuple(WorkerId(2, stage) for stage in range(4))
-    assert HOME.through(WorkerId(1, 3)) == tuple(MicroBatch(1, index) for index in range(6))
+    assert HOME.of(BATCH.named(2, 5)) == tuple(WorkerId(2, stage) for stage in range(4))
+    assert HOME.through(WorkerId(1, 3)) == tuple(BATCH.named(1, index) for index in range(6))
     assert len(HOME.microbatches) == 18
 
 
@@ -26,8 +27,8 @@ def test_peers_share_what_a_failed_worker_had():
     assert loads(routes, 2) == {0: 9, 2: 9}
     for index in range(6):
         stand_in = WorkerId(0 if index % 2 == 0 else 2, 2)
-        assert routes.of(MicroBatch(1, index)) == (WorkerId(1, 0), WorkerId(1, 1), stand_in, WorkerId(1, 3))
-        assert routes.of(MicroBatch(0, index)) == HOME.of(MicroBatch(0, index))
+        assert routes.of(BATCH.named(1, index)) == (WorkerId(1, 0), WorkerId(1, 1), stand_in, WorkerId(1, 3))
+        assert routes.of(BATCH.named(0, index)) == HOME.of(BATCH.named(0, index))
 
 
 def test_several_failed_peers_share_evenly():
@@ -40,7 +41,7 @@ def test_several_failed_peers_share_evenly():
 def test_remainders_of_different_stages_go_to_different_pipelines():
     grid, home = regular_placement(3, split_evenly(2, 2)), home_routes(3, 2, 1)
     routes = reroute(grid, home, [WorkerId(2, 0), WorkerId(2, 1)])
-    assert routes.of(MicroBatch(2, 0)) == (WorkerId(0, 0), WorkerId(1, 1))
+    assert routes.of(Batch((1, 1, 1)).named(2, 0)) == (WorkerId(0, 0), WorkerId(1, 1))
 
 
 def test_the_order_of_failures_does_not_matter():
@@ -74,20 +75,20 @@ def test_ranges_that_nobody_holds_whole_need_layers_to_move():
         ),
     )
     first, second = (WorkerId(0, 0),), (WorkerId(1, 0), WorkerId(1, 1))
-    routes = Routes((Route(MicroBatch(0, 0), first), Route(MicroBatch(1, 0), second)))
+    routes = Routes(tuple(map(Route, Batch((1, 1)).microbatches, (first, second))))
     with pytest.raises(InfeasiblePlan, match=r"layers 0:2"):
         reroute(placement, routes, [WorkerId(0, 0)])
 
 
 def test_malformed_routes_are_refused():
-    route = Route(MicroBatch(0, 0), (WorkerId(0, 0),))
+    route = Route(BATCH.named(0, 0), (WorkerId(0, 0),))
     with pytest.raises(ConfigError, match="once each"):
-        Route(MicroBatch(0, 0), (WorkerId(0, 0), WorkerId(0, 0)))
+        Route(BATCH.named(0, 0), (WorkerId(0, 0), WorkerId(0, 0)))
     with pytest.raises(ConfigError, match="nobody"):
-        Route(MicroBatch(0, 0), ())
+        Route(BATCH.named(0, 0), ())
     with pytest.raises(ConfigError, match=r"0\.0 comes after 0\.0"):
         Routes((route, route))
     with pytest.raises(ConfigError, match=r"micro-batch 3\.3 has no route"):
-        Routes((route,)).of(MicroBatch(3, 3))
+        Routes((route,)).of(Batch((4,) * 4).named(3, 3))
     with pytest.raises(ConfigError, match=r"grid\.microbatches = 0"):
         home_routes(1, 1, 0)

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.core.builders import adaptive_plan, regular_plan
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import with_listeners
 from holdfast.core.seats import renamed, seats_of
@@ -74,7 +74,7 @@ def test_what_is_not_the_plan_of_a_whole_grid_has_no_seats(plan):
 
 
 def test_micro_batches_are_renamed_too():
-    first, last = MicroBatch(0, 0), MicroBatch(2, 1)
+    first, last = PLAN.routes.microbatches[0], PLAN.routes.microbatches[-1]
     other = renamed(PLAN, {}, {first: last, last: first})
     validate(renamed(other, {}))
     assert other.routes.of(first) == PLAN.routes.of(last)

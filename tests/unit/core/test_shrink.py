@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import evaluate
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
 from holdfast.core.shrink import shrunken_plan
@@ -13,7 +13,7 @@ from holdfast.errors import InfeasiblePlan
 
 
 def microbatches(pipelines, each):
-    return [MicroBatch(p, i) for p in range(pipelines) for i in range(each)]
+    return Batch((each,) * pipelines).microbatches
 
 
 @given(

@@ -37,9 +37,7 @@ class Board:
         for worker in PLAN.workers:
             layers = PLAN.placement.layers_of(worker)
             stage = EmulatedStage(layers=layers, num_layers=4, num_microbatches=MICROBATCHES)
-            protocol = WorkerProtocol(
-                worker=worker, stage=stage, steps=STEPS, microbatches=MICROBATCHES, ties=(), pid=1, checkpoint_every=2
-            )
+            protocol = WorkerProtocol(worker=worker, stage=stage, steps=STEPS, ties=(), pid=1, checkpoint_every=2)
             install = Install(generation=1, plan=PLAN, staggered=True)
             self._stages[worker] = stage
             self._commands[worker] = [Attached(), install, Resume(generation=1, step=0)]

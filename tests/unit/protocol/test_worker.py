@@ -23,7 +23,7 @@ from holdfast.control.messages import (
 )
 from holdfast.core.builders import gpipe_orders, regular_plan
 from holdfast.core.faults import Point
-from holdfast.core.ids import MicroBatch
+from holdfast.core.ids import Batch
 from holdfast.core.lower import Compute, Payload, lower
 from holdfast.core.placement import LayerRange, regular_placement, split_evenly
 from holdfast.core.plan import Plan
@@ -88,9 +88,7 @@ class Driver:
     def __init__(self, worker, tmp_path, errors=None, plan=PLAN):
         self.worker = worker
         self.stage = stage_of(worker, plan)
-        self.protocol = WorkerProtocol(
-            worker=worker, stage=self.stage, steps=STEPS, microbatches=MICROBATCHES, ties=(), pid=1
-        )
+        self.protocol = WorkerProtocol(worker=worker, stage=self.stage, steps=STEPS, ties=(), pid=1)
         self.effects = []
         self._folder = tmp_path
         self._errors = errors or {}
@@ -328,7 +326,7 @@ def run_alone(instructions):
     stage = stage_of(worker, ALONE)
     (honest,) = lower(ALONE)
     program = dataclasses.replace(honest, operations=tuple(i for i in instructions if isinstance(i, Compute)))
-    execution = Execution(program=program, stage=stage, step=0, number=lambda m: m.index)
+    execution = Execution(program=program, stage=stage, step=0)
     steps, result, started = execution.run(), None, {}
     while True:
         try:
@@ -352,7 +350,8 @@ def run_alone(instructions):
 def program_with(*, without=(), twice=()):
     (program,) = lower(ALONE)
     kept = [i for i in program.instructions if not (isinstance(i, Compute) and i.op.microbatch.index in without)]
-    again = [Compute(Op(kind, MicroBatch(0, index))) for index in twice for kind in (OpKind.F, OpKind.B)]
+    named = [ALONE.routes.batch.named(0, index) for index in twice]
+    again = [Compute(Op(kind, each)) for each in named for kind in (OpKind.F, OpKind.B)]
     at = sum(isinstance(i, Compute) for i in kept)
     return (*kept[:at], *again, *kept[at:])
 
@@ -378,14 +377,14 @@ def test_one_lost_and_another_doubled_do_not_cancel_out():
 def digest_of(routes):
     placement = regular_placement(1, split_evenly(4, 4))
     plan = Plan(placement=placement, routes=routes, orders=gpipe_orders(placement, routes))
-    return plan, lambda: VirtualCluster(plan, microbatches=2, steps=2).run()
+    return plan, lambda: VirtualCluster(plan, steps=2).run()
 
 
 def test_a_wrong_route_changes_the_digest():
     """A micro-batch that visits the stages in another order: all counts are right, so only the result can tell."""
     right, run_right = digest_of(home_routes(1, 4, 2))
     a, b, c, d = right.workers
-    crossed = Routes((right.routes.routes[0], Route(MicroBatch(0, 1), (a, c, b, d))))
+    crossed = Routes((right.routes.routes[0], Route(Batch((2,)).named(0, 1), (a, c, b, d))))
     wrong, run_wrong = digest_of(crossed)
     with pytest.raises(InvalidSchedule):
         validate(wrong)
@@ -398,10 +397,11 @@ def test_a_wrong_route_changes_the_digest():
 def test_a_right_detour_does_not_change_the_digest():
     plan = regular_plan(2, split_evenly(4, 2), 2)
     w00, w01, w10, w11 = plan.workers
-    detours = {MicroBatch(0, 1): (w00, w11), MicroBatch(1, 1): (w10, w01)}
+    batch = Batch((2, 2))
+    detours = {batch.named(0, 1): (w00, w11), batch.named(1, 1): (w10, w01)}
     routes = Routes(tuple(Route(r.microbatch, detours.get(r.microbatch, r.workers)) for r in plan.routes.routes))
     other = Plan(placement=plan.placement, routes=routes, orders=gpipe_orders(plan.placement, routes))
-    results = [VirtualCluster(p, microbatches=2, steps=2).run() for p in (plan, other)]
+    results = [VirtualCluster(p, steps=2).run() for p in (plan, other)]
     assert results[0].digest == results[1].digest != ""
 
 

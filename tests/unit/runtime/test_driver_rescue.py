@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.control.messages import Attached, Install, Raised, Resume, Shutdown, Status
 from holdfast.core.builders import regular_plan
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.lower import Payload, Receive
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.tensorspec import TensorSpec
@@ -56,7 +56,7 @@ class DeafTransport:
 def driver(tmp_path):
     worker, sent = WorkerId(0, 1), queue.SimpleQueue()
     stage = EmulatedStage(layers=LayerRange(1, 2), num_layers=2, num_microbatches=2)
-    protocol = WorkerProtocol(worker=worker, stage=stage, steps=2, microbatches=2, ties=(), pid=0)
+    protocol = WorkerProtocol(worker=worker, stage=stage, steps=2, ties=(), pid=0)
     log = EventLog(tmp_path / "events.jsonl")
     spec = TensorSpec(shape=(WIDTH,), dtype="int64")
     exchange = RelayExchange(worker, sent.put)
@@ -218,7 +218,7 @@ def test_receives_are_posted_four_ahead(driver):
     driver, _ = driver
     asked = []
     driver.transport.receive = lambda key, peer, spec: asked.append(key)
-    receives = [Receive(Payload.ACTIVATION, MicroBatch(0, index % 2), WorkerId(0, 0)) for index in range(6)]
+    receives = [Receive(Payload.ACTIVATION, each, WorkerId(0, 0)) for each in Batch((6,)).microbatches]
     driver._expect(tuple((receive, step) for step, receive in enumerate(receives)))
     assert len(asked) == 4
 

@@ -124,7 +124,6 @@ class _Worker:
             worker=spec.worker,
             stage=parts.stage,
             steps=spec.job.train.steps,
-            microbatches=spec.job.grid.microbatches,
             ties=parts.ties,
             pid=os.getpid(),
             checkpoint_every=spec.job.checkpoint_every,
