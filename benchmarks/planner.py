@@ -22,7 +22,7 @@ from holdfast.core.profile import parse_costs
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import bound_cost, min_max, place
 from holdfast.planning.planner import Engine, Planned, Technique, make_plan
-from holdfast.planning.shop import Grid
+from holdfast.planning.shop import CostedGrid
 from measure import Recorder, print_table, progress
 
 UNEVEN = {"costs": "10,11,8", "comm": "1", "optimizer": "5"}
@@ -84,7 +84,7 @@ def example(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
     """The paper's running example: 3 x 4, 6 micro-batches, worker 1.2 lost."""
     table = [["schedule", "target", "list", "with CP-SAT", "bound", "proved"]]
     for name, technique, lost, memory, target in EXAMPLE:
-        grid = Grid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory=memory))
+        grid = CostedGrid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory=memory))
         failed = [WorkerId(1, 2)] if lost else []
         found = {}
         for engine in (Engine.LIST, Engine.CP_SAT):
@@ -188,7 +188,7 @@ def missing(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
     return table
 
 
-def _made_at_once(grid: Grid, failures: int, technique: Technique) -> float:
+def _made_at_once(grid: CostedGrid, failures: int, technique: Technique) -> float:
     with tempfile.TemporaryDirectory() as folder:
         library, started = PlanLibrary(Path(folder)), time.process_time()
         library.get(grid, failures, technique)
@@ -211,8 +211,8 @@ def _fill(recorder: Recorder, table: str, stages: int, pipelines: int, microbatc
     return [*numbers, f"{filled.worst_gap:.2%}", f"{filled.wall_s:.1f}", f"{filled.cpu_s:.1f}"]
 
 
-def _grid(stages: int, pipelines: int, microbatches: int, **costs: str) -> Grid:
-    return Grid(
+def _grid(stages: int, pipelines: int, microbatches: int, **costs: str) -> CostedGrid:
+    return CostedGrid(
         pipelines=pipelines,
         stages=split_evenly(stages, stages),
         microbatches=microbatches,
@@ -220,7 +220,7 @@ def _grid(stages: int, pipelines: int, microbatches: int, **costs: str) -> Grid:
     )
 
 
-def _plan(grid: Grid, count: int, time_limit_s: float, engine: Engine = Engine.LIST) -> Planned:
+def _plan(grid: CostedGrid, count: int, time_limit_s: float, engine: Engine = Engine.LIST) -> Planned:
     counts = min_max(len(grid.stages), count, bound_cost(grid))[count]
     failed = place(counts, grid.pipelines)
     return make_plan(grid, failed, Technique.STAGGERED, time_limit_s=time_limit_s, engine=engine)

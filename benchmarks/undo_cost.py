@@ -22,7 +22,7 @@ from holdfast.optim.committed import copied, copied_entry
 from holdfast.optim.factory import OptimizerFactory, make_optimizer
 from holdfast.optim.undoable import UndoableLayer
 from holdfast.runtime.engine.model import Model
-from holdfast.runtime.engine.stage import Commit, Stage
+from holdfast.runtime.engine.stage import CommitMethod, Stage
 from measure import Interval, Recorder, interval, print_table, progress, ratio_interval, time_limit
 
 OPTIMIZERS: dict[str, OptimizerFactory] = {
@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, OptimizerFactory] = {
     "adamw, beta1 = 0": make_optimizer("adamw", lr=1e-3, betas=(0.0, 0.999)),
 }
 READY = ("sgd, momentum", "adamw", "lamb")
-COMMITS: tuple[Commit, ...] = ("undo", "shadow")
+COMMITS: tuple[CommitMethod, ...] = ("undo", "shadow")
 TARGET = 0.005  # of the CPU time of a step
 
 
@@ -182,7 +182,7 @@ class _Clock:
         self.extra.append(commit - self._optimizer_s)
 
 
-def _stage(factory: OptimizerFactory, microbatches: int, commit: Commit) -> Stage:
+def _stage(factory: OptimizerFactory, microbatches: int, commit: CommitMethod) -> Stage:
     model = Model.build(gpt.build(layers=8, width=128, heads=4, context=128, dropout=0.0), gpt.loss)
     window = torch.randint(256, (4, 129), generator=torch.Generator().manual_seed(0))
     return Stage(

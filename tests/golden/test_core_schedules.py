@@ -12,11 +12,11 @@ from holdfast.core.profile import parse_costs, unit_costs
 from holdfast.core.schedule import format_orders, parse_orders
 from holdfast.core.validate import validate
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.shop import Grid
+from holdfast.planning.shop import CostedGrid
 
 FOLDER = Path(__file__).parent / "schedules"
 EXAMPLE = regular_plan(3, split_evenly(4, 4), 6)
-PLANNED = Grid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory="1,0,1,6"))
+PLANNED = CostedGrid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory="1,0,1,6"))
 
 
 def planned(failed, technique):

@@ -15,7 +15,7 @@ from holdfast.config.job import (
     GptModel,
     Grid,
     Job,
-    LossScale,
+    LossScaleSettings,
     Optimizer,
     PythonData,
     PythonModel,
@@ -38,7 +38,9 @@ plain = st.recursive(
 arguments = st.dictionaries(text, plain, max_size=3)
 positive = st.floats(min_value=1e-300, max_value=1e300)
 fraction = st.floats(0, 1, exclude_max=True)
-scales = st.builds(LossScale, initial=st.integers(0, 64).map(lambda n: 2.0**n), growth_every=st.integers(1, 10**9))
+scales = st.builds(
+    LossScaleSettings, initial=st.integers(0, 64).map(lambda n: 2.0**n), growth_every=st.integers(1, 10**9)
+)
 data: st.SearchStrategy[Data] = (
     st.builds(TextData, path=text) | st.builds(DigitsData) | st.builds(PythonData, target=text, arguments=arguments)
 )

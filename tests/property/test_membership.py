@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdfast.control.membership import Closed, Membership, Phase, Record, Tell, Tick, decide, restore, to_store
 from holdfast.control.messages import (
     Attached,
+    CaughtUp,
     Ended,
     Exited,
     Expel,
@@ -24,7 +25,6 @@ from holdfast.control.messages import (
     Leaving,
     Left,
     NodeLost,
-    Offer,
     Preempted,
     Progress,
     Raised,
@@ -32,11 +32,11 @@ from holdfast.control.messages import (
     Save,
     Saved,
     Shutdown,
-    Spawn,
+    StartWorker,
     Status,
     StepDone,
     Suspect,
-    Synced,
+    WorkerOffer,
 )
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
@@ -48,7 +48,7 @@ STEPS = 9
 DURABLE = ("generation", "generations", "plan", "upcoming", "lost", "arriving", "entering", "synced", "leaving")
 DURABLE += ("raised", "kept", "losses_by_exception", "blame")
 DURABLE += ("expected", "pids", "healthy", "restorable", "loading", "ended")
-FOR_THE_AGENT = (Progress, Fence, Spawn, Ended)
+FOR_THE_AGENT = (Progress, Fence, StartWorker, Ended)
 
 
 class Cluster(RuleBasedStateMachine):
@@ -358,7 +358,7 @@ class Cluster(RuleBasedStateMachine):
             self.all_joined()
         elif state.phase is Phase.RUNNING:
             for worker in state.entering - state.synced:
-                self.give(Synced(worker=worker, generation=state.generation, step=self.front, entered=0, bytes=1))
+                self.give(CaughtUp(worker=worker, generation=state.generation, step=self.front, entered=0, bytes=1))
 
     @rule()
     @precondition(lambda self: self.state.generation)
@@ -372,12 +372,12 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def offer(self, data):
-        self.give(Offer(worker=data.draw(st.none() | st.sampled_from(self.workers))))
+        self.give(WorkerOffer(worker=data.draw(st.none() | st.sampled_from(self.workers))))
 
     @rule(data=st.data())
     def synced(self, data):
         worker = data.draw(st.sampled_from(sorted(self.state.entering) or self.workers))
-        self.give(Synced(worker=worker, generation=self.some_generation(data), step=self.front, entered=0, bytes=1))
+        self.give(CaughtUp(worker=worker, generation=self.some_generation(data), step=self.front, entered=0, bytes=1))
 
     @rule()
     def all_joined(self):

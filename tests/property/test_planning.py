@@ -21,7 +21,7 @@ from holdfast.planning.array_scheduler import array_schedule
 from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urgency
 from holdfast.planning.normalise import per_stage
 from holdfast.planning.planner import Engine, Technique, make_plan, plan_bound
-from holdfast.planning.shop import Grid, open_shop, to_plan
+from holdfast.planning.shop import CostedGrid, open_shop, to_plan
 from holdfast.planning.solvers import counting, cp_sat
 from holdfast.planning.solvers.process import answer_of, problem_of
 from holdfast.planning.timing import (
@@ -65,7 +65,7 @@ def problems(draw, pipelines=4, stages=5, microbatches=6, splits=True, tied=Fals
     failed = frozenset(WorkerId(p, s) for s in range(pp) for p in range(dp) if p not in alive[s])
     pairs = st.lists(st.integers(0, pp - 1), min_size=2, max_size=2, unique=True).map(sorted).map(tuple)
     ties = tuple(draw(st.lists(pairs, max_size=2))) if tied and pp > 1 else ()
-    return Grid(pipelines=dp, stages=split_evenly(pp, pp), microbatches=m, costs=costs, ties=ties), failed
+    return CostedGrid(pipelines=dp, stages=split_evenly(pp, pp), microbatches=m, costs=costs, ties=ties), failed
 
 
 @MANY
@@ -328,7 +328,7 @@ def test_counting_and_a_variable_per_start_find_the_same_optimum(problem, techni
 
 
 def test_the_coupled_bound_of_a_grid_is_that_of_its_worst_stage():
-    grid = Grid(
+    grid = CostedGrid(
         pipelines=2,
         stages=split_evenly(2, 2),
         microbatches=3,
@@ -346,7 +346,7 @@ def test_the_coupled_bound_of_a_grid_is_that_of_its_worst_stage():
 @pytest.mark.parametrize("engine", [Engine.CP_SAT, Engine.MILP])
 def test_both_solvers_prove_the_same_optimum(engine):
     costs = parse_costs(2, costs="3:2,2:4,5:1", comm="1", optimizer="2:1", memory="2,1,1,4")
-    grid = Grid(pipelines=1, stages=split_evenly(2, 2), microbatches=3, costs=costs)
+    grid = CostedGrid(pipelines=1, stages=split_evenly(2, 2), microbatches=3, costs=costs)
     found = make_plan(grid, [], Technique.STAGGERED, time_limit_s=20, engine=engine)
     assert found.optimal
     assert found.found.period == found.bound.period == 38
@@ -356,7 +356,7 @@ def test_both_solvers_prove_the_same_optimum(engine):
 def test_solvers_prove_the_optimum_of_tied_stages(engine):
     """The same as trying all orders. What is tied waits for the last stage's W, which was nobody's business before."""
     costs = parse_costs(2, costs="2:3,2:1,1:5", optimizer="6:1")
-    grid = Grid(pipelines=1, stages=split_evenly(2, 2), microbatches=2, costs=costs)
+    grid = CostedGrid(pipelines=1, stages=split_evenly(2, 2), microbatches=2, costs=costs)
     tied = dataclasses.replace(grid, ties=((0, 1),))
     periods = [brute_force(open_shop(each, []), True) for each in (grid, tied)]
     found = [make_plan(each, [], Technique.STAGGERED, time_limit_s=20, engine=engine) for each in (grid, tied)]
@@ -365,7 +365,9 @@ def test_solvers_prove_the_optimum_of_tied_stages(engine):
 
 
 def test_cp_sat_proves_the_running_example_with_the_memory_of_1f1b():
-    grid = Grid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory="1,0,1,4:3:2:1"))
+    grid = CostedGrid(
+        pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory="1,0,1,4:3:2:1")
+    )
     found = make_plan(grid, [WorkerId(1, 2)], Technique.ADAPTIVE, time_limit_s=30, engine=Engine.CP_SAT)
     assert found.optimal
     assert found.found.makespan == found.bound.makespan == 36
@@ -373,14 +375,14 @@ def test_cp_sat_proves_the_running_example_with_the_memory_of_1f1b():
 
 @pytest.mark.parametrize(("memory", "period"), [("1,0,1,4", 29), ("1,0,1,5", 28), ("1,0,1,6", 27)])
 def test_cp_sat_proves_the_staggered_running_example(memory, period):
-    grid = Grid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory=memory))
+    grid = CostedGrid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory=memory))
     found = make_plan(grid, [WorkerId(1, 2)], Technique.STAGGERED, time_limit_s=60, engine=Engine.CP_SAT)
     assert found.optimal
     assert found.found.period == found.bound.period == period
 
 
 def test_a_solver_without_time_leaves_the_list_schedule():
-    grid = Grid(pipelines=2, stages=split_evenly(3, 3), microbatches=6, costs=parse_costs(3, memory="1,0,1,3"))
+    grid = CostedGrid(pipelines=2, stages=split_evenly(3, 3), microbatches=6, costs=parse_costs(3, memory="1,0,1,3"))
     found = make_plan(grid, [WorkerId(1, 2)], Technique.STAGGERED, time_limit_s=1e-3, engine=Engine.CP_SAT)
     validate(found.plan, costs=grid.costs)
     assert found.found.period >= found.bound.period

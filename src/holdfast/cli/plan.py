@@ -29,7 +29,7 @@ from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import Move, Normalisation, assigned, moves, normalised
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Engine, Planned, Technique, make_plan
-from holdfast.planning.shop import Grid
+from holdfast.planning.shop import CostedGrid
 from holdfast.planning.timing import to_timeline
 from holdfast.planning.training import regular_grid, tries_for
 
@@ -159,7 +159,7 @@ def _check_writable(folder: Path) -> None:
 class _Task:
     """What the flags ask for."""
 
-    grid: Grid
+    grid: CostedGrid
     failed: tuple[WorkerId, ...]
     technique: Technique
     time_limit_s: float
@@ -189,7 +189,7 @@ def _read(args: argparse.Namespace) -> _Task:
     _check_grid(num_pipelines, num_stages, microbatches)
     profile = load_profile(args.profile) if args.profile else None
     costs, stages = _given(args, num_stages) if profile is None else _profiled(args, job, profile, num_stages)
-    grid = Grid(
+    grid = CostedGrid(
         pipelines=num_pipelines,
         stages=stages,
         microbatches=microbatches,
@@ -341,7 +341,7 @@ def _parse_above_0(flag: str, text: str, expected: str) -> float:
     return value
 
 
-def _parse_failed(text: str, grid: Grid) -> tuple[WorkerId, ...]:
+def _parse_failed(text: str, grid: CostedGrid) -> tuple[WorkerId, ...]:
     try:
         failed = {WorkerId.parse(name) for name in text.split(",") if text}
     except ConfigError as error:
@@ -354,7 +354,7 @@ def _parse_failed(text: str, grid: Grid) -> tuple[WorkerId, ...]:
 
 
 def _failures(
-    args: argparse.Namespace, grid: Grid, technique: Technique, profile: Profile | None
+    args: argparse.Namespace, grid: CostedGrid, technique: Technique, profile: Profile | None
 ) -> tuple[tuple[WorkerId, ...], tuple[Move, ...]]:
     """Returns the places that are empty, and who moved so that it is these."""
     failed = _parse_failed(args.failed, grid)
@@ -376,7 +376,7 @@ def _state_bytes(profile: Profile | None, stages: tuple[LayerRange, ...]) -> tup
     return tuple(sum(profile.layers[layer].state_bytes for layer in layers.indices) for layers in stages)
 
 
-def _placed(text: str, grid: Grid, technique: Technique, how: Normalisation) -> tuple[WorkerId, ...]:
+def _placed(text: str, grid: CostedGrid, technique: Technique, how: Normalisation) -> tuple[WorkerId, ...]:
     """Places a number of failures where they cost least."""
     num_stages = len(grid.stages)
     count, most = _parse_count("--failures", text, 0), (grid.pipelines - 1) * num_stages

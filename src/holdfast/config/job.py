@@ -17,8 +17,8 @@ __all__ = [
     "GptModel",
     "Grid",
     "Job",
-    "LossScale",
-    "Model",
+    "LossScaleSettings",
+    "ModelSettings",
     "Optimizer",
     "PythonData",
     "PythonModel",
@@ -96,7 +96,7 @@ class PythonData(_Section, tag="python", frozen=True, kw_only=True):
     arguments: dict[str, Any] = {}
 
 
-Model = GptModel | ConvnetModel | PythonModel
+ModelSettings = GptModel | ConvnetModel | PythonModel
 Data = TextData | DigitsData | PythonData
 
 
@@ -129,7 +129,7 @@ class Optimizer(_Plain, frozen=True, kw_only=True):
     warmup_steps: Count = 0
 
 
-class LossScale(_Plain, frozen=True, kw_only=True):
+class LossScaleSettings(_Plain, frozen=True, kw_only=True):
     """``initial``: what the loss is multiplied by at first, a power of two; it is halved by every step that is omitted
     and doubled after ``growth_every`` steps in a row that counted.
     """
@@ -158,7 +158,7 @@ class Train(_Plain, frozen=True, kw_only=True):
     seed: Count = 0
     numerics: Literal["exact", "fast"] = "exact"
     clip_norm: PositiveFloat | None = None
-    loss_scale: LossScale | None = None
+    loss_scale: LossScaleSettings | None = None
     technique: Literal["1f1b", "gpipe", "decoupled", "staggered"] = "1f1b"
     profile: str | None = None
     in_flight: Positive | None = None
@@ -255,7 +255,7 @@ class Job(_Plain, frozen=True, kw_only=True):
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")] = "job"
-    model: Model
+    model: ModelSettings
     data: Data
     grid: Grid
     optimizer: Optimizer = Optimizer()

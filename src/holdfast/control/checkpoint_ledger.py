@@ -13,11 +13,11 @@ from holdfast.control.messages import ShardFailed, ShardWritten
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Checkpointed, CheckpointFailed, Event, Notice
 
-__all__ = ["CheckpointLedger", "Commit", "Settled", "note_shard", "settle"]
+__all__ = ["CheckpointLedger", "WriteManifest", "Settled", "note_shard", "settle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class WriteManifest:
     """Output: every shard of ``step`` is written; write the manifest, then say how that went by Settled."""
 
     step: int
@@ -56,7 +56,7 @@ class CheckpointLedger:
 
 def note_shard(
     ledger: CheckpointLedger, message: ShardWritten | ShardFailed, num_layers: int
-) -> tuple[CheckpointLedger, Commit | CheckpointFailed | None]:
+) -> tuple[CheckpointLedger, WriteManifest | CheckpointFailed | None]:
     """Returns the ledger after a worker's report, and what follows from it: a commit, a failure to tell of, or nothing.
 
     Args:
@@ -77,7 +77,7 @@ def note_shard(
     ordered = tuple(shards[layer] for layer in sorted(shards))
     written = {k: kept for k, kept in ledger.written.items() if k != key}
     ledger = replace(ledger, written=written, committing=ledger.committing | {message.step})
-    return ledger, Commit(step=message.step, shards=ordered)
+    return ledger, WriteManifest(step=message.step, shards=ordered)
 
 
 def settle(ledger: CheckpointLedger, settled: Settled) -> tuple[CheckpointLedger, tuple[Event, ...]]:

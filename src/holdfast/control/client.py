@@ -21,9 +21,9 @@ from holdfast.control.messages import (
     Hello,
     Leaving,
     Message,
-    Offer,
     Started,
     Strike,
+    WorkerOffer,
     decode_command,
     encode,
     pack,
@@ -52,7 +52,7 @@ _IMPATIENT = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 1000,
 RETRY_S = 0.05
 _CONNECT_S = 1.0
 
-_IN_HELLO = (Heartbeat, Started, Exited, Offer, Strike, Leaving)
+_IN_HELLO = (Heartbeat, Started, Exited, WorkerOffer, Strike, Leaving)
 """What a new stream needs not carry: the hello at its beginning says as much, or more."""
 
 Problem = ConfigError | CoordinatorUnavailable | None

@@ -20,17 +20,17 @@ import grpc
 import grpc.aio
 import msgspec
 
-from holdfast.control.checkpoint_ledger import Commit, Settled
+from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.doorkeeper import TokenCheck, bounded
 from holdfast.control.etcd import EtcdStore
 from holdfast.control.injection import CoordinatorInjector
 from holdfast.control.membership import (
+    AnswerPlanned,
     Closed,
     Improved,
     Membership,
     Output,
     Phase,
-    Planned,
     Record,
     Tell,
     Tick,
@@ -88,7 +88,7 @@ _OPTIONS = [
 ]
 
 
-_DECIDES_NOTHING = (Heartbeat, StepDone, Remark, Planned)
+_DECIDES_NOTHING = (Heartbeat, StepDone, Remark, AnswerPlanned)
 """Events that need not wait for those before them."""
 
 
@@ -120,7 +120,7 @@ class Committer:
     checkpoints: Checkpoints
     facts: Facts
 
-    def commit(self, commit: Commit) -> Settled:
+    def commit(self, commit: WriteManifest) -> Settled:
         """Writes one manifest and returns how that went; never raises because of the store."""
         try:
             self.checkpoints.commit(commit.step, commit.shards, self.facts)
@@ -169,7 +169,7 @@ class Coordinator:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _committing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _planning: asyncio.Task[None] | None = None
-    _waiting: list[Message | Closed | Tick | Planned | Improved | Settled] = field(default_factory=list)
+    _waiting: list[Message | Closed | Tick | AnswerPlanned | Improved | Settled] = field(default_factory=list)
     _away: str = ""
     _told_waiting: set[str] = field(default_factory=set)
     _ahead: Membership = field(init=False)
@@ -179,7 +179,7 @@ class Coordinator:
         """Keeps the generation that the store told, for the log."""
         self._began_at, self._ahead = self.membership.generation, self.membership
 
-    def handle(self, event: Message | Closed | Tick | Planned | Improved | Settled) -> None:
+    def handle(self, event: Message | Closed | Tick | AnswerPlanned | Improved | Settled) -> None:
         """Takes one event: decides, stores, records, sends."""
         before = self.membership
         after, outputs = decide(before, event, now=self.awake())
@@ -249,7 +249,7 @@ class Coordinator:
                 if key not in encoded:
                     encoded[key] = encode(output.command)
                 self._tell(self._peer_of(output), encoded[key], output.command)
-            elif isinstance(output, Commit):
+            elif isinstance(output, WriteManifest):
                 self._start_commit(output)
 
     def _peer_of(self, tell: Tell) -> _Peer:
@@ -257,12 +257,12 @@ class Coordinator:
             return _AGENT
         return (tell.to, self.membership.pids.get(tell.to, 0) if tell.pid is None else tell.pid)
 
-    def _start_commit(self, commit: Commit) -> None:
+    def _start_commit(self, commit: WriteManifest) -> None:
         task = asyncio.get_running_loop().create_task(self._commit(commit))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _commit(self, commit: Commit) -> None:
+    async def _commit(self, commit: WriteManifest) -> None:
         """Writes a manifest in a thread, since a store may take its time; one after another, in order."""
         assert self.committer is not None
         async with self._committing:
@@ -354,7 +354,7 @@ class Coordinator:
             del self._queues[peer]
         self._take([Closed(worker=worker, pid=pid)])
 
-    def _take(self, events: Sequence[Message | Closed | Tick | Planned | Improved | Settled]) -> None:
+    def _take(self, events: Sequence[Message | Closed | Tick | AnswerPlanned | Improved | Settled]) -> None:
         """Takes events; if a decision fails, or is refused for good, the job ends and everyone is told."""
         try:
             for event in events:
@@ -366,7 +366,7 @@ class Coordinator:
         except Exception as error:  # noqa: BLE001 - the last resort of a service: nobody else would notice
             self._give_up(f"coordinator: {type(error).__name__}: {error}")
 
-    def _handle_in_turn(self, event: Message | Closed | Tick | Planned | Improved | Settled) -> None:
+    def _handle_in_turn(self, event: Message | Closed | Tick | AnswerPlanned | Improved | Settled) -> None:
         """Handles an event now; or later, if what it decides, or what came before it, cannot be stored yet."""
         if self._waiting and not isinstance(event, _DECIDES_NOTHING):
             if not isinstance(event, Tick):
@@ -378,7 +378,7 @@ class Coordinator:
             self._wait_with(event, str(error), self.membership)
 
     def _wait_with(
-        self, event: Message | Closed | Tick | Planned | Improved | Settled, away: str, before: Membership
+        self, event: Message | Closed | Tick | AnswerPlanned | Improved | Settled, away: str, before: Membership
     ) -> None:
         """Puts an event off until the store can be written, and says so; ``before``: what it will be decided in.
 
@@ -471,7 +471,7 @@ class Coordinator:
                 continue
             if self.membership.generation != before.generation or lost not in unplanned(self.membership):
                 return  # somebody was lost or has moved meanwhile: other answers are needed now
-            self._take([Planned(lost=lost, recovery=recovery)])
+            self._take([AnswerPlanned(lost=lost, recovery=recovery)])
         await self._look_up()
 
     async def _look_up(self) -> None:

@@ -40,7 +40,7 @@ __all__ = [
     "Message",
     "News",
     "NodeLost",
-    "Offer",
+    "WorkerOffer",
     "Preempted",
     "Progress",
     "Raised",
@@ -52,7 +52,7 @@ __all__ = [
     "ShardFailed",
     "ShardWritten",
     "Shutdown",
-    "Spawn",
+    "StartWorker",
     "Started",
     "Status",
     "StepDone",
@@ -61,7 +61,7 @@ __all__ = [
     "Suspect",
     "StateAt",
     "Told",
-    "Synced",
+    "CaughtUp",
     "Tally",
     "Unreadable",
     "decode_command",
@@ -214,7 +214,7 @@ class Left(_Wire, frozen=True, tag=True, kw_only=True):
     step: int
 
 
-class Synced(_Wire, frozen=True, tag=True, kw_only=True):
+class CaughtUp(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker that entered has caught up: from ``step`` on it holds the same state as its peers.
 
     It entered before step ``entered`` and was given ``bytes`` of state.
@@ -227,7 +227,7 @@ class Synced(_Wire, frozen=True, tag=True, kw_only=True):
     bytes: int
 
 
-class Offer(_Wire, frozen=True, tag=True, kw_only=True):
+class WorkerOffer(_Wire, frozen=True, tag=True, kw_only=True):
     """The agent can start a worker: in the place of ``worker``, or in any."""
 
     worker: WorkerId | None
@@ -431,7 +431,7 @@ class Expel(_Wire, frozen=True, tag=True, kw_only=True):
     reason: str
 
 
-class Spawn(_Wire, frozen=True, tag=True, kw_only=True):
+class StartWorker(_Wire, frozen=True, tag=True, kw_only=True):
     """For the agent: start a process for this worker, which comes into a running job.
 
     ``first``: the job has not begun; it starts as the first one did.
@@ -503,8 +503,8 @@ Message = (
     | Joined
     | Leaving
     | Left
-    | Synced
-    | Offer
+    | CaughtUp
+    | WorkerOffer
     | Preempted
     | Strike
     | Remark
@@ -533,7 +533,7 @@ Command = (
     | Shutdown
     | Progress
     | Fence
-    | Spawn
+    | StartWorker
     | Strike
     | Remark
     | Gathered
@@ -586,7 +586,7 @@ def may_say(worker: WorkerId | None, pid: int, message: Message) -> bool:
     Everyone speaks for itself; what happened to processes, and that new ones can be had, is for the agent to say.
     """
     match message:
-        case Started() | Exited() | NodeLost() | Offer() | Preempted():
+        case Started() | Exited() | NodeLost() | WorkerOffer() | Preempted():
             return worker is None
         case Hello(raised=Raised() as raised) if not may_say(worker, pid, raised):
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from holdfast.control.membership import Improved, Membership, Phase, Planned, plan_recovery
+from holdfast.control.membership import AnswerPlanned, Improved, Membership, Phase, plan_recovery
 from holdfast.core.ids import WorkerId
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.migration import Migration, proposed
@@ -29,7 +29,7 @@ class PlanLookup:
         self._seen: object = None
         self._migration: Migration | None = None
 
-    def news(self, state: Membership) -> tuple[Planned | Improved, ...]:
+    def news(self, state: Membership) -> tuple[AnswerPlanned | Improved, ...]:
         """Returns better answers to the losses that could come next, and a better plan for who is here.
 
         If that takes workers that change places, it is told once they gain more by it until the next failure is to be
@@ -40,18 +40,18 @@ class PlanLookup:
         if state.phase is not Phase.RUNNING or state.terms is None:
             return ()
         seen = self._stamp(), state.generation, state.upcoming is None, len(state.planned), len(state.joined)
-        found: tuple[Planned | Improved, ...] = ()
+        found: tuple[AnswerPlanned | Improved, ...] = ()
         if seen != self._seen:
             found = (*self._answers(state), *self._improvement(state))
             self._migration = None if state.upcoming is not None else self._proposal(state)
             self._seen = seen
         return (*found, *self._migrating(state))
 
-    def _answers(self, state: Membership) -> Iterator[Planned]:
+    def _answers(self, state: Membership) -> Iterator[AnswerPlanned]:
         for lost, prepared in state.planned.items():
             offer = self._offer(state, lost)
             if offer is not None and _is_better(offer, prepared):
-                yield Planned(lost=lost, recovery=plan_recovery(state, lost, offer))
+                yield AnswerPlanned(lost=lost, recovery=plan_recovery(state, lost, offer))
 
     def _improvement(self, state: Membership) -> Iterator[Improved]:
         offer = self._offer(state, state.absent)

@@ -14,11 +14,11 @@ from holdfast.core.profile import Costs
 from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.errors import InvalidSchedule
 
-__all__ = ["Fault", "dry_run", "render_table", "validate"]
+__all__ = ["Flaw", "dry_run", "render_table", "validate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Flaw:
     """What is wrong with programs.
 
     Attributes:
@@ -73,7 +73,7 @@ def render_table(orders: Orders, mark: tuple[WorkerId, int] | None = None) -> st
     return "\n".join(lines)
 
 
-def dry_run(programs: Mapping[WorkerId, tuple[Instruction, ...]]) -> Fault | None:
+def dry_run(programs: Mapping[WorkerId, tuple[Instruction, ...]]) -> Flaw | None:
     """Runs the instructions of all workers in no particular sequence; sends never wait, reductions wait for all.
 
     Returns:
@@ -190,14 +190,14 @@ class _DryRun:
         self._received: set[_Message] = set()
         self._arrived: defaultdict[Reduction, set[WorkerId]] = defaultdict(set)
 
-    def fault(self) -> Fault | None:
+    def fault(self) -> Flaw | None:
         ready = list(self._programs)[::-1]
         while ready:
             worker = ready.pop()
             while self._at[worker] < len(self._programs[worker]):
                 rule = self._send(worker)
                 if rule:
-                    return Fault(rule=rule, worker=worker, position=self._at[worker])
+                    return Flaw(rule=rule, worker=worker, position=self._at[worker])
                 if not self._may_pass(worker):
                     break
                 ready += self._pass(worker)
@@ -255,7 +255,7 @@ class _DryRun:
                 return [peer for peer in reduction.workers if peer not in self._arrived[reduction]]
         return []
 
-    def _stuck(self) -> Fault | None:
+    def _stuck(self) -> Flaw | None:
         """Follows who waits for whom, until somebody comes twice or the one waited for is not waiting."""
         worker = next((worker for worker in self._programs if self._blockers(worker)), None)
         if worker is None:
@@ -266,14 +266,14 @@ class _DryRun:
             blocker = self._blockers(worker)[0]
             if blocker not in self._programs or not self._blockers(blocker):
                 rule = f"waits for ever for worker {blocker}, which has ended"
-                return Fault(rule=rule, worker=worker, position=self._at[worker])
+                return Flaw(rule=rule, worker=worker, position=self._at[worker])
             worker = blocker
         cycle = chain[chain.index(worker) :]
         waits = ", ".join(f"{each} at {self._instruction(each)}" for each in cycle)
-        return Fault(rule=f"workers wait for one another: {waits}", worker=cycle[0], position=self._at[cycle[0]])
+        return Flaw(rule=f"workers wait for one another: {waits}", worker=cycle[0], position=self._at[cycle[0]])
 
-    def _unread(self) -> Fault | None:
+    def _unread(self) -> Flaw | None:
         for message, position in self._sent.items():
             if message not in self._received:
-                return Fault(rule="nobody receives this message", worker=message[2], position=position)
+                return Flaw(rule="nobody receives this message", worker=message[2], position=position)
         return None

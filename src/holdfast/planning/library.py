@@ -23,7 +23,7 @@ from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import bound_cost, load, min_max, normalised, per_stage
 from holdfast.planning.planner import Planned, Technique, judge, make_plan, plan_bound
 from holdfast.planning.search import reached
-from holdfast.planning.shop import Grid, open_shop
+from holdfast.planning.shop import CostedGrid, open_shop
 from holdfast.planning.timing import Measure, sequence_of
 
 __all__ = ["Filled", "PlanLibrary", "breakpoints", "serve", "straightened"]
@@ -53,7 +53,7 @@ class Filled:
     worst_gap: float
 
 
-def breakpoints(grid: Grid, failures: int, technique: Technique, tolerance: float = 0.0) -> tuple[int, ...]:
+def breakpoints(grid: CostedGrid, failures: int, technique: Technique, tolerance: float = 0.0) -> tuple[int, ...]:
     """Returns for 0, 1, ... failures the largest count, up to ``failures``, that has the same bound.
 
     Assignments are nested, so a plan for that count serves all counts between.
@@ -126,7 +126,7 @@ class PlanLibrary:
         self._measures: dict[tuple[str, int], Measure] = {}
         self._searched: set[tuple[str, int]] = set()
 
-    def find(self, grid: Grid, failures: int, technique: Technique) -> Planned | None:
+    def find(self, grid: CostedGrid, failures: int, technique: Technique) -> Planned | None:
         """Returns the plan for a number of failures, at their normalised places, or None if there is none yet.
 
         Cost: microseconds for a plan that this object has seen; else a file is read and the plan proved again.
@@ -140,7 +140,7 @@ class PlanLibrary:
             return None
         return self._answers[digest, failures]
 
-    def _look_up(self, digest: str, grid: Grid, failures: int, top: int, technique: Technique) -> bool:
+    def _look_up(self, digest: str, grid: CostedGrid, failures: int, top: int, technique: Technique) -> bool:
         """Whether there is a proved plan."""
         path = self._folder / f"{digest}-{top}.plan"
         try:
@@ -160,7 +160,7 @@ class PlanLibrary:
             self._noted.add(name)
             self._note(one_line(text))
 
-    def get(self, grid: Grid, failures: int, technique: Technique) -> Planned:
+    def get(self, grid: CostedGrid, failures: int, technique: Technique) -> Planned:
         """Returns the plan for a number of failures; a missing one is made at once by the list scheduler, and kept.
 
         Raises:
@@ -169,7 +169,7 @@ class PlanLibrary:
         found = self.find(grid, failures, technique)
         return found or self._make(grid, failures, technique, (failures,), time_limit_s=0.0)
 
-    def step(self, grid: Grid, failures: int, technique: Technique, *, time_limit_s: float) -> int | None:
+    def step(self, grid: CostedGrid, failures: int, technique: Technique, *, time_limit_s: float) -> int | None:
         """Does the next piece of work in the background, and says for how many failures; None if none is left.
 
         What is missing comes first, made at once; then every schedule that is not known to be the best is searched for
@@ -198,14 +198,16 @@ class PlanLibrary:
                     return top
         return None
 
-    def _improve(self, grid: Grid, last: Sequence[int], top: int, technique: Technique, time_limit_s: float) -> None:
+    def _improve(
+        self, grid: CostedGrid, last: Sequence[int], top: int, technique: Technique, time_limit_s: float
+    ) -> None:
         served = [number for number in range(1, len(last)) if last[number] == top]
         self._make(grid, top, technique, served, time_limit_s=time_limit_s)
         digest = _digest(grid, technique)
         found = {count: measure for (key, count), measure in self._measures.items() if key == digest}
         self._store_index(digest, straightened(self._index(digest), found))
 
-    def fill(self, grid: Grid, failures: int, technique: Technique, *, time_limit_s: float) -> Filled:
+    def fill(self, grid: CostedGrid, failures: int, technique: Technique, *, time_limit_s: float) -> Filled:
         """Makes the plans for 1 to ``failures`` failures, fewer failures first, and improves those that are there.
 
         More failures never have the shorter period: where a schedule is worse than one for more failures, that one
@@ -244,7 +246,7 @@ class PlanLibrary:
         )
 
     def _make(
-        self, grid: Grid, failures: int, technique: Technique, served: Sequence[int], *, time_limit_s: float
+        self, grid: CostedGrid, failures: int, technique: Technique, served: Sequence[int], *, time_limit_s: float
     ) -> Planned:
         digest = _digest(grid, technique)
         planned = make_plan(grid, normalised(grid, failures, technique.rules), technique, time_limit_s=time_limit_s)
@@ -310,7 +312,7 @@ class PlanLibrary:
         except OSError as error:
             self._tell(f"{name} written", f"{self._folder / name}: cannot be written: {error.strerror or error}")
 
-    def _read(self, path: Path, grid: Grid, technique: Technique) -> Planned:
+    def _read(self, path: Path, grid: CostedGrid, technique: Technique) -> Planned:
         content = _read_file(path, _PLAN_BYTES)
         expected, body = content[:32], content[32:]
         actual = hashlib.sha256(body).digest()
@@ -334,13 +336,13 @@ def _read_file(path: Path, longest: int) -> bytes:
     return content
 
 
-def _tops(grid: Grid, failures: int, technique: Technique) -> tuple[int, ...]:
+def _tops(grid: CostedGrid, failures: int, technique: Technique) -> tuple[int, ...]:
     """Returns for 0, 1, ... failures the count whose schedule serves them."""
     operations = 3 * grid.pipelines * len(grid.stages) * grid.microbatches
     return breakpoints(grid, failures, technique, _COARSE if operations > _LARGE else 0.0)
 
 
-def _bounds(grid: Grid, failures: int, technique: Technique) -> list[float]:
+def _bounds(grid: CostedGrid, failures: int, technique: Technique) -> list[float]:
     """Returns the bound on what is minimised for 0, 1, ... failures at their normalised places."""
     stages = StageBounds(grid.each, grid.comm, technique.rules)
     return [
@@ -362,7 +364,7 @@ def straightened(index: Mapping[int, int], found: Mapping[int, Measure]) -> dict
     return straight
 
 
-def _digest(grid: Grid, technique: Technique) -> str:
+def _digest(grid: CostedGrid, technique: Technique) -> str:
     content = [
         _FORMAT,
         asdict(grid.costs),
@@ -390,7 +392,7 @@ def _encode(planned: Planned) -> bytes:
     return json.dumps(head).encode() + b"\n" + b"".join(part.tobytes() for part in parts) + starts.tobytes()
 
 
-def _decode(body: bytes, grid: Grid, technique: Technique) -> Planned:
+def _decode(body: bytes, grid: CostedGrid, technique: Technique) -> Planned:
     started = time.perf_counter()
     line, _, rest = body.partition(b"\n")
     head = json.loads(line)

@@ -13,7 +13,7 @@ from math import inf
 from holdfast.core.bounds import BoundRules, StageBounds
 from holdfast.core.ids import WorkerId
 from holdfast.errors import InfeasiblePlan
-from holdfast.planning.shop import Grid
+from holdfast.planning.shop import CostedGrid
 
 __all__ = [
     "Move",
@@ -58,7 +58,7 @@ class Move:
     copied_bytes: int | None
 
 
-def bound_cost(grid: Grid, rules: BoundRules | None = None) -> StageCost:
+def bound_cost(grid: CostedGrid, rules: BoundRules | None = None) -> StageCost:
     """Returns the analytic cost: the period's bound with so many failures on this one stage.
 
     The bound of an assignment is the greatest of its stages' costs, as each part of it is about one stage's load.
@@ -71,7 +71,7 @@ def bound_cost(grid: Grid, rules: BoundRules | None = None) -> StageCost:
     return cost
 
 
-def bubble_cost(grid: Grid) -> StageCost:
+def bubble_cost(grid: CostedGrid) -> StageCost:
     """Returns the paper's cost: the extra time that a worker needs which runs the extra micro-batches, too.
 
     One worker of the stage is simulated alone, in 1F1B with I as the backward: I arrive in the rhythm of the healthy
@@ -89,7 +89,7 @@ def bubble_cost(grid: Grid) -> StageCost:
     return cache(cost)
 
 
-def load(grid: Grid, failures: int) -> int:
+def load(grid: CostedGrid, failures: int) -> int:
     """Returns the micro-batches of the busiest worker of a stage on which so many of its peers failed."""
     return -(-grid.pipelines * grid.microbatches // (grid.pipelines - failures))
 
@@ -166,7 +166,7 @@ def per_stage(failed: Iterable[WorkerId], num_stages: int) -> tuple[int, ...]:
     return tuple(lost[stage] for stage in range(num_stages))
 
 
-def assigned(grid: Grid, failures: int, rules: BoundRules, how: Normalisation) -> tuple[int, ...]:
+def assigned(grid: CostedGrid, failures: int, rules: BoundRules, how: Normalisation) -> tuple[int, ...]:
     """Returns how many of the failures each stage takes, by a rule.
 
     Raises:
@@ -179,7 +179,7 @@ def assigned(grid: Grid, failures: int, rules: BoundRules, how: Normalisation) -
 
 
 def normalised(
-    grid: Grid, failures: int, rules: BoundRules, how: Normalisation = Normalisation.MIN_MAX
+    grid: CostedGrid, failures: int, rules: BoundRules, how: Normalisation = Normalisation.MIN_MAX
 ) -> tuple[WorkerId, ...]:
     """Returns which workers fail if so many failures are at the places where they cost least.
 
@@ -190,7 +190,7 @@ def normalised(
 
 
 def moves(
-    grid: Grid, failed: Iterable[WorkerId], counts: Sequence[int], state_bytes: Sequence[int] | None = None
+    grid: CostedGrid, failed: Iterable[WorkerId], counts: Sequence[int], state_bytes: Sequence[int] | None = None
 ) -> tuple[tuple[Move, ...], tuple[WorkerId, ...]]:
     """Returns who takes whose place so that each stage has lost ``counts``, and the places that are empty then.
 
@@ -230,7 +230,7 @@ def _cheapest(best: Sequence[float], prices: Sequence[float], failures: int) -> 
     return min(range(min(failures, len(prices) - 1) + 1), key=lambda x: best[failures - x] + prices[x])
 
 
-def _alone(grid: Grid, stage: int, visits: int) -> float:
+def _alone(grid: CostedGrid, stage: int, visits: int) -> float:
     each, comm = grid.each, grid.comm
     costs = each[stage]
     trip = sum(each[s].forward + each[s].input_apart + 2 * comm[s - 1] for s in range(stage + 1, len(each)))

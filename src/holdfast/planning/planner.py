@@ -16,8 +16,8 @@ from holdfast.core.plan import Plan, with_listeners
 from holdfast.errors import ConfigError
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import load, per_stage
-from holdfast.planning.search import Found, reached, search
-from holdfast.planning.shop import Grid, Shop, open_shop, to_plan, to_routes
+from holdfast.planning.search import BestFound, reached, search
+from holdfast.planning.shop import CostedGrid, Shop, open_shop, to_plan, to_routes
 from holdfast.planning.solvers.process import problem_of, run_solver
 from holdfast.planning.timing import (
     Measure,
@@ -118,7 +118,7 @@ class Engine(StrEnum):
 
 
 def make_plan(
-    grid: Grid,
+    grid: CostedGrid,
     failed: Iterable[WorkerId],
     technique: Technique,
     *,
@@ -183,7 +183,7 @@ def judge(
     )
 
 
-def _solve_exactly(planned: Planned, best: Found, engine: Engine, time_limit_s: float, started: float) -> Planned:
+def _solve_exactly(planned: Planned, best: BestFound, engine: Engine, time_limit_s: float, started: float) -> Planned:
     """Returns the better of a plan and what a solver makes of it, with the better bound of both.
 
     Solvers know no B beside I and W. So they prove something only where B takes no less time than these.
@@ -236,7 +236,7 @@ def _raise_bound(planned: Planned, proved: float) -> Bound:
     )
 
 
-def plan_bound(grid: Grid, failures: tuple[int, ...], technique: Technique) -> Bound:
+def plan_bound(grid: CostedGrid, failures: tuple[int, ...], technique: Technique) -> Bound:
     """Returns what no schedule of this technique can beat.
 
     Args:
@@ -247,7 +247,9 @@ def plan_bound(grid: Grid, failures: tuple[int, ...], technique: Technique) -> B
     return bound(grid.each, grid.comm, [load(grid, count) for count in failures], technique.rules)
 
 
-def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int, tries: int | None) -> Found:
+def _solve(
+    shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int, tries: int | None
+) -> BestFound:
     staggered, goal = technique is Technique.STAGGERED, technique.minimised(lower)
     if technique is Technique.ONE_F_ONE_B:
         return _builders(shop, Held.CLASSIC)
@@ -267,16 +269,16 @@ def _solve(shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, 
 
 def _all_fused(
     shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int, tries: int | None
-) -> Found:
+) -> BestFound:
     """The best schedule that has nothing but B: the split may cost more than it buys."""
     staggered, goal = technique is Technique.STAGGERED, technique.minimised(lower)
     coupled = open_shop(shop.grid, shop.failed, coupled=True, worker_of=shop.worker_of)
     found = search(coupled, staggered=staggered, goal=goal, time_limit_s=time_limit_s, seed=seed, tries=tries)
-    return Found(schedule=split_up(shop, found.schedule), value=found.value)
+    return BestFound(schedule=split_up(shop, found.schedule), value=found.value)
 
 
-def _builders(shop: Shop, held: Held) -> Found:
+def _builders(shop: Shop, held: Held) -> BestFound:
     """The core's own 1F1B for any routes."""
     placement = regular_placement(shop.grid.pipelines, shop.grid.stages).without(shop.failed)
     schedule = from_orders(shop, one_f_one_b(placement, to_routes(shop), shop.grid.costs, limit=held))
-    return Found(schedule=schedule, value=measure(shop, schedule, staggered=False).makespan)
+    return BestFound(schedule=schedule, value=measure(shop, schedule, staggered=False).makespan)

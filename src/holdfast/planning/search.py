@@ -16,7 +16,7 @@ from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urge
 from holdfast.planning.shop import Shop
 from holdfast.planning.timing import as_late_as_possible, measure, settle, stage_windows
 
-__all__ = ["Found", "reached", "search"]
+__all__ = ["BestFound", "reached", "search"]
 
 _PATIENCE = (0.0, 0.5, 1.0)
 _FINER_PATIENCE = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
@@ -123,7 +123,7 @@ class _Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class BestFound:
     """A schedule and what it comes to: the period if the optimizer is staggered, else the makespan."""
 
     schedule: Schedule
@@ -132,7 +132,7 @@ class Found:
 
 def search(
     shop: Shop, *, staggered: bool, goal: float, time_limit_s: float, seed: int = 0, tries: int | None = None
-) -> Found:
+) -> BestFound:
     """Returns the best schedule found until one reaches the goal or the time is over; at least one is made.
 
     First come rules: how many micro-batches a stage may hold, as a multiple of 1F1B's own number and more, and for how
@@ -152,7 +152,7 @@ def search(
         Zero Bubble Pipeline Parallelism (Qi et al.) for the schedules ZB-H1 and ZB-H2.
     """
     until = time.monotonic() + time_limit_s
-    best: Found | None = None
+    best: BestFound | None = None
     best_rules, made = None, 0
     at_once = suits(shop)
     follow = partial(_follow_at_once if at_once else _follow, shop, staggered)
@@ -177,14 +177,14 @@ def search(
 
 def _climb(
     shop: Shop,
-    best: Found,
+    best: BestFound,
     rules: _Rules,
     known: set[_Rules],
-    follow: Callable[[_Rules], Found],
+    follow: Callable[[_Rules], BestFound],
     by_rules: float,
     staggered: bool,
     rng: random.Random,
-) -> Iterator[Found]:
+) -> Iterator[BestFound]:
     """Schedules without end, by a climb over rules and by forward-backward justification, from the best so far.
 
     A share ``by_rules`` is made by rules in which some stages may hold a little more or less than by the best ones so
@@ -273,14 +273,14 @@ def _varied(shop: Shop, rules: _Rules, most: tuple[int, ...], rng: random.Random
     return replace(rules, limits=tuple(limits))
 
 
-def _follow(shop: Shop, staggered: bool, rules: _Rules) -> Found:
+def _follow(shop: Shop, staggered: bool, rules: _Rules) -> BestFound:
     """The schedule of some rules."""
     urgency = plain_urgency(shop, rules.ahead, forward_first=rules.forward_first)
     schedule = list_schedule(shop, urgency, patience=rules.patience, limits=rules.limits)
     return _judge(shop, schedule, staggered)
 
 
-def _follow_at_once(shop: Shop, staggered: bool, rules: _Rules) -> Found:
+def _follow_at_once(shop: Shop, staggered: bool, rules: _Rules) -> BestFound:
     """The same by the engine of large grids."""
     schedule = array_schedule(
         shop,
@@ -293,7 +293,7 @@ def _follow_at_once(shop: Shop, staggered: bool, rules: _Rules) -> Found:
     return _found(shop, settle(shop, schedule, staggered=staggered, rounds=2, early=True), staggered)
 
 
-def _urge(shop: Shop, before: Found, rules: _Rules, rng: random.Random, staggered: bool) -> Found:
+def _urge(shop: Shop, before: BestFound, rules: _Rules, rng: random.Random, staggered: bool) -> BestFound:
     """A schedule by the urgencies of another one, within the limits of the rules or within any."""
     limits = rules.limits if rng.random() < 0.5 else _any_limits(shop, rng)
     urgency = _urgency(shop, before.schedule, rng)
@@ -307,16 +307,16 @@ def _any_limits(shop: Shop, rng: random.Random) -> tuple[int, ...] | None:
     return tuple(limit + rng.randrange(3) for limit in _limit(shop, factor, 0))
 
 
-def _judge(shop: Shop, schedule: Schedule, staggered: bool) -> Found:
+def _judge(shop: Shop, schedule: Schedule, staggered: bool) -> BestFound:
     large = shop.num_operations > _LARGE
     if not (large and not staggered):
         schedule = settle(shop, schedule, staggered=staggered, rounds=1 if large else 6)
     return _found(shop, schedule, staggered)
 
 
-def _found(shop: Shop, settled: Schedule, staggered: bool) -> Found:
+def _found(shop: Shop, settled: Schedule, staggered: bool) -> BestFound:
     found = measure(shop, settled, staggered=staggered)
-    return Found(schedule=settled, value=found.period if staggered else found.makespan)
+    return BestFound(schedule=settled, value=found.period if staggered else found.makespan)
 
 
 def reached(value: float, goal: float) -> bool:

@@ -19,11 +19,11 @@ from holdfast.core.routes import Route, Routes
 from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.errors import ConfigError, StateUnavailable
 
-__all__ = ["Grid", "Shop", "open_shop", "rows_of", "to_plan", "to_routes"]
+__all__ = ["CostedGrid", "Shop", "open_shop", "rows_of", "to_plan", "to_routes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class CostedGrid:
     """A regular grid and what it costs.
 
     Attributes:
@@ -92,7 +92,7 @@ class Shop:
         room: memory of a worker on stage 0, 1, ... (infinite without a limit), with a little tolerance.
     """
 
-    grid: Grid
+    grid: CostedGrid
     failed: frozenset[WorkerId]
     worker_of: tuple[int, ...]
     coupled: bool
@@ -121,7 +121,7 @@ class Shop:
 
 
 def open_shop(
-    grid: Grid, failed: Iterable[WorkerId], *, coupled: bool = False, worker_of: tuple[int, ...] | None = None
+    grid: CostedGrid, failed: Iterable[WorkerId], *, coupled: bool = False, worker_of: tuple[int, ...] | None = None
 ) -> Shop:
     """Returns the problem of a grid without the failed workers; their micro-batches go to peers.
 
@@ -182,7 +182,7 @@ def to_plan(shop: Shop, rows: list[list[int]]) -> Plan:
     return Plan(placement=placement, routes=to_routes(shop), orders=orders)
 
 
-def _visits(grid: Grid, gone: frozenset[WorkerId]) -> tuple[int, ...]:
+def _visits(grid: CostedGrid, gone: frozenset[WorkerId]) -> tuple[int, ...]:
     """Returns the worker of every visit.
 
     As with :func:`holdfast.core.routes.reroute`, living workers keep their own micro-batches and no peer gets more than
@@ -220,7 +220,7 @@ def _stand_ins(pipelines: int, microbatches: int, lost: set[int], before: list[i
     return home
 
 
-def _check_failed(grid: Grid, gone: frozenset[WorkerId]) -> None:
+def _check_failed(grid: CostedGrid, gone: frozenset[WorkerId]) -> None:
     placement = regular_placement(grid.pipelines, grid.stages)
     lost = [0] * len(grid.stages)
     for worker in sorted(gone):
@@ -234,7 +234,7 @@ def _check_failed(grid: Grid, gone: frozenset[WorkerId]) -> None:
         raise StateUnavailable(layers, f"all {grid.pipelines} workers of stage {dead[0]} have failed")
 
 
-def _check_memory(grid: Grid, worker_of: tuple[int, ...]) -> None:
+def _check_memory(grid: CostedGrid, worker_of: tuple[int, ...]) -> None:
     visits = [0] * (grid.pipelines * len(grid.stages))
     for worker in worker_of:
         visits[worker] += 1

@@ -19,7 +19,7 @@ from holdfast.core.validate import validate
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import per_stage
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.shop import Grid
+from holdfast.planning.shop import CostedGrid
 
 __all__ = [
     "WORTHWHILE",
@@ -88,13 +88,13 @@ def within_limit(terms: Terms, placement: Placement) -> Costs:
     return replace(terms.costs, capacity=tuple(capacity))
 
 
-def regular_grid(pipelines: int, stages: tuple[LayerRange, ...], microbatches: int, terms: Terms) -> Grid:
+def regular_grid(pipelines: int, stages: tuple[LayerRange, ...], microbatches: int, terms: Terms) -> CostedGrid:
     """Returns the planner's grid, with the memory of every stage."""
     costs = within_limit(terms, regular_placement(1, stages))
-    return Grid(pipelines=pipelines, stages=stages, microbatches=microbatches, costs=costs, ties=terms.ties)
+    return CostedGrid(pipelines=pipelines, stages=stages, microbatches=microbatches, costs=costs, ties=terms.ties)
 
 
-def tries_for(grid: Grid, *, at_once: bool) -> int:
+def tries_for(grid: CostedGrid, *, at_once: bool) -> int:
     """Returns how many schedules are made for a plan: the whole grid's before training, or one wanted ``at_once``."""
     operations = 3 * grid.pipelines * len(grid.stages) * grid.microbatches
     if at_once:
@@ -189,7 +189,7 @@ def _pairs(gone: Iterable[WorkerId], alive: Iterable[WorkerId]) -> list[tuple[Wo
     return list(zip(*by_stage, strict=True))
 
 
-def seated_grid(seats: Seats, terms: Terms) -> Grid:
+def seated_grid(seats: Seats, terms: Terms) -> CostedGrid:
     """Returns the planner's grid of these seats."""
     return regular_grid(len(seats.rows), seats.stages, len(seats.microbatches[0]), terms)
 

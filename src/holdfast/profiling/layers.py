@@ -31,7 +31,7 @@ from holdfast.runtime.engine.build import (
     probe,
 )
 from holdfast.runtime.engine.model import Model
-from holdfast.runtime.engine.stage import Reduction, Stage
+from holdfast.runtime.engine.stage import ReducedLayers, Stage
 from holdfast.runtime.tensors import num_bytes
 
 __all__ = ["LayerBench", "measure_layers"]
@@ -161,8 +161,8 @@ class LayerBench:
             self.timer.time((index, _OPTIMIZER), partial(stage.swap, index))
         self.timer.settle()
 
-    def _reduce(self) -> dict[Reduction, Tensor]:
-        sums: dict[Reduction, Tensor] = {}
+    def _reduce(self) -> dict[ReducedLayers, Tensor]:
+        sums: dict[ReducedLayers, Tensor] = {}
         for index, stage in enumerate(self._stages):
             for reduction in stage.reductions:
                 message = self.timer.time((index, _OPTIMIZER), partial(stage.message, reduction))

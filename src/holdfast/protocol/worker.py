@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from holdfast.control.messages import (
     Activity,
     Attached,
+    CaughtUp,
     Command,
     Finished,
     Hello,
@@ -32,7 +33,6 @@ from holdfast.control.messages import (
     Status,
     StepDone,
     Suspect,
-    Synced,
     Tally,
     Unreadable,
 )
@@ -49,7 +49,7 @@ from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.stopping import report_of
 
 __all__ = [
-    "Abort",
+    "Disconnect",
     "Attach",
     "Boundary",
     "Build",
@@ -144,7 +144,7 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class Disconnect:
     """End the communication of whatever generation was before: it is over."""
 
 
@@ -223,7 +223,7 @@ WorkerEffect = (
     | Attach
     | Report
     | Listen
-    | Abort
+    | Disconnect
     | Load
     | Build
     | Boundary
@@ -392,7 +392,7 @@ class WorkerProtocol:
         self._stand("waiting")
         if not first:
             yield Reach(Point.DETECT, self._step())
-        yield Abort()
+        yield Disconnect()
         yield Release(())
         self._count_executed()
         self._note_verdict()
@@ -591,8 +591,8 @@ class WorkerProtocol:
         if not self.stage.following and self.snapshots.due(step, beginning=beginning):
             self.snapshots.take(step, self.stage)
 
-    def _synced(self, step: int, states: Mapping[int, bytes]) -> Synced:
-        return Synced(
+    def _synced(self, step: int, states: Mapping[int, bytes]) -> CaughtUp:
+        return CaughtUp(
             worker=self.worker,
             generation=self.generation,
             step=step,

@@ -35,10 +35,10 @@ from holdfast.protocol.executor import Committed, Expect, FinishReduce, Give, Re
 from holdfast.protocol.pace import WAITS, Pace
 from holdfast.protocol.stopping import ends_job
 from holdfast.protocol.worker import (
-    Abort,
     Attach,
     Boundary,
     Build,
+    Disconnect,
     Drain,
     Engine,
     Fetch,
@@ -264,7 +264,7 @@ class Driver:
                 return self.send(message)
             case Listen():
                 return self._listen()
-            case Abort():
+            case Disconnect():
                 return self._forget()
             case Release(keep=keep):
                 return self.copier.release(keep)

@@ -1,1 +1,34 @@
-"""Public test tools: simulated cluster, in-memory transport, oracles."""
+"""Public test tools: a whole job under a virtual clock, faults at random, and what a trace must be.
+
+>>> from holdfast.core.builders import regular_plan
+>>> from holdfast.core.faults import Fault
+>>> from holdfast.core.placement import split_evenly
+>>> from holdfast.testing import VirtualCluster
+>>> plan = regular_plan(2, split_evenly(4, 2), 3)
+>>> healthy = VirtualCluster(plan, steps=5).run()
+>>> struck = VirtualCluster(plan, steps=5, seed=1, faults=[Fault.parse("kill:1.1@2:backward")]).run()
+>>> struck.fired, struck.digest == healthy.digest
+(('kill:1.1@2:backward',), True)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.testing.fault_plans import random_faults
+    from holdfast.testing.traces import trace_faults
+    from holdfast.testing.virtual import Delays, Pause, VirtualCluster, VirtualResult
+
+__all__ = ["Delays", "Pause", "VirtualCluster", "VirtualResult", "trace_faults", "random_faults"]
+
+_HOMES = {"random_faults": "fault_plans", "trace_faults": "traces"}
+"""Where names are that are not in ``virtual``, which loads torch: whoever needs no cluster need not wait for it."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'virtual')}"), name)
+    return value

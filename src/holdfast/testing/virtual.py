@@ -17,13 +17,13 @@ from typing import Any
 
 from msgspec.structs import replace as replace_struct
 
-from holdfast.control.checkpoint_ledger import Commit, Settled
+from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.detection import PATIENCE, Watch
 from holdfast.control.membership import (
+    AnswerPlanned,
     Closed,
     Improved,
     Membership,
-    Planned,
     Record,
     Tell,
     Tick,
@@ -48,15 +48,15 @@ from holdfast.control.messages import (
     Leaving,
     Message,
     NodeLost,
-    Offer,
     Preempted,
     Progress,
     ShardWritten,
     Shutdown,
-    Spawn,
     Started,
+    StartWorker,
     StateAt,
     Strike,
+    WorkerOffer,
 )
 from holdfast.control.store import StoredDecision
 from holdfast.core.faults import Fault, FaultKind, Point
@@ -74,10 +74,10 @@ from holdfast.protocol.pace import WAITS, Pace
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.stopping import ends_job
 from holdfast.protocol.worker import (
-    Abort,
     Attach,
     Boundary,
     Build,
+    Disconnect,
     Drain,
     Engine,
     Fetch,
@@ -153,7 +153,7 @@ class VirtualResult:
     events: tuple[tuple[float, Event], ...]
     fired: tuple[str, ...]
     lost: tuple[WorkerId, ...]
-    pinned: tuple[Pinned, ...] = ()
+    pinned: tuple[VirtualPin, ...] = ()
     checkpoints: tuple[tuple[int, tuple[str, ...]], ...] = ()
     saved: tuple[tuple[int, str | None], ...] = ()
     effects: Mapping[WorkerId, int] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pinned:
+class VirtualPin:
     """A worker pinned a layer for the checkpoint of a step."""
 
     worker: WorkerId
@@ -345,7 +345,7 @@ class VirtualCluster:
         self._checkpoint_every = checkpoint_every
         self._synchronous = synchronous
         self._snapshot_every = snapshot_every
-        self._pinned: list[Pinned] = []
+        self._pinned: list[VirtualPin] = []
         self._stored: dict[tuple[int, int], bytes] = {}
         self._checkpoints: dict[int, tuple[str, ...]] = {}
         watch = Watch(limit_s=HANG_S)
@@ -504,7 +504,7 @@ class VirtualCluster:
         self._decide(Tick(gap_s=self._now - self._looked_at))
         if ahead := unplanned(self._membership):
             lost = self._random.choice(ahead)
-            self._decide(Planned(lost=lost, recovery=plan_recovery(self._membership, lost)))
+            self._decide(AnswerPlanned(lost=lost, recovery=plan_recovery(self._membership, lost)))
         if offer := self._better(self._membership):
             self._decide(Improved(lost=self._membership.absent, offer=offer))
 
@@ -538,7 +538,7 @@ class VirtualCluster:
 
     # The coordinator.
 
-    def _decide(self, event: Message | Closed | Tick | Planned | Improved | Settled) -> None:
+    def _decide(self, event: Message | Closed | Tick | AnswerPlanned | Improved | Settled) -> None:
         if self._sleeps(self._asleep, self._while_it_lives(lambda: self._decide(event))):
             return
         before = self._membership
@@ -548,7 +548,7 @@ class VirtualCluster:
             match output:
                 case Record(event=recorded):
                     self._log(recorded)
-                case Commit():
+                case WriteManifest():
                     write = self._while_it_lives(lambda c=output: self._write_manifest(c))  # type: ignore[misc]
                     self._after(self._draw(self._delays.store), write, "store")
                 case Tell(to=None, command=Ended() as ended):
@@ -558,7 +558,7 @@ class VirtualCluster:
                 case Tell(to=WorkerId() as to, command=command) if output.pid or to in self._membership.pids:
                     self._tell(self._processes[output.pid or self._membership.pids[to]], command)
 
-    def _write_manifest(self, commit: Commit) -> None:
+    def _write_manifest(self, commit: WriteManifest) -> None:
         self._checkpoints[commit.step] = tuple(shard.sha256 for shard in commit.shards)
         self._decide(Settled(step=commit.step, url="virtual"))
 
@@ -700,7 +700,7 @@ class VirtualCluster:
                 self._offer(step + 1)
             case Fence(pid=pid) if pid in self._processes:
                 self._kill(self._processes[pid])
-            case Spawn(worker=worker):
+            case StartWorker(worker=worker):
                 taken = worker if worker in self._offers else None
                 if taken in self._offers:
                     self._offers.remove(taken)
@@ -718,7 +718,7 @@ class VirtualCluster:
             if fault.kind is FaultKind.JOIN and fault.step <= step and fault not in self._struck:
                 self._note(fault, str(fault.worker or "new"), "", fault.step)
                 self._offers.append(fault.worker)
-                self._agent_up(Offer(worker=fault.worker))
+                self._agent_up(WorkerOffer(worker=fault.worker))
 
     def _kill_node(self, fault: Fault) -> None:
         if fault in self._struck:
@@ -887,7 +887,7 @@ class VirtualCluster:
                 command = self._next_command(worker)
                 worker.waiting = None if command else effect
                 return command is not None, command
-            case Abort():
+            case Disconnect():
                 worker.spans.clear()
                 return True, None
             case Release():
@@ -979,7 +979,7 @@ class VirtualCluster:
     def _pin(self, worker: _Worker, generation: int, step: int, layers: tuple[int, ...]) -> None:
         who = worker.protocol.worker
         for index, layer in enumerate(layers):
-            self._pinned.append(Pinned(worker=who, generation=generation, step=step, layer=layer))
+            self._pinned.append(VirtualPin(worker=who, generation=generation, step=step, layer=layer))
             data = worker.protocol.stage.snapshot(layer)()
             self._stored[step, layer] = data
             digest = hashlib.sha256(data).hexdigest()

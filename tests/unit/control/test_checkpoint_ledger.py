@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.control.checkpoint_ledger import CheckpointLedger, Commit, Settled, note_shard, settle
+from holdfast.control.checkpoint_ledger import CheckpointLedger, Settled, WriteManifest, note_shard, settle
 from holdfast.control.membership import Membership, Phase, Record, Tell, decide
 from holdfast.control.messages import (
     Ended,
@@ -59,7 +59,7 @@ def test_all_layers_make_a_checkpoint_in_any_order(order):
     ledger, outputs = feed(*first)
     assert outputs == []
     ledger, outputs = feed(last, ledger=ledger)
-    assert outputs == [Commit(step=4, shards=(shard(0), shard(1), shard(2)))]
+    assert outputs == [WriteManifest(step=4, shards=(shard(0), shard(1), shard(2)))]
     assert ledger.committing == {4}
     assert ledger.written == {}
 
@@ -73,12 +73,12 @@ def test_two_generations_are_never_mixed():
     ledger, outputs = feed(written(0), written(1), written(2, generation=2), written(0, generation=2, bits=b"x"))
     assert outputs == []
     _, outputs = feed(written(1, generation=2), ledger=ledger)
-    assert outputs == [Commit(step=4, shards=(shard(0, b"x"), shard(1), shard(2)))]
+    assert outputs == [WriteManifest(step=4, shards=(shard(0, b"x"), shard(1), shard(2)))]
 
 
 def test_a_late_report_of_the_older_generation_still_counts_for_it():
     _, outputs = feed(written(0), written(1), written(0, generation=2), written(2))
-    assert outputs == [Commit(step=4, shards=(shard(0), shard(1), shard(2)))]
+    assert outputs == [WriteManifest(step=4, shards=(shard(0), shard(1), shard(2)))]
 
 
 def test_a_failure_is_told_once_and_ends_that_checkpoint():
@@ -86,7 +86,7 @@ def test_a_failure_is_told_once_and_ends_that_checkpoint():
     assert outputs == [CheckpointFailed(step=4, worker="0.0", detail="no space")]
     assert ledger.written == {}
     _, outputs = feed(*(written(layer, generation=2) for layer in range(LAYERS)), ledger=ledger)
-    assert [type(output) for output in outputs] == [Commit], "the next generation may succeed"
+    assert [type(output) for output in outputs] == [WriteManifest], "the next generation may succeed"
 
 
 def test_what_is_superseded_is_forgotten():
@@ -135,7 +135,7 @@ def test_only_what_was_written_by_one_generation_is_committed(events):
         seen.append(event)
         before = ledger.newest
         ledger, output = note_shard(ledger, event, LAYERS)
-        if isinstance(output, Commit):
+        if isinstance(output, WriteManifest):
             of_step = [e for e in seen if isinstance(e, ShardWritten) and e.step == output.step]
             generation = event.generation
             assert {e.shard.layer for e in of_step if e.generation == generation} == set(range(LAYERS))
@@ -173,7 +173,7 @@ class Job:
 def test_the_membership_asks_for_the_manifest_and_records_how_it_went():
     job = Job()
     assert job.give(*(written(layer) for layer in range(LAYERS))) == [
-        Commit(step=4, shards=(shard(0), shard(1), shard(2)))
+        WriteManifest(step=4, shards=(shard(0), shard(1), shard(2)))
     ]
     assert job.give(Settled(step=4, url="u")) == [Record(event=Checkpointed(step=4, url="u"))]
     (told,) = job.give(StepDone(worker=W, generation=1, step=4, loss=1.0, omitted=False))

@@ -21,7 +21,6 @@ from holdfast.control.messages import (
     Hello,
     Install,
     Leaving,
-    Offer,
     Progress,
     Resume,
     Save,
@@ -29,6 +28,7 @@ from holdfast.control.messages import (
     StepDone,
     Strike,
     Told,
+    WorkerOffer,
     decode_message,
     unpack,
 )
@@ -225,7 +225,7 @@ FINISHED = Finished(worker=A, generation=1)
 IN_HELLO = [
     beat(1),
     Exited(worker=A, pid=1, status=-9),
-    Offer(worker=None),
+    WorkerOffer(worker=None),
     Strike(worker=A, spec="kill-node:0@1"),
     Leaving(worker=A),
 ]
@@ -253,13 +253,13 @@ def test_what_is_queued_while_the_hello_is_made_is_in_the_next_hello_or_sent_aft
         made = Hello(worker=None, pid=1, offers=tuple(offers))
         if not offers:  # it comes just too late for this hello
             offers.append(A)
-            outbox.put(Offer(worker=A))
+            outbox.put(WorkerOffer(worker=A))
         return made
 
     stream = outbox.open(hello)
-    outbox.put(Offer(worker=B))
+    outbox.put(WorkerOffer(worker=B))
     assert parcel(stream) == [Hello(worker=None, pid=1, offers=(A,))]
-    assert parcel(stream) == [Offer(worker=B)]
+    assert parcel(stream) == [WorkerOffer(worker=B)]
 
 
 def test_what_comes_after_the_hello_is_sent_and_the_stream_before_gets_nothing():

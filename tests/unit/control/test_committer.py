@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 
-from holdfast.control.checkpoint_ledger import Commit, Settled
+from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.coordinator import Committer, Coordinator
 from holdfast.control.membership import Membership
 from holdfast.control.messages import ShardWritten
@@ -35,7 +35,7 @@ def written(folder, step):
 
 def test_a_manifest_is_written_and_what_is_superseded_deleted(tmp_path):
     for step in (2, 4):
-        settled = committer(tmp_path).commit(Commit(step=step, shards=tuple(written(tmp_path, step))))
+        settled = committer(tmp_path).commit(WriteManifest(step=step, shards=tuple(written(tmp_path, step))))
         assert settled == Settled(step=step, url=str(tmp_path))
     assert Checkpoints(LocalStore(tmp_path)).steps() == (4,)
 
@@ -43,7 +43,7 @@ def test_a_manifest_is_written_and_what_is_superseded_deleted(tmp_path):
 def test_what_cannot_be_written_is_said_not_raised(tmp_path):
     shards = tuple(written(tmp_path, 2))
     full = Committer(checkpoints=Checkpoints(LocalStore(tmp_path, reserved_bytes=1 << 60)), facts=FACTS)
-    settled = full.commit(Commit(step=2, shards=shards))
+    settled = full.commit(WriteManifest(step=2, shards=shards))
     assert "must stay free" in settled.error
     assert Checkpoints(LocalStore(tmp_path)).steps() == ()
 
@@ -53,9 +53,9 @@ def test_what_cannot_be_deleted_does_not_undo_the_checkpoint(tmp_path):
         def delete(self, name):
             raise StorageError("busy")
 
-    committer(tmp_path).commit(Commit(step=2, shards=tuple(written(tmp_path, 2))))
+    committer(tmp_path).commit(WriteManifest(step=2, shards=tuple(written(tmp_path, 2))))
     sticky = Committer(checkpoints=Checkpoints(Sticky(tmp_path, reserved_bytes=0)), facts=FACTS)
-    settled = sticky.commit(Commit(step=4, shards=tuple(written(tmp_path, 4))))
+    settled = sticky.commit(WriteManifest(step=4, shards=tuple(written(tmp_path, 4))))
     assert (settled.error, settled.untidy) == ("", "busy")
     assert Checkpoints(LocalStore(tmp_path)).steps() == (2, 4)
 

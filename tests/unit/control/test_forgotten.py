@@ -17,7 +17,7 @@ from holdfast.control.messages import (
     Save,
     Saved,
     Shutdown,
-    Spawn,
+    StartWorker,
     Status,
 )
 from holdfast.core.builders import regular_plan
@@ -140,7 +140,7 @@ def test_a_death_while_all_save_begins_that_anew_and_starts_nobody():
     job = Job().give(agent(offers=(None,)), *(hello(w) for w in PLAN.workers))
     job.give(Exited(worker=W00, pid=1, status=-9))
     assert {each.generation for _, each in job.commands(Install)} == {GENERATION + 1, GENERATION + 2}
-    assert not job.commands(Spawn)
+    assert not job.commands(StartWorker)
     new = GENERATION + 2
     job.give(*(holds(w, *PLAN.placement.layers_of(w).indices, generation=new) for w in (W01, W10, W11)))
     assert {to: each.layers for to, each in job.commands(Save)} == {W01: (2, 3), W10: (0, 1), W11: ()}

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from holdfast.control.membership import (
+    AnswerPlanned,
     Closed,
     Improved,
     Membership,
     Phase,
-    Planned,
     Record,
     Starting,
     Tell,
@@ -22,6 +22,7 @@ from holdfast.control.membership.watching import DETACHED_GRACE_S, MAX_REFORMATI
 from holdfast.control.messages import (
     Attached,
     Blob,
+    CaughtUp,
     Ended,
     Exited,
     Expel,
@@ -35,21 +36,20 @@ from holdfast.control.messages import (
     Leaving,
     Left,
     NodeLost,
-    Offer,
     Progress,
     Resume,
     Save,
     Saved,
     Shutdown,
-    Spawn,
     Started,
+    StartWorker,
     StateAt,
     Status,
     StepDone,
     Strike,
     Suspect,
-    Synced,
     Unreadable,
+    WorkerOffer,
 )
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
@@ -58,8 +58,7 @@ from holdfast.core.seats import exchanged
 from holdfast.errors import ConfigError, InternalError
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import Rerouted
-from holdfast.telemetry.events import Agreed, Detected, Installed, Migrating, Notice, Parted, Rebuilt, Suspected
-from holdfast.telemetry.events import Synced as SyncedEvent
+from holdfast.telemetry.events import Agreed, Detected, Installed, Migrating, Notice, Parted, Rebuilt, Suspected, Synced
 
 PLAN = regular_plan(2, split_evenly(3, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
@@ -185,7 +184,7 @@ def gathering(limit_s=10.0):
 @pytest.mark.parametrize("attached", [True, False])
 def test_a_worker_that_dies_while_starting_is_started_again_once(attached):
     job = gathering().give(*hellos()[: 2 if attached else 1], Exited(worker=W01, pid=1, status=1))
-    assert job.commands(Spawn) == {None: Spawn(worker=W01, first=True)}
+    assert job.commands(StartWorker) == {None: StartWorker(worker=W01, first=True)}
     assert job.give(Exited(worker=W01, pid=1, status=1)).told == [], "the same one, told again"
     job.give(Started(worker=W01, pid=2), *hellos()[2:], Hello(worker=W00, pid=1))
     assert job.state.phase is Phase.GATHERING
@@ -207,7 +206,7 @@ def test_a_worker_that_hangs_while_starting_is_ended_and_started_again_once():
     assert job.give(Tick(), now=9.9).told == []
     assert job.give(Tick(), now=10.1).told == [
         (None, Fence(worker=W11, pid=1)),
-        (None, Spawn(worker=W11, first=True)),
+        (None, StartWorker(worker=W11, first=True)),
     ]
     assert job.give(Started(worker=W11, pid=2), now=11.0).give(Tick(), now=20.9).told == []
     assert job.give(Tick(), now=21.1).ended.detail == (
@@ -222,14 +221,14 @@ def test_one_that_was_given_up_while_starting_cannot_come_any_more():
     assert job.give(Exited(worker=W11, pid=1, status=-9)).told == []
     job.give(Hello(worker=W11, pid=2))  # before the agent could say that it was started
     assert job.state.generation == 1
-    assert job.give(Started(worker=W11, pid=2)).give(Tick(), now=99.0).commands(Spawn) == {}
+    assert job.give(Started(worker=W11, pid=2)).give(Tick(), now=99.0).commands(StartWorker) == {}
 
 
 def test_an_agent_that_comes_back_is_asked_again_for_what_it_was_not_told_of():
     job = gathering().give(*hellos()[:3], Tick(), Closed(worker=None, pid=0), now=10.1)
     started = tuple(Started(worker=worker, pid=1) for worker in PLAN.workers[:3])
     again = Hello(worker=None, pid=1, exits=(Exited(worker=W11, pid=1, status=-9),), started=started)
-    assert job.give(again).told == [(None, Spawn(worker=W11, first=True))]
+    assert job.give(again).told == [(None, StartWorker(worker=W11, first=True))]
     told_of = Hello(worker=None, pid=1, coming=(W11,), started=(*started, Started(worker=W11, pid=2)))
     assert job.give(told_of, now=50.0).told == []
     assert job.give(Tick(), now=60.1).ended is not None, "it is waited for from when it was heard of"
@@ -242,9 +241,9 @@ def test_a_node_whose_processes_are_not_known_yet_is_fenced_by_its_workers():
 
 def test_a_node_that_is_gone_while_starting_is_started_again():
     job = gathering().give(*hellos()[:3], NodeLost(node=1, workers=(W10, W11)))
-    assert [command for _, command in job.told if isinstance(command, Spawn)] == [
-        Spawn(worker=W10, first=True),
-        Spawn(worker=W11, first=True),
+    assert [command for _, command in job.told if isinstance(command, StartWorker)] == [
+        StartWorker(worker=W10, first=True),
+        StartWorker(worker=W11, first=True),
     ]
 
 
@@ -557,7 +556,7 @@ def test_an_answer_prepared_ahead_is_used_and_is_the_same_as_one_made_in_time():
     victim = PLAN.workers[-1]
     assert frozenset({victim}) in unplanned(state)
     recovery = plan_recovery(state, frozenset({victim}))
-    prepared, outputs = decide(state, Planned(lost=frozenset({victim}), recovery=recovery))
+    prepared, outputs = decide(state, AnswerPlanned(lost=frozenset({victim}), recovery=recovery))
     assert outputs == ()
     assert frozenset({victim}) not in unplanned(prepared)
     death = Exited(worker=victim, pid=1, status=-9)
@@ -669,7 +668,7 @@ def test_without_state_it_is_a_member_and_not_an_owner(entered):
 
 
 def test_who_has_caught_up_gets_work_at_the_next_boundary(entered):
-    entered.give(Synced(worker=W10, generation=3, step=7, entered=5, bytes=9))
+    entered.give(CaughtUp(worker=W10, generation=3, step=7, entered=5, bytes=9))
     assert entered.state.full == PLAN.workers
     entered.joined(step=9)
     assert (entered.state.plan, entered.state.entering, entered.state.upcoming) == (PLAN, frozenset(), None)
@@ -679,14 +678,14 @@ def test_others_may_tell_that_it_has_caught_up_before_it_does(entered):
     """All go over only if it has, and each tells on a connection of its own."""
     entered.joined(step=9)
     assert entered.state.full == PLAN.workers
-    entered.give(Synced(worker=W10, generation=3, step=8, entered=5, bytes=9))
-    assert entered.recorded == [SyncedEvent(worker="1.0", entered=5, step=8, bytes=9)]
+    entered.give(CaughtUp(worker=W10, generation=3, step=8, entered=5, bytes=9))
+    assert entered.recorded == [Synced(worker="1.0", entered=5, step=8, bytes=9)]
     assert entered.state.synced == frozenset()
 
 
 def test_only_what_it_fetched_in_this_generation_makes_it_an_owner(entered):
     """It had caught up when a loss made all begin anew, and has to enter again: that news comes late."""
-    late = Synced(worker=W10, generation=3, step=7, entered=5, bytes=9)
+    late = CaughtUp(worker=W10, generation=3, step=7, entered=5, bytes=9)
     entered.give(died(W11)).status(6).joined()
     entered.give(Joined(worker=W10, generation=entered.state.upcoming.generation)).joined(step=8)
     assert entered.state.entering == {W10}
@@ -697,7 +696,7 @@ def test_only_what_it_fetched_in_this_generation_makes_it_an_owner(entered):
 
 
 def test_who_has_caught_up_can_save_a_layer_whose_other_owner_dies(entered):
-    entered.give(Synced(worker=W10, generation=3, step=7, entered=5, bytes=9), died(W00))
+    entered.give(CaughtUp(worker=W10, generation=3, step=7, entered=5, bytes=9), died(W00))
     assert entered.state.plan.workers == (W01, W10, W11)
     assert entered.state.lost_layers == ()
 
@@ -832,52 +831,57 @@ def test_only_a_member_can_leave(short):
 
 
 def test_an_offer_for_a_vacant_place_starts_a_worker_once(short):
-    assert short.give(Offer(worker=W10)).told == [(None, Spawn(worker=W10))]
-    assert short.give(Offer(worker=W10)).told == [], "it is on its way"
+    assert short.give(WorkerOffer(worker=W10)).told == [(None, StartWorker(worker=W10))]
+    assert short.give(WorkerOffer(worker=W10)).told == [], "it is on its way"
     short.give(again(W10))
     assert short.state.expected == frozenset()
 
 
 def test_an_offer_waits_until_its_place_is_vacant(steady):
-    assert steady.give(Offer(worker=W10)).told == []
-    assert steady.give(died(W10)).commands(Spawn) == {None: Spawn(worker=W10)}
+    assert steady.give(WorkerOffer(worker=W10)).told == []
+    assert steady.give(died(W10)).commands(StartWorker) == {None: StartWorker(worker=W10)}
     assert steady.state.offers == ()
 
 
 def test_a_worker_for_any_place_goes_where_the_fewest_owners_are(steady):
-    steady.give(Offer(worker=None))
-    assert steady.commands(Spawn) == {}
+    steady.give(WorkerOffer(worker=None))
+    assert steady.commands(StartWorker) == {}
     job = Job(plan=THREE).give(*hellos(THREE))
     job.state = replace(job.state, phase=Phase.RUNNING)
     for worker in (WorkerId(0, 0), WorkerId(1, 1), WorkerId(2, 1)):
         job.give(died(worker))
-    assert job.give(Offer(worker=None)).told == [(None, Spawn(worker=WorkerId(1, 1)))]
-    assert job.give(Offer(worker=None)).told == [(None, Spawn(worker=WorkerId(2, 1)))]
-    assert job.give(Offer(worker=None)).told == [(None, Spawn(worker=WorkerId(0, 0)))]
+    assert job.give(WorkerOffer(worker=None)).told == [(None, StartWorker(worker=WorkerId(1, 1)))]
+    assert job.give(WorkerOffer(worker=None)).told == [(None, StartWorker(worker=WorkerId(2, 1)))]
+    assert job.give(WorkerOffer(worker=None)).told == [(None, StartWorker(worker=WorkerId(0, 0)))]
 
 
 THREE = regular_plan(3, split_evenly(2, 2), 1)
 
 
 def test_a_started_worker_that_never_attaches_is_started_again_once_then_its_place_is_vacant_again(short):
-    short.give(Offer(worker=W10), Exited(worker=W10, pid=7, status=1))
-    assert short.commands(Spawn) == {None: Spawn(worker=W10)}
+    short.give(WorkerOffer(worker=W10), Exited(worker=W10, pid=7, status=1))
+    assert short.commands(StartWorker) == {None: StartWorker(worker=W10)}
     assert short.give(Exited(worker=W10, pid=7, status=1)).told == []
     (notice,) = short.give(Exited(worker=W10, pid=8, status=1)).recorded
     assert "lost before it had attached (process ended: exit code 1)" in notice.text
-    assert short.give(Offer(worker=W10)).commands(Spawn) == {None: Spawn(worker=W10)}
-    assert short.give(Exited(worker=W10, pid=9, status=1)).commands(Spawn) == {None: Spawn(worker=W10)}
+    assert short.give(WorkerOffer(worker=W10)).commands(StartWorker) == {None: StartWorker(worker=W10)}
+    assert short.give(Exited(worker=W10, pid=9, status=1)).commands(StartWorker) == {None: StartWorker(worker=W10)}
 
 
 def test_a_started_worker_that_hangs_is_ended_and_started_again_once_then_its_place_is_vacant_again(short):
     short.state = replace(short.state, starting=Starting(limit_s=10.0))
-    short.give(Offer(worker=W10), Started(worker=W10, pid=7), now=50.0)
+    short.give(WorkerOffer(worker=W10), Started(worker=W10, pid=7), now=50.0)
     assert short.give(Tick(), now=59.9).told == []
     short.give(Tick(), now=60.1)
-    assert [c for _, c in short.told if isinstance(c, Fence | Spawn)] == [Fence(worker=W10, pid=7), Spawn(worker=W10)]
+    assert [c for _, c in short.told if isinstance(c, Fence | StartWorker)] == [
+        Fence(worker=W10, pid=7),
+        StartWorker(worker=W10),
+    ]
     short.give(Started(worker=W10, pid=8), now=61.0).give(Tick(), now=71.1)
-    assert [command for _, command in short.told if isinstance(command, Fence | Spawn)] == [Fence(worker=W10, pid=8)]
-    assert short.give(Offer(worker=W10)).commands(Spawn) == {None: Spawn(worker=W10)}
+    assert [command for _, command in short.told if isinstance(command, Fence | StartWorker)] == [
+        Fence(worker=W10, pid=8)
+    ]
+    assert short.give(WorkerOffer(worker=W10)).commands(StartWorker) == {None: StartWorker(worker=W10)}
 
 
 def test_a_node_is_lost_in_one_event(steady):
@@ -967,19 +971,19 @@ def test_the_error_of_a_process_whose_place_has_another_ends_nothing(entered):
 
 
 def test_the_error_of_one_that_was_to_come_is_told(short):
-    short.give(Offer(worker=W10)).give(Failure(worker=W10, pid=2, error="no module named x", user_fault=True))
+    short.give(WorkerOffer(worker=W10)).give(Failure(worker=W10, pid=2, error="no module named x", user_fault=True))
     assert short.state.phase is Phase.RUNNING
     assert short.recorded == [Notice(worker="1.0", text="could not come: no module named x")]
 
 
 def test_what_the_agent_is_asked_while_it_is_away_is_asked_once(short):
-    """A Spawn that waits for it and its offer that comes back would be two processes for one place."""
-    short.give(Closed(worker=None, pid=0)).give(Offer(worker=W10))
-    assert short.commands(Spawn) == {}
+    """A command to start it that waits for it and its offer that comes back would be two processes for one place."""
+    short.give(Closed(worker=None, pid=0)).give(WorkerOffer(worker=W10))
+    assert short.commands(StartWorker) == {}
     short.give(Hello(worker=None, pid=0, offers=(W10,)))
-    assert short.commands(Spawn) == {None: Spawn(worker=W10)}
+    assert short.commands(StartWorker) == {None: StartWorker(worker=W10)}
     short.give(Closed(worker=None, pid=0)).give(Hello(worker=None, pid=0, coming=(W10,)))
-    assert (short.commands(Spawn), short.state.expected) == ({}, {W10})
+    assert (short.commands(StartWorker), short.state.expected) == ({}, {W10})
 
 
 def test_workers_that_change_places_enter_there_and_what_was_promised_follows():

@@ -8,6 +8,7 @@ from holdfast.control.messages import (
     MOST_IN_PARCEL,
     Attached,
     Blob,
+    CaughtUp,
     Ended,
     Exited,
     Expel,
@@ -22,7 +23,6 @@ from holdfast.control.messages import (
     Leaving,
     Left,
     NodeLost,
-    Offer,
     Preempted,
     Progress,
     Raised,
@@ -34,17 +34,17 @@ from holdfast.control.messages import (
     ShardFailed,
     ShardWritten,
     Shutdown,
-    Spawn,
     Started,
+    StartWorker,
     StateAt,
     Status,
     StepDone,
     Strike,
     Suspect,
-    Synced,
     Tally,
     Told,
     Unreadable,
+    WorkerOffer,
     decode_command,
     decode_message,
     encode,
@@ -57,8 +57,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.work import WorkPhase
 from holdfast.storage.checkpoints import Shard
-from holdfast.telemetry.events import Detected, Notice, Parted
-from holdfast.telemetry.events import Synced as SyncedEvent
+from holdfast.telemetry.events import Detected, Notice, Parted, Synced
 
 W = WorkerId(1, 2)
 PLAN = adaptive_plan(regular_plan(2, split_evenly(5, 3), 3), [W])
@@ -93,9 +92,9 @@ MESSAGES = [
     Joined(worker=W, generation=1, step=4),
     Leaving(worker=W),
     Left(worker=W, generation=2, step=4),
-    Synced(worker=W, generation=2, step=4, entered=2, bytes=1000),
-    Offer(worker=W),
-    Offer(worker=None),
+    CaughtUp(worker=W, generation=2, step=4, entered=2, bytes=1000),
+    WorkerOffer(worker=W),
+    WorkerOffer(worker=None),
     Started(worker=W, pid=7),
     Hello(worker=None, pid=1, started=(Started(worker=W, pid=7),)),
     Preempted(),
@@ -128,12 +127,12 @@ COMMANDS = [
     Install(generation=4, plan=PLAN, load=StateAt(url="s3://bucket/run", step=6)),
     Install(generation=4, plan=PLAN, load=StateAt(url=None, step=0)),
     Expel(reason="held for lost"),
-    Spawn(worker=W),
-    Spawn(worker=W, first=True),
+    StartWorker(worker=W),
+    StartWorker(worker=W, first=True),
     Gathered(missing=(W,), of=2),
     Told(news=Detected(worker="1.2", how="process ended: signal 9", generation=3)),
     Told(news=Parted(worker="1.2", step=5)),
-    Told(news=SyncedEvent(worker="1.2", entered=3, step=5, bytes=10)),
+    Told(news=Synced(worker="1.2", entered=3, step=5, bytes=10)),
     Told(news=Notice(worker="1.2", text="was lost while starting")),
     Strike(worker=W, spec="kill-node:2@5:start"),
     Remark(worker=None, kind="k", text="t"),

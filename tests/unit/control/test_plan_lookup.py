@@ -6,10 +6,10 @@ import pytest
 
 from holdfast.control.detection import Watch
 from holdfast.control.membership import (
+    AnswerPlanned,
     Improved,
     Membership,
     Phase,
-    Planned,
     Record,
     Tell,
     decide,
@@ -51,7 +51,7 @@ def prepared(state):
     """With answers to all next losses that are worse than any of the library."""
     for lost in unplanned(state):
         slow = replace(plan_recovery(state, lost), period=100.0)
-        state, _ = decide(state, Planned(lost=lost, recovery=slow))
+        state, _ = decide(state, AnswerPlanned(lost=lost, recovery=slow))
     return state
 
 
@@ -87,7 +87,7 @@ def test_no_answer_is_replaced_by_one_that_is_no_better(tmp_path):
     state = running()
     for lost in unplanned(state):
         quick = replace(plan_recovery(state, lost), period=0.5)
-        state, _ = decide(state, Planned(lost=lost, recovery=quick))
+        state, _ = decide(state, AnswerPlanned(lost=lost, recovery=quick))
     assert PlanLookup(tmp_path).news(state) == ()
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.control.checkpoint_ledger import Commit, Settled
+from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.membership import Improved, Membership, Phase, Record, Tell, decide
 from holdfast.control.messages import (
     Ended,
@@ -100,7 +100,7 @@ def test_a_generation_of_the_same_plan_pins_and_its_manifest_ends_the_job(job):
     assert (job.state.generation, job.state.phase) == (2, Phase.RUNNING)
     assert job.told(Install) == [], "it is pinned already"
     job.written(4, 2)
-    (commit,) = (o for o in job.outputs if isinstance(o, Commit))
+    (commit,) = (o for o in job.outputs if isinstance(o, WriteManifest))
     assert commit.step == 4
     job.give(Settled(step=4, url="u"))
     assert Record(event=Checkpointed(step=4, url="u")) in job.outputs

@@ -29,13 +29,13 @@ from holdfast.control.messages import (
     Hello,
     Install,
     Joined,
-    Offer,
     Resume,
     Save,
     Saved,
     Shutdown,
-    Spawn,
+    StartWorker,
     Status,
+    WorkerOffer,
 )
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.placement import split_evenly
@@ -299,10 +299,10 @@ def test_an_end_right_after_a_restart_knows_the_last_step(restarted):
 
 
 def test_an_offer_that_comes_before_all_are_back_is_kept(running):
-    running.give(died(W10)).statuses().restart().give(Hello(worker=None, pid=0), Offer(worker=W10))
-    assert running.commands(Spawn) == {}
+    running.give(died(W10)).statuses().restart().give(Hello(worker=None, pid=0), WorkerOffer(worker=W10))
+    assert running.commands(StartWorker) == {}
     running.back(W00, W01, W11)
-    assert running.commands(Spawn) == {None: Spawn(worker=W10)}
+    assert running.commands(StartWorker) == {None: StartWorker(worker=W10)}
 
 
 @pytest.fixture

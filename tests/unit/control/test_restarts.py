@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from holdfast.control.membership import Membership, Phase, Tell, Tick, decide
-from holdfast.control.messages import Exited, Hello, Install, Spawn, StateAt, Status, StepDone
+from holdfast.control.messages import Exited, Hello, Install, StartWorker, StateAt, Status, StepDone
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 
@@ -52,7 +52,7 @@ class Job:
         )
 
     def spawned(self):
-        return [command.worker for to, command in self.told if to is None and isinstance(command, Spawn)]
+        return [command.worker for to, command in self.told if to is None and isinstance(command, StartWorker)]
 
     def installs(self):
         return {to: command for to, command in self.told if isinstance(command, Install)}

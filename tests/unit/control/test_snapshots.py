@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.control.membership import Membership, Phase, Tell, decide, restore, to_store
-from holdfast.control.messages import Exited, Hello, Install, Resume, Save, Spawn, Status
+from holdfast.control.messages import Exited, Hello, Install, Resume, Save, StartWorker, Status
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import InternalError
@@ -56,7 +56,7 @@ class Job:
         return [command for _, command in self.told if isinstance(command, kind)]
 
     def spawned(self):
-        return [command.worker for command in self.commands(Spawn)]
+        return [command.worker for command in self.commands(StartWorker)]
 
 
 def died(worker, pid=1):

@@ -9,11 +9,11 @@ from holdfast.core.pictures import render_svg, render_trace, ticks
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.shop import Grid
+from holdfast.planning.shop import CostedGrid
 from holdfast.testing.traces import trace_faults
 
 COSTS = parse_costs(3, costs="3:5:4,2:6:4,4:1:3", comm="1:2", memory="2,1,1,6")
-GRID = Grid(pipelines=2, stages=split_evenly(3, 3), microbatches=3, costs=COSTS)
+GRID = CostedGrid(pipelines=2, stages=split_evenly(3, 3), microbatches=3, costs=COSTS)
 LOST = WorkerId(1, 2)
 PLAN = make_plan(GRID, [LOST], Technique.DECOUPLED, time_limit_s=0.0).plan
 TIMELINE = evaluate(PLAN, COSTS)
@@ -56,7 +56,7 @@ def test_ticks_are_round_and_few(end, found):
 
 
 def test_a_long_step_gets_a_wide_picture_in_which_it_can_be_read():
-    grid = Grid(pipelines=1, stages=split_evenly(3, 3), microbatches=60, costs=COSTS)
+    grid = CostedGrid(pipelines=1, stages=split_evenly(3, 3), microbatches=60, costs=COSTS)
     plan = make_plan(grid, [], Technique.DECOUPLED, time_limit_s=0.0).plan
     timeline = evaluate(plan, COSTS)
     root = ElementTree.fromstring(render_svg(plan, COSTS, timeline))

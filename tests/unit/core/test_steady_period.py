@@ -11,7 +11,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
 from holdfast.core.schedule import parse_orders
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.shop import Grid
+from holdfast.planning.shop import CostedGrid
 
 UNEVEN = dataclasses.replace(
     unit_costs(4), forward=(3, 5, 4, 4), input=(4, 3, 6, 2), weight=(2, 2, 1, 5), optimizer=(2, 1, 3, 1), comm=(1, 2, 1)
@@ -29,7 +29,7 @@ def test_a_synchronous_step_takes_its_period(costs, lost):
 @pytest.mark.parametrize("costs", [unit_costs(4), UNEVEN], ids=["unit", "uneven"])
 @pytest.mark.parametrize("lost", [(), (WorkerId(1, 2),)], ids=["healthy", "one lost"])
 def test_a_staggered_step_never_takes_longer_than_its_period(costs, lost):
-    grid = Grid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=costs)
+    grid = CostedGrid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=costs)
     planned = make_plan(grid, lost, Technique.STAGGERED, time_limit_s=0.2)
     found = steady_period(planned.plan, costs, staggered=True)
     assert planned.bound.period - 1e-9 <= found <= planned.found.period + 1e-9

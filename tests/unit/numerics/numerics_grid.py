@@ -15,7 +15,7 @@ from holdfast.optim.digest import RunDigest, digest_states
 from holdfast.optim.factory import make_optimizer
 from holdfast.optim.loss_scale import LossScaling
 from holdfast.runtime.engine.model import Loss, Model
-from holdfast.runtime.engine.stage import Commit, Reduction, Stage
+from holdfast.runtime.engine.stage import CommitMethod, ReducedLayers, Stage
 
 Load = Callable[[int, int], tuple[Tensor, Tensor]]
 
@@ -32,7 +32,7 @@ class Job:
     numerics: Numerics = "exact"
     clip_norm: float | None = None
     scaling: LossScaling | None = None
-    commit: Commit = "shadow"
+    commit: CommitMethod = "shadow"
     checkpointed: frozenset[int] = frozenset()
     optimizer: Any = field(default_factory=lambda: make_optimizer("adamw", lr=1e-2, weight_decay=0.1))
 
@@ -81,7 +81,7 @@ def backward(route: Sequence[Stage], step: int, microbatch: int, split: bool = F
         assert stage.backward(OpKind.W, step, microbatch, None) is None
 
 
-def reduce(stages: Sequence[Stage]) -> dict[Reduction, Tensor]:
+def reduce(stages: Sequence[Stage]) -> dict[ReducedLayers, Tensor]:
     """Sum all messages, hand them to all owners and settle the verdict."""
     sums, tally = add_up(stages)
     for stage in stages:
@@ -89,9 +89,9 @@ def reduce(stages: Sequence[Stage]) -> dict[Reduction, Tensor]:
     return sums
 
 
-def add_up(stages: Sequence[Stage]) -> tuple[dict[Reduction, Tensor], Tensor]:
+def add_up(stages: Sequence[Stage]) -> tuple[dict[ReducedLayers, Tensor], Tensor]:
     """Sum all messages, hand them to all owners and return the sums and the tally of all."""
-    sums: dict[Reduction, Tensor] = {}
+    sums: dict[ReducedLayers, Tensor] = {}
     for stage in stages:
         for reduction in stage.reductions:
             message = stage.message(reduction)

@@ -14,10 +14,10 @@ from holdfast.errors import InfeasiblePlan
 from holdfast.planning.library import PlanLibrary, breakpoints, serve, straightened
 from holdfast.planning.normalise import place
 from holdfast.planning.planner import Technique
-from holdfast.planning.shop import Grid
+from holdfast.planning.shop import CostedGrid
 from holdfast.planning.timing import Measure
 
-GRID = Grid(
+GRID = CostedGrid(
     pipelines=4,
     stages=split_evenly(4, 4),
     microbatches=8,
@@ -120,7 +120,7 @@ def test_a_reader_sees_what_another_process_improves(tmp_path, counted):
 
 @pytest.mark.parametrize("technique", [Technique.ADAPTIVE, Technique.DECOUPLED, STAGGERED])
 def test_a_missing_plan_of_a_job_is_made_within_a_tenth_of_a_second(tmp_path, technique):
-    grid = Grid(pipelines=4, stages=split_evenly(4, 4), microbatches=16, costs=GRID.costs)
+    grid = CostedGrid(pipelines=4, stages=split_evenly(4, 4), microbatches=16, costs=GRID.costs)
     taken = []
     for nth in range(3):
         started = time.process_time()

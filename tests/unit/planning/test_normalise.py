@@ -17,11 +17,11 @@ from holdfast.planning.normalise import (
     place,
 )
 from holdfast.planning.planner import Technique
-from holdfast.planning.shop import Grid
+from holdfast.planning.shop import CostedGrid
 
 
 def grid_of(pipelines, stages, microbatches, **costs):
-    return Grid(
+    return CostedGrid(
         pipelines=pipelines,
         stages=split_evenly(stages, stages),
         microbatches=microbatches,

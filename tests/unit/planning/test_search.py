@@ -10,7 +10,7 @@ from holdfast.planning.array_scheduler import array_schedule, suits
 from holdfast.planning.list_scheduler import list_schedule, plain_urgency, precedence
 from holdfast.planning.normalise import bound_cost, min_max, place
 from holdfast.planning.search import search
-from holdfast.planning.shop import Grid, open_shop
+from holdfast.planning.shop import CostedGrid, open_shop
 from holdfast.planning.timing import check, measure, settle
 from holdfast.planning.training import tries_for
 
@@ -19,13 +19,15 @@ FAILED = [WorkerId(0, 1), WorkerId(1, 2)]
 
 def uneven():
     costs = parse_costs(4, costs="10,11,8", comm="1", optimizer="5", memory="2,1,1,8")
-    return open_shop(Grid(pipelines=4, stages=split_evenly(4, 4), microbatches=16, costs=costs), FAILED, coupled=False)
+    return open_shop(
+        CostedGrid(pipelines=4, stages=split_evenly(4, 4), microbatches=16, costs=costs), FAILED, coupled=False
+    )
 
 
 def alike():
     """Without failures, and large enough for the engine that moves all workers at once."""
     costs = parse_costs(8, memory="2,1,1,16")
-    grid = Grid(pipelines=32, stages=split_evenly(8, 8), microbatches=32, costs=costs)
+    grid = CostedGrid(pipelines=32, stages=split_evenly(8, 8), microbatches=32, costs=costs)
     return open_shop(grid, [], coupled=False)
 
 
@@ -57,7 +59,7 @@ def test_equal_arguments_give_equal_schedules_and_more_tries_none_that_are_longe
 def test_the_first_rules_for_large_grids_are_good_ones(failures, period):
     """At a loss, few schedules are made of so large a grid; one more slot is about what it takes to change plans."""
     costs = parse_costs(8, memory="2,1,1,16")
-    grid = Grid(pipelines=16, stages=split_evenly(8, 8), microbatches=64, costs=costs)
+    grid = CostedGrid(pipelines=16, stages=split_evenly(8, 8), microbatches=64, costs=costs)
     lost = min_max(8, failures, bound_cost(grid))[failures]
     shop = open_shop(grid, place(lost, 16), coupled=False)
     assert suits(shop)
@@ -98,7 +100,9 @@ def test_micro_batches_that_leave_their_pipeline_go_ahead_by_so_many_indices(ahe
 
 def test_who_goes_ahead_is_not_what_all_wait_for_at_the_end():
     """52 failures on 16 stages: what meets another pipeline's micro-batches came back last, two slots late."""
-    grid = Grid(pipelines=32, stages=split_evenly(16, 16), microbatches=64, costs=parse_costs(16, memory="2,1,1,32"))
+    grid = CostedGrid(
+        pipelines=32, stages=split_evenly(16, 16), microbatches=64, costs=parse_costs(16, memory="2,1,1,32")
+    )
     lost = (2, 2, 2, 3, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4)
     shop = open_shop(grid, place(lost, 32), coupled=False)
     limits = [int((16 - stage) * 1.5) + 1 for stage in range(16)]

@@ -11,11 +11,11 @@ from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan, InvalidSchedule, StateUnavailable
 from holdfast.planning.list_scheduler import list_schedule, plain_urgency
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.shop import Grid, open_shop, to_plan
+from holdfast.planning.shop import CostedGrid, open_shop, to_plan
 from holdfast.planning.timing import check, from_orders, fuse, measure, rows_to_run, settle, to_timeline
 
 COSTS = parse_costs(3, costs="3:5:4,2:6:4,4:1:3", comm="1:2", optimizer="3:0:7", memory="3,1,2,12:9:6")
-GRID = Grid(pipelines=2, stages=split_evenly(3, 3), microbatches=4, costs=COSTS)
+GRID = CostedGrid(pipelines=2, stages=split_evenly(3, 3), microbatches=4, costs=COSTS)
 SHOP = open_shop(GRID, [WorkerId(0, 1)])
 SCHEDULE = list_schedule(SHOP, plain_urgency(SHOP))
 
@@ -45,7 +45,7 @@ def test_flat_and_object_form_agree_on_tied_stages(ties):
 
 def test_a_stage_waits_for_those_that_share_a_weight_with_it():
     costs, ties = parse_costs(6, costs="1,1,1"), ((0, 1), (0, 5), (3, 4))
-    grid = Grid(pipelines=1, stages=split_evenly(6, 3), microbatches=1, costs=costs, ties=ties)
+    grid = CostedGrid(pipelines=1, stages=split_evenly(6, 3), microbatches=1, costs=costs, ties=ties)
     assert grid.waits_for == ((0, 2), (1, 2), (0, 1, 2))
     with pytest.raises(ConfigError, match=r"ties \(\(0, 6\),\) are impossible: expected layers 0 to 5"):
         dataclasses.replace(grid, ties=((0, 6),))
@@ -166,7 +166,9 @@ def test_a_split_that_costs_time_is_made_only_where_it_buys_more(split):
 
 
 def test_fused_operations_shorten_a_schedule_whose_split_costs_time():
-    grid = Grid(pipelines=1, stages=split_evenly(1, 1), microbatches=4, costs=parse_costs(1, costs="3,2,4", split="1"))
+    grid = CostedGrid(
+        pipelines=1, stages=split_evenly(1, 1), microbatches=4, costs=parse_costs(1, costs="3,2,4", split="1")
+    )
     shop = open_shop(grid, [])
     schedule = list_schedule(shop, [n for v in range(4) for n in (v, 4 + v, 8 + v)])
     assert measure(shop, schedule, staggered=True).period == 4 * (3 + 2 + 1 + 4)

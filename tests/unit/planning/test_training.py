@@ -21,7 +21,7 @@ from holdfast.planning.library import PlanLibrary
 from holdfast.planning.list_scheduler import list_schedule
 from holdfast.planning.normalise import normalised, per_stage
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.shop import Grid
+from holdfast.planning.shop import CostedGrid
 from holdfast.planning.training import (
     Terms,
     looked_up,
@@ -143,7 +143,7 @@ def test_a_worker_that_is_not_in_the_grid():
 
 def test_more_tries_are_never_worse_and_one_is_enough():
     costs = replace(UNEVEN, capacity=(40.0, 24.0, 32.0, 16.0))
-    grid = Grid(pipelines=3, stages=STAGES, microbatches=6, costs=costs)
+    grid = CostedGrid(pipelines=3, stages=STAGES, microbatches=6, costs=costs)
     found = [
         make_plan(grid, [WorkerId(1, 1)], Technique.STAGGERED, time_limit_s=inf, tries=tries).found.period
         for tries in (1, 5, 40, 120)

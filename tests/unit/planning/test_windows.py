@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.planning.list_scheduler import list_schedule, plain_urgency
-from holdfast.planning.shop import Grid, open_shop
+from holdfast.planning.shop import CostedGrid, open_shop
 from holdfast.planning.solvers.process import answer_of, problem_of
 from holdfast.planning.timing import check, measure
 
@@ -17,7 +17,7 @@ UNEVEN = {"costs": "10,11,8", "comm": "1", "optimizer": "5"}
 
 def poor(memory, *, coupled, ties=(), microbatches=20):
     """A problem, and a schedule in which every worker holds one micro-batch at a time."""
-    grid = Grid(
+    grid = CostedGrid(
         pipelines=1,
         stages=split_evenly(4, 4),
         microbatches=microbatches,

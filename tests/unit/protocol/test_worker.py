@@ -7,6 +7,7 @@ import torch
 
 from holdfast.control.messages import (
     Attached,
+    CaughtUp,
     Finished,
     Hello,
     Install,
@@ -19,7 +20,6 @@ from holdfast.control.messages import (
     Status,
     StepDone,
     Suspect,
-    Synced,
 )
 from holdfast.core.builders import gpipe_orders, regular_plan
 from holdfast.core.faults import Point
@@ -44,10 +44,10 @@ from holdfast.protocol.executor import (
     Take,
 )
 from holdfast.protocol.worker import (
-    Abort,
     Attach,
     Boundary,
     Build,
+    Disconnect,
     Fetch,
     Fetched,
     Listen,
@@ -67,7 +67,7 @@ MICROBATCHES = 2
 PLAN = regular_plan(1, split_evenly(5, 2), MICROBATCHES)
 FIRST, LAST = PLAN.workers
 JOINING = ["listen", "[detect]", "abort", "release", "Status", "[install]", "build", "Joined", "listen"]
-UNINTERRUPTED = Attach | Report | Listen | Abort | Release
+UNINTERRUPTED = Attach | Report | Listen | Disconnect | Release
 """Effects that the driver carries out in any generation; all others it can answer with StaleGeneration."""
 
 
@@ -602,7 +602,7 @@ def test_who_enters_takes_part_in_reductions_until_its_state_is_there(tmp_path):
     assert fetch == Fetch(3, {3: (LAST,), 4: (LAST,)})
     starts = [index for index, text in enumerate(told) if text == "[start]"]
     before = [told[index - 1] for index in starts]
-    assert before == ["fetched", "fetched", "Synced", "committed"]
+    assert before == ["fetched", "fetched", "CaughtUp", "committed"]
     assert not [text for text in told if text[0] in "FBIW" and text[1].isdigit()], "it computes nothing"
 
 
@@ -616,7 +616,7 @@ class Willing(Entering):
 def test_who_has_no_state_yet_keeps_all_from_the_next_boundary(tmp_path):
     """Else it would be given work in a plan before it has the weights for it."""
     driver = Willing(tmp_path).run()
-    (synced,) = [m for m in driver.reports if isinstance(m, Synced)]
+    (synced,) = [m for m in driver.reports if isinstance(m, CaughtUp)]
     dissents = {}
     for effect in driver.effects:
         if isinstance(effect, StartReduce):
@@ -627,7 +627,7 @@ def test_who_has_no_state_yet_keeps_all_from_the_next_boundary(tmp_path):
 
 def test_who_entered_has_the_bits_of_its_peer_when_it_says_that_it_caught_up(tmp_path):
     driver = Entering(tmp_path).run()
-    (synced,) = [m for m in driver.reports if isinstance(m, Synced)]
+    (synced,) = [m for m in driver.reports if isinstance(m, CaughtUp)]
     assert (synced.worker, synced.generation, synced.step) == (COMER, 3, 3)
     assert synced.entered <= synced.step
     assert synced.bytes > 0

@@ -29,7 +29,7 @@ from holdfast.control import doorkeeper
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ReplicaDiverged, StaleGeneration, StateUnavailable
 from holdfast.runtime.transport import transfer
-from holdfast.runtime.transport.transfer import Offer, OfferedLayer, StateServer, fetch
+from holdfast.runtime.transport.transfer import OfferedLayer, StateOffer, StateServer, fetch
 
 HOLDER = Path(__file__).with_name("state_holder.py")
 layer_bytes = runpy.run_path(str(HOLDER))["layer_bytes"]
@@ -45,7 +45,7 @@ class Holder:
     def __init__(self, *layers, lies="no", gate=0):
         command = [sys.executable, str(HOLDER), TOKEN, lies, str(gate), *(f"{layer}:{size}" for layer, size in layers)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.offer = msgspec.json.decode(self.process.stdout.readline(), type=Offer)
+        self.offer = msgspec.json.decode(self.process.stdout.readline(), type=StateOffer)
         self._told = queue.SimpleQueue()
         self._asked = 0
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -542,10 +542,10 @@ def test_a_bug_in_a_thread_is_raised_instead_of_waited_for(server, monkeypatch):
 
 
 def test_an_offer_travels_as_a_closed_value():
-    offer = Offer(address="127.0.0.1:1", key="k", layers=(OfferedLayer(layer=0, size=1, sha256="00"),))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(offer), type=Offer) == offer
+    offer = StateOffer(address="127.0.0.1:1", key="k", layers=(OfferedLayer(layer=0, size=1, sha256="00"),))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(offer), type=StateOffer) == offer
     with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(msgspec.json.encode(offer)[:-1] + b',"more":1}', type=Offer)
+        msgspec.json.decode(msgspec.json.encode(offer)[:-1] + b',"more":1}', type=StateOffer)
 
 
 def forget_high_water(pid):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.control.messages import Exited, NodeLost, Offer
+from holdfast.control.messages import Exited, NodeLost, WorkerOffer
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.node.children import Children
@@ -147,7 +147,7 @@ def test_workers_that_are_to_come_are_offered_once_when_their_step_begins(group)
     assert sent == []
     for step in (4, 4, 6, 7):
         group.reach(step, 1)
-    assert sent == [Offer(worker=D), Offer(worker=None)]
+    assert sent == [WorkerOffer(worker=D), WorkerOffer(worker=None)]
     fired = [event.spec for _, event in read_events(events) if isinstance(event, FaultInjected)]
     assert fired == ["join:1.1@4", "join:new@5"]
 

@@ -8,12 +8,12 @@ from holdfast.control.membership.decision import decide, end
 from holdfast.control.membership.recovering import plan_recovery, unplanned
 from holdfast.control.membership.starting import Starting
 from holdfast.control.membership.state import (
+    AnswerPlanned,
     Closed,
     Improved,
     Membership,
     Output,
     Phase,
-    Planned,
     Record,
     Tell,
     Tick,
@@ -27,7 +27,7 @@ __all__ = [
     "Membership",
     "Output",
     "Phase",
-    "Planned",
+    "AnswerPlanned",
     "Record",
     "Starting",
     "Tell",

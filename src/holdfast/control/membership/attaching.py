@@ -16,7 +16,7 @@ from holdfast.control.membership.reattaching import on_return
 from holdfast.control.membership.recovering import plan_recovery
 from holdfast.control.membership.state import Decision, Membership, Output, Phase, Tell, expulsion, prefixed, without
 from holdfast.control.membership.vacancies import answer_offers, spawn
-from holdfast.control.messages import Attached, Expel, Fence, Hello, Spawn, Started, Strike
+from holdfast.control.messages import Attached, Expel, Fence, Hello, Started, StartWorker, Strike
 from holdfast.core.ids import WorkerId
 
 __all__ = ["on_agent", "on_hello", "on_started"]
@@ -103,12 +103,14 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
             outputs += untold(state, exit_, more)
     if state.phase is Phase.ENDED:
         return state, outputs
-    asked = {each.command.worker for each in outputs if isinstance(each, Tell) and isinstance(each.command, Spawn)}
+    asked = {
+        each.command.worker for each in outputs if isinstance(each, Tell) and isinstance(each.command, StartWorker)
+    }
     unheard = state.expected - frozenset(hello.coming) - asked
     if state.phase is Phase.GATHERING and hello.preempted:
         return prefixed(outputs, on_preempted(state))
     if state.phase is Phase.GATHERING:
-        again = tuple(Tell(to=None, command=Spawn(worker=worker, first=True)) for worker in sorted(unheard))
+        again = tuple(Tell(to=None, command=StartWorker(worker=worker, first=True)) for worker in sorted(unheard))
         return replace(state, offers=hello.offers, agent_away=False), (*outputs, *again)
     state = replace(state, offers=hello.offers, expected=state.expected - unheard, agent_away=False)
     state, spawned = spawn(state, tuple(sorted(unheard & _to_fill(state)))) if unheard else (state, ())

@@ -23,15 +23,14 @@ from holdfast.control.membership.state import (
     prefixed,
     tell_each,
 )
-from holdfast.control.messages import Install, Joined, Left, Resume, Synced
+from holdfast.control.messages import CaughtUp, Install, Joined, Left, Resume
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import WORTHWHILE
 from holdfast.recovery.actions import ClusterView
 from holdfast.recovery.strategies import at_boundary
-from holdfast.telemetry.events import Migrating, Notice, Parted, PlanImproved, Rebuilt
-from holdfast.telemetry.events import Synced as SyncedEvent
+from holdfast.telemetry.events import Migrating, Notice, Parted, PlanImproved, Rebuilt, Synced
 
 __all__ = [
     "change_members",
@@ -234,10 +233,10 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
     return state, (installed(state, "boundary"), *parted, *tell_each(sorted(arrived), resume))
 
 
-def on_synced(state: Membership, synced: Synced) -> Decision:
+def on_synced(state: Membership, synced: CaughtUp) -> Decision:
     """Whoever has caught up holds its state, and keeps nobody from the next boundary; others may tell of that first."""
     worker = synced.worker
-    event = SyncedEvent(worker=str(worker), entered=synced.entered, step=synced.step, bytes=synced.bytes)
+    event = Synced(worker=str(worker), entered=synced.entered, step=synced.step, bytes=synced.bytes)
     if synced.generation == state.generation and worker in state.entering:
         state = replace(state, synced=state.synced | {worker})
     return state, (Record(event=event),)

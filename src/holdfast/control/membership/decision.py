@@ -57,12 +57,12 @@ from holdfast.control.membership.reattaching import on_parted
 from holdfast.control.membership.recovering import on_unreadable
 from holdfast.control.membership.refusing import on_refused
 from holdfast.control.membership.state import (
+    AnswerPlanned,
     Closed,
     Decision,
     Improved,
     Membership,
     Phase,
-    Planned,
     Tell,
     Tick,
     Upcoming,
@@ -74,6 +74,7 @@ from holdfast.control.membership.vacancies import on_offer
 from holdfast.control.membership.watching import on_closed, on_suspect, on_tick
 from holdfast.control.messages import (
     Blob,
+    CaughtUp,
     Exited,
     Failure,
     Finished,
@@ -84,7 +85,6 @@ from holdfast.control.messages import (
     Left,
     Message,
     NodeLost,
-    Offer,
     Preempted,
     Raised,
     Refused,
@@ -97,8 +97,8 @@ from holdfast.control.messages import (
     StepDone,
     Strike,
     Suspect,
-    Synced,
     Unreadable,
+    WorkerOffer,
 )
 from holdfast.core.ids import WorkerId
 
@@ -106,7 +106,7 @@ __all__ = ["decide", "end"]
 
 
 def decide(
-    state: Membership, event: Message | Closed | Tick | Planned | Improved | Settled, *, now: float = 0.0
+    state: Membership, event: Message | Closed | Tick | AnswerPlanned | Improved | Settled, *, now: float = 0.0
 ) -> Decision:
     """Returns the membership after ``event`` and what is to be sent and recorded.
 
@@ -127,7 +127,9 @@ def end(state: Membership, detail: str) -> Decision:
     return counted(state, after), outputs
 
 
-def _decide(state: Membership, event: Message | Closed | Tick | Planned | Improved | Settled, now: float) -> Decision:
+def _decide(
+    state: Membership, event: Message | Closed | Tick | AnswerPlanned | Improved | Settled, now: float
+) -> Decision:
     if state.phase is Phase.ENDED:
         return state, tell_the_end(state, event)
     match event:
@@ -151,13 +153,13 @@ def _decide(state: Membership, event: Message | Closed | Tick | Planned | Improv
             return replace(state, watch=hear(state.watch, event, now)), ()
         case Tick():
             return on_tick(state, event, now)
-        case Planned(lost=lost, recovery=recovery):
+        case AnswerPlanned(lost=lost, recovery=recovery):
             return replace(state, planned={**state.planned, lost: recovery}), ()
         case Improved():
             return on_improved(state, event)
         case Leaving(worker=worker) if worker in state.present:
             return change_members(replace(state, leaving=state.leaving | {worker}))
-        case Offer(worker=worker):
+        case WorkerOffer(worker=worker):
             return on_offer(state, worker)
         case Preempted():
             return on_preempted(state)
@@ -182,7 +184,7 @@ def _on_failure(state: Membership, failure: Failure) -> Decision:
 
 def _on_generation_message(state: Membership, event: object, now: float) -> Decision:
     """Handles what belongs to one generation; anything of an older one, or of a lost worker, is dropped."""
-    if isinstance(event, Synced) and event.worker in state.alive:
+    if isinstance(event, CaughtUp) and event.worker in state.alive:
         return on_synced(state, event)
     generation, worker = getattr(event, "generation", None), getattr(event, "worker", None)
     upcoming = state.upcoming

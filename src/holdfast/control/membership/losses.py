@@ -22,7 +22,7 @@ from holdfast.control.membership.state import (
     without,
 )
 from holdfast.control.membership.vacancies import answer_offers
-from holdfast.control.messages import Fence, Spawn
+from holdfast.control.messages import Fence, StartWorker
 from holdfast.core.ids import WorkerId
 from holdfast.errors import describe_exit
 
@@ -55,7 +55,7 @@ def on_no_show(state: Membership, worker: WorkerId, pid: int, how: str) -> Decis
         watch=forget(state.watch, (worker,)),
         starting=state.starting.failed(worker, pid),
     )
-    spawn = Tell(to=None, command=Spawn(worker=worker, first=not begun))
+    spawn = Tell(to=None, command=StartWorker(worker=worker, first=not begun))
     return state, (notice(worker, f"was lost while starting ({how}); it is started again, once"), spawn)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.checkpoint_ledger import Commit, Settled, note_shard, settle
+from holdfast.control.checkpoint_ledger import Settled, WriteManifest, note_shard, settle
 from holdfast.control.membership.cadence import note_step, note_written
 from holdfast.control.membership.ending import end_if_saved, end_preempted, save
 from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, Tell, prefixed
@@ -52,7 +52,7 @@ def on_shard(state: Membership, message: ShardWritten | ShardFailed) -> Decision
         state = replace(state, cadence=note_written(state.cadence, message))
     if follows is None:
         return state, ()
-    if isinstance(follows, Commit):
+    if isinstance(follows, WriteManifest):
         return state, (follows,)
     ends = state.pinned == (message.step, message.generation) and state.phase is not Phase.SAVING
     return prefixed(_told(follows), end_preempted(state, follows.detail) if ends else (state, ()))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
-from holdfast.control.checkpoint_ledger import CheckpointLedger, Commit
+from holdfast.control.checkpoint_ledger import CheckpointLedger, WriteManifest
 from holdfast.control.detection import Watch, forget
 from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.starting import Starting
@@ -26,7 +26,7 @@ __all__ = [
     "Membership",
     "Output",
     "Phase",
-    "Planned",
+    "AnswerPlanned",
     "Promised",
     "Record",
     "Tell",
@@ -95,7 +95,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class AnswerPlanned:
     """Event: the answer to a loss that has not happened yet; ``lost`` are all workers that would be gone."""
 
     lost: frozenset[WorkerId]
@@ -144,7 +144,7 @@ class Promised:
     offer: Rerouted
 
 
-Output = Tell | Record | Commit
+Output = Tell | Record | WriteManifest
 Decision = tuple["Membership", tuple[Output, ...]]
 
 

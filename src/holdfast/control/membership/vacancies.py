@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.control.membership.state import Decision, Membership, Phase, Tell, expulsion
-from holdfast.control.messages import Spawn
+from holdfast.control.messages import StartWorker
 from holdfast.core.ids import WorkerId
 
 __all__ = ["answer_offers", "on_offer", "spawn"]
@@ -24,7 +24,7 @@ def spawn(state: Membership, places: tuple[WorkerId, ...]) -> Decision:
     freed = sorted(state.kept & frozenset(missing))
     told = [output for worker in freed for output in expulsion(state, worker, "another process takes its place")]
     state = replace(state, kept=state.kept - frozenset(freed))
-    return state, (*told, *(Tell(to=None, command=Spawn(worker=place)) for place in asked))
+    return state, (*told, *(Tell(to=None, command=StartWorker(worker=place)) for place in asked))
 
 
 def on_offer(state: Membership, worker: WorkerId | None) -> Decision:

@@ -9,7 +9,7 @@ from ortools.sat.python import cp_model
 
 from holdfast.planning.solvers.child import Problem
 
-__all__ = ["Model", "solve"]
+__all__ = ["StartsModel", "solve"]
 
 
 def solve(problem: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def solve(problem: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class Model:
+class StartsModel:
     """A problem as CP-SAT reads it.
 
     Args:
@@ -114,7 +114,7 @@ class Model:
         self.model.minimize(value)
 
 
-class _Whole(Model):
+class _Whole(StartsModel):
     """All operations in any order."""
 
     def __init__(self, problem: dict[str, Any]) -> None:

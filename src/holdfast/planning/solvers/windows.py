@@ -14,7 +14,7 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from holdfast.planning.solvers.child import Problem
-from holdfast.planning.solvers.starts import Model
+from holdfast.planning.solvers.starts import StartsModel
 
 __all__ = ["solve", "suits", "too_large"]
 
@@ -62,7 +62,7 @@ def solve(problem: dict[str, Any]) -> dict[str, Any]:
     return {"status": "FEASIBLE", "value": value, "bound": problem["goal"], "starts": starts}
 
 
-class _Window(Model):
+class _Window(StartsModel):
     """A schedule of which only some operations may change their order.
 
     Args:

@@ -49,19 +49,19 @@ from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output, f
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
 from holdfast.runtime.engine.tallies import pack_tally, unpack_tally
 
-__all__ = ["Commit", "Loader", "Reduction", "Stage", "layer_seed"]
+__all__ = ["CommitMethod", "Loader", "ReducedLayers", "Stage", "layer_seed"]
 
-Reduction: TypeAlias = tuple[int, ...]
+ReducedLayers: TypeAlias = tuple[int, ...]
 """Layers whose owners sum a message: one layer for its own parameters, several for the weights tied between them."""
 
-Commit: TypeAlias = Literal["shadow", "undo"]
+CommitMethod: TypeAlias = Literal["shadow", "undo"]
 """How a step can be taken back: from a second copy, or by inverting it."""
 
 Loader: TypeAlias = Callable[[int, int], tuple[Tensor, Tensor]]
 """``load(step, microbatch)``: the inputs and targets of a micro-batch, a pure function of both."""
 
 _log = logging.getLogger(__name__)
-_COMMITS: Mapping[Commit, type[CommittedLayer]] = {"shadow": ShadowedLayer, "undo": UndoableLayer}
+_COMMITS: Mapping[CommitMethod, type[CommittedLayer]] = {"shadow": ShadowedLayer, "undo": UndoableLayer}
 _ALIGNMENT = 64  # bytes; what torch's own allocations have, and what a matrix product's rounding may depend on
 
 
@@ -124,7 +124,7 @@ class _Owned:
     committed: CommittedLayer
     stats: RunningStats
     parameters: list[nn.Parameter]
-    places: dict[Reduction, list[int]]
+    places: dict[ReducedLayers, list[int]]
     watched: dict[str, Tensor] = field(default_factory=dict)
     split_works: bool | None = None
 
@@ -137,7 +137,7 @@ class _Owned:
 class _Missed:
     """What a step's update needs: kept by a stage that follows until it has the state to apply it to."""
 
-    reduced: dict[Reduction, Reduced]
+    reduced: dict[ReducedLayers, Reduced]
     verdict: float
 
 
@@ -146,7 +146,7 @@ class _Presumed:
     """A step whose update was made ahead of its verdict, and what is needed to make it again."""
 
     step: int
-    reduced: dict[Reduction, Reduced]
+    reduced: dict[ReducedLayers, Reduced]
 
 
 class Stage:
@@ -193,7 +193,7 @@ class Stage:
         num_microbatches: int,
         load: Loader,
         clip_norm: float | None = None,
-        commit: Commit = "shadow",
+        commit: CommitMethod = "shadow",
         scaling: LossScaling | None = None,
         num_layers: int | None = None,
         device: torch.device | None = None,
@@ -215,12 +215,12 @@ class Stage:
         pairs = zip(layer_range.indices, own, strict=True)
         self._owned = {i: self._own(i, module, optimizer, _COMMITS[commit]) for i, module in pairs}
         touching = [group for group in self._groups if any(layer in layer_range for layer in group)]
-        self.reductions: tuple[Reduction, ...] = (*((layer,) for layer in layer_range.indices), *touching)
+        self.reductions: tuple[ReducedLayers, ...] = (*((layer,) for layer in layer_range.indices), *touching)
         """The reductions that this worker takes part in: own layers ascending, then groups of ties ascending."""
         self._sums = {r: make_accumulator(numerics, self._layout(r), self._device) for r in self.reductions}
         self._contexts: dict[int, _Context] = {}
         self._halves: dict[int, list[_Half]] = {}
-        self._reduced: dict[Reduction, Reduced] = {}
+        self._reduced: dict[ReducedLayers, Reduced] = {}
         self._loaded: tuple[int, int, tuple[Tensor, Tensor]] | None = None
         self._verdict: float | None = None  # factor on the gradients; NaN: the step is omitted
         self._unanimous = False
@@ -310,7 +310,7 @@ class Stage:
             raise InternalError(f"{kind} of micro-batch {microbatch} without its forward pass")
         return self._run_cells(kind, microbatch, context, self._starting_gradient(context, microbatch, gradient))
 
-    def message(self, reduction: Reduction, dissent: int = 0) -> Tensor:
+    def message(self, reduction: ReducedLayers, dissent: int = 0) -> Tensor:
         """Return this worker's message of a reduction: a copy, free to be reduced in place. Safe to call again.
 
         Args:
@@ -319,7 +319,7 @@ class Stage:
         """
         return self._sums[reduction].message(dissent)
 
-    def accept(self, reduction: Reduction, reduced: Tensor) -> None:
+    def accept(self, reduction: ReducedLayers, reduced: Tensor) -> None:
         """Take the sum of all owners' messages.
 
         Raises:
@@ -617,7 +617,7 @@ class Stage:
         later = [name for name, tie in uses.items() if tie.layers[0] != index]
         committed = commit(index, module, optimizer, tied=later, scaling=self._scaling)
         stats = RunningStats(index, module)
-        places: dict[Reduction, list[int]] = {(index,): [i for i, name in enumerate(names) if name not in uses]}
+        places: dict[ReducedLayers, list[int]] = {(index,): [i for i, name in enumerate(names) if name not in uses]}
         for name, tie in uses.items():  # in the order of the ties, as on every other owner
             places.setdefault(tie.layers, []).extend([names.index(name)] if name in names else [])
         return _Owned(
@@ -628,7 +628,7 @@ class Stage:
             watched={name: b for name, b in module.named_buffers() if name not in stats.buffer_names},
         )
 
-    def _layout(self, reduction: Reduction) -> Layout:
+    def _layout(self, reduction: ReducedLayers) -> Layout:
         layer = next(layer for layer in reduction if layer in self.layer_range)
         owned = self._owned[layer]
         return Layout(
@@ -641,7 +641,7 @@ class Stage:
     def _record_width(self, layer: int) -> int:
         return self._owned[layer].stats.width + (layer == self.num_layers - 1)
 
-    def _row(self, reduction: Reduction) -> int:
+    def _row(self, reduction: ReducedLayers) -> int:
         return reduction[0] if len(reduction) == 1 else self.num_layers + self._groups.index(reduction)
 
     # --- forward ------------------------------------------------------------------------------------------------------
@@ -752,7 +752,7 @@ class Stage:
 
     # --- update -------------------------------------------------------------------------------------------------------
 
-    def _accepted(self, reduction: Reduction) -> Reduced:
+    def _accepted(self, reduction: ReducedLayers) -> Reduced:
         if reduction not in self._reduced:
             raise InternalError(f"reduction {reduction} was not accepted yet")
         return self._reduced[reduction]

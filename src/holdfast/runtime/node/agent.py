@@ -38,7 +38,7 @@ from holdfast.control.messages import (
     Preempted,
     Progress,
     Remark,
-    Spawn,
+    StartWorker,
     Strike,
     Told,
 )
@@ -746,7 +746,7 @@ class Agent:
 
     def _on_command(self, command: Command) -> None:
         """Takes a command, in the control thread; what a later hello must know of is noted at once."""
-        if isinstance(command, Spawn):
+        if isinstance(command, StartWorker):
             assert self._group is not None
             self._group.expect(command.worker)
         self._inbox.put(command)
@@ -822,7 +822,7 @@ class Agent:
                     supervisor.again(item)
                 case Fence(worker=worker, pid=pid):
                     group.fence(worker, pid)
-                case Spawn(worker=worker, first=first):
+                case StartWorker(worker=worker, first=first):
                     self._reporter.asked(str(worker), time.monotonic())
                     group.start(worker, first=first)
                 case Strike(spec=text):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from holdfast.control.messages import Exited, Hello, Message, NodeLost, Offer, Started
+from holdfast.control.messages import Exited, Hello, Message, NodeLost, Started, WorkerOffer
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.node.children import Child, Children
@@ -154,7 +154,7 @@ class WorkerGroup:
                 self._note(fault, str(fault.worker or "new"))
                 with self._lock:  # a hello made in between would tell of it, and the offer would follow
                     self._open_offers += (fault.worker,)
-                    self.send(Offer(worker=fault.worker))
+                    self.send(WorkerOffer(worker=fault.worker))
 
     def strike(self, spec: str) -> None:
         """Carries out a scheduled fault whose point a worker has reached, once, however often it is asked for."""

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.core.ids import WorkerId
 from holdfast.errors import PeerLost, StaleGeneration, StateUnavailable
 from holdfast.runtime.transport.exchange import RelayExchange
-from holdfast.runtime.transport.transfer import Offer, StateServer, fetch
+from holdfast.runtime.transport.transfer import StateOffer, StateServer, fetch
 
 __all__ = ["StateCopier"]
 
@@ -95,9 +95,9 @@ class StateCopier:
         except BaseException as error:  # noqa: BLE001 - raised in the thread that trains
             fetching.error = error
 
-    def _offer_of(self, generation: int, source: WorkerId) -> Offer:
+    def _offer_of(self, generation: int, source: WorkerId) -> StateOffer:
         data = self.exchange.get(generation, _name(source, self.worker))
-        return msgspec.msgpack.decode(data, type=Offer)
+        return msgspec.msgpack.decode(data, type=StateOffer)
 
 
 def _name(source: WorkerId, target: WorkerId) -> str:

@@ -27,7 +27,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.errors import InternalError, ReplicaDiverged, StaleGeneration, StateUnavailable
 from holdfast.runtime.hardening import LISTENING
 
-__all__ = ["Offer", "OfferedLayer", "StateServer", "fetch"]
+__all__ = ["StateOffer", "OfferedLayer", "StateServer", "fetch"]
 
 _SERVICE = "holdfast.State"
 _METHOD = "Read"
@@ -50,7 +50,7 @@ class OfferedLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     sha256: str
 
 
-class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StateOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a holder has pinned as ``key``, and the ``address`` (``host:port``) where it can be had."""
 
     address: str
@@ -84,7 +84,7 @@ class StateServer:
         self._service: _Service | None = None
         self._pinned: dict[str, Mapping[int, bytes]] = {}
 
-    def pin(self, key: str, layers: Mapping[int, bytes]) -> Offer:
+    def pin(self, key: str, layers: Mapping[int, bytes]) -> StateOffer:
         """Keeps layers to be fetched until :meth:`unpin`; they are not copied. What had the same key is replaced.
 
         Args:
@@ -100,7 +100,7 @@ class StateServer:
         with self._lock:
             address = self._listen()
             self._pinned[key] = dict(layers)
-            return Offer(address=address, key=key, layers=offered)
+            return StateOffer(address=address, key=key, layers=offered)
 
     def unpin(self, key: str) -> None:
         """Lets go of what was pinned, if it was; who still fetches it is refused."""
@@ -206,7 +206,7 @@ def _offered(layer: int, data: bytes) -> OfferedLayer:
 
 
 def fetch(
-    offers: Mapping[WorkerId, Offer],
+    offers: Mapping[WorkerId, StateOffer],
     layers: Iterable[int],
     *,
     token: str,
@@ -252,11 +252,11 @@ def fetch(
     return board.layers()
 
 
-def _indices(offer: Offer) -> frozenset[int]:
+def _indices(offer: StateOffer) -> frozenset[int]:
     return frozenset(each.layer for each in offer.layers)
 
 
-def _agreed(offers: Mapping[WorkerId, Offer], layers: frozenset[int]) -> dict[int, OfferedLayer]:
+def _agreed(offers: Mapping[WorkerId, StateOffer], layers: frozenset[int]) -> dict[int, OfferedLayer]:
     """What all holders of each layer offer alike."""
     agreed: dict[int, OfferedLayer] = {}
     first: dict[int, WorkerId] = {}
@@ -286,7 +286,7 @@ _Read = Callable[["_Stretch"], bytes]
 
 @contextlib.contextmanager
 def _reading(
-    offer: Offer, token: str, credentials: grpc.ChannelCredentials | None, chunk_bytes: int, timeout_s: float
+    offer: StateOffer, token: str, credentials: grpc.ChannelCredentials | None, chunk_bytes: int, timeout_s: float
 ) -> Iterator[_Read]:
     """A connection to one holder, as a function that reads a stretch slice by slice; leaving it cancels a call."""
     options = [
