@@ -146,7 +146,7 @@ class StaleGeneration(ClusterError):
 
 
 class StepRefused(ClusterError):
-    """A step whose updates were made ahead of its verdict does not count as they presumed: it is made again."""
+    """A step whose updates were made ahead of its verdict does not count as they took for granted: it is made again."""
 
     def __init__(self, step: int) -> None:
         self.step = step

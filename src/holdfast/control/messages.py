@@ -125,7 +125,7 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
 
     It repeats whatever may have been lost with an earlier connection. Of a worker: ``generation``, ``activity`` and
     ``step`` say where it stands (it waits until it was told to run steps, and again from when it gives them up);
-    ``prepared`` is the generation that it is to go over to, 0 if there is none; ``has_state``: it is not following its
+    ``prepared`` is the generation that it is to go over to, 0 if there is none; ``has_state``: it is not healing its
     peers without any state; ``leaving``: it was told to go; ``raised``: why it has stopped; ``strikes``: faults that
     the agent is to carry out for it.
     Of the agent: ``generation`` is the newest that ran a step; ``exits`` are all that it has seen; ``offers`` those not
@@ -163,7 +163,7 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
 
     ``executed``: (step, number of (layer, micro-batch) pairs that it had begun), of its last steps. ``snapshots``: the
     steps at which it holds all its layers besides. ``tallies``: of its last steps. ``unsettled``: the step that its
-    layers were updated with ahead of the verdict, if that has not come. ``follows``: the layers whose state it has yet
+    layers were updated with ahead of the verdict, if that has not come. ``heals``: the layers whose state it has yet
     to get, if it holds none.
     """
 
@@ -174,12 +174,12 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
     snapshots: tuple[int, ...] = ()
     tallies: tuple[Tally, ...] = ()
     unsettled: int | None = None
-    follows: LayerRange | None = None
+    heals: LayerRange | None = None
 
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers that it holds, or whose state it has yet to get."""
-        return tuple(self.follows.indices if self.follows is not None else (layer for layer, _ in self.layer_steps))
+        return tuple(self.heals.indices if self.heals is not None else (layer for layer, _ in self.layer_steps))
 
 
 class Blob(_Wire, frozen=True, tag=True, kw_only=True):

@@ -66,18 +66,18 @@ class StepEngine(Protocol):
     def conclude(self, tally: Any) -> None:
         """Takes the complete tally: whether the step counts, and the scale of its gradients."""
 
-    def presume(self) -> None:
+    def speculate(self) -> None:
         """Takes it for granted, until ``settle``, that the step counts and its gradients are not scaled."""
 
     def settle(self, tally: Any) -> bool:
-        """Takes the complete tally of the step that was presumed; returns whether its updates stand."""
+        """Takes the complete tally of the speculative step; returns whether its updates stand."""
 
     @property
     def unanimous(self) -> bool:
         """Whether, in the step settled last, every owner of every layer was ready for the prepared generation."""
 
     @property
-    def following(self) -> bool:
+    def healing(self) -> bool:
         """Whether we have no state yet: updates are kept until there is one."""
 
     def update(self, layer: int) -> None:
@@ -95,13 +95,13 @@ class Verdict:
         step: which.
         tally: our own, or that of all workers.
         complete: whether it is that of all workers: the verdict is known here.
-        presumed: whether our updates were made ahead of it and are not known to stand.
+        speculative: whether our updates were made ahead of it and are not known to stand.
     """
 
     step: int
     tally: Any
     complete: bool = False
-    presumed: bool = False
+    speculative: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,18 +216,18 @@ class Execution:
 
         Raises:
             ClusterError: thrown in by the driver; nothing was committed that ``take_back`` cannot undo.
-            StepRefused: the step before was presumed to count as it is, and does not.
+            StepRefused: the step before was updated as if it counted as it is, and it does not.
             LedgerError: a micro-batch does not count exactly once; its layer was not updated.
         """
-        settles = self.previous is not None and self.previous.presumed
+        settles = self.previous is not None and self.previous.speculative
         self.stage.begin(self.step)
         yield Reach(Point.START, self.step)
         yield from self._operate()
-        if self.previous is not None and self.previous.presumed:
+        if self.previous is not None and self.previous.speculative:
             raise InternalError(f"step {self.step} came to its end and has not settled the one before")
         for index, reduction in enumerate(self.program.reductions):
             if index == 0:
-                dissent = 0 if (yield Ready(self.step)) and not self.stage.following else 1
+                dissent = 0 if (yield Ready(self.step)) and not self.stage.healing else 1
             yield StartReduce(reduction, self.step, self.stage.message(reduction.layers, dissent))
             if index == 0:
                 yield Reach(Point.REDUCE, self.step)
@@ -280,11 +280,11 @@ class Execution:
     def _ride(self, instruction: Instruction, previous: Verdict) -> Steps:
         """Passes on what settles the step before; the first complete tally settles it."""
         yield from self._exchange(instruction, previous)
-        if not (previous.complete and previous.presumed):
+        if not (previous.complete and previous.speculative):
             return
         if not self.stage.settle(previous.tally):
             raise StepRefused(previous.step)
-        previous.presumed = False
+        previous.speculative = False
         if self.on_settled is not None:
             yield self.on_settled
 
@@ -329,7 +329,7 @@ class Execution:
 
     def _stagger(self) -> Steps:
         """Updates every layer as soon as all reductions that it needs are there."""
-        self.stage.presume()
+        self.stage.speculate()
         left = list(self.program.layers)
         for index, reduction in enumerate(self.program.reductions):
             self.stage.accept(reduction.layers, (yield FinishReduce(reduction, self.step)))
@@ -337,7 +337,7 @@ class Execution:
             due = [layer for layer in left if layer not in missing]
             yield from self._update(due, first=len(left) == len(self.program.layers))
             left = [layer for layer in left if layer in missing]
-        self.verdict = Verdict(step=self.step, tally=self.stage.tally(), presumed=True)
+        self.verdict = Verdict(step=self.step, tally=self.stage.tally(), speculative=True)
 
     def _update(self, layers: Sequence[int], *, first: bool = True) -> Steps:
         for layer in layers:

@@ -81,13 +81,13 @@ class Engine(StepEngine, Protocol):
         """Our layers."""
 
     def layer_steps(self) -> dict[int, int]:
-        """The step that each own layer is at; empty while following."""
+        """The step that each own layer is at; empty while healing."""
 
     def take_back(self, to_step: int) -> None:
         """Brings every layer that is one step ahead back to ``to_step``."""
 
-    def redo(self) -> None:
-        """Makes the updates of the step that was presumed, and did not stand when settled, again as they should be."""
+    def roll_back(self) -> None:
+        """Makes the updates of the speculative step, which did not stand when settled, again as they should be."""
 
     def pack_tally(self, tally: Any) -> bytes:
         """Returns a tally as bytes."""
@@ -118,11 +118,11 @@ class Engine(StepEngine, Protocol):
     def layer_digest(self, layer: int) -> str | None:
         """A digest of one layer's whole state, equal on all its owners; None where bits are not claimed to be equal."""
 
-    def follow(self) -> None:
-        """Takes part in steps without any state: updates are kept until ``catch_up``."""
+    def begin_healing(self) -> None:
+        """Takes part in steps without any state: updates are kept until ``heal``."""
 
-    def catch_up(self, states: Mapping[int, bytes]) -> None:
-        """Takes the state of the step when ``follow`` was called, and makes the updates since then."""
+    def heal(self, states: Mapping[int, bytes]) -> None:
+        """Takes the state of the step when ``begin_healing`` was called, and makes the updates since then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +355,7 @@ class WorkerProtocol:
             generation=generation,
             activity=activity,
             step=self.steps if activity == "finished" else self._step(),
-            has_state=not self.stage.following,
+            has_state=not self.stage.healing,
             raised=self.raised,
         )
 
@@ -439,7 +439,7 @@ class WorkerProtocol:
                 for known in self.verdicts
             ),
             unsettled=self._unsettled(),
-            follows=self.stage.layer_range if self.stage.following else None,
+            heals=self.stage.layer_range if self.stage.healing else None,
         )
 
     def _open(self) -> Verdict | None:
@@ -447,16 +447,16 @@ class WorkerProtocol:
         if self.execution is None:
             return None
         verdict = self.execution.verdict or self.execution.previous
-        return verdict if verdict is not None and verdict.presumed else None
+        return verdict if verdict is not None and verdict.speculative else None
 
     def _unsettled(self) -> int | None:
         verdict = self._open()
-        return None if verdict is None or verdict.complete or self.stage.following else verdict.step
+        return None if verdict is None or verdict.complete or self.stage.healing else verdict.step
 
     def _forget_open(self) -> None:
         verdict = self._open()
         if verdict is not None:
-            verdict.presumed = False
+            verdict.speculative = False
 
     def _note_verdict(self) -> None:
         """Remembers what is known of the verdict over the step that ran last: a recovery may need that of two steps."""
@@ -465,7 +465,7 @@ class WorkerProtocol:
             self.verdicts = (*self.verdicts[-1:], verdict)
 
     def _go_back(self, step: int, tallies: tuple[bytes, ...]) -> Script:
-        """Goes back to ``step``; what was only presumed of the step before is settled by all tallies together."""
+        """Goes back to ``step``; what is speculative of the step before is settled by all tallies together."""
         verdict = self._open()
         self._forget_open()
         self.snapshots.go_back(step, self.stage)
@@ -476,7 +476,7 @@ class WorkerProtocol:
             verdict.tally = self.stage.merge_tallies(verdict.tally, self.stage.unpack_tally(tally))
         verdict.complete = True
         if not self.stage.settle(verdict.tally):
-            self.stage.redo()
+            self.stage.roll_back()
         if self.plan is not None and self._reports():
             yield Report(self._done(verdict.step, self.loss))
 
@@ -513,7 +513,7 @@ class WorkerProtocol:
     def _enter(self, plan: Plan, entering: tuple[WorkerId, ...], step: int) -> Script:
         """Begins to take part without any state, which our peers give us meanwhile."""
         self.entered = step
-        self.stage.follow()
+        self.stage.begin_healing()
         self._forget_open()
         self.snapshots.forget()
         own = plan.placement.layers_of(self.worker).indices
@@ -524,7 +524,7 @@ class WorkerProtocol:
     def _run_steps(self, start: int, *, recovering: bool) -> Then:
         self._stand("running")
         for step in range(start, self.steps):
-            yield from self._catch_up(step)
+            yield from self._heal(step)
             yield from self._before(step, beginning=step == start)
             closing = self._closes(step, after_recovery=recovering and step == start)
             execution = self._execution(step, closing=closing)
@@ -548,7 +548,7 @@ class WorkerProtocol:
     def _closes(self, step: int, *, after_recovery: bool) -> bool:
         """Whether a step is settled at its end: if something needs the settled state then.
 
-        Also the first one after a recovery: else one whose verdict refuses what was presumed could be interrupted by
+        Also the first one after a recovery: else one whose verdict refuses what was speculative could be interrupted by
         that, before all have updated, over and over again.
         """
         after = step + 1
@@ -578,17 +578,17 @@ class WorkerProtocol:
             self._take_snapshot(step, beginning=beginning)
             yield from self._checkpoint(step)
 
-    def _catch_up(self, step: int) -> Script:
-        if not self.stage.following:
+    def _heal(self, step: int) -> Script:
+        if not self.stage.healing:
             return
         states: Mapping[int, bytes] | None = yield Fetched()
         if states is not None:
-            self.stage.catch_up(states)
+            self.stage.heal(states)
             yield Report(self._synced(step, states))
 
     def _take_snapshot(self, step: int, *, beginning: bool) -> None:
-        """Before a step, all layers are at it, unless we follow."""
-        if not self.stage.following and self.snapshots.due(step, beginning=beginning):
+        """Before a step, all layers are at it, unless we heal."""
+        if not self.stage.healing and self.snapshots.due(step, beginning=beginning):
             self.snapshots.take(step, self.stage)
 
     def _synced(self, step: int, states: Mapping[int, bytes]) -> CaughtUp:

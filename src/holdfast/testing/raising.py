@@ -107,7 +107,7 @@ class RaisingStage:
 
     def update(self, layer: int) -> None:
         """See StepEngine.update."""
-        if not self._stage.following:
+        if not self._stage.healing:
             self._reach(WorkPhase.UPDATE, self._stage.layer_steps()[layer], layer)
         self._stage.update(layer)
 

@@ -23,8 +23,8 @@ from holdfast.runtime.engine.stage import Stage
 
 from .numerics_grid import Job, add_up, commit, convnet_job, digest, gpt_job, reduce, run_microbatch, train
 from .small_layer import gradients, make_layer
-from .test_following import digests, run_step
-from .test_presumed import STEPS, poisoned, train_ahead
+from .test_healing import digests, run_step
+from .test_speculative import STEPS, poisoned, train_ahead
 
 COMMITS: dict[str, type[CommittedLayer]] = {"shadow": ShadowedLayer, "undo": UndoableLayer}
 JOBS = {"gpt": (gpt_job, [(0, 2), (2, 5)]), "convnet": (convnet_job, [(0, 3), (3, 6)])}
@@ -241,10 +241,10 @@ def test_who_follows_comes_to_the_scale_of_the_others() -> None:
     owner, follower = job.stages([(0, 6), (0, 6)])
     for step in range(4):
         if step == 1:
-            follower.follow()
+            follower.begin_healing()
             pinned = {layer: owner.snapshot(layer) for layer in range(6)}
         run_step(job, owner, follower, step)
-    follower.catch_up({layer: encode() for layer, encode in pinned.items()})
+    follower.heal({layer: encode() for layer, encode in pinned.items()})
     assert scales([owner, follower]) == LossScale(value=8.0, streak=1)
     assert digests(follower) == digests(owner)
     run_step(job, owner, follower, 4)

@@ -131,7 +131,7 @@ def test_the_optimizer_takes_its_time_at_the_update():
 def test_a_follower_spends_nothing_on_updates():
     time = Time()
     made = stage(time)
-    made.follow()
+    made.begin_healing()
     assert time.of(made.update, 0) == 0.0
 
 

@@ -22,7 +22,7 @@ def on_return(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     """A worker is back. What was on its way to it or from it may be lost, so if that can matter, all begin anew."""
     if hello.leaving:
         state = replace(state, leaving=state.leaving | {worker})
-    if _caught_up(state, worker, hello):
+    if _healed(state, worker, hello):
         state = replace(state, synced=state.synced | {worker})
     if state.phase is Phase.REATTACHING:
         last_step = max(state.last_step, hello.step - 1)
@@ -35,7 +35,7 @@ def on_return(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     return prefixed(outputs, on_finished(state, worker) if hello.activity == "finished" else (state, ()))
 
 
-def _caught_up(state: Membership, worker: WorkerId, hello: Hello) -> bool:
+def _healed(state: Membership, worker: WorkerId, hello: Hello) -> bool:
     """Whether a worker that entered holds its state by now, though we may not have heard so; all may have gone over."""
     over = state.upcoming is not None and hello.generation == state.upcoming.generation
     return worker in state.entering and hello.has_state and (over or _runs(state, hello))

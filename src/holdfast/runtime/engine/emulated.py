@@ -74,7 +74,7 @@ class EmulatedStage:
         self._steps = dict.fromkeys(layers.indices, 0)
         self._reduced_losses: list[float] | None = None
         self._missed: list[tuple[dict[int, _Words], bool]] | None = None
-        self._presumed: tuple[int, dict[int, _Words]] | None = None
+        self._speculative: tuple[int, dict[int, _Words]] | None = None
         self._share_scaled = scaled
         self._scaled = False
         self._step = 0
@@ -176,24 +176,24 @@ class EmulatedStage:
         if self._missed is not None:
             self._missed.append((dict(self._reduced), self._scaled))
 
-    def presume(self) -> None:
-        """See StepEngine.presume."""
-        self._presumed, self._scaled = (self._step, self._reduced), False
+    def speculate(self) -> None:
+        """See StepEngine.speculate."""
+        self._speculative, self._scaled = (self._step, self._reduced), False
 
     def settle(self, tally: torch.Tensor) -> bool:
         """See StepEngine.settle."""
-        assert self._presumed is not None, "no step's verdict was presumed"
+        assert self._speculative is not None, "no step is speculative"
         if self._judge(tally):
             return False
         if self._missed is not None:
-            self._missed.append((self._presumed[1], False))
-        self._presumed = None
+            self._missed.append((self._speculative[1], False))
+        self._speculative = None
         return True
 
-    def redo(self) -> None:
-        """See Engine.redo."""
-        assert self._presumed is not None, "no step's verdict was presumed"
-        step, reduced = self._presumed
+    def roll_back(self) -> None:
+        """See Engine.roll_back."""
+        assert self._speculative is not None, "no step is speculative"
+        step, reduced = self._speculative
         self.take_back(step)
         self.discard()
         self._reduced, self._scaled = reduced, True
@@ -223,25 +223,25 @@ class EmulatedStage:
             self._live[layer] = 1 - self._live[layer]
             self._steps[layer] += 1
 
-    def follow(self) -> None:
-        """See Engine.follow."""
+    def begin_healing(self) -> None:
+        """See Engine.begin_healing."""
         self.discard()
-        self._presumed = None
+        self._speculative = None
         self._missed = []
 
     @property
-    def following(self) -> bool:
-        """See Engine.following."""
+    def healing(self) -> bool:
+        """See Engine.healing."""
         return self._missed is not None
 
-    def catch_up(self, states: Mapping[int, bytes]) -> None:
-        """See Engine.catch_up."""
+    def heal(self, states: Mapping[int, bytes]) -> None:
+        """See Engine.heal."""
         assert self._missed is not None
         for layer, data in states.items():
             self.restore(layer, data)
         missed, self._missed = self._missed, None
-        if self._presumed is not None:
-            missed.append((self._presumed[1], False))
+        if self._speculative is not None:
+            missed.append((self._speculative[1], False))
         for self._reduced, self._scaled in missed:
             for layer in self.layer_range.indices:
                 self.update(layer)
@@ -249,8 +249,8 @@ class EmulatedStage:
 
     def take_back(self, to_step: int) -> None:
         """See Engine.take_back."""
-        if self._presumed is not None and to_step <= self._presumed[0]:
-            self._presumed = None
+        if self._speculative is not None and to_step <= self._speculative[0]:
+            self._speculative = None
         for layer, step in self._steps.items():
             if step == to_step + 1:
                 self._live[layer] = 1 - self._live[layer]

@@ -10,11 +10,11 @@ The course of a step on one worker::
     ... stage.forward(...) and stage.backward(...) in the worker's order ...
     for reduction in stage.reductions:
         stage.accept(reduction, sum over owners of stage.message(reduction))
-    stage.conclude(merged tallies of all workers)      # or: stage.presume()
+    stage.conclude(merged tallies of all workers)      # or: stage.speculate()
     for layer in stage.layer_range.indices:
         stage.update(layer); stage.swap(layer)
     ...                                                 # the next step begins
-    stage.settle(merged tallies) or stage.redo()        # after presume() only, and before the next update
+    stage.settle(merged tallies) or stage.roll_back()        # after speculate() only, and before the next update
 """
 
 from __future__ import annotations
@@ -135,14 +135,14 @@ class _Owned:
 
 @dataclass(frozen=True, slots=True)
 class _Missed:
-    """What a step's update needs: kept by a stage that follows until it has the state to apply it to."""
+    """What a step's update needs: kept by a stage that heals until it has the state to apply it to."""
 
     reduced: dict[ReducedLayers, Reduced]
     verdict: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Presumed:
+class _Speculative:
     """A step whose update was made ahead of its verdict, and what is needed to make it again."""
 
     step: int
@@ -224,8 +224,8 @@ class Stage:
         self._loaded: tuple[int, int, tuple[Tensor, Tensor]] | None = None
         self._verdict: float | None = None  # factor on the gradients; NaN: the step is omitted
         self._unanimous = False
-        self._missed: list[_Missed] | None = None  # while following
-        self._presumed: _Presumed | None = None
+        self._missed: list[_Missed] | None = None  # while healing
+        self._speculative: _Speculative | None = None
         self._step: int | None = None
 
     # --- a step -----------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ class Stage:
         if self._missed is not None:
             self._missed.append(_Missed(dict(self._reduced), self._verdict))
 
-    def presume(self) -> None:
+    def speculate(self) -> None:
         """Let `update` go ahead of the verdict, as if the step counted and its gradients were not scaled.
 
         What is needed to make the update again is kept until `settle`: the gradients of the step.
@@ -382,52 +382,52 @@ class Stage:
             InternalError: no step is running.
         """
         if self._step is None:
-            raise InternalError("there is no step whose verdict could be presumed")
+            raise InternalError("there is no step that could be updated ahead of its verdict")
         self._verdict = 1.0
-        self._presumed = _Presumed(self._step, self._reduced)
+        self._speculative = _Speculative(self._step, self._reduced)
 
     def settle(self, tally: Tensor) -> bool:
-        """Settle the step that was presumed, whether or not the next one has begun.
+        """Settle the speculative step, whether or not the next one has begun.
 
         Args:
             tally: merged over all workers.
 
         Returns:
-            Whether the updates stand. If not, `redo` must follow before anything else is updated.
+            Whether the updates stand. If not, `roll_back` must come before anything else is updated.
 
         Raises:
-            InternalError: no step was presumed.
+            InternalError: no step is speculative.
         """
-        presumed = self._require_presumed()
+        speculative = self._require_speculative()
         self._unanimous = not bool(tally[:, 2].any())
         factor = self._judge(tally)
         if factor != 1.0:
             self._verdict = factor
             return False
-        self._presumed = None
+        self._speculative = None
         if self._missed is not None:
-            self._missed.append(_Missed(dict(presumed.reduced), 1.0))
+            self._missed.append(_Missed(dict(speculative.reduced), 1.0))
         return True
 
-    def redo(self) -> None:
-        """Make the update of the presumed step again, from the state before it, as its verdict wants it.
+    def roll_back(self) -> None:
+        """Make the update of the speculative step again, from the state before it, as its verdict wants it.
 
         Bitwise what `conclude` and `update` would have made of it with ``shadow``; drops the step that has begun.
 
         Raises:
-            InternalError: no step was presumed.
+            InternalError: no step is speculative.
         """
-        presumed, factor = self._require_presumed(), self._verdict
-        self.take_back(presumed.step)
-        self._reduced, self._verdict = presumed.reduced, factor
+        speculative, factor = self._require_speculative(), self._verdict
+        self.take_back(speculative.step)
+        self._reduced, self._verdict = speculative.reduced, factor
         for layer in self.layer_range.indices:
             self.update(layer)
             self.swap(layer)
 
-    def _require_presumed(self) -> _Presumed:
-        if self._presumed is None:
-            raise InternalError("no step's verdict was presumed")
-        return self._presumed
+    def _require_speculative(self) -> _Speculative:
+        if self._speculative is None:
+            raise InternalError("no step is speculative")
+        return self._speculative
 
     def _judge(self, tally: Tensor) -> float:
         if bool(tally[:, 0].any()):
@@ -449,7 +449,7 @@ class Stage:
     def update(self, layer: int) -> None:
         """Prepare a layer's next state. What is live stays as it is; safe to repeat.
 
-        While following, the update is kept for later instead.
+        While healing, the update is kept for later instead.
 
         Raises:
             InternalError: there is no verdict yet.
@@ -485,13 +485,13 @@ class Stage:
             InternalError: a layer cannot return to that state.
         """
         self.discard()
-        if self._presumed is not None and to_step <= self._presumed.step:
-            self._presumed = None
+        if self._speculative is not None and to_step <= self._speculative.step:
+            self._speculative = None
         for owned in self._owned.values():
             owned.committed.take_back(to_step)
 
     def discard(self, *, keep_sums: bool = False) -> None:
-        """Drop all contexts, sums and results of an unfinished step; what was presumed of the one before stays.
+        """Drop all contexts, sums and results of an unfinished step; what is speculative of the one before stays.
 
         Args:
             keep_sums: keep what was summed and counted so far, so that only the rest is computed again.
@@ -509,7 +509,7 @@ class Stage:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def layer_steps(self) -> dict[int, int]:
-        """Return the step that each own layer is at; empty while following: there is no state to speak of."""
+        """Return the step that each own layer is at; empty while healing: there is no state to speak of."""
         if self._missed is not None:
             return {}
         return {layer: owned.committed.step for layer, owned in self._owned.items()}
@@ -531,36 +531,36 @@ class Stage:
         reduced = self._reduced.get((self.num_layers - 1,))
         return None if reduced is None else reduced.records[:, 0].tolist()
 
-    def follow(self) -> None:
-        """Take part in reductions without any state of our own: updates are kept until `catch_up` brings a state."""
+    def begin_healing(self) -> None:
+        """Take part in reductions without any state of our own: updates are kept until `heal` brings a state."""
         self.discard()
-        self._presumed = None
+        self._speculative = None
         self._missed = []
 
     @property
-    def following(self) -> bool:
+    def healing(self) -> bool:
         """Whether updates are being kept for later."""
         return self._missed is not None
 
-    def catch_up(self, states: Mapping[int, bytes]) -> None:
-        """Take the state of all own layers at the step when `follow` was called, and make the updates since then.
+    def heal(self, states: Mapping[int, bytes]) -> None:
+        """Take the state of all own layers at the step when healing began, and make the updates since then.
 
         Args:
             states: per own layer, what `snapshot` of another owner gave.
 
         Raises:
             CorruptBlob: a state is not a layer's.
-            InternalError: it is another layer's, or we are not following.
+            InternalError: it is another layer's, or we are not healing.
 
-        After failure: still following; safe to repeat.
+        After failure: still healing; safe to repeat.
         """
         if self._missed is None:
-            raise InternalError("there is nothing to catch up with: the stage does not follow")
+            raise InternalError("there is nothing to heal: the stage has a state")
         for layer, data in states.items():
             self.restore(layer, data)
         missed, self._missed = self._missed, None
-        if self._presumed is not None:
-            missed.append(_Missed(self._presumed.reduced, 1.0))
+        if self._speculative is not None:
+            missed.append(_Missed(self._speculative.reduced, 1.0))
         for each in missed:
             self._reduced, self._verdict = each.reduced, each.verdict
             for layer in self.layer_range.indices:

@@ -48,7 +48,7 @@ def train_ahead(job: Any, ranges: list[tuple[int, int]], begun: int) -> tuple[li
         if step and not stands(stages, tally):
             redone.append(step - 1)
             for stage in stages:
-                stage.redo()
+                stage.roll_back()
                 stage.begin(step)
         else:
             for stage in stages:
@@ -58,12 +58,12 @@ def train_ahead(job: Any, ranges: list[tuple[int, int]], begun: int) -> tuple[li
             run_microbatch(stages, step, microbatch)
         tally = add_up(stages)[1]
         for stage in stages:
-            stage.presume()
+            stage.speculate()
         commit(stages)
     if not stands(stages, tally):
         redone.append(STEPS - 1)
         for stage in stages:
-            stage.redo()
+            stage.roll_back()
     return stages, redone
 
 
@@ -102,26 +102,26 @@ def test_a_step_taken_back_is_not_presumed_any_more() -> None:
     for microbatch in range(6):
         run_microbatch([stage], 0, microbatch)
     tally = add_up([stage])[1]
-    stage.presume()
+    stage.speculate()
     commit([stage])
     stage.take_back(0)
-    with pytest.raises(InternalError, match="no step's verdict was presumed"):
+    with pytest.raises(InternalError, match="no step is speculative"):
         stage.settle(tally)
-    with pytest.raises(InternalError, match="no step's verdict was presumed"):
-        stage.redo()
+    with pytest.raises(InternalError, match="no step is speculative"):
+        stage.roll_back()
 
 
 def test_nothing_can_be_presumed_outside_a_step() -> None:
     (stage,) = gpt_job().stages([(0, 5)])
     with pytest.raises(InternalError, match="no step whose verdict could be presumed"):
-        stage.presume()
+        stage.speculate()
 
 
 def test_a_stage_that_follows_catches_up_with_what_is_not_settled_yet() -> None:
     job = gpt_job()
     owner, follower = job.stages([(0, 5), (0, 5)])
     pinned = {layer: owner.snapshot(layer) for layer in range(5)}
-    follower.follow()
+    follower.begin_healing()
     tally = None
     for step in range(3):
         for stage in (owner, follower):
@@ -131,9 +131,9 @@ def test_a_stage_that_follows_catches_up_with_what_is_not_settled_yet() -> None:
             run_microbatch([owner], step, microbatch)
         tally = add_up([owner, follower])[1]
         for stage in (owner, follower):
-            stage.presume()
+            stage.speculate()
         commit([owner, follower])
-    follower.catch_up({layer: encode() for layer, encode in pinned.items()})
+    follower.heal({layer: encode() for layer, encode in pinned.items()})
     assert digest([owner, follower]) == digest([owner])
     assert owner.settle(tally)
     assert follower.settle(tally)

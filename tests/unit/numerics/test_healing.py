@@ -38,7 +38,7 @@ def follow(name: str, *, missed: int, clip_norm: float | None = None) -> tuple[A
             run_microbatch([owner], step, microbatch)
         reduce([owner])
         commit([owner])
-    follower.follow()
+    follower.begin_healing()
     pinned = {layer: owner.snapshot(layer) for layer in range(layers)}
     for step in range(2, 2 + missed):
         run_step(job, owner, follower, step)
@@ -54,10 +54,10 @@ def digests(stage: Any) -> list[str]:
 @pytest.mark.parametrize("name", JOBS)
 def test_catching_up_gives_the_bits_of_the_owner(name: str, missed: int) -> None:
     job, owner, follower, states = follow(name, missed=missed)
-    assert follower.following
+    assert follower.healing
     assert follower.layer_steps() == {}
-    follower.catch_up(states)
-    assert not follower.following
+    follower.heal(states)
+    assert not follower.healing
     assert follower.layer_steps() == owner.layer_steps()
     assert digests(follower) == digests(owner)
     run_step(job, owner, follower, 2 + missed)
@@ -67,14 +67,14 @@ def test_catching_up_gives_the_bits_of_the_owner(name: str, missed: int) -> None
 def test_steps_of_clipped_gradients_are_caught_up_with() -> None:
     """The verdict of each missed step counts, not that of the newest."""
     _, owner, follower, states = follow("gpt", missed=3, clip_norm=0.01)
-    follower.catch_up(states)
+    follower.heal(states)
     assert digests(follower) == digests(owner)
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_who_caught_up_can_compute_alone(name: str) -> None:
     job, owner, follower, states = follow(name, missed=2)
-    follower.catch_up(states)
+    follower.heal(states)
     for stage in (owner, follower):
         stage.begin(4)
         for microbatch in range(job.num_microbatches):
@@ -87,7 +87,7 @@ def test_who_caught_up_can_compute_alone(name: str) -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_who_caught_up_can_take_a_step_back(name: str) -> None:
     _, owner, follower, states = follow(name, missed=2)
-    follower.catch_up(states)
+    follower.heal(states)
     for stage in (owner, follower):
         stage.take_back(3)
     assert digests(follower) == digests(owner)
@@ -96,16 +96,16 @@ def test_who_caught_up_can_take_a_step_back(name: str) -> None:
 def test_a_state_that_is_none_is_refused_and_can_be_given_again() -> None:
     _, owner, follower, states = follow("gpt", missed=1)
     with pytest.raises(CorruptBlob):
-        follower.catch_up({0: b"not a state"})
-    assert follower.following
-    follower.catch_up(states)
+        follower.heal({0: b"not a state"})
+    assert follower.healing
+    follower.heal(states)
     assert digests(follower) == digests(owner)
 
 
 def test_who_has_a_state_has_nothing_to_catch_up_with() -> None:
     (stage,) = gpt_job().stages([(0, 5)])
     with pytest.raises(InternalError, match="nothing to catch up with"):
-        stage.catch_up({})
+        stage.heal({})
 
 
 def emulated() -> EmulatedStage:
@@ -133,11 +133,11 @@ def run_emulated(step: int, owner: EmulatedStage, *others: EmulatedStage) -> Non
 def test_the_emulated_stage_catches_up_too(missed: int) -> None:
     owner, follower = emulated(), emulated()
     run_emulated(0, owner)
-    follower.follow()
+    follower.begin_healing()
     pinned = {layer: owner.snapshot(layer) for layer in range(2)}
     for step in range(1, 1 + missed):
         run_emulated(step, owner, follower)
-    assert (follower.following, follower.layer_steps()) == (True, {})
-    follower.catch_up({layer: encode() for layer, encode in pinned.items()})
+    assert (follower.healing, follower.layer_steps()) == (True, {})
+    follower.heal({layer: encode() for layer, encode in pinned.items()})
     assert follower.layer_steps() == owner.layer_steps() == {0: 1 + missed, 1: 1 + missed}
     assert [follower.layer_digest(layer) for layer in range(2)] == [owner.layer_digest(layer) for layer in range(2)]
