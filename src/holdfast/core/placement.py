@@ -10,7 +10,11 @@ from itertools import pairwise
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 
-__all__ = ["LayerRange", "Placement", "group_into_nodes", "regular_placement", "split_evenly"]
+__all__ = ["MOST_LAYERS", "LayerRange", "Placement", "group_into_nodes", "regular_placement", "split_evenly"]
+
+
+MOST_LAYERS = 1 << 20
+"""No model has so many; a damaged store may say so, and whoever reads it would be busy for years."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,7 +50,7 @@ class Placement:
     """Which worker holds which layers. Several workers that hold the same layer are its owners, or peers.
 
     Attributes:
-        num_layers: layers of the model, at least 1.
+        num_layers: layers of the model, from 1 to ``MOST_LAYERS``.
         ranges: one range per living worker, sorted by worker. After failures, layers may be left without an owner.
     """
 
@@ -54,8 +58,8 @@ class Placement:
     ranges: tuple[tuple[WorkerId, LayerRange], ...]
 
     def __post_init__(self) -> None:
-        if self.num_layers < 1:
-            raise ConfigError(f"a placement of {self.num_layers} layers is impossible: expected at least 1")
+        if not 1 <= self.num_layers <= MOST_LAYERS:
+            raise ConfigError(f"a placement of {self.num_layers} layers is impossible: expected 1 to {MOST_LAYERS}")
         for (earlier, _), (later, _) in pairwise(self.ranges):
             if not earlier < later:
                 raise ConfigError(f"placement must list each worker once, sorted: {later} comes after {earlier}")

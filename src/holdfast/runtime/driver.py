@@ -76,6 +76,13 @@ FOREVER = 2**62
 class Driver:
     """Drives one worker's protocol.
 
+    Four threads meet here. The *driver thread* advances the protocol and performs its effects; it alone touches the
+    stage and what is posted. The *control thread* brings commands: it only queues them, and interrupts whatever the
+    driver thread waits for in an older generation. The *main thread* waits in :meth:`run`, and puts another driver
+    thread in the place of one that nothing can wake. The *heartbeat thread* reads where the others stand. Between the
+    first three, ``_turn`` guards three values: ``_thread``, which driver thread has the protocol; ``_waits_in``, the
+    generation whose message it waits for; and ``_newest``, the newest generation that anybody has heard of.
+
     Attributes:
         protocol: what it does.
         stage: the compute engine.
@@ -144,7 +151,7 @@ class Driver:
         if isinstance(command, Expel):
             self.expelled(command.reason)
         if isinstance(command, Install) and command.at_boundary:
-            self._prepared = command
+            self._prepared = command  # one reference, read by the driver thread at its next boundary: no lock is needed
             return
         if isinstance(command, Install):
             self._prepared = None
@@ -173,6 +180,7 @@ class Driver:
     def _interrupt(self, newest: int) -> None:
         with self._turn:
             self._newest = max(self._newest, newest)
+        # Not under the lock: both wake the driver thread, and that takes the lock at once.
         self.exchange.end(newest - 1)
         self.transport.abort(newest - 1)
         self._signals.put(_INTERRUPTED)
@@ -195,6 +203,7 @@ class Driver:
         with self._turn:
             if self._turn.wait_for(lambda: self._waits_in is None or self._waits_in >= self._newest, STUCK_S):
                 return
+            # From here on the old thread, should it ever wake, finds that it is not the one any more, and ends.
             self._waits_in = None
             self._thread += 1
             self.transport.abandon()
@@ -229,7 +238,7 @@ class Driver:
                 self._besides.performed(effect)
             except BaseException as problem:  # noqa: BLE001 - thrown into the protocol, which handles what it can
                 error = problem
-            if thread != self._thread:
+            if thread != self._thread:  # another thread has gone on with the protocol: it must not be touched
                 return None
             self.pace.move(waiting=False)
 

@@ -92,6 +92,7 @@ from holdfast.protocol.worker import (
     WorkerProtocol,
     Written,
 )
+from holdfast.recovery.actions import RecoveryPlan
 from holdfast.runtime.engine.emulated import EmulatedStage
 from holdfast.runtime.injection import strikes
 from holdfast.runtime.transport.port import MessageKey
@@ -106,6 +107,8 @@ HANG_S = 2.0
 BEAT_S = 0.25
 REATTACH_S = 60.0
 AGENT = 0
+_ANSWERS: dict[tuple[str, Plan, frozenset[WorkerId], Terms | None], RecoveryPlan] = {}
+_MOST_ANSWERS = 4096
 StageFactory = Callable[[WorkerId], Engine]
 
 
@@ -191,6 +194,16 @@ class VirtualPin:
     generation: int
     step: int
     layer: int
+
+
+def _answered(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan:
+    """What :func:`plan_recovery` returns: a function of a few values, and many runs ask for the same ones."""
+    about = (state.strategy, state.healthy, lost, state.terms)
+    if about not in _ANSWERS:
+        if len(_ANSWERS) >= _MOST_ANSWERS:
+            _ANSWERS.clear()
+        _ANSWERS[about] = plan_recovery(state, lost)
+    return _ANSWERS[about]
 
 
 @dataclass(slots=True)
@@ -504,7 +517,7 @@ class VirtualCluster:
         self._decide(Tick(gap_s=self._now - self._looked_at))
         if ahead := unplanned(self._membership):
             lost = self._random.choice(ahead)
-            self._decide(AnswerPlanned(lost=lost, recovery=plan_recovery(self._membership, lost)))
+            self._decide(AnswerPlanned(lost=lost, recovery=_answered(self._membership, lost)))
         if offer := self._better(self._membership):
             self._decide(Improved(lost=self._membership.absent, offer=offer))
 

@@ -208,7 +208,6 @@ def test_a_worker_pins_it_once_all_before_is_written_so_that_it_is_never_left_ou
         worker=W00,
         stage=stage,
         steps=STEPS,
-        microbatches=2,
         ties=(),
         pid=1,
         generation=2,

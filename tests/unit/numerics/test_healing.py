@@ -104,7 +104,7 @@ def test_a_state_that_is_none_is_refused_and_can_be_given_again() -> None:
 
 def test_who_has_a_state_has_nothing_to_catch_up_with() -> None:
     (stage,) = gpt_job().stages([(0, 5)])
-    with pytest.raises(InternalError, match="nothing to catch up with"):
+    with pytest.raises(InternalError, match="nothing to heal"):
         stage.heal({})
 
 

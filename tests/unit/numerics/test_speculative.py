@@ -113,7 +113,7 @@ def test_a_step_taken_back_is_not_presumed_any_more() -> None:
 
 def test_nothing_can_be_presumed_outside_a_step() -> None:
     (stage,) = gpt_job().stages([(0, 5)])
-    with pytest.raises(InternalError, match="no step whose verdict could be presumed"):
+    with pytest.raises(InternalError, match="no step that could be updated ahead of its verdict"):
         stage.speculate()
 
 

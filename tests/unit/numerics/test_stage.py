@@ -96,7 +96,7 @@ def test_gradients_equal_plain_autograd() -> None:
         job.loss(x, target).backward()
     reduce([stage])
     for index, layer in enumerate(plain):
-        found = stage._gradients(index, stage._owned[index])
+        found = stage._gradients(index, stage._owned[index], 1.0)
         for name, parameter in layer.named_parameters():
             torch.testing.assert_close(found[name], parameter.grad / 2, rtol=1e-4, atol=1e-7)
 

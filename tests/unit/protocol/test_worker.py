@@ -66,7 +66,7 @@ STEPS = 2
 MICROBATCHES = 2
 PLAN = regular_plan(1, split_evenly(5, 2), MICROBATCHES)
 FIRST, LAST = PLAN.workers
-JOINING = ["listen", "[detect]", "abort", "release", "Status", "[install]", "build", "Joined", "listen"]
+JOINING = ["listen", "[detect]", "disconnect", "release", "Status", "[install]", "build", "Joined", "listen"]
 UNINTERRUPTED = Attach | Report | Listen | Disconnect | Release
 """Effects that the driver carries out in any generation; all others it can answer with StaleGeneration."""
 
@@ -183,7 +183,8 @@ def label(effect):
 def test_the_order_of_effects(tmp_path):
     told = [label(effect) for effect in Driver(LAST, tmp_path).run().effects]
     assert told[:11] == [
-        "Hello", "listen", "listen", "abort", "release", "Status", "[install]", "build", "Joined", "listen", "[start]"
+        "Hello", "listen", "listen", "disconnect", "release", "Status", "[install]", "build", "Joined", "listen",
+        "[start]",
     ]  # fmt: skip
     step = [
         "[start]", "expect",
@@ -593,7 +594,7 @@ def test_who_enters_takes_part_in_reductions_until_its_state_is_there(tmp_path):
     driver = Entering(tmp_path).run()
     told = [label(effect) for effect in driver.effects]
     assert told[:12] == [
-        "Hello", "listen", "listen", "abort", "release", "Status", "[install]", "build", "Joined", "listen",
+        "Hello", "listen", "listen", "disconnect", "release", "Status", "[install]", "build", "Joined", "listen",
         "fetch", "[copy]",
     ]  # fmt: skip
     status = next(m for m in driver.reports if isinstance(m, Status))

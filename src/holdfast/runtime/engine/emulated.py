@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.profile import Profile
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError, LedgerError
+from holdfast.runtime.engine.stepped import SteppedStage
 from holdfast.runtime.engine.tallies import pack_tally, unpack_tally
 
 __all__ = ["WIDTH", "EmulatedStage"]
@@ -36,7 +37,7 @@ _LATE_STEP_S, _LATEST_S = 1e-5, 1e-3
 """How fast the expected lateness of a wake-up follows, and what it may be at most: a fiftieth of 50 ms."""
 
 
-class EmulatedStage:
+class EmulatedStage(SteppedStage[_Words, bool]):
     """The stage port over integers; see :class:`holdfast.protocol.worker.Engine`.
 
     Args:
@@ -50,6 +51,8 @@ class EmulatedStage:
         scaled: which share of the steps has gradients that must be scaled, as clipping by the global norm does.
     """
 
+    _as_is = False  # whether gradients are scaled
+
     def __init__(
         self,
         *,
@@ -61,44 +64,31 @@ class EmulatedStage:
         sleep: Callable[[float], None] = time.sleep,
         scaled: float = 0.0,
     ) -> None:
+        super().__init__(layers)
         self._op_s = {} if profile is None else {kind: profile.seconds_of(kind, layers) for kind in OpKind}
         self._update_s = {} if profile is None else {i: profile.layers[i].optimizer_s for i in layers.indices}
         self._clock, self._sleep = clock, sleep
         self._late_s = 0.0
-        self.layer_range = layers
         self._num_layers = num_layers
         self._num_microbatches = num_microbatches
         self._sections = (WIDTH, WIDTH + 1, WIDTH + 1 + num_microbatches)
         self._weights = {layer: [_words(layer), _words(layer)] for layer in layers.indices}
         self._live = dict.fromkeys(layers.indices, 0)
-        self._steps = dict.fromkeys(layers.indices, 0)
+        self._at = dict.fromkeys(layers.indices, 0)
         self._reduced_losses: list[float] | None = None
-        self._missed: list[tuple[dict[int, _Words], bool]] | None = None
-        self._speculative: tuple[int, dict[int, _Words]] | None = None
         self._share_scaled = scaled
-        self._scaled = False
-        self._step = 0
-        self.unanimous = False
         self._losses = np.zeros(num_microbatches)
-        self.discard()
+        self._forget()
 
-    def discard(self) -> None:
-        """See Engine.discard."""
+    def _forget(self, *, keep_sums: bool = False) -> None:
         self._inputs: dict[tuple[int, int], _Words] = {}
         self._gradients: dict[int, _Words] = {}
+        self._dissent = 0
+        if keep_sums:
+            return
         self._sums = {layer: np.zeros(WIDTH, np.int64) for layer in self.layer_range.indices}
         self._counts = {layer: np.zeros(self._num_microbatches, np.int64) for layer in self.layer_range.indices}
-        self._reduced: dict[int, _Words] = {}
-        self._dissent = 0
         self._losses.fill(0.0)
-
-    def begin(self, step: int) -> None:
-        """See StepEngine.begin."""
-        behind = {layer: at for layer, at in self.layer_steps().items() if at != step}
-        if behind:
-            raise InternalError(f"step {step} cannot begin: layers are at other steps: {behind}")
-        self.discard()
-        self._step = step
 
     def forward(self, step: int, microbatch: int, activation: torch.Tensor | None) -> torch.Tensor | None:
         """See StepEngine.forward."""
@@ -152,12 +142,12 @@ class EmulatedStage:
                 raise LedgerError(layer, microbatch, count)
         if layer == self._num_layers - 1:
             self._reduced_losses = losses.view(np.float64).tolist()
-        self._reduced[layer] = total.copy()
+        self._reduced[layers] = total.copy()
 
     def tally(self) -> torch.Tensor:
         """See StepEngine.tally: a mark for every own layer, its "norm", and how many owners are not ready."""
         marks = torch.zeros(self._num_layers, 3, dtype=torch.float64)
-        for layer, total in self._reduced.items():
+        for (layer,), total in self._reduced.items():
             marks[layer, 0] = 1.0
             marks[layer, 1] = float(int(total[0]) % 997) + 1.0
         marks[self.layer_range.start, 2] = self._dissent
@@ -170,97 +160,32 @@ class EmulatedStage:
         """See StepEngine.merge_tallies."""
         return torch.maximum(ours, theirs)
 
-    def conclude(self, tally: torch.Tensor) -> None:
-        """See StepEngine.conclude; every layer must have been heard of."""
-        self._scaled = self._judge(tally)
-        if self._missed is not None:
-            self._missed.append((dict(self._reduced), self._scaled))
-
-    def speculate(self) -> None:
-        """See StepEngine.speculate."""
-        self._speculative, self._scaled = (self._step, self._reduced), False
-
-    def settle(self, tally: torch.Tensor) -> bool:
-        """See StepEngine.settle."""
-        assert self._speculative is not None, "no step is speculative"
-        if self._judge(tally):
-            return False
-        if self._missed is not None:
-            self._missed.append((self._speculative[1], False))
-        self._speculative = None
-        return True
-
-    def roll_back(self) -> None:
-        """See Engine.roll_back."""
-        assert self._speculative is not None, "no step is speculative"
-        step, reduced = self._speculative
-        self.take_back(step)
-        self.discard()
-        self._reduced, self._scaled = reduced, True
-        for layer in self.layer_range.indices:
-            self.update(layer)
-            self.swap(layer)
-
     def _judge(self, tally: torch.Tensor) -> bool:
         """Whether the gradients of a step have to be scaled."""
         if not bool((tally[:, 0] == 1.0).all()):
             raise InternalError(f"the verdict does not cover every layer: {tally[:, 0].tolist()}")
-        self.unanimous = not bool(tally[:, 2].any())
         return int(tally[:, 1].sum()) % 100 < 100 * self._share_scaled
 
-    def update(self, layer: int) -> None:
-        """See StepEngine.update."""
-        if self._missed is not None:
-            return
+    def _update(self, layer: int, verdict: bool) -> None:
         shadow = 1 - self._live[layer]
-        words = _words(self._steps[layer], 1) if self._scaled else _words(self._steps[layer])
+        words = _words(self._at[layer], 1) if verdict else _words(self._at[layer])
         with self._lasting(self._update_s.get(layer, 0.0)):
-            self._weights[layer][shadow] = _mix(self._weight(layer), self._reduced[layer], words)
+            self._weights[layer][shadow] = _mix(self._weight(layer), self._reduced[layer,], words)
 
-    def swap(self, layer: int) -> None:
-        """See StepEngine.swap."""
-        if self._missed is None:
-            self._live[layer] = 1 - self._live[layer]
-            self._steps[layer] += 1
+    def _swap(self, layer: int) -> None:
+        self._live[layer] = 1 - self._live[layer]
+        self._at[layer] += 1
 
-    def begin_healing(self) -> None:
-        """See Engine.begin_healing."""
-        self.discard()
-        self._speculative = None
-        self._missed = []
-
-    @property
-    def healing(self) -> bool:
-        """See Engine.healing."""
-        return self._missed is not None
-
-    def heal(self, states: Mapping[int, bytes]) -> None:
-        """See Engine.heal."""
-        assert self._missed is not None
-        for layer, data in states.items():
-            self.restore(layer, data)
-        missed, self._missed = self._missed, None
-        if self._speculative is not None:
-            missed.append((self._speculative[1], False))
-        for self._reduced, self._scaled in missed:
-            for layer in self.layer_range.indices:
-                self.update(layer)
-                self.swap(layer)
-
-    def take_back(self, to_step: int) -> None:
-        """See Engine.take_back."""
-        if self._speculative is not None and to_step <= self._speculative[0]:
-            self._speculative = None
-        for layer, step in self._steps.items():
+    def _take_back(self, to_step: int) -> None:
+        for layer, step in self._at.items():
             if step == to_step + 1:
                 self._live[layer] = 1 - self._live[layer]
-                self._steps[layer] = to_step
+                self._at[layer] = to_step
             elif step != to_step:
                 raise InternalError(f"layer {layer} is at step {step}, cannot go to {to_step}")
 
-    def layer_steps(self) -> dict[int, int]:
-        """See Engine.layer_steps."""
-        return {} if self._missed is not None else dict(self._steps)
+    def _steps(self) -> dict[int, int]:
+        return dict(self._at)
 
     @property
     def whole(self) -> bool:
@@ -285,14 +210,14 @@ class EmulatedStage:
 
     def snapshot(self, layer: int) -> Callable[[], bytes]:
         """See Engine.snapshot: the step and the weight."""
-        words = [self._steps[layer], *self._weight(layer).tolist()]
+        words = [self._at[layer], *self._weight(layer).tolist()]
         return lambda: b" ".join(b"%d" % word for word in words)
 
     def restore(self, layer: int, data: bytes) -> None:
         """See Engine.restore."""
         step, *words = (int(word) for word in data.split())
         self._weights[layer] = [np.array(words, np.int64) for _ in range(2)]
-        self._steps[layer] = step
+        self._at[layer] = step
 
     def layer_digest(self, layer: int) -> str:
         """See Engine.layer_digest."""

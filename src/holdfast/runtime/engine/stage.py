@@ -47,12 +47,10 @@ from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undoable import UndoableLayer
 from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output, find_ties, tie_groups
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
+from holdfast.runtime.engine.stepped import ReducedLayers, SteppedStage
 from holdfast.runtime.engine.tallies import pack_tally, unpack_tally
 
 __all__ = ["CommitMethod", "Loader", "ReducedLayers", "Stage", "layer_seed"]
-
-ReducedLayers: TypeAlias = tuple[int, ...]
-"""Layers whose owners sum a message: one layer for its own parameters, several for the weights tied between them."""
 
 CommitMethod: TypeAlias = Literal["shadow", "undo"]
 """How a step can be taken back: from a second copy, or by inverting it."""
@@ -133,23 +131,7 @@ class _Owned:
         return self.committed.module
 
 
-@dataclass(frozen=True, slots=True)
-class _Missed:
-    """What a step's update needs: kept by a stage that heals until it has the state to apply it to."""
-
-    reduced: dict[ReducedLayers, Reduced]
-    verdict: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Speculative:
-    """A step whose update was made ahead of its verdict, and what is needed to make it again."""
-
-    step: int
-    reduced: dict[ReducedLayers, Reduced]
-
-
-class Stage:
+class Stage(SteppedStage[Reduced, float]):
     """Computes the operations of one worker over its contiguous range of layers.
 
     Args:
@@ -179,6 +161,8 @@ class Stage:
         NotUndoable: ``commit`` is ``undo`` and the optimizer's steps have no inverse.
     """
 
+    _as_is = 1.0  # a factor on the gradients; NaN: the step is omitted
+
     def __init__(
         self,
         *,
@@ -201,7 +185,7 @@ class Stage:
         note: Callable[[str], None] = _log.warning,
         outputs: Sequence[TensorSpec] = (),
     ) -> None:
-        self.layer_range = layer_range
+        super().__init__(layer_range)
         self.num_layers = len(layers) if num_layers is None else num_layers
         self._ties = tuple(ties)
         self._groups = tie_groups(ties)
@@ -220,27 +204,9 @@ class Stage:
         self._sums = {r: make_accumulator(numerics, self._layout(r), self._device) for r in self.reductions}
         self._contexts: dict[int, _Context] = {}
         self._halves: dict[int, list[_Half]] = {}
-        self._reduced: dict[ReducedLayers, Reduced] = {}
         self._loaded: tuple[int, int, tuple[Tensor, Tensor]] | None = None
-        self._verdict: float | None = None  # factor on the gradients; NaN: the step is omitted
-        self._unanimous = False
-        self._missed: list[_Missed] | None = None  # while healing
-        self._speculative: _Speculative | None = None
-        self._step: int | None = None
 
     # --- a step -----------------------------------------------------------------------------------------------------
-
-    def begin(self, step: int) -> None:
-        """Start a step: forget everything of the step before. `forward` does so by itself when the step is new.
-
-        Raises:
-            InternalError: a layer is not at this step.
-        """
-        behind = {layer: at for layer, at in self.layer_steps().items() if at != step}
-        if behind:
-            raise InternalError(f"step {step} cannot begin: layers are at other steps: {behind}")
-        self.discard()
-        self._step = step
 
     def forward(self, step: int, microbatch: int, activation: Tensor | None) -> Tensor | None:
         """Run the own layers on a micro-batch (F).
@@ -362,73 +328,6 @@ class Stage:
             )
         return torch.maximum(one, other)
 
-    def conclude(self, tally: Tensor) -> None:
-        """Settle the step's verdict: omitted if anything is not finite, else clipped if the norm is too large.
-
-        Args:
-            tally: merged over all workers, so that all reach the same verdict.
-        """
-        self._unanimous = not bool(tally[:, 2].any())
-        self._verdict = self._judge(tally)
-        if self._missed is not None:
-            self._missed.append(_Missed(dict(self._reduced), self._verdict))
-
-    def speculate(self) -> None:
-        """Let `update` go ahead of the verdict, as if the step counted and its gradients were not scaled.
-
-        What is needed to make the update again is kept until `settle`: the gradients of the step.
-
-        Raises:
-            InternalError: no step is running.
-        """
-        if self._step is None:
-            raise InternalError("there is no step that could be updated ahead of its verdict")
-        self._verdict = 1.0
-        self._speculative = _Speculative(self._step, self._reduced)
-
-    def settle(self, tally: Tensor) -> bool:
-        """Settle the speculative step, whether or not the next one has begun.
-
-        Args:
-            tally: merged over all workers.
-
-        Returns:
-            Whether the updates stand. If not, `roll_back` must come before anything else is updated.
-
-        Raises:
-            InternalError: no step is speculative.
-        """
-        speculative = self._require_speculative()
-        self._unanimous = not bool(tally[:, 2].any())
-        factor = self._judge(tally)
-        if factor != 1.0:
-            self._verdict = factor
-            return False
-        self._speculative = None
-        if self._missed is not None:
-            self._missed.append(_Missed(dict(speculative.reduced), 1.0))
-        return True
-
-    def roll_back(self) -> None:
-        """Make the update of the speculative step again, from the state before it, as its verdict wants it.
-
-        Bitwise what `conclude` and `update` would have made of it with ``shadow``; drops the step that has begun.
-
-        Raises:
-            InternalError: no step is speculative.
-        """
-        speculative, factor = self._require_speculative(), self._verdict
-        self.take_back(speculative.step)
-        self._reduced, self._verdict = speculative.reduced, factor
-        for layer in self.layer_range.indices:
-            self.update(layer)
-            self.swap(layer)
-
-    def _require_speculative(self) -> _Speculative:
-        if self._speculative is None:
-            raise InternalError("no step is speculative")
-        return self._speculative
-
     def _judge(self, tally: Tensor) -> float:
         if bool(tally[:, 0].any()):
             return math.nan
@@ -441,77 +340,38 @@ class Stage:
         """Whether the verdict is to leave this step's update out."""
         return self._verdict is not None and math.isnan(self._verdict)
 
-    @property
-    def unanimous(self) -> bool:
-        """Whether every owner of every layer was ready for the prepared generation in the step settled last."""
-        return self._unanimous
-
-    def update(self, layer: int) -> None:
-        """Prepare a layer's next state. What is live stays as it is; safe to repeat.
-
-        While healing, the update is kept for later instead.
-
-        Raises:
-            InternalError: there is no verdict yet.
-            WorkFailed: the optimizer raised.
-        """
-        if self._missed is not None:
-            return
-        if self._verdict is None:
-            raise InternalError(f"update of layer {layer} before the verdict on the step")
+    def _update(self, layer: int, verdict: float) -> None:
         owned = self._owned[layer]
-        if self.omitted:
+        if math.isnan(verdict):
             owned.committed.skip()
             return
         with working(WorkPhase.UPDATE, layer=layer):
             owned.committed.update(
-                self._gradients(layer, owned),
+                self._gradients(layer, owned, verdict),
                 self._lr_scale(owned.committed.step),
                 lambda buffers: owned.stats.fold(buffers, self._stats_records(layer)),
             )
 
-    def swap(self, layer: int) -> None:
-        """Make a layer's next state live; the one before can be returned to until the next update."""
-        if self._missed is None:
-            with working(WorkPhase.UPDATE, layer=layer):  # with ``undo`` the optimizer runs here
-                self._owned[layer].committed.swap()
+    def _swap(self, layer: int) -> None:
+        with working(WorkPhase.UPDATE, layer=layer):  # with ``undo`` the optimizer runs here
+            self._owned[layer].committed.swap()
 
-    def take_back(self, to_step: int) -> None:
-        """Return every layer to a step, at most one back, and discard the step; safe to repeat.
-
-        Bitwise with ``shadow``; with ``undo`` within the bounds of `holdfast.optim.undo`.
-
-        Raises:
-            InternalError: a layer cannot return to that state.
-        """
-        self.discard()
-        if self._speculative is not None and to_step <= self._speculative.step:
-            self._speculative = None
+    def _take_back(self, to_step: int) -> None:
+        """Bitwise with ``shadow``; with ``undo`` within the bounds of `holdfast.optim.undo`."""
         for owned in self._owned.values():
             owned.committed.take_back(to_step)
 
-    def discard(self, *, keep_sums: bool = False) -> None:
-        """Drop all contexts, sums and results of an unfinished step; what is speculative of the one before stays.
-
-        Args:
-            keep_sums: keep what was summed and counted so far, so that only the rest is computed again.
-        """
+    def _forget(self, *, keep_sums: bool) -> None:
         self._contexts.clear()
         self._halves.clear()
-        self._reduced = {}
-        self._verdict = None
         self._loaded = None
         if not keep_sums:
-            self._step = None
             for sums in self._sums.values():
                 sums.reset()
 
     # --- state --------------------------------------------------------------------------------------------------------
 
-    def layer_steps(self) -> dict[int, int]:
-        """Return the step that each own layer is at; empty while healing: there is no state to speak of."""
-        if self._missed is not None:
-            return {}
+    def _steps(self) -> dict[int, int]:
         return {layer: owned.committed.step for layer, owned in self._owned.items()}
 
     @property
@@ -530,42 +390,6 @@ class Stage:
         """Return the losses of the step in the order of micro-batches; None until the last layer's sum is accepted."""
         reduced = self._reduced.get((self.num_layers - 1,))
         return None if reduced is None else reduced.records[:, 0].tolist()
-
-    def begin_healing(self) -> None:
-        """Take part in reductions without any state of our own: updates are kept until `heal` brings a state."""
-        self.discard()
-        self._speculative = None
-        self._missed = []
-
-    @property
-    def healing(self) -> bool:
-        """Whether updates are being kept for later."""
-        return self._missed is not None
-
-    def heal(self, states: Mapping[int, bytes]) -> None:
-        """Take the state of all own layers at the step when healing began, and make the updates since then.
-
-        Args:
-            states: per own layer, what `snapshot` of another owner gave.
-
-        Raises:
-            CorruptBlob: a state is not a layer's.
-            InternalError: it is another layer's, or we are not healing.
-
-        After failure: still healing; safe to repeat.
-        """
-        if self._missed is None:
-            raise InternalError("there is nothing to heal: the stage has a state")
-        for layer, data in states.items():
-            self.restore(layer, data)
-        missed, self._missed = self._missed, None
-        if self._speculative is not None:
-            missed.append(_Missed(self._speculative.reduced, 1.0))
-        for each in missed:
-            self._reduced, self._verdict = each.reduced, each.verdict
-            for layer in self.layer_range.indices:
-                self.update(layer)
-                self.swap(layer)
 
     def snapshot(self, layer: int) -> Callable[[], bytes]:
         """Pin a copy of a layer's live state; the function returned encodes it, in any thread, at any time.
@@ -757,8 +581,7 @@ class Stage:
             raise InternalError(f"reduction {reduction} was not accepted yet")
         return self._reduced[reduction]
 
-    def _gradients(self, layer: int, owned: _Owned) -> Mapping[str, Tensor | None]:
-        factor = self._verdict if self._verdict is not None else 1.0
+    def _gradients(self, layer: int, owned: _Owned, factor: float) -> Mapping[str, Tensor | None]:
         names = owned.committed.trainable
         gradients: dict[str, Tensor | None] = {}
         for reduction, places in owned.places.items():
