@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from holdfast.errors import ConfigError
 
@@ -87,7 +88,8 @@ class Batch:
     @property
     def microbatches(self) -> tuple[MicroBatch, ...]:
         """All of them, in the order of their numbers."""
-        return tuple(self.named(p, i) for p, count in enumerate(self.counts) for i in range(count))
+        starts = enumerate(zip(accumulate(self.counts, initial=0), self.counts, strict=False))
+        return tuple(MicroBatch(first + i, p, i) for p, (first, count) in starts for i in range(count))
 
     def named(self, pipeline: int, index: int) -> MicroBatch:
         """Returns the micro-batch of a name.
