@@ -13,7 +13,7 @@ from holdfast.control.messages import ShardFailed, ShardWritten
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Checkpointed, CheckpointFailed, Event, Notice
 
-__all__ = ["CheckpointLedger", "WriteManifest", "Settled", "note_shard", "settle"]
+__all__ = ["CheckpointLedger", "Settled", "WriteManifest", "note_shard", "settle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

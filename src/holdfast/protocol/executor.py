@@ -32,8 +32,8 @@ __all__ = [
     "Reach",
     "Ready",
     "Run",
-    "StepEngine",
     "StartReduce",
+    "StepEngine",
     "Take",
     "Verdict",
 ]

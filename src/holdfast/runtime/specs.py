@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.config.deciding import deciding
@@ -25,6 +26,7 @@ __all__ = [
     "ResumeFrom",
     "WorkerSpec",
     "emulated_probe",
+    "facts_of",
 ]
 
 
@@ -201,16 +203,33 @@ def emulated_probe(job: Job, profile: Profile) -> Probed:
             f"grid.stages: {job.grid.stages} stages for a profile of {len(profile.layers)} layers; "
             f"at most {len(profile.layers)}"
         )
-    facts = Facts(
+    return Probed(boundaries=(), facts=facts_of(job, layers=len(profile.layers), model="emulated", data="emulated"))
+
+
+def facts_of(
+    job: Job, *, layers: int, model: str, data: str, contents: str = "", sources: Mapping[str, str] | None = None
+) -> Facts:
+    """Returns what a checkpoint of this job says, and what one must say for this job to go on from it.
+
+    Args:
+        job: the job.
+        layers: of its model.
+        model: digest of that.
+        data: digest of its data.
+        contents: digest of the files that samples are read from.
+        sources: digest of the file of every function that the job names.
+    """
+    return Facts(
         job=job.name,
         holdfast=__version__,
         seed=job.train.seed,
-        layers=len(profile.layers),
+        layers=layers,
         microbatches=job.global_microbatches,
         microbatch_size=job.grid.microbatch_size,
         optimizer=job.optimizer.kind,
-        model="emulated",
-        data="emulated",
+        model=model,
+        data=data,
+        contents=contents,
         values=deciding(job),
+        sources=dict(sources or {}),
     )
-    return Probed(boundaries=(), facts=facts)

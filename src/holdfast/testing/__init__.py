@@ -13,22 +13,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from holdfast.testing.fault_plans import random_faults
+from holdfast.testing.traces import trace_faults
+from holdfast.testing.virtual import Delays, Pause, VirtualCluster, VirtualResult
 
-if TYPE_CHECKING:
-    from holdfast.testing.fault_plans import random_faults
-    from holdfast.testing.traces import trace_faults
-    from holdfast.testing.virtual import Delays, Pause, VirtualCluster, VirtualResult
-
-__all__ = ["Delays", "Pause", "VirtualCluster", "VirtualResult", "trace_faults", "random_faults"]
-
-_HOMES = {"random_faults": "fault_plans", "trace_faults": "traces"}
-"""Where names are that are not in ``virtual``, which loads torch: whoever needs no cluster need not wait for it."""
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'virtual')}"), name)
-    return value
+__all__ = ["Delays", "Pause", "VirtualCluster", "VirtualResult", "random_faults", "trace_faults"]

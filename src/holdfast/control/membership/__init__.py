@@ -22,12 +22,12 @@ from holdfast.control.membership.state import (
 from holdfast.control.membership.storing import restore, to_store
 
 __all__ = [
+    "AnswerPlanned",
     "Closed",
     "Improved",
     "Membership",
     "Output",
     "Phase",
-    "AnswerPlanned",
     "Record",
     "Starting",
     "Tell",

@@ -122,7 +122,7 @@ def decide(
 
 
 def end(state: Membership, detail: str) -> Decision:
-    """Ends the job because of a bug of ours; for the driver, when ``decide`` itself or its storing failed."""
+    """Ends the job because of a bug of ours; for the coordinator, when ``decide`` itself or its storing failed."""
     after, outputs = end_job(state, "error", detail, state.directory)
     return counted(state, after), outputs
 

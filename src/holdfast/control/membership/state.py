@@ -20,13 +20,13 @@ from holdfast.recovery.actions import RecoveryPlan
 from holdfast.telemetry.events import Detected, Event, Notice
 
 __all__ = [
+    "AnswerPlanned",
     "Closed",
     "Decision",
     "Improved",
     "Membership",
     "Output",
     "Phase",
-    "AnswerPlanned",
     "Promised",
     "Record",
     "Tell",

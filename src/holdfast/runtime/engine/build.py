@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from holdfast.config.deciding import deciding
 from holdfast.config.job import ConvnetModel, DigitsData, GptModel, Job, PythonData, PythonModel, TextData
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
@@ -39,9 +38,8 @@ from holdfast.runtime.engine.foreign import call_target, load_target, theirs
 from holdfast.runtime.engine.model import Loss, Model, name_of, tie_groups
 from holdfast.runtime.engine.stage import Loader, Stage, layer_seed
 from holdfast.runtime.engine.trial import try_items, try_model
-from holdfast.runtime.specs import Probed
+from holdfast.runtime.specs import Probed, facts_of
 from holdfast.storage.checkpoints import Facts
-from holdfast.version import __version__
 
 __all__ = [
     "StageParts",
@@ -318,19 +316,12 @@ def _spread(size: int) -> tuple[int, ...]:
 
 
 def _facts(job: Job, model: Model, dataset: Any) -> Facts:
-    """Returns what a checkpoint of this job says, and what one must say for this job to go on from it."""
-    return Facts(
-        job=job.name,
-        holdfast=__version__,
-        seed=job.train.seed,
+    return facts_of(
+        job,
         layers=len(model.layers),
-        microbatches=job.global_microbatches,
-        microbatch_size=job.grid.microbatch_size,
-        optimizer=job.optimizer.kind,
         model=fingerprint_model(model),
         data=fingerprint_data(dataset),
         contents=dataset.fingerprint() if isinstance(dataset, Text) else "",
-        values=deciding(job),
         sources=_sources(job),
     )
 

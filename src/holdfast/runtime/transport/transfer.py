@@ -27,7 +27,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.errors import InternalError, ReplicaDiverged, StaleGeneration, StateUnavailable
 from holdfast.runtime.hardening import LISTENING
 
-__all__ = ["StateOffer", "OfferedLayer", "StateServer", "fetch"]
+__all__ = ["OfferedLayer", "StateOffer", "StateServer", "fetch"]
 
 _SERVICE = "holdfast.State"
 _METHOD = "Read"
