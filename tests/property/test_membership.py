@@ -336,10 +336,10 @@ class Cluster(RuleBasedStateMachine):
         self.processes[worker] += 1
         self.give(Hello(worker=worker, pid=self.processes[worker]))
 
-    @precondition(lambda self: self.state.phase is Phase.GATHERING and self.state.starting.again)
+    @precondition(lambda self: self.state.phase is Phase.GATHERING and self.state.expected)
     @rule(data=st.data())
     def one_that_did_not_start_has_a_new_process(self, data):
-        worker = data.draw(st.sampled_from(sorted(self.state.starting.again)))
+        worker = data.draw(st.sampled_from(sorted(self.state.expected)))
         self.processes[worker] += 1
         self.give(Hello(worker=worker, pid=self.processes[worker]))
 

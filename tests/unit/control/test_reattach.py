@@ -293,6 +293,28 @@ def test_who_has_caught_up_and_gone_over_meanwhile_is_an_owner(running):
     assert running.state.plan.workers == (W01, W10, W11)
 
 
+def test_who_is_lost_while_it_enters_is_entering_no_more(running):
+    """Nor while the others are awaited: the next process in its place comes from outside."""
+    running.give(*(Joined(worker=w, generation=1) for w in PLAN.workers)).give(died(W10)).statuses()
+    running.give(*(Joined(worker=w, generation=2) for w in (W00, W01, W11))).give(Hello(worker=W10, pid=2))
+    prepared = running.state.upcoming.generation
+    running.give(Joined(worker=W10, generation=prepared))
+    running.give(*(Joined(worker=w, generation=prepared, step=4) for w in PLAN.workers)).restart()
+    assert running.state.entering == {W10}
+    running.give(Exited(worker=W10, pid=2, status=-9))
+    assert (running.state.lost, running.state.entering) == ({W10}, frozenset())
+    running.give(Hello(worker=W10, pid=3))
+    assert (running.state.arriving, running.state.entering) == ({W10}, frozenset())
+
+
+def test_when_the_job_has_ended_nobody_is_waited_for():
+    job = Job().give(Hello(worker=W00, pid=1), died(W01))
+    assert job.state.expected == {W01}
+    job.give(Failure(worker=W00, pid=1, error="e", user_fault=True))
+    assert job.restart().state.ended is not None
+    assert job.state.expected == frozenset()
+
+
 def test_an_end_right_after_a_restart_knows_the_last_step(restarted):
     restarted.back(W00, step=7).give(Failure(worker=W00, pid=1, error="e", user_fault=True))
     assert restarted.commands(Ended)[None].step == 7

@@ -118,7 +118,7 @@ def end_job(state: Membership, outcome: str, detail: str, directory: str) -> Dec
         generations=state.generations,
         lost_layers=state.lost_layers,
     )
-    state = replace(state, phase=Phase.ENDED, ended=ended)
+    state = replace(state, phase=Phase.ENDED, ended=ended, expected=frozenset())
     return state, (
         *tell_each(sorted(state.present | state.kept), Shutdown(reason=outcome)),
         Tell(to=None, command=ended),

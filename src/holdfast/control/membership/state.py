@@ -331,6 +331,8 @@ def departed(state: Membership, gone: frozenset[WorkerId]) -> Membership:
         state,
         lost=state.lost | gone,
         arriving=state.arriving - gone,
+        entering=state.entering - gone,
+        synced=state.synced - gone,
         leaving=state.leaving - gone,
         detached=without(state.detached, *gone),
         returned=without(state.returned, *gone),
