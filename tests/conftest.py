@@ -16,9 +16,13 @@ from pathlib import Path
 import boto3
 import pytest
 import torch
+from hypothesis import settings
 
 from holdfast.control.etcd import Etcd
 from holdfast.errors import StorageError
+
+settings.register_profile("untimed", deadline=None)  # how long one example takes says more of the machine
+settings.load_profile("untimed")
 
 
 def pytest_configure():

@@ -100,7 +100,7 @@ def complaint_of(read):
     return ""
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
 def test_dump_and_load_round_trip(tmp_path_factory, job):
     path = tmp_path_factory.getbasetemp() / "job.yaml"
@@ -108,13 +108,11 @@ def test_dump_and_load_round_trip(tmp_path_factory, job):
     assert load_job(path) == job
 
 
-@settings(deadline=None)
 @given(st.recursive(plain, lambda inner: st.dictionaries(st.sampled_from(["model", "grid", "kind", "data"]), inner)))
 def test_any_tree_is_a_job_or_a_complaint(tree):
     assert "\n" not in complaint_of(lambda: parse_job(tree))
 
 
-@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_a_job_or_a_complaint(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "any.yaml"
@@ -122,7 +120,6 @@ def test_any_text_is_a_job_or_a_complaint(tmp_path_factory, content):
     assert "\n" not in complaint_of(lambda: load_job(path))
 
 
-@settings(deadline=None)
 @given(st.floats(1e-30, 1e30), st.integers(0, 17))
 def test_any_usual_form_of_a_number_is_one(tmp_path_factory, value, digits):
     written = f"{value:.{digits}e}"

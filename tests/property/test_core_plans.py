@@ -21,8 +21,8 @@ from holdfast.core.schedule import Op, OpKind, Orders, format_orders, parse_orde
 from holdfast.core.validate import validate
 from holdfast.errors import InvalidSchedule
 
-FEW = settings(max_examples=60, deadline=None)
-MANY = settings(max_examples=200, deadline=None)
+FEW = settings(max_examples=60)
+MANY = settings(max_examples=200)
 
 
 @dataclasses.dataclass(frozen=True)

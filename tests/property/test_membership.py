@@ -532,5 +532,5 @@ class Cluster(RuleBasedStateMachine):
         self.give(Tick())
 
 
-Cluster.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Cluster.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestCluster = Cluster.TestCase

@@ -35,8 +35,8 @@ from holdfast.planning.timing import (
     stage_windows,
 )
 
-FEW = settings(max_examples=25, deadline=None)
-MANY = settings(max_examples=150, deadline=None)
+FEW = settings(max_examples=25)
+MANY = settings(max_examples=150)
 TECHNIQUES = st.sampled_from([Technique.ADAPTIVE, Technique.DECOUPLED, Technique.STAGGERED])
 
 
@@ -292,7 +292,7 @@ def test_no_mixture_of_whole_and_split_backwards_beats_the_bound(problem, rng, s
     assert evaluate(plan, grid.costs).makespan <= found.makespan
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(problems(pipelines=2, stages=3, microbatches=3, tied=True), TECHNIQUES)
 def test_cp_sat_is_between_the_bound_and_the_list_scheduler(problem, technique):
     grid, failed = problem
@@ -302,7 +302,7 @@ def test_cp_sat_is_between_the_bound_and_the_list_scheduler(problem, technique):
     assert quick.bound.period <= exact.bound.period <= exact.found.period <= quick.found.period
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(problems(pipelines=2, stages=3, microbatches=3, splits=False, tied=True), TECHNIQUES, st.integers(1, 3))
 def test_counting_and_a_variable_per_start_find_the_same_optimum(problem, technique, unit):
     grid, failed = problem

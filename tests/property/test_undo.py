@@ -226,14 +226,14 @@ def cases(draw: Any, kind: str, dtype: torch.dtype = torch.float32) -> Case:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_float32_comes_back_within_the_bound(kind: str, data: Any) -> None:
     worst(data.draw(cases(kind)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_float64_comes_back_to_machine_precision(kind: str, data: Any) -> None:
     """Here the inverse rounds as coarsely as the step, so that it adds as much error again, at most three times."""
@@ -241,7 +241,7 @@ def test_float64_comes_back_to_machine_precision(kind: str, data: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_bfloat16_comes_back_within_the_bound(kind: str, data: Any) -> None:
     worst(data.draw(cases(kind, torch.bfloat16)), slack=1.2)

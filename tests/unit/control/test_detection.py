@@ -327,7 +327,7 @@ class History:
         assert not deadlocked(self.watch, self.members)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(phases, st.lists(st.floats(0.0, BEAT_S), min_size=4, max_size=4))
 def test_a_pause_of_everybody_is_nobodys_fault_and_of_some_is_theirs(phases, offsets):
     history, theirs = History(offsets), set()

@@ -168,7 +168,7 @@ def test_only_what_is_asked_for_is_fetched(start):
     assert holder.asked() == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(sizes=st.lists(st.integers(0, 300), min_size=1, max_size=4), chunk=st.integers(1, 128))
 def test_any_sizes_in_any_chunks(sizes, chunk):
     server = StateServer("127.0.0.1", TOKEN)

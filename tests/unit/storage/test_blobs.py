@@ -11,7 +11,7 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, CorruptBlob, MissingBlob, StorageError
@@ -131,7 +131,6 @@ def test_names_that_lead_out_of_the_store_are_refused(url):
     assert store.list() == ()
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="ab./-_\\ ", min_size=1, max_size=12))
 def test_no_name_reaches_outside(tmp_path_factory, name):
     folder = tmp_path_factory.mktemp("outer")

@@ -414,7 +414,7 @@ def test_a_deletion_that_is_cut_short_leaves_only_whole_checkpoints(folder):
     assert len(LocalStore(folder).list()) == LAYERS + 1
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
 def test_any_flipped_byte_of_the_newest_checkpoint_is_survived(tmp_path_factory, data):
     """What comes back is what was written: of this step, or of the one before."""
@@ -436,7 +436,6 @@ def test_any_flipped_byte_of_the_newest_checkpoint_is_survived(tmp_path_factory,
         assert step == 4
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_as_manifest_are_rejected(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("checkpoints")
