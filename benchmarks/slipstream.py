@@ -27,6 +27,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile, costs_from_profile
 from holdfast.core.schedule import Op, OpKind
+from holdfast.core.work_costs import WorkCosts
 from holdfast.runtime.train import Summary
 from holdfast.telemetry.events import LibraryFilled, StepOps, read_events
 from measure import Recorder, interval, print_table, progress, ratio_interval
@@ -226,10 +227,11 @@ def _held(summary: Summary, plan: Plan, generation: int, profile: Profile) -> li
     for _, event in read_events(summary.run_dir / "events.jsonl"):
         if isinstance(event, StepOps) and event.step >= _STEADY and event.generation == generation:
             ran[event.worker] += [Op(OpKind(kind), named[f"{p}.{i}"]) for kind, p, i, *_ in event.ops]
-    costs, most = costs_from_profile(profile), defaultdict[int, float](float)
+    work = WorkCosts(plan.placement, plan.routes, costs_from_profile(profile))
+    most = defaultdict[int, float](float)
     for worker, layers in plan.placement.ranges:
         halves = _HALF * len(layers.indices)
-        most[layers.start] = max(most[layers.start], peak_memory(tuple(ran[str(worker)]), costs.of(layers)) / halves)
+        most[layers.start] = max(most[layers.start], peak_memory(tuple(ran[str(worker)]), worker, work) / halves)
     return [most[start] for start in sorted(most)]
 
 

@@ -9,15 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.ids import Batch, MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, Placement, regular_placement
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, StageCosts, unit_costs
-from holdfast.core.routes import Routes, home_routes, reroute
+from holdfast.core.routes import Routes, Visit, home_routes, reroute
 from holdfast.core.schedule import Op, OpKind, Orders
+from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import ConfigError
 
-__all__ = ["Limit", "adaptive_plan", "gpipe_orders", "one_f_one_b", "regular_plan"]
+__all__ = ["Limit", "adaptive_plan", "gpipe_orders", "home_plan", "one_f_one_b", "regular_plan"]
 
 
 class Limit(StrEnum):
@@ -56,8 +57,10 @@ def one_f_one_b(
     was ready first, then the lower index, then the lower pipeline. It schedules twice, with and without forwards of
     micro-batches from other pipelines ahead of the worker's own, and keeps the shorter one.
 
-    It cannot deadlock: the last workers of the routes take any forward that arrives as soon as they have room, which
-    their own backwards make, so they drain; hence so do those before them.
+    Where every worker comes at the same depth on all routes, it cannot deadlock: the last workers take any forward that
+    arrives as soon as they have room, which their own backwards make, so they drain; hence so do those before them.
+    Elsewhere two workers may come in either order, and each wait, full, for room on the other: then one micro-batch is
+    run after another.
 
     Args:
         placement: who holds what.
@@ -73,10 +76,22 @@ def one_f_one_b(
         milliseconds. On its running example it is as good: 36 slots with 1F1B's limits, 33 without.
     """
     costs = unit_costs(placement.num_layers) if costs is None else costs
+    work = WorkCosts(placement, routes, costs)
     if _is_unshared(routes):
-        return _classic(routes, _open_desks(placement, routes, costs, limit))
-    runs = [_ListScheduler(placement, routes, costs, limit, guests_first=first).run() for first in (False, True)]
-    return min(runs, key=lambda run: run[0])[1]
+        return _classic(routes, _open_desks(placement, routes, work, limit), work)
+    runs = [
+        _ListScheduler(routes, costs, work, _open_desks(placement, routes, work, limit), guests_first=first).run()
+        for first in (False, True)
+    ]
+    ended = [run for run in runs if run is not None]
+    return min(ended, key=lambda run: run[0])[1] if ended else _one_by_one(placement, routes)
+
+
+def _one_by_one(placement: Placement, routes: Routes) -> Orders:
+    """Each micro-batch all the way and back before the next one begins: needs the least memory, and never deadlocks."""
+    rows = _visits(placement, routes).items()
+    both = (OpKind.F, OpKind.B)
+    return Orders(tuple((worker, tuple(Op(kind, mb) for mb in visits for kind in both)) for worker, visits in rows))
 
 
 def regular_plan(
@@ -100,7 +115,23 @@ def regular_plan(
         InfeasiblePlan: a worker's memory cannot hold one micro-batch.
     """
     placement = regular_placement(num_pipelines, stages)
-    routes = home_routes(num_pipelines, len(stages), microbatches)
+    return home_plan(placement, Batch((microbatches,) * num_pipelines), technique, costs)
+
+
+def home_plan(placement: Placement, batch: Batch, technique: str = "1f1b", costs: Costs | None = None) -> Plan:
+    """Returns the plan of a whole grid, whose pipelines may be unlike.
+
+    Args:
+        placement: who holds what; the workers of a pipeline, by their stages, hold all layers one after another.
+        batch: the micro-batches of every pipeline.
+        technique: ``1f1b`` or ``gpipe``.
+        costs: costs per layer; their memory limit, if any, is respected by 1F1B.
+
+    Raises:
+        ConfigError: placement and batch are of different grids, or the technique is unknown.
+        InfeasiblePlan: a worker's memory cannot hold one micro-batch.
+    """
+    routes = home_routes(placement, batch)
     match technique:
         case "1f1b":
             orders = one_f_one_b(placement, routes, costs)
@@ -123,7 +154,7 @@ def adaptive_plan(healthy: Plan, failed: Iterable[WorkerId], costs: Costs | None
 
     Raises:
         StateUnavailable: a layer is left without an owner.
-        InfeasiblePlan: re-routing or memory does not allow a plan.
+        InfeasiblePlan: a worker's memory cannot hold one micro-batch.
         ConfigError: a failed worker is not in the plan.
 
     Cost: milliseconds for tens of workers, as it runs at the moment of failure; linear in operations up to a logarithm.
@@ -142,7 +173,6 @@ class _Desk:
     """One worker at work: what is ready, what it holds, and what it did so far."""
 
     worker: WorkerId
-    stage: StageCosts
     limit: int
     room: float
     forwards: list[tuple[bool, float, int, int]] = field(default_factory=list)
@@ -152,20 +182,17 @@ class _Desk:
     busy: bool = False
     forward_next: bool = True
 
-    def can_forward(self) -> bool:
-        return bool(self.forwards) and self.held < self.limit and self.stage.takes <= self.room
 
-
-def _open_desks(placement: Placement, routes: Routes, costs: Costs, limit: Limit) -> dict[WorkerId, _Desk]:
+def _open_desks(placement: Placement, routes: Routes, work: WorkCosts, limit: Limit) -> dict[WorkerId, _Desk]:
     depth: defaultdict[WorkerId, int] = defaultdict(int)
     visits: defaultdict[WorkerId, int] = defaultdict(int)
     for route in routes.routes:
-        for left, worker in enumerate(reversed(route.workers), start=1):
-            depth[worker] = max(depth[worker], left)
-            visits[worker] += 1
+        for left, visit in enumerate(reversed(route.visits), start=1):
+            depth[visit.worker] = max(depth[visit.worker], left)
+            visits[visit.worker] += 1
     return {
-        worker: _open_desk(worker, costs.of(layers), visits[worker], depth[worker] if limit is Limit.CLASSIC else 0)
-        for worker, layers in placement.ranges
+        worker: _open_desk(worker, work.whole[worker], visits[worker], depth[worker] if limit is Limit.CLASSIC else 0)
+        for worker in placement.workers
     }
 
 
@@ -173,7 +200,7 @@ def _open_desk(worker: WorkerId, stage: StageCosts, visits: int, limit: int) -> 
     """Opens the desk of a worker; a limit of 0 means as many as visit it."""
     room = math.inf if stage.room is None else stage.room * (1 + 1e-12)
     stage.check_memory(f"stage {worker.stage} (worker {worker})", visits)
-    return _Desk(worker, stage, limit or max(visits, 1), room)
+    return _Desk(worker, limit or max(visits, 1), room)
 
 
 def _visits(placement: Placement, routes: Routes) -> dict[WorkerId, list[MicroBatch]]:
@@ -186,29 +213,31 @@ def _visits(placement: Placement, routes: Routes) -> dict[WorkerId, list[MicroBa
 
 def _is_unshared(routes: Routes) -> bool:
     """Whether every worker is visited by micro-batches of one route only, as on a healthy grid."""
-    row_of: dict[WorkerId, tuple[WorkerId, ...]] = {}
+    row_of: dict[WorkerId, tuple[Visit, ...]] = {}
     return all(
-        row_of.setdefault(worker, route.workers) == route.workers for route in routes.routes for worker in route.workers
+        row_of.setdefault(visit.worker, route.visits) == route.visits
+        for route in routes.routes
+        for visit in route.visits
     )
 
 
-def _classic(routes: Routes, desks: dict[WorkerId, _Desk]) -> Orders:
+def _classic(routes: Routes, desks: dict[WorkerId, _Desk], work: WorkCosts) -> Orders:
     """Classic 1F1B: each stage fills up to its limit, then takes turns; no stage holds more than any before it."""
-    queues: defaultdict[tuple[WorkerId, ...], list[MicroBatch]] = defaultdict(list)
+    queues: defaultdict[tuple[Visit, ...], list[MicroBatch]] = defaultdict(list)
     for route in routes.routes:
-        queues[route.workers].append(route.microbatch)
+        queues[route.visits].append(route.microbatch)
     rows: dict[WorkerId, tuple[Op, ...]] = dict.fromkeys(desks, ())
     for row, queue in queues.items():
         limit = len(queue)
-        for worker in row:
-            limit = min(limit, _most_held(desks[worker], len(queue)))
-            rows[worker] = _take_turns(queue, limit)
+        for visit in row:
+            costs = work.of(visit.worker, queue[0])
+            limit = min(limit, _most_held(desks[visit.worker], costs, len(queue)))
+            rows[visit.worker] = _take_turns(queue, limit)
     return Orders(tuple(sorted(rows.items())))
 
 
-def _most_held(desk: _Desk, visits: int) -> int:
+def _most_held(desk: _Desk, stage: StageCosts, visits: int) -> int:
     """The number of micro-batches that a worker may hold at once; what each leaves behind for good counts, too."""
-    stage = desk.stage
     kept = stage.takes - stage.gives_input - stage.gives_weight
     given = stage.gives_input + stage.gives_weight
     free = desk.room - kept * visits
@@ -231,18 +260,20 @@ class _ListScheduler:
     ends.
     """
 
-    def __init__(self, placement: Placement, routes: Routes, costs: Costs, limit: Limit, *, guests_first: bool) -> None:
+    def __init__(
+        self, routes: Routes, costs: Costs, work: WorkCosts, desks: dict[WorkerId, _Desk], *, guests_first: bool
+    ) -> None:
         ordered = sorted(routes.routes, key=lambda route: (route.microbatch.index, route.microbatch.pipeline))
-        stops = {worker: layers.stop for worker, layers in placement.ranges}
-        self._desks = desks = _open_desks(placement, routes, costs, limit)
+        self._desks = desks
         self._guests_first = guests_first
         self._microbatches = [route.microbatch for route in ordered]
-        self._routes = [[desks[worker] for worker in route.workers] for route in ordered]
-        self._comm = [[costs.comm[stops[worker] - 1] for worker in route.workers[:-1]] for route in ordered]
+        self._routes = [[desks[visit.worker] for visit in route.visits] for route in ordered]
+        self._work = [[work.of(visit.worker, route.microbatch) for visit in route.visits] for route in ordered]
+        self._comm = [[costs.comm[visit.layers.stop - 1] for visit in route.visits[:-1]] for route in ordered]
         self._events: list[tuple[float, int, int, int]] = [(0, number, 0, 0) for number in range(len(ordered))]
 
-    def run(self) -> tuple[float, Orders]:
-        """Returns the makespan and the orders."""
+    def run(self) -> tuple[float, Orders] | None:
+        """Returns the makespan and the orders; None if workers wait for one another's room for ever."""
         events, now = self._events, 0.0
         while events:
             now = events[0][0]
@@ -252,6 +283,8 @@ class _ListScheduler:
                 touched[desk.worker] = desk
             for desk in touched.values():
                 self._start(desk, now)
+        if any(desk.held or desk.forwards for desk in self._desks.values()):
+            return None
         return now, Orders(tuple((worker, tuple(desk.row)) for worker, desk in sorted(self._desks.items())))
 
     def _receive(self, now: float, number: int, place: int, what: int) -> _Desk:
@@ -269,8 +302,9 @@ class _ListScheduler:
     def _pass_on(self, desk: _Desk, now: float, number: int, place: int, what: int) -> None:
         """Hands the result of an operation that has ended to where it is needed."""
         if what == 3:
+            visit = self._work[number][place]
             desk.held -= 1
-            desk.room += desk.stage.gives_input + desk.stage.gives_weight
+            desk.room += visit.gives_input + visit.gives_weight
             if place:
                 heapq.heappush(self._events, (now + self._comm[number][place - 1], number, place - 1, 1))
         elif place + 1 < len(self._routes[number]):
@@ -281,15 +315,21 @@ class _ListScheduler:
     def _start(self, desk: _Desk, now: float) -> None:
         if desk.busy:
             return
-        forward = desk.can_forward()
-        if forward and (desk.forward_next or not desk.backwards):
+        if self._can_forward(desk) and (desk.forward_next or not desk.backwards):
             _, _, number, place = heapq.heappop(desk.forwards)
+            visit = self._work[number][place]
             desk.held += 1
-            desk.room -= desk.stage.takes
-            self._occupy(desk, OpKind.F, now + desk.stage.forward, number, place)
+            desk.room -= visit.takes
+            self._occupy(desk, OpKind.F, now + visit.forward, number, place)
         elif desk.backwards:
             _, _, number, place = heapq.heappop(desk.backwards)
-            self._occupy(desk, OpKind.B, now + desk.stage.backward, number, place)
+            self._occupy(desk, OpKind.B, now + self._work[number][place].backward, number, place)
+
+    def _can_forward(self, desk: _Desk) -> bool:
+        if not desk.forwards or desk.held >= desk.limit:
+            return False
+        _, _, number, place = desk.forwards[0]
+        return self._work[number][place].takes <= desk.room
 
     def _occupy(self, desk: _Desk, kind: OpKind, end: float, number: int, place: int) -> None:
         desk.busy = True

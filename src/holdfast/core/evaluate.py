@@ -9,6 +9,7 @@ from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, StageCosts
 from holdfast.core.schedule import Op, OpKind
+from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import InvalidSchedule
 
 __all__ = ["Span", "Timeline", "evaluate", "op_time", "peak_memory", "steady_period", "timeline"]
@@ -66,8 +67,8 @@ def evaluate(plan: Plan, costs: Costs, *, staggered: bool = False, ties: tuple[t
 
     Cost: linear in the number of operations.
     """
-    stages = {worker: costs.of(layers) for worker, layers in plan.placement.ranges}
-    return timeline(plan, costs, _Run(plan, costs, stages).spans(), staggered=staggered, ties=ties)
+    work = WorkCosts(plan.placement, plan.routes, costs)
+    return _timeline(plan, work, _Run(plan, costs, work).spans(), staggered=staggered, ties=ties)
 
 
 def timeline(
@@ -87,14 +88,21 @@ def timeline(
         staggered: whether each stage runs its optimizer step as soon as its own workers are done.
         ties: tuples of layers that share weights, and are updated together.
     """
-    stages = {worker: costs.of(layers) for worker, layers in plan.placement.ranges}
+    work = WorkCosts(plan.placement, plan.routes, costs)
+    return _timeline(plan, work, spans, staggered=staggered, ties=ties)
+
+
+def _timeline(
+    plan: Plan, work: WorkCosts, spans: tuple[Span, ...], *, staggered: bool, ties: tuple[tuple[int, ...], ...]
+) -> Timeline:
+    stages = work.whole
     makespan = max((span.end for span in spans), default=0) - min((span.start for span in spans), default=0)
     longest = max((stage.optimizer for stage in stages.values()), default=0)
     return Timeline(
         spans=spans,
         makespan=makespan,
         period=_staggered_period(plan, stages, spans, ties) if staggered else makespan + longest,
-        peak_memory=tuple((worker, peak_memory(row, stages[worker])) for worker, row in plan.orders.rows),
+        peak_memory=tuple((worker, peak_memory(row, worker, work)) for worker, row in plan.orders.rows),
     )
 
 
@@ -137,7 +145,8 @@ def steady_period(
     Raises:
         InvalidSchedule: workers wait for one another, so that the step never ends.
     """
-    stages = {worker: costs.of(layers) for worker, layers in plan.placement.ranges}
+    work = WorkCosts(plan.placement, plan.routes, costs)
+    stages = work.whole
     units = [*((layer,) for layer in range(plan.placement.num_layers)), *ties]
     together = [{worker for layer in unit for worker in plan.placement.owners(layer)} for unit in units]
     if not staggered:
@@ -145,7 +154,7 @@ def steady_period(
     free = dict.fromkeys(stages, 0.0)
     begins: list[float] = []
     for _ in range(steps):
-        spans = _Run(plan, costs, stages, free).spans()
+        spans = _Run(plan, costs, work, free).spans()
         begins.append(min(span.start for span in spans))
         ends = dict(free)
         for span in spans:
@@ -172,25 +181,21 @@ def op_time(kind: OpKind, stage: StageCosts) -> float:
             return stage.weight
 
 
-def peak_memory(row: tuple[Op, ...], stage: StageCosts) -> float:
+def peak_memory(row: tuple[Op, ...], worker: WorkerId, work: WorkCosts) -> float:
     """Returns the most memory that a worker holds while it runs its operations, which only their order decides."""
-    return max(memory_held(row, stage), default=stage.state)
+    return max(memory_held(row, worker, work), default=work.whole[worker].state)
 
 
-def memory_held(row: tuple[Op, ...], stage: StageCosts) -> tuple[float, ...]:
-    """Returns the memory held during every operation of a row, with that of the layers' state."""
-    given = {
-        OpKind.F: 0,
-        OpKind.I: stage.gives_input,
-        OpKind.W: stage.gives_weight,
-        OpKind.B: stage.gives_input + stage.gives_weight,
-    }
-    held = stage.state
+def memory_held(row: tuple[Op, ...], worker: WorkerId, work: WorkCosts) -> tuple[float, ...]:
+    """Returns the memory held during every operation of a worker's row, with that of its layers' state."""
+    held = work.whole[worker].state
     during: list[float] = []
     for op in row:
-        held += stage.takes if op.kind is OpKind.F else 0
+        visit = work.of(worker, op.microbatch)
+        held += visit.takes if op.kind is OpKind.F else 0
         during.append(held)
-        held -= given[op.kind]
+        held -= visit.gives_input if op.kind in (OpKind.I, OpKind.B) else 0
+        held -= visit.gives_weight if op.kind in (OpKind.W, OpKind.B) else 0
     return tuple(during)
 
 
@@ -205,15 +210,15 @@ class _Run:
         self,
         plan: Plan,
         costs: Costs,
-        stages: dict[WorkerId, StageCosts],
+        work: WorkCosts,
         free: Mapping[WorkerId, float] | None = None,
     ) -> None:
         self._free = free or {}
         self._rows = dict(plan.orders.rows)
         self._routes = {route.microbatch: route.workers for route in plan.routes.routes}
-        self._stops = {worker: layers.stop for worker, layers in plan.placement.ranges}
+        self._cuts = {route.microbatch: route.visits for route in plan.routes.routes}
         self._comm = costs.comm
-        self._stages = stages
+        self._work = work
         self._spans: dict[WorkerId, list[Span]] = {worker: [] for worker in self._rows}
         self._ends: dict[_Output, float] = {}
         self._waiting: dict[_Output, WorkerId] = {}
@@ -228,7 +233,7 @@ class _Run:
 
     def _advance(self, worker: WorkerId) -> list[WorkerId]:
         """Runs a worker's operations until one lacks its input; returns the workers that waited for results."""
-        done, stage, woken = self._spans[worker], self._stages[worker], []
+        done, woken = self._spans[worker], []
         now = done[-1].end if done else self._free.get(worker, 0)
         for op in self._rows[worker][len(done) :]:
             needs, delay = self._input(worker, op)
@@ -236,7 +241,7 @@ class _Run:
                 self._waiting[needs] = worker
                 break
             start = now if needs is None else max(now, self._ends[needs] + delay)
-            now = start + op_time(op.kind, stage)
+            now = start + op_time(op.kind, self._work.of(worker, op.microbatch))
             done.append(Span(worker, op, start, now))
             woken += self._finish(worker, op, now)
         return woken
@@ -244,10 +249,11 @@ class _Run:
     def _input(self, worker: WorkerId, op: Op) -> tuple[_Output | None, float]:
         route = self._routes[op.microbatch]
         forward = op.kind is OpKind.F
-        at = route.index(worker) + (-1 if forward else 1)
+        here = route.index(worker)
+        at = here + (-1 if forward else 1)
         if not 0 <= at < len(route):
             return None, 0
-        cut = self._stops[route[at] if forward else worker] - 1
+        cut = self._cuts[op.microbatch][min(at, here)].layers.stop - 1
         return (route[at], op.microbatch, forward), self._comm[cut]
 
     def _finish(self, worker: WorkerId, op: Op, end: float) -> list[WorkerId]:

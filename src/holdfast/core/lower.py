@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import cycle
 
 from holdfast.core.ids import Batch, MicroBatch, WorkerId, beside
+from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
+from holdfast.core.routes import Visit
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InvalidSchedule
 
@@ -70,9 +73,15 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run one operation. Text: ``F1.5``."""
+    """Run one operation. Text: ``F1.5``.
+
+    Attributes:
+        op: the operation.
+        layers: what it runs over; the text does not say it, so it is None in what was read.
+    """
 
     op: Op
+    layers: LayerRange | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return str(self.op)
@@ -80,11 +89,19 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message without waiting for it to arrive. Text: ``SEND_ACT1.5>1.3``."""
+    """Send a message without waiting for it to arrive. Text: ``SEND_ACT1.5>1.3``.
+
+    Attributes:
+        payload: what it carries.
+        microbatch: of which micro-batch, or under which chain's name.
+        peer: the other end.
+        boundary: how many layers lie before it, of an activation or a gradient; else 0. The text does not say it.
+    """
 
     payload: Payload
     microbatch: MicroBatch
     peer: WorkerId
+    boundary: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
         return f"SEND_{self.payload.value}{self.microbatch}>{self.peer}"
@@ -92,11 +109,12 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Wait for a message. Text: ``RECV_GRAD1.5<1.3``."""
+    """Wait for a message. Text: ``RECV_GRAD1.5<1.3``; see :class:`Send`."""
 
     payload: Payload
     microbatch: MicroBatch
     peer: WorkerId
+    boundary: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
         return f"RECV_{self.payload.value}{self.microbatch}<{self.peer}"
@@ -173,10 +191,10 @@ def lower(plan: Plan, ties: tuple[tuple[int, ...], ...] = ()) -> tuple[WorkerPro
     Every operation receives its input if that comes from another worker, computes, and sends its result on. Then come
     the reductions: own layers from the last to the first, as backward finishes them, then the ties that touch own
     layers. Then the verdict: along every route that adds a worker, first those of micro-batches ``p.0``, a tally
-    travels from the last worker to the first, where backward ends, and the verdict back; a worker that no route visits
-    takes a peer's place on a copy of one, under a name beyond all micro-batches. Last come the optimizer steps, in
-    ascending order of layers. Everywhere all workers go through common reductions and chains in the same order, so
-    these cannot deadlock.
+    travels from the last worker to the first, where backward ends, and the verdict back; a listener, which no route
+    visits, has a chain of its own under a name beyond all micro-batches: a route, and it before the first worker. Last
+    come the optimizer steps, in ascending order of layers. Everywhere all workers go through common reductions and
+    chains in the same order, so these cannot deadlock.
 
     In the staggered form the verdict on a step rides on the next one, the other way round: a chain's tally goes from
     worker to worker right before the activation of the micro-batch whose route it follows, its verdict right before the
@@ -188,7 +206,7 @@ def lower(plan: Plan, ties: tuple[tuple[int, ...], ...] = ()) -> tuple[WorkerPro
         ties: tuples of layers that share weights.
 
     Raises:
-        InvalidSchedule: an operation runs on a worker that its micro-batch does not visit, or a worker is in no chain.
+        InvalidSchedule: an operation runs on a worker that its micro-batch does not visit, or nobody computes.
     """
     shared = _Shared.of(plan, ties)
     return tuple(shared.program(worker) for worker in plan.workers)
@@ -204,7 +222,7 @@ class _Shared:
     """What the programs of all workers are made from."""
 
     plan: Plan
-    routes: dict[MicroBatch, tuple[WorkerId, ...]]
+    stops: dict[WorkerId, _Stops]
     reductions: tuple[Reduction, ...]
     chains: tuple[_Chain, ...]
     rows: dict[WorkerId, tuple[Op, ...]]
@@ -213,7 +231,7 @@ class _Shared:
     def of(cls, plan: Plan, ties: tuple[tuple[int, ...], ...]) -> _Shared:
         return cls(
             plan=plan,
-            routes={route.microbatch: route.workers for route in plan.routes.routes},
+            stops=_stops(plan),
             reductions=_reductions(plan, ties),
             chains=_chains(plan),
             rows=dict(plan.orders.rows),
@@ -221,13 +239,14 @@ class _Shared:
 
     def program(self, worker: WorkerId) -> WorkerProgram:
         row, own = self.rows.get(worker, ()), [chain for chain in self.chains if worker in chain.workers]
+        stops = self.stops.get(worker, {})
         turned = [chain.turned for chain in own]
         return WorkerProgram(
             worker=worker,
-            operations=tuple(_operations(worker, row, self.routes, {})),
+            operations=tuple(_operations(worker, row, stops, {})),
             reductions=tuple(reduction for reduction in self.reductions if worker in reduction.workers),
             verdict=(*_tallies(worker, turned), *_verdicts(worker, turned)),
-            riding=tuple(_riding(worker, row, self.routes, own)),
+            riding=tuple(_riding(worker, row, stops, own)),
             layers=tuple(self.plan.placement.layers_of(worker).indices),
         )
 
@@ -277,13 +296,26 @@ def _reductions(plan: Plan, ties: tuple[tuple[int, ...], ...]) -> tuple[Reductio
     return tuple(Reduction(unit, workers) for unit, workers in members if workers)
 
 
+_Stops = dict[MicroBatch, tuple[Visit | None, Visit, Visit | None]]
+"""For every micro-batch that visits a worker: the visit before, the worker's own, and the one after."""
+
+
+def _stops(plan: Plan) -> dict[WorkerId, _Stops]:
+    found: dict[WorkerId, _Stops] = {worker: {} for worker in plan.workers}
+    for route in plan.routes.routes:
+        visits = route.visits
+        for before, visit, after in zip((None, *visits), visits, (*visits[1:], None), strict=False):
+            found.setdefault(visit.worker, {})[route.microbatch] = (before, visit, after)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Chain:
     """A way that a verdict takes.
 
     Attributes:
         name: unique among the chains.
-        rides: the micro-batch whose route it follows, but for at most one worker.
+        rides: the micro-batch whose route it follows, but for a listener before it.
         workers: the way of the tally; the verdict comes back.
     """
 
@@ -298,7 +330,7 @@ class _Chain:
 
 
 def _chains(plan: Plan) -> tuple[_Chain, ...]:
-    """The routes that the verdict takes: by index and pipeline, those that add a worker.
+    """The routes that the verdict takes: by index and pipeline, those that add a worker; then one per listener.
 
     Only a worker that computes nothing is visited by none. One that computes must ride on a micro-batch of its own: it
     could not wait for another's before all that it runs without making others wait.
@@ -306,78 +338,62 @@ def _chains(plan: Plan) -> tuple[_Chain, ...]:
     chains: list[_Chain] = []
     covered: set[WorkerId] = set()
     for route in sorted(plan.routes.routes, key=lambda route: (route.microbatch.index, route.microbatch.pipeline)):
-        if not covered.issuperset(route.workers):
-            chains.append(_Chain(route.microbatch, route.microbatch, route.workers))
-            covered.update(route.workers)
+        workers = route.workers
+        if not covered.issuperset(workers):
+            chains.append(_Chain(route.microbatch, route.microbatch, workers))
+            covered.update(workers)
+    listeners = [worker for worker in plan.workers if worker not in covered]
+    if listeners and not chains:
+        raise InvalidSchedule("the worker listens, and nobody computes: no verdict", worker=str(listeners[0]))
     beyond = 1 + max((route.microbatch.index for route in plan.routes.routes), default=-1)
-    chains += [
-        _beside(plan, worker, beside(worker.pipeline, beyond + worker.stage))
-        for worker in plan.workers
-        if worker not in covered
-    ]
+    for worker, along in zip(listeners, cycle(tuple(chains)), strict=False):
+        name = beside(worker.pipeline, beyond + worker.stage)
+        chains.append(_Chain(name, along.rides, (worker, *along.workers)))
     return tuple(chains)
 
 
-def _beside(plan: Plan, worker: WorkerId, name: MicroBatch) -> _Chain:
-    """A route on which this worker, which no chain visits, takes the place of a peer."""
-    held = dict(plan.placement.ranges)
-    for route in plan.routes.routes:
-        peers = [visited for visited in route.workers if held.get(visited) == held[worker]]
-        if peers and worker not in route.workers:
-            way = tuple(worker if visited == peers[0] else visited for visited in route.workers)
-            return _Chain(name, route.microbatch, way)
-    raise InvalidSchedule("no pipeline's first micro-batch visits this worker: no verdict", worker=str(worker))
-
-
-def _riding(
-    worker: WorkerId, row: tuple[Op, ...], routes: dict[MicroBatch, tuple[WorkerId, ...]], chains: list[_Chain]
-) -> Iterator[Instruction]:
+def _riding(worker: WorkerId, row: tuple[Op, ...], stops: _Stops, chains: list[_Chain]) -> Iterator[Instruction]:
     """The operations, and before F and the backward of the micro-batches that chains ride on, the chains' messages.
 
-    A worker that does not run such a micro-batch, as it stands in for another on the route, passes the chain on first.
+    A listener runs no micro-batch: it sends its tally at once, and waits for the verdict.
     """
     before: dict[MicroBatch, list[_Chain]] = {}
-    visited = {op.microbatch for op in row}
     for chain in chains:
-        if chain.rides in visited:
+        if chain.rides in stops:
             before.setdefault(chain.rides, []).append(chain)
         else:
             yield from _tallies(worker, [chain])
             yield from _verdicts(worker, [chain])
-    yield from _operations(worker, row, routes, before)
+    yield from _operations(worker, row, stops, before)
 
 
 def _operations(
-    worker: WorkerId,
-    row: tuple[Op, ...],
-    routes: dict[MicroBatch, tuple[WorkerId, ...]],
-    before: dict[MicroBatch, list[_Chain]],
+    worker: WorkerId, row: tuple[Op, ...], stops: _Stops, before: dict[MicroBatch, list[_Chain]]
 ) -> Iterator[Instruction]:
     for position, op in enumerate(row):
-        route = routes.get(op.microbatch, ())
-        if worker not in route:
+        if op.microbatch not in stops:
             rule = "the micro-batch does not visit this worker"
             raise InvalidSchedule(rule, worker=str(worker), position=position, op=str(op))
         if op.kind is OpKind.F:
             yield from _tallies(worker, before.get(op.microbatch, ()))
         elif op.kind is not OpKind.W:
             yield from _verdicts(worker, before.get(op.microbatch, ()))
-        yield from _operation(worker, op, route)
+        yield from _operation(op, *stops[op.microbatch])
 
 
-def _operation(worker: WorkerId, op: Op, route: tuple[WorkerId, ...]) -> Iterator[Instruction]:
+def _operation(op: Op, before: Visit | None, visit: Visit, after: Visit | None) -> Iterator[Instruction]:
+    layers = visit.layers
     if op.kind is OpKind.W:
-        yield Compute(op)
+        yield Compute(op, layers)
         return
-    before, after = _neighbours(worker, route)
-    payload = Payload.ACTIVATION
+    first, last, payload = layers.start, layers.stop, Payload.ACTIVATION
     if op.kind is not OpKind.F:
-        before, after, payload = after, before, Payload.GRADIENT
+        before, after, first, last, payload = after, before, last, first, Payload.GRADIENT
     if before is not None:
-        yield Receive(payload, op.microbatch, before)
-    yield Compute(op)
+        yield Receive(payload, op.microbatch, before.worker, first)
+    yield Compute(op, layers)
     if after is not None:
-        yield Send(payload, op.microbatch, after)
+        yield Send(payload, op.microbatch, after.worker, last)
 
 
 def _tallies(worker: WorkerId, chains: Iterable[_Chain]) -> Iterator[Send | Receive]:

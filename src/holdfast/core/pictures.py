@@ -12,7 +12,8 @@ from holdfast.core.evaluate import Span, Timeline, memory_held
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
-from holdfast.core.schedule import OpKind
+from holdfast.core.schedule import Op, OpKind
+from holdfast.core.work_costs import WorkCosts
 
 __all__ = ["render_svg", "render_trace", "ticks"]
 
@@ -44,6 +45,7 @@ def render_svg(
     origin = min((span.start for span in timeline.spans), default=0)
     width = width or _width(timeline)
     scale = (width - _LEFT - 10) / (timeline.makespan or 1)
+    work = WorkCosts(plan.placement, plan.routes, costs)
     spans: defaultdict[WorkerId, list[Span]] = defaultdict(list)
     for span in timeline.spans:
         spans[span.worker].append(span)
@@ -60,7 +62,7 @@ def render_svg(
             continue
         for span in sorted(spans[worker], key=_is_guest):
             body += _box(span, _LEFT + (span.start - origin) * scale, (span.end - span.start) * scale, top)
-        body += _memory(plan, costs, worker, spans[worker], origin, scale, top + _ROW + 1)
+        body += _memory(plan.orders.of(worker), worker, work, spans[worker], (origin, scale), top + _ROW + 1)
     body += _borders(timeline, scale, bottom)
     body.append(
         f'<text x="{_LEFT}" y="{height - 8}">time in the units of the costs: period {timeline.period:g}, '
@@ -144,11 +146,10 @@ def _width(timeline: Timeline) -> int:
 
 
 def _memory(
-    plan: Plan, costs: Costs, worker: WorkerId, spans: list[Span], origin: float, scale: float, top: float
+    row: tuple[Op, ...], worker: WorkerId, work: WorkCosts, spans: list[Span], axis: tuple[float, float], top: float
 ) -> Iterator[str]:
-    stage = costs.of(plan.placement.layers_of(worker))
-    held = memory_held(plan.orders.of(worker), stage)
-    most = stage.capacity or max(held, default=0)
+    (origin, scale), held = axis, memory_held(row, worker, work)
+    most = work.whole[worker].capacity or max(held, default=0)
     if not spans or not most:
         return
     points = [f"{_LEFT + (spans[0].start - origin) * scale:.2f},{top + _STRIP}"]

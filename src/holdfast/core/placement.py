@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 
-__all__ = ["MOST_LAYERS", "LayerRange", "Placement", "group_into_nodes", "regular_placement", "split_evenly"]
+__all__ = [
+    "MOST_LAYERS",
+    "LayerRange",
+    "Placement",
+    "group_into_nodes",
+    "home_placement",
+    "regular_placement",
+    "split_evenly",
+]
 
 
 MOST_LAYERS = 1 << 20
@@ -43,6 +51,10 @@ class LayerRange:
     def indices(self) -> range:
         """The layers, in ascending order."""
         return range(self.start, self.stop)
+
+    def holds(self, other: LayerRange) -> bool:
+        """Whether all layers of another range are in this one."""
+        return self.start <= other.start and other.stop <= self.stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +133,29 @@ def split_evenly(num_layers: int, num_stages: int) -> tuple[LayerRange, ...]:
     return tuple(LayerRange(start, stop) for start, stop in pairwise(starts))
 
 
+def home_placement(pipelines: Sequence[Sequence[LayerRange]]) -> Placement:
+    """Returns the placement of a whole grid, whose pipelines may cut the model in different ways.
+
+    Args:
+        pipelines: the ranges of stage 0, 1, ... of every pipeline, together covering the layers from 0 without a gap.
+
+    Raises:
+        ConfigError: no pipeline, stages that do not follow one another, or pipelines of unlike models.
+    """
+    if not pipelines:
+        raise ConfigError("grid.pipelines = 0 is impossible: expected at least 1")
+    for stages in pipelines:
+        if not stages or stages[0].start != 0 or any(a.stop != b.start for a, b in pairwise(stages)):
+            raise ConfigError(f"stages {_some(stages)} must cover the layers from 0 without a gap or an overlap")
+    ends = [stages[-1].stop for stages in pipelines]
+    if len(set(ends)) > 1:
+        raise ConfigError(f"pipelines must cover the same layers, but they have {_some(ends)} of them")
+    return Placement(
+        num_layers=ends[0],
+        ranges=tuple((WorkerId(p, s), layers) for p, stages in enumerate(pipelines) for s, layers in enumerate(stages)),
+    )
+
+
 def regular_placement(num_pipelines: int, stages: tuple[LayerRange, ...]) -> Placement:
     """Returns the placement in which every pipeline cuts the model in the same way.
 
@@ -133,12 +168,7 @@ def regular_placement(num_pipelines: int, stages: tuple[LayerRange, ...]) -> Pla
     """
     if num_pipelines < 1:
         raise ConfigError(f"grid.pipelines = {num_pipelines} is impossible: expected at least 1")
-    if not stages or stages[0].start != 0 or any(a.stop != b.start for a, b in pairwise(stages)):
-        raise ConfigError(f"stages {_some(stages)} must cover the layers from 0 without a gap or an overlap")
-    return Placement(
-        num_layers=stages[-1].stop,
-        ranges=tuple((WorkerId(p, s), layers) for p in range(num_pipelines) for s, layers in enumerate(stages)),
-    )
+    return home_placement([stages] * num_pipelines)
 
 
 def group_into_nodes(workers: tuple[WorkerId, ...], workers_per_node: int) -> tuple[tuple[WorkerId, ...], ...]:

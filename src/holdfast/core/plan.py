@@ -43,10 +43,16 @@ class Plan:
         return hashlib.sha256(self.text().encode("ascii")).hexdigest()
 
     def text(self) -> str:
-        """Returns the canonical text: layers per worker, workers per micro-batch, operations per worker."""
+        """Returns the canonical text: layers per worker, visits per micro-batch, operations per worker."""
         lines = [f"layers {self.placement.num_layers}"]
         lines += [f"hold {worker}: {layers}" for worker, layers in self.placement.ranges]
-        lines += [f"route {route.microbatch}: {' '.join(map(str, route.workers))}" for route in self.routes.routes]
+        held = dict(self.placement.ranges)
+        for route in self.routes.routes:
+            stops = (
+                f"{visit.worker}" if held.get(visit.worker) == visit.layers else f"{visit.worker}[{visit.layers}]"
+                for visit in route.visits
+            )
+            lines.append(f"route {route.microbatch}: {' '.join(stops)}")
         return "\n".join(lines) + "\n" + format_orders(self.orders)
 
 

@@ -1,37 +1,66 @@
-"""For every micro-batch the workers that it visits, and how routes change when workers fail."""
+"""For every micro-batch the workers that it visits and what they run of it, and how that changes when workers fail."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import pairwise
 
 from holdfast.core.ids import Batch, MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, Placement
-from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
+from holdfast.errors import ConfigError, StateUnavailable
 
-__all__ = ["Route", "Routes", "home_routes", "reroute"]
+__all__ = ["Route", "Routes", "Visit", "home_routes", "reroute"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Visit:
+    """What one worker runs of a micro-batch.
+
+    Attributes:
+        worker: who.
+        layers: which layers, a contiguous part of what the worker holds.
+    """
+
+    worker: WorkerId
+    layers: LayerRange
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The workers that one micro-batch visits: forward in this order, backward in the opposite one.
+    """The visits of one micro-batch: forward in this order, backward in the opposite one.
 
     Attributes:
         microbatch: the micro-batch.
-        workers: at least one worker, none twice; their layers, one after another, are all layers of the model.
+        visits: at least one, of any worker at most one; their layers, one after another, are all layers of the model.
     """
 
     microbatch: MicroBatch
-    workers: tuple[WorkerId, ...]
+    visits: tuple[Visit, ...]
 
     def __post_init__(self) -> None:
-        if not self.workers or len(set(self.workers)) < len(self.workers):
-            names = " ".join(str(worker) for worker in self.workers) or "nobody"
+        if not self.visits or len({visit.worker for visit in self.visits}) < len(self.visits):
+            names = " ".join(str(visit.worker) for visit in self.visits) or "nobody"
             raise ConfigError(f"the route of micro-batch {self.microbatch} must visit workers once each, not {names}")
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """The workers that it visits, in order."""
+        return tuple(visit.worker for visit in self.visits)
+
+    def visit(self, worker: WorkerId) -> Visit:
+        """Returns the visit to a worker.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for visit in self.visits:
+            if visit.worker == worker:
+                return visit
+        raise ConfigError(f"micro-batch {self.microbatch} does not visit worker {worker}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +87,8 @@ class Routes:
         """The micro-batches of a step by their names; all of them must have routes."""
         return Batch(tuple(Counter(route.microbatch.pipeline for route in self.routes).values()))
 
-    def of(self, microbatch: MicroBatch) -> tuple[WorkerId, ...]:
-        """Returns the workers that a micro-batch visits.
+    def of(self, microbatch: MicroBatch) -> Route:
+        """Returns the route of a micro-batch.
 
         Raises:
             ConfigError: the micro-batch has no route.
@@ -67,43 +96,42 @@ class Routes:
         at = bisect_left(self.routes, microbatch, key=_microbatch_of)
         if at == len(self.routes) or self.routes[at].microbatch != microbatch:
             raise ConfigError(f"micro-batch {microbatch} has no route among the {len(self.routes)} of this plan")
-        return self.routes[at].workers
+        return self.routes[at]
 
     def through(self, worker: WorkerId) -> tuple[MicroBatch, ...]:
         """Returns the micro-batches that visit a worker, sorted."""
         return tuple(route.microbatch for route in self.routes if worker in route.workers)
 
 
-_StandIns = dict[tuple[MicroBatch, WorkerId], WorkerId]
-"""Who runs a micro-batch in the place of a failed worker."""
-
-
-def home_routes(num_pipelines: int, num_stages: int, microbatches: int) -> Routes:
-    """Returns the routes of a healthy regular grid: every micro-batch stays in its own pipeline.
+def home_routes(placement: Placement, batch: Batch) -> Routes:
+    """Returns the routes of a whole grid: every micro-batch stays in its own pipeline, and runs all that is held there.
 
     Args:
-        num_pipelines: at least 1.
-        num_stages: at least 1.
-        microbatches: micro-batches per pipeline, at least 1.
+        placement: who holds what; the workers of a pipeline, by their stages, hold all layers one after another.
+        batch: the micro-batches of every pipeline.
 
     Raises:
-        ConfigError: one of the numbers is below 1.
+        ConfigError: there are not as many pipelines as have micro-batches.
     """
-    for name, value in (("pipelines", num_pipelines), ("stages", num_stages), ("microbatches", microbatches)):
-        if value < 1:
-            raise ConfigError(f"grid.{name} = {value} is impossible: expected at least 1")
-    rows = [tuple(WorkerId(p, s) for s in range(num_stages)) for p in range(num_pipelines)]
-    batch = Batch((microbatches,) * num_pipelines)
-    return Routes(tuple(Route(each, rows[each.pipeline]) for each in batch.microbatches))
+    rows: dict[int, list[Visit]] = {}
+    for worker, layers in placement.ranges:
+        rows.setdefault(worker.pipeline, []).append(Visit(worker, layers))
+    if list(rows) != list(range(len(batch.counts))):
+        raise ConfigError(f"micro-batches for {len(batch.counts)} pipelines, but workers are in {len(rows)}")
+    visits = [tuple(row) for row in rows.values()]
+    return Routes(tuple(Route(microbatch, visits[microbatch.pipeline]) for microbatch in batch.microbatches))
 
 
 def reroute(placement: Placement, routes: Routes, failed: Iterable[WorkerId]) -> Routes:
-    """Returns the routes around failed workers: their micro-batches go to living peers that hold the same layers.
+    """Returns the routes around failed workers: their visits go to living workers that hold the same layers.
 
-    Each micro-batch of a failed worker goes to the least-loaded living peer, ties in turn, so that the loads of the
-    peers of a stage end up differing by at most one. Micro-batches of living workers stay where they are. The result
-    depends on the *set* of failed workers only: call it with the home routes and all workers failed so far, never with
-    routes that were already re-routed.
+    Each visit to a failed worker goes to the least-loaded living peer that holds just its layers, ties in turn, so that
+    the loads of the peers of a stage end up differing by at most one. Where there is no such peer, workers that hold
+    parts of the layers take their parts: whoever makes the highest load of them lowest. Should one worker be needed for
+    two parts of one micro-batch, that is led anew, from each layer on to the owner that reaches furthest, which always
+    ends: a worker that has been visited holds none of the layers that are left. Visits to living workers stay where
+    they are otherwise. The result depends on the *set* of failed workers only: call it with the home routes and all
+    workers failed so far, never with routes that were already re-routed.
 
     Args:
         placement: who holds what, failed workers included.
@@ -112,32 +140,24 @@ def reroute(placement: Placement, routes: Routes, failed: Iterable[WorkerId]) ->
 
     Raises:
         StateUnavailable: a layer is left without an owner; only a checkpoint can bring it back.
-        InfeasiblePlan: all layers have owners, but no living worker holds exactly the failed worker's range.
         ConfigError: a failed worker is not in the placement.
 
     Source:
         SlipStream, adaptive pipelining. There the micro-batches of one failed worker go round its peers; here the turn
         goes on over all failed peers of a stage, and each further failed stage starts at another peer, so that
-        remainders do not gather in one pipeline.
+        remainders do not gather in one pipeline. Unlike pipelines are our own addition.
     """
     gone = frozenset(failed)
     _check_survivable(placement, gone)
-    visits: defaultdict[WorkerId, list[MicroBatch]] = defaultdict(list)
-    for route in routes.routes:
-        for worker in route.workers:
-            visits[worker].append(route.microbatch)
-    stand_ins: _StandIns = {}
-    for turn, (layers, lost) in enumerate(sorted(_failed_by_range(placement, gone).items())):
-        peers = [(len(visits[w]), w) for w, held in placement.ranges if held == layers and w not in gone]
-        if not peers:
-            raise InfeasiblePlan(
-                f"worker {lost[0]} is gone and no living worker holds exactly its layers {layers}: "
-                "re-routing keeps ranges whole, so layers have to move first"
-            )
-        turn %= len(peers)
-        strays = [(microbatch, worker) for worker in lost for microbatch in visits[worker]]
-        stand_ins |= _share(strays, peers[turn:] + peers[:turn])
-    return Routes(tuple(_detour(route, gone, stand_ins) for route in routes.routes))
+    if not gone:
+        return routes
+    whole = _to_peers(placement, routes, gone)
+    strays = [route for route in whole if not gone.isdisjoint(route.workers)]
+    if not strays:
+        return Routes(whole)
+    cover = _Cover(placement.without(gone), whole)
+    led = {route.microbatch: cover.lead(route) for route in sorted(strays, key=_by_index)}
+    return Routes(tuple(led.get(route.microbatch, route) for route in whole))
 
 
 def _check_survivable(placement: Placement, gone: frozenset[WorkerId]) -> None:
@@ -150,12 +170,26 @@ def _check_survivable(placement: Placement, gone: frozenset[WorkerId]) -> None:
         raise StateUnavailable(lost, f"after losing {', '.join(str(worker) for worker in sorted(gone))}")
 
 
-def _failed_by_range(placement: Placement, gone: frozenset[WorkerId]) -> dict[LayerRange, list[WorkerId]]:
-    groups: defaultdict[LayerRange, list[WorkerId]] = defaultdict(list)
-    for worker, layers in placement.ranges:
-        if worker in gone:
-            groups[layers].append(worker)
-    return dict(groups)
+_StandIns = dict[tuple[MicroBatch, WorkerId], WorkerId]
+"""Who runs a micro-batch in the place of a failed worker."""
+
+
+def _to_peers(placement: Placement, routes: Routes, gone: frozenset[WorkerId]) -> tuple[Route, ...]:
+    """Returns the routes on which the lost have been replaced wherever a peer holds the same layers."""
+    loads: Counter[WorkerId] = Counter()
+    strays: defaultdict[LayerRange, list[tuple[MicroBatch, WorkerId]]] = defaultdict(list)
+    for route in routes.routes:
+        for visit in route.visits:
+            loads[visit.worker] += 1
+            if visit.worker in gone:
+                strays[visit.layers].append((route.microbatch, visit.worker))
+    stand_ins: _StandIns = {}
+    for turn, (layers, visits) in enumerate(sorted(strays.items(), key=lambda each: each[0])):
+        peers = [(loads[w], w) for w, held in placement.ranges if held == layers and w not in gone]
+        if peers:
+            turn %= len(peers)
+            stand_ins |= _share(visits, peers[turn:] + peers[:turn])
+    return tuple(_detour(route, gone, stand_ins) for route in routes.routes)
 
 
 def _share(visits: list[tuple[MicroBatch, WorkerId]], peers: list[tuple[int, WorkerId]]) -> _StandIns:
@@ -177,8 +211,89 @@ def _share(visits: list[tuple[MicroBatch, WorkerId]], peers: list[tuple[int, Wor
 def _detour(route: Route, gone: frozenset[WorkerId], stand_ins: _StandIns) -> Route:
     if gone.isdisjoint(route.workers):
         return route
-    workers = tuple(stand_ins.get((route.microbatch, worker), worker) for worker in route.workers)
-    return Route(route.microbatch, workers)
+    visits = (
+        Visit(stand_ins.get((route.microbatch, visit.worker), visit.worker), visit.layers) for visit in route.visits
+    )
+    return Route(route.microbatch, tuple(visits))
+
+
+class _Cover:
+    """Leads micro-batches around lost workers for which nobody holds the same layers, one after another."""
+
+    def __init__(self, living: Placement, routes: Iterable[Route]) -> None:
+        self._held = dict(living.ranges)
+        self._owners = _owners_of(living)
+        self._end = living.num_layers
+        self._loads: Counter[WorkerId] = Counter()
+        for route in routes:
+            self._count(route.visits)
+
+    def lead(self, route: Route) -> Route:
+        """Returns the route with all gaps closed, and counts it into the loads."""
+        visits = [visit for visit in route.visits if visit.worker in self._held]
+        used = {visit.worker for visit in visits}
+        for gap in list(self._gaps(visits)):
+            found = self._close(gap, used)
+            if found is None:
+                self._loads.subtract({visit.worker: len(visit.layers.indices) for visit in visits})
+                led = Route(route.microbatch, self._furthest())
+                self._count(led.visits)
+                return led
+            self._count(found)
+            visits += found
+            used.update(visit.worker for visit in found)
+        return Route(route.microbatch, tuple(sorted(visits, key=lambda visit: visit.layers)))
+
+    def _count(self, visits: Iterable[Visit]) -> None:
+        for visit in visits:
+            self._loads[visit.worker] += len(visit.layers.indices)
+
+    def _gaps(self, visits: list[Visit]) -> Iterator[LayerRange]:
+        ends = [0, *(visit.layers.stop for visit in visits)]
+        starts = [*(visit.layers.start for visit in visits), self._end]
+        return (LayerRange(end, start) for end, start in zip(ends, starts, strict=True) if end < start)
+
+    def _close(self, gap: LayerRange, used: set[WorkerId]) -> tuple[Visit, ...] | None:
+        """Returns the visits over a gap that make the highest load lowest; None if only the used could close it."""
+        ways: list[tuple[int, int, int, int, tuple[Visit, ...]]] = [(0, 0, 0, gap.start, ())]
+        seen: set[int] = set()
+        while ways:
+            highest, length, total, at, visits = heappop(ways)
+            if at == gap.stop:
+                return visits
+            if at in seen:
+                continue
+            seen.add(at)
+            for worker in self._owners[at]:
+                if worker in used:
+                    continue
+                stop = min(self._held[worker].stop, gap.stop)
+                load = self._loads[worker] + stop - at
+                way = (*visits, Visit(worker, LayerRange(at, stop)))
+                heappush(ways, (max(highest, load), length + 1, total + load, stop, way))
+        return None
+
+    def _furthest(self) -> tuple[Visit, ...]:
+        """Returns the visits from each layer on to the owner that reaches furthest, the least-loaded of them."""
+        visits: list[Visit] = []
+        at = 0
+        while at < self._end:
+            worker = min(self._owners[at], key=lambda each: (-self._held[each].stop, self._loads[each], each))
+            visits.append(Visit(worker, LayerRange(at, self._held[worker].stop)))
+            at = self._held[worker].stop
+        return tuple(visits)
+
+
+def _owners_of(placement: Placement) -> Mapping[int, list[WorkerId]]:
+    owners: defaultdict[int, list[WorkerId]] = defaultdict(list)
+    for worker, layers in placement.ranges:
+        for layer in layers.indices:
+            owners[layer].append(worker)
+    return owners
+
+
+def _by_index(route: Route) -> tuple[int, int]:
+    return route.microbatch.index, route.microbatch.pipeline
 
 
 def _microbatch_of(route: Route) -> MicroBatch:

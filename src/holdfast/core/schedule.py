@@ -31,7 +31,7 @@ class OpKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Op:
-    """One operation on one micro-batch, over all layers of the worker that runs it. Text: ``F1.5``."""
+    """One operation on one micro-batch, over the layers of its visit to the worker that runs it. Text: ``F1.5``."""
 
     kind: OpKind
     microbatch: MicroBatch

@@ -6,7 +6,6 @@ grid has shrunk or after they have changed places.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +13,7 @@ from itertools import chain
 from holdfast.core.ids import Batch, MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, Placement
 from holdfast.core.plan import Plan
-from holdfast.core.routes import Route, Routes
+from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, Orders
 from holdfast.errors import ConfigError
 
@@ -67,16 +66,16 @@ def seats_of(plan: Plan) -> Seats | None:
     Args:
         plan: a plan in which every worker computes.
     """
-    served: dict[tuple[WorkerId, ...], list[MicroBatch]] = {}
+    served: dict[tuple[Visit, ...], list[MicroBatch]] = {}
     for route in plan.routes.routes:
-        served.setdefault(route.workers, []).append(route.microbatch)
-    held = dict(plan.placement.ranges)
-    cuts = {tuple(held[worker] for worker in row) for row in served}
-    seated = Counter(worker for row in served for worker in row)
-    alone = set(seated) == set(held) and max(seated.values()) == 1
+        served.setdefault(route.visits, []).append(route.microbatch)
+    cuts = {tuple(visit.layers for visit in row) for row in served}
+    seated = sorted((visit.worker, visit.layers) for row in served for visit in row)
+    alone = tuple(seated) == plan.placement.ranges
     if len(cuts) != 1 or not alone or len({len(each) for each in served.values()}) != 1:
         return None
-    return Seats(stages=cuts.pop(), rows=tuple(served), microbatches=tuple(map(tuple, served.values())))
+    rows = tuple(tuple(visit.worker for visit in row) for row in served)
+    return Seats(stages=cuts.pop(), rows=rows, microbatches=tuple(map(tuple, served.values())))
 
 
 def exchanged(plan: Plan, pairs: Iterable[tuple[WorkerId, WorkerId]]) -> Plan:
@@ -112,7 +111,13 @@ def renamed(
         routes=Routes(
             tuple(
                 sorted(
-                    (Route(what(route.microbatch), tuple(map(who, route.workers))) for route in routes),
+                    (
+                        Route(
+                            what(route.microbatch),
+                            tuple(Visit(who(visit.worker), visit.layers) for visit in route.visits),
+                        )
+                        for route in routes
+                    ),
                     key=lambda route: route.microbatch,
                 )
             )

@@ -10,7 +10,7 @@ from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.placement import Placement, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, unit_costs
-from holdfast.core.routes import Route, Routes
+from holdfast.core.routes import Route, Routes, Visit
 from holdfast.errors import InfeasiblePlan
 
 __all__ = ["shrunken_plan"]
@@ -71,8 +71,10 @@ def _plan(
     costs: Costs,
 ) -> Plan:
     ranges = split_evenly(num_layers, stages)
-    rows = [tuple(workers[start : start + stages]) for start in range(0, pipelines * stages, stages)]
-    held = sorted((worker, layers) for row in rows for worker, layers in zip(row, ranges, strict=True))
+    rows = [
+        tuple(map(Visit, workers[start : start + stages], ranges)) for start in range(0, pipelines * stages, stages)
+    ]
+    held = sorted((visit.worker, visit.layers) for row in rows for visit in row)
     placement = Placement(num_layers=num_layers, ranges=tuple(held))
     share = [index * pipelines // len(microbatches) for index in range(len(microbatches))]
     routes = Routes(tuple(Route(mb, rows[row]) for mb, row in zip(microbatches, share, strict=True)))

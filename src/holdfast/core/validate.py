@@ -12,6 +12,7 @@ from holdfast.core.lower import Compute, Instruction, Payload, Receive, Reduce, 
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.schedule import Op, OpKind, Orders
+from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import InvalidSchedule
 
 __all__ = ["Flaw", "dry_run", "render_table", "validate"]
@@ -35,10 +36,10 @@ class Flaw:
 def validate(plan: Plan, *, ties: tuple[tuple[int, ...], ...] = (), costs: Costs | None = None) -> None:
     """Returns if a plan is right. It then computes every layer of every micro-batch once, and ends.
 
-    Rules: every layer has an owner; every route covers all layers once, in order, on owners; every worker has a row;
-    a micro-batch has on each worker of its route, and on no other, one F and then either one B, or one I and then one
-    W; the lowered programs run to their end when sends never wait, and every message is sent once and received once;
-    the memory held never exceeds the limit, if the costs have one.
+    Rules: every layer has an owner; every route covers all layers once, in order, in visits to owners; every worker has
+    a row; a micro-batch has on each worker of its route, and on no other, one F and then either one B, or one I and
+    then one W; the lowered programs run to their end when sends never wait, and every message is sent once and received
+    once; the memory held never exceeds the limit, if the costs have one.
 
     Args:
         plan: the plan.
@@ -100,15 +101,19 @@ def _check_routes(plan: Plan) -> None:
     held = dict(plan.placement.ranges)
     for route in plan.routes.routes:
         next_layer = 0
-        for worker in route.workers:
+        for visit in route.visits:
+            worker, layers = visit.worker, visit.layers
             if worker not in held:
                 raise _invalid(
                     plan, f"micro-batch {route.microbatch} visits a worker that is not in the placement", worker
                 )
-            if held[worker].start != next_layer:
-                rule = f"micro-batch {route.microbatch} needs layer {next_layer} here, where layers {held[worker]} are"
+            if layers.start != next_layer:
+                rule = f"micro-batch {route.microbatch} needs layer {next_layer} here, but runs layers {layers}"
                 raise _invalid(plan, rule, worker)
-            next_layer = held[worker].stop
+            if not held[worker].holds(layers):
+                rule = f"micro-batch {route.microbatch} runs layers {layers} here, where layers {held[worker]} are"
+                raise _invalid(plan, rule, worker)
+            next_layer = layers.stop
         if next_layer < plan.placement.num_layers:
             raise _invalid(plan, f"the route of micro-batch {route.microbatch} ends before layer {next_layer}")
 
@@ -168,18 +173,19 @@ def _check_programs(plan: Plan, programs: tuple[WorkerProgram, ...]) -> None:
 
 
 def _check_memory(plan: Plan, costs: Costs) -> None:
+    work = WorkCosts(plan.placement, plan.routes, costs)
     for worker, row in plan.orders.rows:
-        stage = costs.of(plan.placement.layers_of(worker))
-        if stage.capacity is None:
+        capacity = work.whole[worker].capacity
+        if capacity is None:
             continue
-        for position, held in enumerate(memory_held(row, stage)):
-            if held > stage.capacity * (1 + 1e-9):
-                rule = f"holds {held} of memory, more than the {stage.capacity} that it has"
+        for position, held in enumerate(memory_held(row, worker, work)):
+            if held > capacity * (1 + 1e-9):
+                rule = f"holds {held} of memory, more than the {capacity} that it has"
                 raise _invalid(plan, rule, worker, position, row[position])
 
 
-_Message = tuple[Payload, MicroBatch, WorkerId, WorkerId]
-"""What, of which micro-batch, from whom, to whom."""
+_Message = tuple[Payload, MicroBatch, int, WorkerId, WorkerId]
+"""What, of which micro-batch, at which boundary of layers, from whom, to whom."""
 
 
 class _DryRun:
@@ -206,8 +212,8 @@ class _DryRun:
     def _send(self, worker: WorkerId) -> str:
         """Registers what a worker does to others when it comes to its next instruction; returns a broken rule."""
         match self._instruction(worker):
-            case Send(payload, microbatch, peer):
-                message = (payload, microbatch, worker, peer)
+            case Send(payload, microbatch, peer, boundary):
+                message = (payload, microbatch, boundary, worker, peer)
                 if message in self._sent:
                     return "the same message is sent twice"
                 self._sent[message] = self._at[worker]
@@ -221,8 +227,8 @@ class _DryRun:
 
     def _may_pass(self, worker: WorkerId) -> bool:
         match self._instruction(worker):
-            case Receive(payload, microbatch, peer):
-                message = (payload, microbatch, peer, worker)
+            case Receive(payload, microbatch, peer, boundary):
+                message = (payload, microbatch, boundary, peer, worker)
                 return message in self._sent and message not in self._received
             case Reduce(reduction):
                 return len(self._arrived[reduction]) == len(reduction.workers)
@@ -233,8 +239,8 @@ class _DryRun:
         instruction = self._instruction(worker)
         self._at[worker] += 1
         match instruction:
-            case Receive(payload, microbatch, peer):
-                self._received.add((payload, microbatch, peer, worker))
+            case Receive(payload, microbatch, peer, boundary):
+                self._received.add((payload, microbatch, boundary, peer, worker))
             case Send(peer=peer) if peer in self._programs:
                 return [peer]
             case Reduce(reduction):
@@ -275,5 +281,5 @@ class _DryRun:
     def _unread(self) -> Flaw | None:
         for message, position in self._sent.items():
             if message not in self._received:
-                return Flaw(rule="nobody receives this message", worker=message[2], position=position)
+                return Flaw(rule="nobody receives this message", worker=message[3], position=position)
         return None

@@ -15,7 +15,7 @@ from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, regular_placement
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, StageCosts
-from holdfast.core.routes import Route, Routes
+from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.errors import ConfigError, StateUnavailable
 
@@ -244,13 +244,14 @@ def _check_memory(grid: CostedGrid, worker_of: tuple[int, ...]) -> None:
 
 
 def to_routes(shop: Shop) -> Routes:
-    """Returns the workers that every micro-batch visits."""
-    names, num_stages, pipelines = _names(shop), shop.num_stages, shop.grid.pipelines
+    """Returns the visits of every micro-batch."""
+    num_stages, pipelines = shop.num_stages, shop.grid.pipelines
+    visits = [Visit(name, shop.grid.stages[name.stage]) for name in _names(shop)]
     routes = []
     for microbatch in shop.grid.batch.microbatches:
         first = (microbatch.index * pipelines + microbatch.pipeline) * num_stages
-        workers = tuple(names[worker] for worker in shop.worker_of[first : first + num_stages])
-        routes.append(Route(microbatch, workers))
+        way = tuple(visits[worker] for worker in shop.worker_of[first : first + num_stages])
+        routes.append(Route(microbatch, way))
     return Routes(tuple(routes))
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from holdfast.core.faults import Point
 from holdfast.core.ids import MicroBatch
 from holdfast.core.lower import Compute, Instruction, Payload, Receive, Reduction, Send, WorkerProgram
+from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InternalError, StepRefused
 
@@ -45,11 +46,11 @@ class StepEngine(Protocol):
     def begin(self, step: int) -> None:
         """Forgets everything of the step before."""
 
-    def forward(self, step: int, microbatch: int, activation: Any) -> Any:
-        """Runs the stage forward; returns what goes to the next stage, None from the last."""
+    def forward(self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None) -> Any:
+        """Runs layers forward, all own ones unless told; returns what the next layer takes, None from the last one."""
 
     def backward(self, kind: OpKind, step: int, microbatch: int, gradient: Any) -> Any:
-        """Runs B, I or W; returns what goes to the previous stage, None from the first and for W."""
+        """Runs B, I or W over the same layers; returns the gradient of their input, None from layer 0 and for W."""
 
     def message(self, layers: tuple[int, ...], dissent: int) -> Any:
         """Returns this worker's contribution to a reduction; ``dissent`` 1: not ready for a prepared generation."""
@@ -130,11 +131,12 @@ class Give:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Compute one operation and return its result."""
+    """Compute one operation over these layers and return its result."""
 
     op: Op
     step: int
     value: Any
+    layers: LayerRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +247,8 @@ class Execution:
         marks = self._half_way()
         for instruction in instructions:
             match instruction:
-                case Compute(op=op):
-                    self._value = yield Run(op, self.step, self._value)
+                case Compute(op=op, layers=layers):
+                    self._value = yield Run(op, self.step, self._value, layers)
                     self.ops.append(op)
                     if op in marks:
                         yield Reach(marks[op], self.step)

@@ -38,7 +38,7 @@ from holdfast.control.messages import (
 )
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import WorkerProgram, groups, lower_worker
+from holdfast.core.lower import Compute, WorkerProgram, groups, lower_worker
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
@@ -484,10 +484,11 @@ class WorkerProtocol:
         """Notes how many (layer, micro-batch) pairs were begun of the step that ran last; keeps the one before too."""
         if self.execution is None:
             return
-        forwards = sum(op.kind is OpKind.F for op in self.execution.ops)
-        step = self.execution.step
+        step, program = self.execution.step, self.execution.program
+        layers = {i.op: i.layers for i in program.operations if isinstance(i, Compute) and i.layers is not None}
+        forwards = [layers[op] for op in self.execution.ops if op.kind is OpKind.F]
         before = {step - 1: self.executed[step - 1]} if step - 1 in self.executed else {}
-        self.executed = {**before, step: forwards * len(self.stage.layer_steps())}
+        self.executed = {**before, step: sum(len(each.indices) for each in forwards)}
 
     def _forget_executed(self) -> None:
         """What this recovery has counted is not told to the next one again."""

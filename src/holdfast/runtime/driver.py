@@ -25,7 +25,7 @@ from holdfast.control.messages import (
     StateAt,
     StepDone,
 )
-from holdfast.core.lower import Payload, Receive, Reduction
+from holdfast.core.lower import Receive, Reduction, Send
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
@@ -91,7 +91,7 @@ class Driver:
         attach: connects to the coordinator, with :meth:`hello` at the beginning of each connection.
         send: queues a message to the coordinator.
         log: the job's events.
-        spec_of: what a message of this kind that comes in holds.
+        spec_of: what a message that comes in holds.
         injector: scheduled faults.
         copier: state transfers.
         rebuild: makes a compute engine for the layers that a plan gives us, with a state from a store.
@@ -108,7 +108,7 @@ class Driver:
     attach: Callable[[], None]
     send: Callable[[Message], None]
     log: EventLog
-    spec_of: Callable[[Payload], TensorSpec]
+    spec_of: Callable[[Receive], TensorSpec]
     injector: WorkerInjector
     copier: StateCopier
     rebuild: Callable[[Plan, StateAt], StageParts]
@@ -284,12 +284,12 @@ class Driver:
         match effect:
             case Build(generation=generation, groups=groups):
                 return self.transport.build(generation, groups)
-            case Run(op=op, step=step, value=value):
-                return self._run(op, step, value)
+            case Run():
+                return self._run(effect)
             case Take(receive=receive, step=step):
                 return self._take(receive, step)
             case Give(send=send, step=step, value=value):
-                return self.transport.send(self._key(send.payload, send.microbatch, step), send.peer, value)
+                return self.transport.send(self._key(send, step), send.peer, value)
             case Expect(receives=receives):
                 return self._expect(receives)
             case StartReduce(reduction=reduction, value=value):
@@ -348,8 +348,7 @@ class Driver:
     def _post(self) -> None:
         while self._upcoming and len(self._posted) < LOOKAHEAD:
             receive, step = self._upcoming.popleft()
-            key = self._key(receive.payload, receive.microbatch, step)
-            spec = self.spec_of(receive.payload)
+            key, spec = self._key(receive, step), self.spec_of(receive)
             self._posted[receive, step] = self.transport.receive(key, receive.peer, spec)
 
     def _take(self, receive: Receive, step: int) -> torch.Tensor:
@@ -357,18 +356,23 @@ class Driver:
         self._post()  # before the wait: whatever comes after it holds up what the value is for
         return self._wait(handle)
 
-    def _key(self, payload: Payload, microbatch: Any, step: int) -> MessageKey:
-        generation = self.protocol.generation
-        return MessageKey(generation=generation, step=step, payload=payload, microbatch=microbatch.number)
+    def _key(self, message: Send | Receive, step: int) -> MessageKey:
+        return MessageKey(
+            generation=self.protocol.generation,
+            step=step,
+            payload=message.payload,
+            microbatch=message.microbatch.number,
+            boundary=message.boundary,
+        )
 
-    def _run(self, op: Op, step: int, value: Any) -> Any:
-        number = op.microbatch.number
+    def _run(self, run: Run) -> Any:
+        op, step, number = run.op, run.step, run.op.microbatch.number
         self.pace.compute()
         start = time.monotonic()
         if op.kind is OpKind.F:
-            result = self.stage.forward(step, number, value)
+            result = self.stage.forward(step, number, run.value, run.layers)
         else:
-            result = self.stage.backward(op.kind, step, number, value)
+            result = self.stage.backward(op.kind, step, number, run.value)
         self.injector.slow_down(step, time.monotonic() - start)
         self._spans.append((op.kind.value, op.microbatch.pipeline, op.microbatch.index, start, time.monotonic()))
         return result

@@ -93,15 +93,20 @@ def measured_costs(plan: Plan, steps: Iterable[_Ran]) -> Costs:
 
     Messages and the optimizer are not measured, and cost nothing here.
     """
+    layers = {
+        (visit.worker, str(route.microbatch)): len(visit.layers.indices)
+        for route in plan.routes.routes
+        for visit in route.visits
+    }
     taken: dict[tuple[WorkerId, str], list[float]] = defaultdict(list)
     for ran in steps:
         for worker, ops in ran.items():
-            for kind, _, _, since, until in ops:
-                taken[worker, kind].append(until - since)
+            for kind, pipeline, index, since, until in ops:
+                taken[worker, kind].append((until - since) / layers[worker, f"{pipeline}.{index}"])
     owners = [plan.placement.owners(layer) for layer in range(plan.placement.num_layers)]
 
     def row(kinds: str) -> tuple[float, ...]:
-        return tuple(max((_share(plan, taken, worker, kinds) for worker in each), default=0.0) for each in owners)
+        return tuple(max((_share(taken, worker, kinds) for worker in each), default=0.0) for each in owners)
 
     zeros, ones = (0.0,) * len(owners), (1.0,) * len(owners)
     return Costs(
@@ -116,10 +121,9 @@ def measured_costs(plan: Plan, steps: Iterable[_Ran]) -> Costs:
     )
 
 
-def _share(plan: Plan, taken: Mapping[tuple[WorkerId, str], list[float]], worker: WorkerId, kinds: str) -> float:
+def _share(taken: Mapping[tuple[WorkerId, str], list[float]], worker: WorkerId, kinds: str) -> float:
     """What one layer of a worker takes of the first of these kinds that it ran."""
-    layers = plan.placement.layers_of(worker)
-    return next((median(taken[worker, k]) / len(layers.indices) for k in kinds if (worker, k) in taken), 0.0)
+    return next((median(taken[worker, k]) for k in kinds if (worker, k) in taken), 0.0)
 
 
 def _planned(plan: Plan, costs: Costs, step: int, begin: float) -> Iterator[_Json]:

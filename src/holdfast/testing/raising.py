@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.ids import WorkerId
+from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.core.work import WorkPhase, working
 from holdfast.protocol.worker import Engine
@@ -77,6 +78,7 @@ class RaisingStage:
         self._fired = fired
         self._saved = saved
         self._whole = True
+        self._ran: dict[int, LayerRange] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
@@ -86,14 +88,14 @@ class RaisingStage:
         """See Engine.whole."""
         return self._whole
 
-    def forward(self, step: int, microbatch: int, activation: Any) -> Any:
+    def forward(self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None) -> Any:
         """See StepEngine.forward."""
-        layers = self._stage.layer_range.indices
-        if layers[0] == 0:
+        self._ran[microbatch] = layers = layers or self._stage.layer_range
+        if layers.start == 0:
             self._reach(WorkPhase.LOADING, step, microbatch=microbatch)
-        for layer in layers:
+        for layer in layers.indices:
             self._reach(WorkPhase.FORWARD, step, layer, microbatch)
-        result = self._stage.forward(step, microbatch, activation)
+        result = self._stage.forward(step, microbatch, activation, layers)
         if result is None:
             self._reach(WorkPhase.LOADING, step, microbatch=microbatch)
             self._reach(WorkPhase.LOSS, step, microbatch=microbatch)
@@ -101,7 +103,7 @@ class RaisingStage:
 
     def backward(self, kind: OpKind, step: int, microbatch: int, gradient: Any) -> Any:
         """See StepEngine.backward."""
-        for layer in self._stage.layer_range.indices:
+        for layer in self._ran[microbatch].indices:
             self._reach(WorkPhase.BACKWARD, step, layer, microbatch)
         return self._stage.backward(kind, step, microbatch, gradient)
 

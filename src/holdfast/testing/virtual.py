@@ -317,7 +317,7 @@ class VirtualCluster:
     ) -> None:
         terms = None
         if technique is not None:
-            depth = max(len(route.workers) for route in plan.routes.routes)
+            depth = max(len(route.visits) for route in plan.routes.routes)
             costs = unit_costs(plan.placement.num_layers)
             terms = Terms(technique=technique, costs=costs, in_flight=2 * depth, ties=ties)
             plan = replanned(plan, terms)
@@ -1044,7 +1044,7 @@ class VirtualCluster:
         number = run.op.microbatch.number
         stage = worker.protocol.stage
         if run.op.kind is OpKind.F:
-            result = stage.forward(run.step, number, run.value)
+            result = stage.forward(run.step, number, run.value, run.layers)
         else:
             result = stage.backward(run.op.kind, run.step, number, run.value)
         start, end = self._now, self._now + self._draw(self._delays.compute)
@@ -1155,9 +1155,12 @@ class VirtualCluster:
             raise InternalError(f"worker {worker.protocol.worker} left its order in step {step}")
 
     def _key(self, worker: _Worker, instruction: Any, step: int) -> MessageKey:
-        number = instruction.microbatch.number
         return MessageKey(
-            generation=worker.protocol.generation, step=step, payload=instruction.payload, microbatch=number
+            generation=worker.protocol.generation,
+            step=step,
+            payload=instruction.payload,
+            microbatch=instruction.microbatch.number,
+            boundary=instruction.boundary,
         )
 
 

@@ -2,18 +2,19 @@ import math
 
 import pytest
 
-from holdfast.core.builders import Limit, adaptive_plan, gpipe_orders, one_f_one_b, regular_plan
+from holdfast.core.builders import Limit, adaptive_plan, gpipe_orders, home_plan, one_f_one_b, regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import Batch, WorkerId
-from holdfast.core.placement import LayerRange, Placement, regular_placement, split_evenly
+from holdfast.core.placement import home_placement, regular_placement, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.profile import parse_costs, unit_costs
-from holdfast.core.routes import Route, Routes, home_routes
+from holdfast.core.routes import Route, Routes, Visit, home_routes
 from holdfast.core.schedule import format_orders
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
 
 EXAMPLE = regular_plan(3, split_evenly(4, 4), 6)
+TALL, SHORT = regular_placement(1, split_evenly(3, 3)), regular_placement(1, split_evenly(2, 2))
 
 
 def peaks(plan, costs):
@@ -21,7 +22,9 @@ def peaks(plan, costs):
 
 
 def test_healthy_orders_are_classic_1f1b():
-    orders = one_f_one_b(regular_placement(1, split_evenly(3, 3)), home_routes(1, 3, 4))
+    orders = one_f_one_b(
+        regular_placement(1, split_evenly(3, 3)), home_routes(regular_placement(1, split_evenly(3, 3)), Batch((4,)))
+    )
     assert format_orders(orders) == (
         "0.0: F0.0 F0.1 F0.2 B0.0 F0.3 B0.1 B0.2 B0.3\n"
         "0.1: F0.0 F0.1 B0.0 F0.2 B0.1 F0.3 B0.2 B0.3\n"
@@ -35,7 +38,9 @@ def test_healthy_orders_do_not_depend_on_the_costs():
 
 
 def test_gpipe_runs_all_forwards_first():
-    orders = gpipe_orders(regular_placement(1, split_evenly(2, 2)), home_routes(1, 2, 2))
+    orders = gpipe_orders(
+        regular_placement(1, split_evenly(2, 2)), home_routes(regular_placement(1, split_evenly(2, 2)), Batch((2,)))
+    )
     assert format_orders(orders) == "0.0: F0.0 F0.1 B0.0 B0.1\n0.1: F0.0 F0.1 B0.0 B0.1\n"
 
 
@@ -86,13 +91,30 @@ def test_too_little_memory_names_the_stage_and_what_it_needs():
 
 
 def test_pipelines_of_different_shape_are_scheduled():
-    wide, tall = (WorkerId(0, 0), WorkerId(0, 1)), (WorkerId(1, 0), WorkerId(1, 1), WorkerId(1, 2))
-    held = [LayerRange(0, 3), LayerRange(3, 6), *split_evenly(6, 3)]
-    placement = Placement(num_layers=6, ranges=tuple(zip(wide + tall, held, strict=True)))
-    routes = Routes(tuple(Route(each, (wide, tall)[each.pipeline]) for each in Batch((5, 3)).microbatches))
-    orders = one_f_one_b(placement, routes)
-    validate(Plan(placement=placement, routes=routes, orders=orders), ties=((0, 5),))
-    assert format_orders(orders).startswith("0.0: F0.0 F0.1 B0.0 F0.2")
+    plan = home_plan(home_placement([split_evenly(6, 2), split_evenly(6, 3)]), Batch((5, 3)))
+    validate(plan, ties=((0, 5),))
+    assert format_orders(plan.orders).startswith("0.0: F0.0 F0.1 B0.0 F0.2")
+
+
+def test_workers_that_wait_for_one_anothers_room_run_one_micro_batch_after_another():
+    """Two whole pipelines stand in on both sides of a third one's middle, in either order, and have room for three."""
+    placement = home_placement([split_evenly(3, 3), split_evenly(3, 1), split_evenly(3, 1)])
+    a, b, middle = WorkerId(1, 0), WorkerId(2, 0), WorkerId(0, 1)
+    first, second, third = split_evenly(3, 3)
+    ways = [
+        (Visit(one, first), Visit(middle, second), Visit(other, third))
+        for one, other in ((a, b), (b, a))
+        for _ in "123"
+    ]
+    routes = Routes(tuple(map(Route, Batch((6,)).microbatches, ways)))
+    living = placement.without([WorkerId(0, 0), WorkerId(0, 2)])
+    costs = parse_costs(3, memory="1,0,1,3")
+    orders = one_f_one_b(living, routes, costs)
+    validate(Plan(placement=living, routes=routes, orders=orders), costs=costs)
+    assert format_orders(orders).startswith("0.1: F0.0 B0.0 F0.1 B0.1 F0.2 B0.2")
+    roomy = parse_costs(3, memory="1,0,1,9")
+    orders = one_f_one_b(living, routes, roomy, limit=Limit.MEMORY)
+    assert not format_orders(orders).startswith("0.1: F0.0 B0.0 F0.1 B0.1 F0.2"), "where there is room, all go on"
 
 
 def test_nothing_left_of_a_layer_is_refused():

@@ -6,9 +6,11 @@ from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import Span, evaluate, memory_held
 from holdfast.core.evaluate import timeline as timeline_of
 from holdfast.core.ids import Batch, WorkerId
-from holdfast.core.placement import LayerRange, split_evenly
+from holdfast.core.placement import home_placement, split_evenly
 from holdfast.core.profile import parse_costs, unit_costs
+from holdfast.core.routes import Routes
 from holdfast.core.schedule import Op, parse_orders
+from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import InvalidSchedule
 
 PAIR = regular_plan(1, split_evenly(2, 2), 1)
@@ -76,10 +78,11 @@ def test_stages_of_several_layers_add_up_and_pay_their_own_cut():
 
 
 def test_memory_is_taken_at_the_start_of_f_and_given_back_at_the_ends():
-    stage = parse_costs(1, memory="5,2,3,99").of(LayerRange(0, 1))
+    placement = home_placement([split_evenly(1, 1)])
+    work = WorkCosts(placement, Routes(()), parse_costs(1, memory="5,2,3,99"))
     batch = Batch((3,))
     row = tuple(Op.parse(text, batch) for text in ["F0.0", "F0.1", "I0.0", "F0.2", "W0.0", "B0.1", "I0.2", "W0.2"])
-    assert memory_held(row, stage) == (5, 10, 10, 13, 13, 10, 5, 3)
+    assert memory_held(row, WorkerId(0, 0), work) == (5, 10, 10, 13, 13, 10, 5, 3)
 
 
 def test_peak_memory_is_per_worker():

@@ -13,7 +13,7 @@ from holdfast.core.lower import (
 )
 from holdfast.core.placement import LayerRange, Placement, split_evenly
 from holdfast.core.plan import Plan, with_listeners
-from holdfast.core.routes import Route, Routes
+from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import parse_orders
 from holdfast.core.shrink import shrunken_plan
 from holdfast.core.validate import validate
@@ -88,7 +88,8 @@ def test_a_shared_worker_passes_all_tallies_before_any_verdict():
 def test_chains_that_add_no_worker_are_left_out():
     worker = WorkerId(0, 0)
     placement = Placement(num_layers=1, ranges=((worker, LayerRange(0, 1)), (WorkerId(0, 1), LayerRange(0, 1))))
-    routes = Routes(tuple(Route(each, (WorkerId(0, each.pipeline % 2),)) for each in Batch((1,) * 4).microbatches))
+    visits = [(Visit(WorkerId(0, stage), LayerRange(0, 1)),) for stage in range(2)]
+    routes = Routes(tuple(Route(each, visits[each.pipeline % 2]) for each in Batch((1,) * 4).microbatches))
     orders = parse_orders("0.0: F0.0 B0.0 F2.0 B2.0\n0.1: F1.0 F3.0", routes.batch)
     plan = Plan(placement=placement, routes=routes, orders=orders)
     assert "TALLY" not in text_of(plan, "0.0")
@@ -97,18 +98,31 @@ def test_chains_that_add_no_worker_are_left_out():
     assert "TALLY1.0" not in text_of(tall, "0.0")
 
 
-def test_a_worker_that_no_chain_reaches_is_refused():
+def test_where_nobody_computes_there_is_no_verdict():
     plan = regular_plan(1, split_evenly(2, 2), 1)
-    odd = with_listeners(plan, [(WorkerId(1, 0), LayerRange(0, 2))])
-    with pytest.raises(InvalidSchedule, match=r"worker 1\.0.*no verdict"):
+    odd = Plan(placement=plan.placement, routes=Routes(()), orders=parse_orders("0.0:\n0.1:", Batch((1,))))
+    with pytest.raises(InvalidSchedule, match=r"worker 0\.0.*nobody computes"):
         lower(odd)
 
 
-def test_a_worker_without_operations_listens_in_the_place_of_a_peer():
-    plan = with_listeners(regular_plan(1, split_evenly(2, 2), 1), [(WorkerId(1, 1), LayerRange(1, 2))])
-    texts = {str(p.worker): format_instructions(p.instructions) for p in lower(plan)}
-    assert texts["1.1"] == "REDUCE_L1 SEND_TALLY1.2>0.0 RECV_VERDICT1.2<0.0 STEP_L1"
-    assert "RECV_TALLY0.0<0.1 RECV_TALLY1.2<1.1 SEND_VERDICT0.0>0.1 SEND_VERDICT1.2>1.1" in texts["0.0"]
+@pytest.mark.parametrize("layers", [LayerRange(1, 2), LayerRange(0, 2)], ids=["of a peer", "of nobody else"])
+def test_a_listener_stands_before_the_first_worker_of_a_route(layers):
+    plan = with_listeners(regular_plan(1, split_evenly(2, 2), 1), [(WorkerId(1, 1), layers)])
+    programs = {str(p.worker): p for p in lower(plan)}
+    texts = {worker: format_instructions(program.instructions) for worker, program in programs.items()}
+    reduced = " ".join(f"REDUCE_L{layer}" for layer in reversed(layers.indices))
+    stepped = " ".join(f"STEP_L{layer}" for layer in layers.indices)
+    assert texts["1.1"] == f"{reduced} RECV_TALLY1.2<0.0 SEND_VERDICT1.2>0.0 {stepped}"
+    assert "RECV_TALLY0.0<0.1 RECV_TALLY1.2<0.1 SEND_TALLY1.2>1.1" in texts["0.0"]
+    assert format_instructions(programs["1.1"].riding) == "SEND_TALLY1.2>0.0 RECV_VERDICT1.2<0.0"
+    validate(plan)
+
+
+def test_listeners_are_spread_over_the_routes():
+    plan = regular_plan(2, split_evenly(2, 2), 1)
+    plan = with_listeners(plan, [(WorkerId(2, stage), layers) for stage, layers in enumerate(split_evenly(2, 2))])
+    riding = {str(p.worker): format_instructions(p.riding) for p in lower(plan)}
+    assert (riding["2.0"].split()[0], riding["2.1"].split()[0]) == ("SEND_TALLY2.1>0.0", "SEND_TALLY2.2>1.0")
     validate(plan)
 
 
@@ -175,14 +189,6 @@ def test_the_verdict_on_a_step_rides_on_the_first_micro_batch_of_the_next():
         "SEND_GRAD0.1>0.0"
     )
     assert riding(plan, "0.2").startswith("RECV_TALLY0.0<0.1 RECV_ACT0.0<0.1 F0.0 SEND_VERDICT0.0>0.1 B0.0")
-
-
-def test_a_listener_passes_the_verdict_on_before_all_else():
-    plan = regular_plan(2, split_evenly(3, 3), 2)
-    lost = WorkerId(1, 1)
-    listening = with_listeners(adaptive_plan(plan, [lost]), [(lost, plan.placement.layers_of(lost))])
-    text = riding(listening, "1.1")
-    assert [word.split("_")[1][:4] for word in text.split()] == ["TALL", "TALL", "VERD", "VERD"]
 
 
 @pytest.mark.parametrize("gone", range(12))

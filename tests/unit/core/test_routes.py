@@ -3,13 +3,13 @@ import itertools
 import pytest
 
 from holdfast.core.ids import Batch, WorkerId
-from holdfast.core.placement import LayerRange, Placement, regular_placement, split_evenly
-from holdfast.core.routes import Route, Routes, home_routes, reroute
-from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
+from holdfast.core.placement import LayerRange, home_placement, regular_placement, split_evenly
+from holdfast.core.routes import Route, Routes, Visit, home_routes, reroute
+from holdfast.errors import ConfigError, StateUnavailable
 
 GRID = regular_placement(3, split_evenly(4, 4))
 BATCH = Batch((6, 6, 6))
-HOME = home_routes(3, 4, 6)
+HOME = home_routes(GRID, BATCH)
 
 
 def loads(routes, stage):
@@ -17,7 +17,7 @@ def loads(routes, stage):
 
 
 def test_home_routes_stay_in_their_pipeline():
-    assert HOME.of(BATCH.named(2, 5)) == tuple(WorkerId(2, stage) for stage in range(4))
+    assert HOME.of(BATCH.named(2, 5)).workers == tuple(WorkerId(2, stage) for stage in range(4))
     assert HOME.through(WorkerId(1, 3)) == tuple(BATCH.named(1, index) for index in range(6))
     assert len(HOME.microbatches) == 18
 
@@ -27,21 +27,23 @@ def test_peers_share_what_a_failed_worker_had():
     assert loads(routes, 2) == {0: 9, 2: 9}
     for index in range(6):
         stand_in = WorkerId(0 if index % 2 == 0 else 2, 2)
-        assert routes.of(BATCH.named(1, index)) == (WorkerId(1, 0), WorkerId(1, 1), stand_in, WorkerId(1, 3))
+        assert routes.of(BATCH.named(1, index)).workers == (WorkerId(1, 0), WorkerId(1, 1), stand_in, WorkerId(1, 3))
         assert routes.of(BATCH.named(0, index)) == HOME.of(BATCH.named(0, index))
 
 
 def test_several_failed_peers_share_evenly():
     assert loads(reroute(GRID, HOME, [WorkerId(0, 1), WorkerId(2, 1)]), 1) == {1: 18}
-    grid, home = regular_placement(5, split_evenly(1, 1)), home_routes(5, 1, 7)
+    grid = regular_placement(5, split_evenly(1, 1))
+    home = home_routes(grid, Batch((7,) * 5))
     routes = reroute(grid, home, [WorkerId(0, 0), WorkerId(3, 0)])
     assert sorted(len(routes.through(WorkerId(p, 0))) for p in (1, 2, 4)) == [11, 12, 12]
 
 
 def test_remainders_of_different_stages_go_to_different_pipelines():
-    grid, home = regular_placement(3, split_evenly(2, 2)), home_routes(3, 2, 1)
+    grid = regular_placement(3, split_evenly(2, 2))
+    home = home_routes(grid, Batch((1,) * 3))
     routes = reroute(grid, home, [WorkerId(2, 0), WorkerId(2, 1)])
-    assert routes.of(Batch((1, 1, 1)).named(2, 0)) == (WorkerId(0, 0), WorkerId(1, 1))
+    assert routes.of(Batch((1, 1, 1)).named(2, 0)).workers == (WorkerId(0, 0), WorkerId(1, 1))
 
 
 def test_the_order_of_failures_does_not_matter():
@@ -65,30 +67,57 @@ def test_an_unknown_failed_worker_is_refused():
         reroute(GRID, HOME, [WorkerId(9, 9)])
 
 
-def test_ranges_that_nobody_holds_whole_need_layers_to_move():
-    placement = Placement(
-        num_layers=2,
-        ranges=(
-            (WorkerId(0, 0), LayerRange(0, 2)),
-            (WorkerId(1, 0), LayerRange(0, 1)),
-            (WorkerId(1, 1), LayerRange(1, 2)),
-        ),
-    )
-    first, second = (WorkerId(0, 0),), (WorkerId(1, 0), WorkerId(1, 1))
-    routes = Routes(tuple(map(Route, Batch((1, 1)).microbatches, (first, second))))
-    with pytest.raises(InfeasiblePlan, match=r"layers 0:2"):
-        reroute(placement, routes, [WorkerId(0, 0)])
+UNLIKE = home_placement([split_evenly(6, 2), split_evenly(6, 3), split_evenly(6, 1)])
+"""0:3 3:6, 0:2 2:4 4:6, 0:6."""
+
+
+def way(routes, name):
+    """The visits of a micro-batch, as text."""
+    route = routes.of(routes.batch.parse(name))
+    return " ".join(f"{visit.worker}[{visit.layers}]" for visit in route.visits)
+
+
+def test_who_holds_parts_of_the_layers_takes_parts():
+    home = home_routes(UNLIKE, Batch((2, 2, 1)))
+    routes = reroute(UNLIKE, home, [WorkerId(0, 0), WorkerId(2, 0)])
+    assert way(routes, "0.0") == "1.0[0:2] 1.1[2:3] 0.1[3:6]"
+    assert way(routes, "2.0") == "1.0[0:2] 1.1[2:4] 1.2[4:6]"
+    assert way(routes, "1.1") == way(home, "1.1"), "who is not concerned stays"
+
+
+def test_parts_go_to_whoever_makes_the_highest_load_lowest():
+    home = home_routes(UNLIKE, Batch((2, 6, 1)))
+    routes = reroute(UNLIKE, home, [WorkerId(0, 0)])
+    assert way(routes, "0.0") == "2.0[0:3] 0.1[3:6]", "2.0 has little to do"
+    home = home_routes(UNLIKE, Batch((2, 1, 9)))
+    assert way(reroute(UNLIKE, home, [WorkerId(0, 0)]), "0.0") == "1.0[0:2] 1.1[2:3] 0.1[3:6]"
+
+
+def test_who_is_needed_for_two_parts_takes_all_to_its_end():
+    placement = home_placement([split_evenly(6, 3), (LayerRange(0, 1), LayerRange(1, 6))])
+    home = home_routes(placement, Batch((1, 1)))
+    routes = reroute(placement, home, [WorkerId(0, 0), WorkerId(0, 2)])
+    assert way(routes, "0.0") == "1.0[0:1] 1.1[1:6]"
+
+
+def test_peers_that_hold_the_same_layers_come_first():
+    placement = home_placement([split_evenly(4, 2), split_evenly(4, 2), split_evenly(4, 1)])
+    routes = reroute(placement, home_routes(placement, Batch((4, 4, 1))), [WorkerId(0, 1)])
+    assert {way(routes, f"0.{index}") for index in range(4)} == {"0.0[0:2] 1.1[2:4]"}
 
 
 def test_malformed_routes_are_refused():
-    route = Route(BATCH.named(0, 0), (WorkerId(0, 0),))
+    visits = tuple(Visit(WorkerId(0, 0), LayerRange(layer, layer + 1)) for layer in range(2))
+    route = Route(BATCH.named(0, 0), visits[:1])
     with pytest.raises(ConfigError, match="once each"):
-        Route(BATCH.named(0, 0), (WorkerId(0, 0), WorkerId(0, 0)))
+        Route(BATCH.named(0, 0), visits)
     with pytest.raises(ConfigError, match="nobody"):
         Route(BATCH.named(0, 0), ())
     with pytest.raises(ConfigError, match=r"0\.0 comes after 0\.0"):
         Routes((route, route))
     with pytest.raises(ConfigError, match=r"micro-batch 3\.3 has no route"):
         Routes((route,)).of(Batch((4,) * 4).named(3, 3))
-    with pytest.raises(ConfigError, match=r"grid\.microbatches = 0"):
-        home_routes(1, 1, 0)
+    with pytest.raises(ConfigError, match=r"micro-batch 0\.0 does not visit worker 9\.9"):
+        route.visit(WorkerId(9, 9))
+    with pytest.raises(ConfigError, match="for 2 pipelines, but workers are in 3"):
+        home_routes(GRID, Batch((1, 1)))

@@ -2,12 +2,12 @@ import dataclasses
 
 import pytest
 
-from holdfast.core.builders import adaptive_plan, regular_plan
+from holdfast.core.builders import adaptive_plan, gpipe_orders, regular_plan
 from holdfast.core.ids import Batch, WorkerId
-from holdfast.core.lower import Reduction, parse_instructions
+from holdfast.core.lower import Reduction, lower, parse_instructions
 from holdfast.core.placement import LayerRange, Placement, split_evenly
 from holdfast.core.profile import parse_costs
-from holdfast.core.routes import Route, Routes
+from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Orders, parse_orders
 from holdfast.core.validate import dry_run, render_table, validate
 from holdfast.errors import InvalidSchedule
@@ -82,17 +82,24 @@ def placed(*ranges):
     return dataclasses.replace(PAIR, placement=Placement(num_layers=2, ranges=held))
 
 
+def visiting(*ranges):
+    visits = tuple(Visit(WorkerId(0, stage), LayerRange(*layers)) for stage, layers in enumerate(ranges))
+    routes = Routes(tuple(Route(route.microbatch, visits) for route in PAIR.routes.routes))
+    return dataclasses.replace(PAIR, routes=routes)
+
+
 @pytest.mark.parametrize(
     ("plan", "rule"),
     [
         (placed((0, 1), (0, 1)), "layer(s) 1 have no owner"),
-        (placed((0, 1), (0, 2)), "needs layer 1 here, where layers 0:2 are"),
-        (placed((1, 2), (0, 1)), "needs layer 0 here"),
+        (placed((1, 2), (0, 1)), "runs layers 0:1 here, where layers 1:2 are"),
+        (visiting((0, 1), (0, 1)), "needs layer 1 here, but runs layers 0:1"),
+        (visiting((0, 2)), "runs layers 0:2 here, where layers 0:1 are"),
         (placed((0, 2)), "visits a worker that is not in the placement"),
         (dataclasses.replace(PAIR, routes=Routes(())), "no micro-batch"),
         (
             dataclasses.replace(
-                PAIR, routes=Routes(tuple(Route(r.microbatch, r.workers[:1]) for r in PAIR.routes.routes))
+                PAIR, routes=Routes(tuple(Route(r.microbatch, r.visits[:1]) for r in PAIR.routes.routes))
             ),
             "ends before layer 1",
         ),
@@ -100,6 +107,19 @@ def placed(*ranges):
 )
 def test_bad_routes_are_refused(plan, rule):
     assert rule in refusal(plan).rule
+
+
+def test_a_wrong_way_shows_in_the_messages():
+    """Stages in another order: whoever sends an activation of one layer's output, nobody waits for it."""
+    plan = regular_plan(1, split_evenly(4, 4), 2)
+    a, b, c, d = plan.routes.routes[0].visits
+    crossed = Routes(tuple(Route(route.microbatch, (a, c, b, d)) for route in plan.routes.routes))
+    orders = gpipe_orders(plan.placement, crossed)
+    wrong = dataclasses.replace(plan, routes=crossed, orders=orders)
+    flaw = dry_run({program.worker: program.instructions for program in lower(wrong)})
+    assert flaw is not None
+    assert "wait for one another" in flaw.rule
+    assert "needs layer 1 here, but runs layers 2:3" in refusal(wrong).rule
 
 
 def test_too_much_memory_is_refused_where_it_happens():

@@ -15,6 +15,7 @@ from holdfast.core.schedule import OpKind
 from holdfast.core.seats import renamed
 from holdfast.core.shrink import shrunken_plan
 from holdfast.core.validate import validate
+from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import ConfigError, StateUnavailable
 from holdfast.planning import search
 from holdfast.planning.library import PlanLibrary
@@ -78,8 +79,8 @@ def test_no_worker_holds_more_micro_batches_than_it_may(technique, in_flight):
     for lost in [(), (WorkerId(0, 0),), (WorkerId(0, 1), WorkerId(2, 3))]:
         left = rerouted(plan, lost, which).plan
         for worker, layers in left.placement.ranges:
-            stage = UNEVEN.of(layers)
-            assert peak_memory(left.orders.of(worker), stage) <= in_flight * stage.takes * (1 + 1e-9)
+            stage, work = UNEVEN.of(layers), WorkCosts(left.placement, left.routes, UNEVEN)
+            assert peak_memory(left.orders.of(worker), worker, work) <= in_flight * stage.takes * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("technique", BOTH)

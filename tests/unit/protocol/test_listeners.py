@@ -64,10 +64,10 @@ class Board:
                 return self._commands[worker].pop(0) if self._commands[worker] else BLOCKED
             case Report(message=Finished()):
                 self.finished.add(worker)
-            case Run(op=op, step=step, value=value):
+            case Run(op=op, step=step, value=value, layers=layers):
                 stage, number = self._stages[worker], op.microbatch.index
                 if op.kind is OpKind.F:
-                    return stage.forward(step, number, value)
+                    return stage.forward(step, number, value, layers)
                 return stage.backward(op.kind, step, number, value)
             case Give(send=send, step=step, value=value):
                 self._sent[send.payload, send.microbatch, step, worker, send.peer] = value.clone()

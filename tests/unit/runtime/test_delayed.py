@@ -27,7 +27,9 @@ def key(payload=Payload.ACTIVATION, microbatch=0):
 
 def pair(link):
     hub = MemoryHub()
-    ends = [DelayedTransport(MemoryTransport(worker, hub), link, lambda p: SIZES.get(p, 0)) for worker in (A, B)]
+    ends = [
+        DelayedTransport(MemoryTransport(worker, hub), link, lambda key: SIZES.get(key.payload, 0)) for worker in (A, B)
+    ]
     threads = [threading.Thread(target=end.build, args=(1, ((A, B),))) for end in ends]
     for thread in threads:
         thread.start()

@@ -252,5 +252,6 @@ def _pairs_run(state: Membership, worker: WorkerId) -> tuple[tuple[int, int], ..
     beat = None if vital is None else vital.beat
     if beat is None or worker not in state.full or state.plan is None or beat.generation != state.generation:
         return ()
-    forwards = sum(op.kind is OpKind.F for op in state.plan.orders.of(worker)[: beat.op])
-    return ((beat.step, forwards * len(state.plan.placement.layers_of(worker).indices)),)
+    forwards = [op.microbatch for op in state.plan.orders.of(worker)[: beat.op] if op.kind is OpKind.F]
+    visits = (state.plan.routes.of(microbatch).visit(worker) for microbatch in forwards)
+    return ((beat.step, sum(len(visit.layers.indices) for visit in visits)),)

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.config.job import ConvnetModel, DigitsData, GptModel, Job, PythonData, PythonModel, TextData
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload
+from holdfast.core.lower import Payload, Receive
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
@@ -66,26 +66,22 @@ class StageParts:
     Attributes:
         stage: the compute engine.
         ties: the layers that share weights, each a tuple of layer indices.
-        activation: comes from the stage before; None on the first.
-        gradient: comes from the stage behind; None on the last.
+        boundaries: what every layer hands on, and so what the gradient of that is like.
         tally: verdicts are made of it.
-        emulated_bytes: sizes that incoming messages are to have, where what they hold is a small stand-in.
+        emulated_bytes: how large that is to be, where what is handed on is a small stand-in; empty: as large as it is.
     """
 
     stage: Engine
     ties: tuple[tuple[int, ...], ...]
-    activation: TensorSpec | None
-    gradient: TensorSpec | None
+    boundaries: tuple[TensorSpec, ...]
     tally: TensorSpec
-    emulated_bytes: Mapping[Payload, int] = field(default_factory=dict)
+    emulated_bytes: tuple[int, ...] = ()
 
-    def spec_of(self, payload: Payload) -> TensorSpec:
-        """What an incoming message of this kind holds."""
-        if payload in (Payload.TALLY, Payload.VERDICT):
+    def spec_of(self, receive: Receive) -> TensorSpec:
+        """What an incoming message holds."""
+        if receive.payload in (Payload.TALLY, Payload.VERDICT):
             return self.tally
-        spec = self.activation if payload is Payload.ACTIVATION else self.gradient
-        assert spec is not None, f"no {payload} can arrive at the end of a pipeline"
-        return spec
+        return self.boundaries[receive.boundary - 1]
 
 
 def build_model(job: Job) -> Model:
@@ -491,8 +487,7 @@ def build_stage(
     return StageParts(
         stage=stage,
         ties=groups,
-        activation=boundaries[owned.start - 1] if owned.start else None,
-        gradient=boundaries[owned.stop - 1] if owned.stop < len(model.layers) else None,
+        boundaries=boundaries,
         tally=TensorSpec(shape=(len(model.layers) + len(groups), 3), dtype="float64"),
     )
 
@@ -506,11 +501,7 @@ def _emulated(job: Job, owned: LayerRange, profile: Profile) -> StageParts:
     return StageParts(
         stage=stage,
         ties=(),
-        activation=words,
-        gradient=words,
+        boundaries=(words,) * len(layers),
         tally=TensorSpec(shape=(len(layers), 3), dtype="float64"),
-        emulated_bytes={
-            Payload.ACTIVATION: layers[owned.start - 1].boundary_bytes if owned.start else 0,
-            Payload.GRADIENT: layers[owned.stop - 1].boundary_bytes,
-        },
+        emulated_bytes=tuple(layer.boundary_bytes for layer in layers),
     )

@@ -65,7 +65,8 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         scaled: float = 0.0,
     ) -> None:
         super().__init__(layers)
-        self._op_s = {} if profile is None else {kind: profile.seconds_of(kind, layers) for kind in OpKind}
+        self._profile = profile
+        self._op_s: dict[tuple[OpKind, LayerRange], float] = {}
         self._update_s = {} if profile is None else {i: profile.layers[i].optimizer_s for i in layers.indices}
         self._clock, self._sleep = clock, sleep
         self._late_s = 0.0
@@ -81,6 +82,7 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         self._forget()
 
     def _forget(self, *, keep_sums: bool = False) -> None:
+        self._ran: dict[int, LayerRange] = {}
         self._inputs: dict[tuple[int, int], _Words] = {}
         self._gradients: dict[int, _Words] = {}
         self._dissent = 0
@@ -90,17 +92,29 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         self._counts = {layer: np.zeros(self._num_microbatches, np.int64) for layer in self.layer_range.indices}
         self._losses.fill(0.0)
 
-    def forward(self, step: int, microbatch: int, activation: torch.Tensor | None) -> torch.Tensor | None:
+    def forward(
+        self, step: int, microbatch: int, activation: torch.Tensor | None, layers: LayerRange | None = None
+    ) -> torch.Tensor | None:
         """See StepEngine.forward."""
-        with self._lasting(self._op_s.get(OpKind.F, 0.0)):
-            return self._forward(step, microbatch, activation)
+        self._ran[microbatch] = layers = layers or self.layer_range
+        with self._lasting(self._seconds_of(OpKind.F, layers)):
+            return self._forward(step, microbatch, activation, layers)
 
-    def _forward(self, step: int, microbatch: int, activation: torch.Tensor | None) -> torch.Tensor | None:
+    def _seconds_of(self, kind: OpKind, layers: LayerRange) -> float:
+        if self._profile is None:
+            return 0.0
+        if (kind, layers) not in self._op_s:
+            self._op_s[kind, layers] = self._profile.seconds_of(kind, layers)
+        return self._op_s[kind, layers]
+
+    def _forward(
+        self, step: int, microbatch: int, activation: torch.Tensor | None, layers: LayerRange
+    ) -> torch.Tensor | None:
         value = _words(step, microbatch) if activation is None else activation.numpy()
-        for layer in self.layer_range.indices:
+        for layer in layers.indices:
             self._inputs[layer, microbatch] = value
             value = _mix(value, self._weight(layer), _words(step, microbatch, layer))
-        if self.layer_range.stop < self._num_layers:
+        if layers.stop < self._num_layers:
             return torch.from_numpy(value)
         self._losses[microbatch] = float(value[0]) / 2**63
         self._gradients[microbatch] = value
@@ -108,7 +122,7 @@ class EmulatedStage(SteppedStage[_Words, bool]):
 
     def backward(self, kind: OpKind, step: int, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """See StepEngine.backward."""
-        with self._lasting(self._op_s.get(kind, 0.0)):
+        with self._lasting(self._seconds_of(kind, self._ran[microbatch])):
             return self._backward(kind, step, microbatch, gradient)
 
     def _backward(self, kind: OpKind, step: int, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -116,7 +130,8 @@ class EmulatedStage(SteppedStage[_Words, bool]):
             value = self._gradients.pop(microbatch) if gradient is None else gradient.numpy()
             self._gradients[microbatch] = value
         value = self._gradients[microbatch]
-        for layer in reversed(self.layer_range.indices):
+        layers = self._ran[microbatch]
+        for layer in reversed(layers.indices):
             value = _mix(value, self._inputs[layer, microbatch], _words(step, microbatch, layer, 1))
             if kind is not OpKind.I:
                 del self._inputs[layer, microbatch]
@@ -124,7 +139,7 @@ class EmulatedStage(SteppedStage[_Words, bool]):
                 self._counts[layer][microbatch] += 1
         if kind is not OpKind.I:
             del self._gradients[microbatch]
-        return None if kind is OpKind.W or self.layer_range.start == 0 else torch.from_numpy(value)
+        return None if kind is OpKind.W or layers.start == 0 else torch.from_numpy(value)
 
     def message(self, layers: tuple[int, ...], dissent: int) -> torch.Tensor:
         """See StepEngine.message."""

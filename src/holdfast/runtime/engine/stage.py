@@ -93,6 +93,7 @@ class _Cell:
 class _Context:
     """What a micro-batch's forward pass leaves for its backward pass."""
 
+    layers: LayerRange
     cells: list[_Cell]
     logits: Tensor | None = None
     loss: Tensor | None = None
@@ -102,6 +103,7 @@ class _Context:
 class _Half:
     """One layer's I, waiting for W."""
 
+    layer: int
     pending: PendingWeights | list[Tensor | None]
     record: Tensor | None
 
@@ -208,16 +210,19 @@ class Stage(SteppedStage[Reduced, float]):
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
-    def forward(self, step: int, microbatch: int, activation: Tensor | None) -> Tensor | None:
-        """Run the own layers on a micro-batch (F).
+    def forward(
+        self, step: int, microbatch: int, activation: Tensor | None, layers: LayerRange | None = None
+    ) -> Tensor | None:
+        """Run own layers on a micro-batch (F).
 
         Args:
             step: the step; another one than before begins it.
             microbatch: global number.
-            activation: what the stage before returned, handed over for good; None on the first stage.
+            activation: what the layer before returned, handed over for good; None for layer 0.
+            layers: which of the own layers; None: all.
 
         Returns:
-            The activation for the next stage, without a graph; None on the last stage, which computes the loss.
+            The activation for the next layer, without a graph; None from the last one, with which goes the loss.
 
         Raises:
             ConfigError: a layer does not return one tensor or changes a buffer; the loss is not a scalar.
@@ -227,25 +232,27 @@ class Stage(SteppedStage[Reduced, float]):
         """
         if step != self._step:
             self.begin(step)
-        current = activation if self.layer_range.start else self._samples(step, microbatch)[0]
+        layers = layers or self.layer_range
+        current = activation if layers.start else self._samples(step, microbatch)[0]
         if current is None:
-            raise InternalError(f"forward of micro-batch {microbatch} on layers {self.layer_range} got no activation")
+            raise InternalError(f"forward of micro-batch {microbatch} on layers {layers} got no activation")
         cells = []
-        for index, owned in self._owned.items():
+        for index in layers.indices:
+            owned = self._owned[index]
             source = _cut(current, wants_gradient=index > 0)
             seed = layer_seed(self._seed, step, microbatch, index)
             with working(WorkPhase.FORWARD, layer=index, microbatch=microbatch):
                 cell = self._run_layer(index, owned, source, seed)
             cells.append(_without_graph(index, cell, seed) if index in self._checkpointed else cell)
             current = cell.output
-        self._contexts[microbatch] = context = _Context(cells)
-        if self.layer_range.stop < self.num_layers:
+        self._contexts[microbatch] = context = _Context(layers, cells)
+        if layers.stop < self.num_layers:
             return _canonical(current.detach())
         self._run_loss(context, step, microbatch)
         return None
 
     def backward(self, kind: OpKind, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """Run the backward pass of a micro-batch over the own layers, or one half of it.
+        """Run the backward pass of a micro-batch, or one half of it, over the layers of its forward pass.
 
         B and W add the gradients to the sums and count the micro-batch in the ledger.
 
@@ -253,10 +260,10 @@ class Stage(SteppedStage[Reduced, float]):
             kind: B, I or W.
             step: the step of the forward pass.
             microbatch: global number.
-            gradient: for the output of this stage; None on the last stage and for W.
+            gradient: for what the forward pass returned; None for the last layer and for W.
 
         Returns:
-            The gradient for the output of the stage before; None on the first stage and for W.
+            The gradient for what the forward pass was given; None for layer 0 and for W.
 
         Raises:
             InternalError: there is no forward pass (for W: no I) of this micro-batch to go back over.
@@ -510,12 +517,12 @@ class Stage(SteppedStage[Reduced, float]):
                 (start,) = torch.autograd.grad(loss, [context.logits])
             return start
         if gradient is None:
-            raise InternalError(f"backward of micro-batch {microbatch} on layers {self.layer_range} got no gradient")
+            raise InternalError(f"backward of micro-batch {microbatch} on layers {context.layers} got no gradient")
         return gradient
 
     def _run_cells(self, kind: OpKind, microbatch: int, context: _Context, gradient: Tensor) -> Tensor | None:
         halves: list[_Half] = []
-        for index in reversed(self.layer_range.indices):
+        for index in reversed(context.layers.indices):
             cell = context.cells.pop()
             owned = self._owned[index]
             with working(WorkPhase.BACKWARD, layer=index, microbatch=microbatch):
@@ -527,11 +534,11 @@ class Stage(SteppedStage[Reduced, float]):
                         self._add(index, owned, microbatch, weights, cell.record)
                     else:
                         found, pending = self._first_half(index, owned, cell, _canonical(gradient))
-                        halves.append(_Half(pending, cell.record))
+                        halves.append(_Half(index, pending, cell.record))
             gradient = torch.zeros_like(cell.input) if found is None and index > 0 else found  # type: ignore[assignment]
         if kind is OpKind.I:
             self._halves[microbatch] = halves
-        return _canonical(gradient) if self.layer_range.start else None
+        return _canonical(gradient) if context.layers.start else None
 
     def _first_half(
         self, index: int, owned: _Owned, cell: _Cell, gradient: Tensor
@@ -553,8 +560,8 @@ class Stage(SteppedStage[Reduced, float]):
         halves = self._halves.pop(microbatch, None)
         if halves is None:
             raise InternalError(f"W of micro-batch {microbatch} without its I")
-        for index, half in zip(reversed(self.layer_range.indices), halves, strict=True):
-            owned = self._owned[index]
+        for half in halves:
+            index, owned = half.layer, self._owned[half.layer]
             pending, half.pending = half.pending, []  # so that each layer's graph goes as soon as it was used
             with (
                 working(WorkPhase.BACKWARD, layer=index, microbatch=microbatch),

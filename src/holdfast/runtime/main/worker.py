@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,7 +19,6 @@ from holdfast.control.client import ControlClient
 from holdfast.control.detection import PATIENCE
 from holdfast.control.messages import Failure, Hello, Leaving, Remark, Shutdown, StateAt
 from holdfast.control.tls import channel_credentials, server_credentials
-from holdfast.core.lower import Payload
 from holdfast.core.plan import Plan
 from holdfast.errors import (
     ConfigError,
@@ -40,7 +39,7 @@ from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.delayed import DelayedTransport
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.gloo import GlooTransport
-from holdfast.runtime.transport.port import Transport
+from holdfast.runtime.transport.port import MessageKey, Transport
 from holdfast.runtime.transport.transfer import StateServer
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints
@@ -70,7 +69,7 @@ class _Worker:
         self._spec = spec
         self._log = EventLog(spec.events, complain=self._complain)
         self._driver: Driver | None = None
-        self._emulated_bytes: Mapping[Payload, int] = {}
+        self._emulated_bytes: tuple[int, ...] = ()
         self._awake = AwakeClock()
         self._client = ControlClient(
             spec.address,
@@ -162,7 +161,10 @@ class _Worker:
         gloo = GlooTransport(spec.worker, exchange, host=spec.host)
         if spec.emulate is None or spec.emulate.link.takes_no_time:
             return gloo
-        return DelayedTransport(gloo, spec.emulate.link, lambda payload: self._emulated_bytes.get(payload, 0))
+        return DelayedTransport(gloo, spec.emulate.link, self._bytes_of)
+
+    def _bytes_of(self, key: MessageKey) -> int:
+        return self._emulated_bytes[key.boundary - 1] if key.boundary else 0
 
     def _build(self, plan: Plan) -> StageParts:
         spec = self._spec

@@ -15,7 +15,6 @@ from collections.abc import Callable
 import torch
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload
 from holdfast.core.profile import Link
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import StaleGeneration
@@ -42,7 +41,7 @@ class DelayedTransport:
         self,
         inner: Transport,
         link: Link,
-        bytes_of: Callable[[Payload], int],
+        bytes_of: Callable[[MessageKey], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
@@ -63,7 +62,7 @@ class DelayedTransport:
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
         """See Transport.receive; the handle's ``wait`` ends when the message would have arrived."""
         stamped = TensorSpec(shape=(_STAMP.size + num_bytes(spec),), dtype="uint8")
-        delay_s = self._link.seconds_of(max(num_bytes(spec), self._bytes_of(key.payload)))
+        delay_s = self._link.seconds_of(max(num_bytes(spec), self._bytes_of(key)))
         return _Travelling(self, self._inner.receive(key, peer, stamped), spec, key.generation, delay_s)
 
     def all_reduce(self, members: tuple[WorkerId, ...], tensor: torch.Tensor) -> Handle:

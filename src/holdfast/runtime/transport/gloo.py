@@ -43,7 +43,7 @@ _JOIN_S = 0.01
 _CONNECT_S = 60.0
 _abandoned: list[object] = []
 _SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")
-_HEADER = struct.Struct("<5q24x")  # before the payload: 64 bytes, so that the payload stays aligned
+_HEADER = struct.Struct("<6q16x")  # before the payload: 64 bytes, so that the payload stays aligned
 _PAYLOADS = {payload: index for index, payload in enumerate(Payload)}
 _SO_ATTACH_FILTER = 26
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of BPF: return, keeping 0 bytes of a packet
@@ -316,7 +316,7 @@ class _Receiving:
 
 
 def _header(key: MessageKey, size: int) -> bytes:
-    return _HEADER.pack(key.generation, key.step, _PAYLOADS[key.payload], key.microbatch, size)
+    return _HEADER.pack(key.generation, key.step, _PAYLOADS[key.payload], key.microbatch, key.boundary, size)
 
 
 def _tag(key: MessageKey) -> int:

@@ -23,12 +23,14 @@ class MessageKey:
         step: the step that it belongs to.
         payload: activation, gradient, tally or verdict.
         microbatch: global number of the micro-batch.
+        boundary: how many layers lie before it, of an activation or a gradient; else 0.
     """
 
     generation: int
     step: int
     payload: Payload
     microbatch: int
+    boundary: int = 0
 
 
 class Handle(Protocol):

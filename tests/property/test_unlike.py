@@ -1,0 +1,90 @@
+"""Pipelines that are not alike: whoever is lost, as long as each layer has an owner, there is a plan."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.core.builders import adaptive_plan, home_plan
+from holdfast.core.evaluate import evaluate
+from holdfast.core.ids import Batch, WorkerId
+from holdfast.core.placement import LayerRange, home_placement
+from holdfast.core.plan import with_listeners
+from holdfast.core.profile import parse_costs, unit_costs
+from holdfast.core.validate import validate
+
+MANY = settings(max_examples=200)
+
+
+@st.composite
+def layouts(draw):
+    """2 to 5 pipelines of 1 to 5 stages, cut anywhere, with any numbers of micro-batches."""
+    layers = draw(st.integers(1, 8))
+    pipelines = []
+    for _ in range(draw(st.integers(2, 5))):
+        cuts = draw(st.sets(st.integers(1, layers - 1), max_size=4)) if layers > 1 else set()
+        pipelines.append([LayerRange(*pair) for pair in pairwise([0, *sorted(cuts), layers])])
+    counts = draw(st.lists(st.integers(1, 5), min_size=len(pipelines), max_size=len(pipelines)))
+    return home_placement(pipelines), Batch(tuple(counts))
+
+
+@st.composite
+def losses(draw):
+    """Any workers but for an owner of each layer, who is drawn first."""
+    placement, batch = draw(layouts())
+    kept = {draw(st.sampled_from(placement.owners(layer))) for layer in range(placement.num_layers)}
+    gone = draw(st.sets(st.sampled_from(placement.workers)))
+    return placement, batch, frozenset(gone - kept)
+
+
+@MANY
+@given(losses(), st.randoms(use_true_random=False))
+def test_every_loss_that_leaves_each_layer_an_owner_has_a_plan(loss, rng):
+    placement, batch, gone = loss
+    healthy = home_plan(placement, batch)
+    ties = ((0, placement.num_layers - 1),) if placement.num_layers > 1 else ()
+    validate(healthy, ties=ties)
+    plan = adaptive_plan(healthy, gone)
+    validate(plan, ties=ties)
+    assert set(plan.workers) == set(placement.workers) - gone
+    again = sorted(gone)
+    rng.shuffle(again)
+    assert adaptive_plan(healthy, again).digest() == plan.digest()
+    for route, home in zip(plan.routes.routes, healthy.routes.routes, strict=True):
+        assert route == home or not gone.isdisjoint(home.workers), "who is not concerned stays where it was"
+
+
+@MANY
+@given(losses(), st.integers(1, 3))
+def test_memory_for_few_micro_batches_is_enough(loss, held):
+    """Even where workers would wait for one another's room."""
+    placement, batch, gone = loss
+    most = max(len(layers.indices) for _, layers in placement.ranges)
+    costs = parse_costs(placement.num_layers, memory=f"1,0,1,{most * held}")
+    plan = adaptive_plan(home_plan(placement, batch, costs=costs), gone, costs)
+    validate(plan, costs=costs)
+
+
+@MANY
+@given(losses())
+def test_no_plan_beats_what_the_owners_of_one_layer_must_do(loss):
+    placement, batch, gone = loss
+    plan = adaptive_plan(home_plan(placement, batch), gone)
+    costs = unit_costs(placement.num_layers)
+    timeline = evaluate(plan, costs)
+    total = sum(batch.counts)
+    for layer in range(placement.num_layers):
+        assert timeline.makespan >= 3 * -(-total // len(plan.placement.owners(layer)))
+
+
+@MANY
+@given(losses(), st.data())
+def test_anybody_may_listen(loss, data):
+    """Whoever comes needs no peer that holds the same layers."""
+    placement, batch, gone = loss
+    plan = adaptive_plan(home_plan(placement, batch), gone)
+    cuts = sorted(data.draw(st.sets(st.integers(0, placement.num_layers), min_size=2, max_size=4)))
+    listeners = [(WorkerId(9, stage), LayerRange(*pair)) for stage, pair in enumerate(pairwise(cuts))]
+    validate(with_listeners(plan, listeners))
