@@ -44,6 +44,17 @@ JOBS = {
         "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9},
         "train": {"steps": 4, "seed": 3},
     },
+    "unlike": {
+        "name": "unlike",
+        "model": {"kind": "gpt", "layers": 4, "width": 16, "heads": 2, "context": 16, "dropout": 0.1},
+        "data": {"kind": "text", "path": "stdlib"},
+        "grid": {
+            "layout": [{"stages": [3, 3], "microbatches": 5}, {"stages": [2, 2, 2], "microbatches": 3}],
+            "microbatch_size": 2,
+        },
+        "optimizer": {"kind": "adamw", "lr": 1.0e-3, "weight_decay": 0.01},
+        "train": {"steps": 4, "seed": 7},
+    },
     "poisoned": {
         "name": "poisoned",
         "model": {
@@ -184,7 +195,7 @@ class Runs:
 def victims(job: Job, faults: list[Fault]) -> list[str]:
     """The workers that are lost to faults; whoever is told to leave, or comes, is not lost."""
     grid = job.grid
-    workers = tuple(WorkerId(p, s) for p in range(grid.pipelines) for s in range(grid.stages))
+    workers = tuple(WorkerId(p, s) for p, depth in enumerate(grid.depths) for s in range(depth))
     nodes = group_into_nodes(workers, grid.workers_per_node)
     struck = [fault for fault in faults if fault.kind in FATAL_KINDS]
     lost = [(fault.worker,) if fault.node is None else nodes[fault.node] for fault in struck]

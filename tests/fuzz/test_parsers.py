@@ -345,7 +345,7 @@ def test_plan_arguments(tmp_path, capsys):
             args = parser.parse_args(["plan", *(f"{flag}={text}" for flag, text in chosen.items())])
         except (SystemExit, argparse.ArgumentError):  # as for both --failed and --failures
             raise ConfigError("argparse") from None
-        _read(args)
+        _read(args, None)
 
     strike("plan", parse, ConfigError, InfeasiblePlan, StateUnavailable)
 

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.cli.plan_shown import FORMATS, Shown
 from holdfast.config.job import ConvnetModel, GptModel, Job, PythonModel
 from holdfast.config.load import load_job
 from holdfast.config.profiles import load_profile
-from holdfast.core.evaluate import Timeline
+from holdfast.core.builders import adaptive_plan
+from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
-from holdfast.core.pictures import render_svg, render_trace
-from holdfast.core.placement import LayerRange, split_evenly
-from holdfast.core.plan import Plan
-from holdfast.core.profile import Costs, Profile, costs_from_profile, parse_costs
-from holdfast.core.render import render_timeline
+from holdfast.core.placement import LayerRange, regular_placement, split_evenly
+from holdfast.core.profile import Costs, Profile, costs_from_profile, parse_costs, unit_costs
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan
-from holdfast.planning.jobs import profile_of, stages_of, terms_of
+from holdfast.planning.jobs import healthy_plan, profile_of, stages_of, terms_of
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import Move, Normalisation, assigned, moves, normalised
 from holdfast.planning.partition import balanced_stages
-from holdfast.planning.planner import Engine, Planned, Technique, make_plan
+from holdfast.planning.planner import Engine, Technique, make_plan
 from holdfast.planning.shop import CostedGrid
 from holdfast.planning.timing import to_timeline
-from holdfast.planning.training import regular_grid, tries_for
+from holdfast.planning.training import regular_grid, rerouted, tries_for
 
 __all__ = ["add_plan_parser", "run"]
 
@@ -97,7 +95,7 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
         "--technique", choices=[each.value for each in Technique], help="default: adaptive after failures, else 1f1b"
     )
     parser.add_argument("--time-limit", metavar="S", help="seconds for the search; default: 10, of a whole library 60")
-    parser.add_argument("--format", choices=sorted(_SHOW), default="table")
+    parser.add_argument("--format", choices=sorted(FORMATS), default="table")
     parser.add_argument("--solver", choices=[each.value for each in Engine], default="list", help="default: list")
     parser.add_argument("--all-failures", metavar="N", help="fill a plan library for 1 to N failures, in --out")
     parser.add_argument("--out", metavar="DIR", help="the folder of the plan library")
@@ -112,9 +110,20 @@ def run(args: argparse.Namespace) -> int:
         InfeasiblePlan: the memory is too small, or there are more failures than the grid survives.
         StateUnavailable: the failed workers leave layers without an owner.
     """
-    task = _read(args)
-    if task.fill is not None:
-        return _fill(task, *task.fill)
+    job = load_job(args.job) if args.job else None
+    if job is not None and job.grid.layout:
+        shown = _of_layout(args, job)
+    else:
+        task = _read(args, job)
+        if task.fill is not None:
+            return _fill(task, *task.fill)
+        shown = _of_grid(task)
+    sys.stdout.write(FORMATS[args.format](shown))
+    return 0
+
+
+def _of_grid(task: _Task) -> Shown:
+    """The plan of a regular grid, by the planner."""
     planned = make_plan(
         task.grid,
         task.failed,
@@ -127,10 +136,50 @@ def run(args: argparse.Namespace) -> int:
     if planned.shop.num_operations <= _PROVED_TWICE:
         validate(plan, costs=task.grid.costs)
     staggered = task.technique is Technique.STAGGERED
-    timeline = to_timeline(planned.shop, plan, planned.schedule, staggered=staggered)
-    result = _Result(plan, planned, timeline, task.moves)
-    sys.stdout.write(_SHOW[args.format](result))
-    return 0
+    return Shown(
+        plan=plan,
+        timeline=to_timeline(planned.shop, plan, planned.schedule, staggered=staggered),
+        costs=planned.shop.grid.costs,
+        failed=planned.shop.failed,
+        solve_s=planned.solve_s,
+        bound=planned.bound,
+        optimal=planned.optimal,
+        failures_per_stage=planned.failures_per_stage,
+        moves=task.moves,
+        note=planned.note,
+    )
+
+
+def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
+    """The plan with which training answers the loss of some workers of a grid whose pipelines are unlike.
+
+    Raises:
+        ConfigError: a flag is for regular grids, or nothing tells how many layers the model has.
+    """
+    given = [flag for flag in _OTHER_THAN_TRAINED if getattr(args, flag) is not None]
+    given += ["solver"] if args.solver != Engine.LIST else []
+    given += ["failures"] if args.failures != "0" else []
+    given += ["normalise"] if args.normalise is not None else []
+    if given:
+        name = f"--{given[0].replace('_', '-')}"
+        raise ConfigError(f"{name}: {args.job} has pipelines that are not alike (grid.layout): expected only --failed")
+    num_layers = _num_layers(job) or sum(job.grid.layout[0].stages)
+    profile, ties = profile_of(job, num_layers), _known_ties(job, num_layers)
+    terms, began = terms_of(job, num_layers, profile, ties), time.monotonic()
+    healthy = healthy_plan(job, num_layers, profile, ties)
+    failed = _parse_failed(args.failed, healthy.workers)
+    note = ""
+    if failed and terms is not None:
+        found = rerouted(healthy, failed, terms)
+        plan, note = found.plan, found.note
+    else:
+        plan = adaptive_plan(healthy, failed) if failed else healthy
+        validate(plan, ties=ties)
+    solve_s = time.monotonic() - began
+    costs = unit_costs(num_layers) if profile is None else costs_from_profile(profile)
+    staggered = terms is not None and terms.technique is Technique.STAGGERED
+    timeline = evaluate(plan, costs, staggered=staggered, ties=ties)
+    return Shown(plan=plan, timeline=timeline, costs=costs, failed=failed, solve_s=solve_s, note=note)
 
 
 def _fill(task: _Task, failures: int, folder: Path) -> int:
@@ -169,21 +218,12 @@ class _Task:
     tries: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    plan: Plan
-    planned: Planned
-    timeline: Timeline
-    moves: tuple[Move, ...]
-
-
-def _read(args: argparse.Namespace) -> _Task:
-    job = load_job(args.job) if args.job else None
+def _read(args: argparse.Namespace, job: Job | None) -> _Task:
     if job is not None and (trained := _as_trained(args, job)) is not None:
         return trained
     if job is not None:
-        args.grid = args.grid or f"{job.grid.pipelines}x{job.grid.stages}"
-        args.microbatches = args.microbatches or str(job.grid.microbatches)
+        args.grid = args.grid or f"{len(job.grid.depths)}x{job.grid.depths[0]}"
+        args.microbatches = args.microbatches or str(job.grid.batch.counts[0])
     num_pipelines, num_stages = _parse_grid(args.grid)
     microbatches = _parse_count("--microbatches", args.microbatches, 1)
     _check_grid(num_pipelines, num_stages, microbatches)
@@ -224,8 +264,8 @@ def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
     terms = terms_of(job, num_layers, profile, _known_ties(job, num_layers))
     if terms is None:
         return None
-    stages = stages_of(job, num_layers, profile)
-    grid = regular_grid(job.grid.pipelines, stages, job.grid.microbatches, terms)
+    pipelines = stages_of(job, num_layers, profile)
+    grid = regular_grid(len(pipelines), pipelines[0], job.grid.batch.counts[0], terms)
     failed, moved = _failures(args, grid, terms.technique, profile)
     return _Task(
         grid=grid,
@@ -341,15 +381,13 @@ def _parse_above_0(flag: str, text: str, expected: str) -> float:
     return value
 
 
-def _parse_failed(text: str, grid: CostedGrid) -> tuple[WorkerId, ...]:
+def _parse_failed(text: str, workers: tuple[WorkerId, ...]) -> tuple[WorkerId, ...]:
     try:
         failed = {WorkerId.parse(name) for name in text.split(",") if text}
     except ConfigError as error:
         raise ConfigError(f"--failed {text}: {error}") from error
-    last = WorkerId(grid.pipelines - 1, len(grid.stages) - 1)
-    for worker in sorted(failed):
-        if worker.pipeline > last.pipeline or worker.stage > last.stage:
-            raise ConfigError(f"--failed {worker}: no such worker, the grid has 0.0 to {last.pipeline}.{last.stage}")
+    for worker in sorted(failed - set(workers)):
+        raise ConfigError(f"--failed {worker}: no such worker, the grid has 0.0 to {workers[-1]}")
     return tuple(sorted(failed))
 
 
@@ -357,7 +395,7 @@ def _failures(
     args: argparse.Namespace, grid: CostedGrid, technique: Technique, profile: Profile | None
 ) -> tuple[tuple[WorkerId, ...], tuple[Move, ...]]:
     """Returns the places that are empty, and who moved so that it is these."""
-    failed = _parse_failed(args.failed, grid)
+    failed = _parse_failed(args.failed, regular_placement(grid.pipelines, grid.stages).workers)
     how = Normalisation(args.normalise or Normalisation.MIN_MAX)
     if not failed:
         return _placed(args.failures, grid, technique, how), ()
@@ -386,61 +424,3 @@ def _placed(text: str, grid: CostedGrid, technique: Technique, how: Normalisatio
             "as every stage has to keep one worker"
         )
     return normalised(grid, count, technique.rules, how)
-
-
-def _to_json(result: _Result) -> str:
-    timeline = result.timeline
-    orders: dict[str, list[list[object]]] = {str(worker): [] for worker, _ in timeline.peak_memory}
-    for span in timeline.spans:
-        microbatch = span.op.microbatch
-        orders[str(span.worker)].append(
-            [span.op.kind.value, microbatch.pipeline, microbatch.index, span.start, span.end]
-        )
-    found = {
-        "period": timeline.period,
-        "makespan": timeline.makespan,
-        "bound": {"period": result.planned.bound.period, "makespan": result.planned.bound.makespan},
-        "optimal": result.planned.optimal,
-        "failures_per_stage": list(result.planned.failures_per_stage),
-        "moves": [asdict(move) | {"worker": str(move.worker), "takes": str(move.takes)} for move in result.moves],
-        "peak_memory": {str(worker): peak for worker, peak in timeline.peak_memory},
-        "solve_s": result.planned.solve_s,
-        "note": result.planned.note,
-        "orders": orders,
-    }
-    return json.dumps(found) + "\n"
-
-
-def _to_table(result: _Result) -> str:
-    planned = result.planned
-    return (
-        render_timeline(result.timeline)
-        + f"bound     period {planned.bound.period:g}, makespan {planned.bound.makespan:g}"
-        + (" (reached: optimal)" if planned.optimal else "")
-        + f"\nfailures  {' '.join(map(str, planned.failures_per_stage))} per stage"
-        + "".join(f"\nmoves     {_told(move)}" for move in result.moves)
-        + f"\nsolved    in {planned.solve_s * 1e3:.1f} ms"
-        + (f"\nnote      {planned.note}\n" if planned.note else "\n")
-    )
-
-
-def _told(move: Move) -> str:
-    size = "the state of its layers" if move.copied_bytes is None else f"{move.copied_bytes:,} bytes"
-    return f"{move.worker} takes the place of {move.takes}, copies {size}"
-
-
-def _to_svg(result: _Result) -> str:
-    shop = result.planned.shop
-    return render_svg(result.plan, shop.grid.costs, result.timeline, failed=shop.failed)
-
-
-def _to_perfetto(result: _Result) -> str:
-    return render_trace(result.timeline) + "\n"
-
-
-_SHOW: dict[str, Callable[[_Result], str]] = {
-    "table": _to_table,
-    "json": _to_json,
-    "svg": _to_svg,
-    "perfetto": _to_perfetto,
-}

@@ -185,7 +185,7 @@ class ProgressLine:
             rate = (len(self._times) - 1) / (self._times[-1] - self._times[0])
             left = round((steps - progress.step - 1) / rate)
             text += f"  {rate * self._job.samples_per_step:.1f} samples/s  left {hours(left)}"
-        text += f"  workers {progress.alive}/{grid.pipelines * grid.stages}"
+        text += f"  workers {progress.alive}/{grid.num_workers}"
         text += f"  checkpoint {progress.checkpoint}" if progress.checkpoint else ""
         return text + ("  OMITTED: a gradient was not finite" if progress.omitted else "")
 

@@ -29,6 +29,7 @@ _NEVER = (
     "control",
 )
 _IN_FAST_NUMERICS = (
+    "grid.layout",
     "grid.pipelines",
     "grid.stages",
     "grid.microbatches",
@@ -103,8 +104,8 @@ def _follows(path: str, sections: Iterable[str]) -> bool:
 
 
 def covers(names: Iterable[str], path: str) -> bool:
-    """Whether a key is one of ``names``, or below one of them; the global batch is any of the two that make it."""
-    parts = path.split(" x ")
+    """Whether a key is one of ``names``, or below one of them; the global batch is any of those that make it."""
+    parts = (*path.split(" x "), "grid.layout") if path == GLOBAL_BATCH else (path,)
     return any(part == name or part.startswith(f"{name}.") for name in names for part in (path, *parts))
 
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from holdfast.core.ids import Batch, WorkerId
+
 __all__ = [
     "Checkpoint",
     "Control",
@@ -20,6 +22,7 @@ __all__ = [
     "LossScaleSettings",
     "ModelSettings",
     "Optimizer",
+    "PipelineLayout",
     "PythonData",
     "PythonModel",
     "Resilience",
@@ -100,14 +103,54 @@ ModelSettings = GptModel | ConvnetModel | PythonModel
 Data = TextData | DigitsData | PythonData
 
 
-class Grid(_Plain, frozen=True, kw_only=True):
-    """The healthy grid; ``microbatches`` per pipeline. ``workers_per_node``: consecutive workers that fail together."""
+class PipelineLayout(_Plain, frozen=True, kw_only=True):
+    """One pipeline: how many layers each of its ``stages`` has, and its ``microbatches``."""
 
-    pipelines: Positive
-    stages: Positive
+    stages: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
     microbatches: Positive
+
+
+class Grid(_Plain, frozen=True, kw_only=True):
+    """The healthy grid; ``microbatches`` per pipeline. ``workers_per_node``: consecutive workers that fail together.
+
+    ``layout``, in place of ``pipelines``, ``stages`` and ``microbatches``: pipelines that are not all alike.
+    """
+
+    pipelines: Positive | msgspec.UnsetType = msgspec.UNSET
+    stages: Positive | msgspec.UnsetType = msgspec.UNSET
+    microbatches: Positive | msgspec.UnsetType = msgspec.UNSET
+    layout: tuple[PipelineLayout, ...] = ()
     microbatch_size: Positive = 1
     workers_per_node: Positive = 1
+
+    def __post_init__(self) -> None:
+        alike = {"pipelines": self.pipelines, "stages": self.stages, "microbatches": self.microbatches}
+        given = [name for name, value in alike.items() if value is not msgspec.UNSET]
+        if len(given) < len(alike) and not self.layout:
+            missing = ", ".join(name for name in alike if name not in given)
+            raise ValueError(f"Expected pipelines, stages and microbatches, or layout instead; missing: {missing}")
+        if given and self.layout:
+            raise ValueError(f"Expected either pipelines, stages and microbatches or layout, got {given[0]} and layout")
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """How many stages pipeline 0, 1, ... has."""
+        return tuple(len(each.stages) for each in self.layout) or (self.stages or 0,) * (self.pipelines or 0)
+
+    @property
+    def batch(self) -> Batch:
+        """The micro-batches of a step."""
+        counts = tuple(each.microbatches for each in self.layout)
+        return Batch(counts or (self.microbatches or 0,) * (self.pipelines or 0))
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the whole grid has."""
+        return sum(self.depths)
+
+    def has(self, worker: WorkerId) -> bool:
+        """Whether the whole grid has this worker."""
+        return worker.pipeline < len(self.depths) and worker.stage < self.depths[worker.pipeline]
 
 
 class Optimizer(_Plain, frozen=True, kw_only=True):
@@ -268,7 +311,7 @@ class Job(_Plain, frozen=True, kw_only=True):
     @property
     def global_microbatches(self) -> int:
         """Micro-batches of one step, over all pipelines."""
-        return self.grid.pipelines * self.grid.microbatches
+        return sum(self.grid.batch.counts)
 
     @property
     def checkpoint_every(self) -> int:

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import yaml
 
-from holdfast.config.job import Job, Optimizer
+from holdfast.config.job import Grid, Job, Optimizer
 from holdfast.config.parsing import parsing
 from holdfast.errors import ConfigError
 
-__all__ = ["dump_job", "load_job", "parse_job"]
+__all__ = ["check_cuts", "dump_job", "load_job", "parse_job"]
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `(?P<key>[^`]+)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
@@ -190,8 +190,9 @@ def _kinds(path: str) -> tuple[Any, ...]:
     """The structs that a section can be, by its path; one, unless it has a kind."""
     kinds: tuple[Any, ...] = (Job,)
     for name in path.split("."):
-        found = next(field.type for kind in kinds for field in msgspec.structs.fields(kind) if field.name == name)
-        kinds = tuple(kind for kind in typing.get_args(found) or (found,) if kind is not type(None))
+        key = name.partition("[")[0]  # of a list, one section
+        found = next(field.type for kind in kinds for field in msgspec.structs.fields(kind) if field.name == key)
+        kinds = tuple(kind for kind in typing.get_args(found) or (found,) if kind not in (type(None), ...))
     return kinds
 
 
@@ -231,19 +232,10 @@ def _found(path: str, tree: dict[str, Any]) -> str:
 
 def _check(job: Job, source: str) -> None:
     """What no single key can tell."""
-    grid = job.grid
-    workers = grid.pipelines * grid.stages
-    if workers > _MOST_WORKERS or 3 * workers * grid.microbatches > _MOST_OPERATIONS:
-        raise ConfigError(
-            f"{source}: grid: {grid.pipelines} x {grid.stages} workers with {grid.microbatches} micro-batches per "
-            f"pipeline are more than can be planned: expected at most {_MOST_WORKERS} workers and {_MOST_OPERATIONS} "
-            "operations"
-        )
+    _check_size(job.grid, source)
     layers = num_layers(job)
-    if layers is not None and job.grid.stages > layers:
-        raise ConfigError(
-            f"{source}: grid.stages: {job.grid.stages} stages for a model of {layers} layers; at most {layers}"
-        )
+    if layers is not None:
+        check_cuts(job.grid, layers, f"{source}: ", "model")
     if job.model.__struct_config__.tag == "gpt" and job.model.width % job.model.heads:  # type: ignore[union-attr]
         raise ConfigError(f"{source}: model.heads: must divide model.width ({job.model.width})")  # type: ignore[union-attr]
     if complaint := _wrong_optimizer(job.optimizer):
@@ -265,11 +257,50 @@ def _check(job: Job, source: str) -> None:
         )
     if complaint := _wrong_baseline(job):
         raise ConfigError(f"{source}: {complaint}")
-    if job.resilience.tolerate > job.grid.pipelines - 1:
+    pipelines = len(job.grid.depths)
+    if job.resilience.tolerate > pipelines - 1:
         raise ConfigError(
-            f"{source}: resilience.tolerate: {job.grid.pipelines} pipelines survive any "
-            f"{job.grid.pipelines - 1} failures, not any {job.resilience.tolerate}; use more pipelines or tolerate less"
+            f"{source}: resilience.tolerate: {pipelines} pipelines survive any {pipelines - 1} failures, not any "
+            f"{job.resilience.tolerate}; use more pipelines or tolerate less"
         )
+
+
+def _check_size(grid: Grid, source: str) -> None:
+    """Refuses what is more than can be planned, before anything of that size is made."""
+    if grid.layout:
+        operations = sum(3 * len(each.stages) * each.microbatches for each in grid.layout)
+        workers, told = sum(len(each.stages) for each in grid.layout), "layout"
+    else:
+        workers = (grid.pipelines or 0) * (grid.stages or 0)
+        operations = 3 * workers * (grid.microbatches or 0)
+        told = f"{grid.pipelines} x {grid.stages} workers with {grid.microbatches} micro-batches per pipeline"
+    if workers > _MOST_WORKERS or operations > _MOST_OPERATIONS:
+        raise ConfigError(
+            f"{source}: grid: {told} are more than can be planned: expected at most {_MOST_WORKERS} workers and "
+            f"{_MOST_OPERATIONS} operations"
+        )
+
+
+def check_cuts(grid: Grid, layers: int, where: str = "", what: str = "model") -> None:
+    """Checks that a grid fits a number of layers.
+
+    Args:
+        grid: of the job.
+        layers: how many there are.
+        where: what the message begins with.
+        what: what has these layers, for people.
+
+    Raises:
+        ConfigError: more stages than layers, or a pipeline whose stages have more or fewer layers together.
+    """
+    if (grid.stages or 0) > layers:
+        raise ConfigError(f"{where}grid.stages: {grid.stages} stages for a {what} of {layers} layers; at most {layers}")
+    for number, each in enumerate(grid.layout):
+        if sum(each.stages) != layers:
+            raise ConfigError(
+                f"{where}grid.layout: the stages of pipeline {number} have {sum(each.stages)} layers together, "
+                f"{' + '.join(map(str, each.stages))}; expected the {layers} of the {what}"
+            )
 
 
 def _is_loopback(host: str) -> bool:

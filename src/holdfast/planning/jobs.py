@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
 from holdfast.config.job import Job
+from holdfast.config.load import check_cuts
 from holdfast.config.profiles import load_profile
-from holdfast.core.builders import regular_plan
-from holdfast.core.placement import LayerRange, split_evenly
+from holdfast.core.builders import home_plan
+from holdfast.core.placement import LayerRange, home_placement, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile, costs_from_profile, unit_costs
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Technique
-from holdfast.planning.training import Terms, planned_grid
+from holdfast.planning.training import Terms, planned_grid, replanned, within_limit
 
 __all__ = ["healthy_plan", "profile_of", "stages_of", "terms_of", "tolerated"]
 
@@ -50,7 +54,7 @@ def terms_of(
     return Terms(
         technique=Technique(job.train.technique),
         costs=unit_costs(num_layers) if profile is None else costs_from_profile(profile),
-        in_flight=job.train.in_flight or 2 * job.grid.stages,
+        in_flight=job.train.in_flight or 2 * max(job.grid.depths),
         ties=ties,
         copy_s=() if profile is None else _copy_s(profile),
     )
@@ -60,14 +64,26 @@ def _copy_s(profile: Profile) -> tuple[float, ...]:
     return tuple(profile.link.seconds_of(layer.state_bytes) for layer in profile.layers)
 
 
-def stages_of(job: Job, num_layers: int, profile: Profile | None = None) -> tuple[LayerRange, ...]:
-    """Returns the layers of stage 0, 1, ...: equally many, or if a profile tells what they cost, equally fast.
+def stages_of(job: Job, num_layers: int, profile: Profile | None = None) -> tuple[tuple[LayerRange, ...], ...]:
+    """Returns the layers of stage 0, 1, ... of every pipeline.
+
+    As the job's layout says; else all are alike: equally many, or if a profile tells what they cost, equally fast.
 
     Raises:
-        ConfigError: more stages than layers.
+        ConfigError: the grid does not fit the layers.
     """
-    stages = split_evenly(num_layers, job.grid.stages)
-    return stages if profile is None else balanced_stages(costs_from_profile(profile), job.grid.stages)
+    grid = job.grid
+    check_cuts(grid, num_layers)
+    if grid.layout:
+        return tuple(_consecutive(pipeline.stages) for pipeline in grid.layout)
+    depth = grid.depths[0]
+    if profile is None:
+        return (split_evenly(num_layers, depth),) * len(grid.depths)
+    return (balanced_stages(costs_from_profile(profile), depth),) * len(grid.depths)
+
+
+def _consecutive(sizes: Sequence[int]) -> tuple[LayerRange, ...]:
+    return tuple(LayerRange(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0)))
 
 
 def tolerated(job: Job) -> int:
@@ -76,8 +92,8 @@ def tolerated(job: Job) -> int:
     0 if the grid survives none.
     """
     grid = job.grid
-    wanted = job.resilience.tolerate or max(1, grid.pipelines * grid.stages // 4)
-    return min(wanted, (grid.pipelines - 1) * grid.stages)
+    wanted = job.resilience.tolerate or max(1, grid.num_workers // 4)
+    return min(wanted, grid.num_workers - max(grid.depths))
 
 
 def healthy_plan(
@@ -92,13 +108,18 @@ def healthy_plan(
         ties: tuples of layers that share weights.
 
     Raises:
-        ConfigError: more stages than layers.
+        ConfigError: the grid does not fit the layers.
 
     Cost: for the planner's techniques up to a second for tens of workers, else milliseconds.
     """
-    terms, grid = terms_of(job, num_layers, profile, ties), job.grid
-    if terms is not None:
-        return planned_grid(grid.pipelines, stages_of(job, num_layers, profile), grid.microbatches, terms)
-    plan = regular_plan(grid.pipelines, stages_of(job, num_layers), grid.microbatches, job.train.technique)
+    terms, batch = terms_of(job, num_layers, profile, ties), job.grid.batch
+    pipelines = stages_of(job, num_layers, None if terms is None else profile)
+    if terms is None:
+        plan = home_plan(home_placement(pipelines), batch, job.train.technique)
+    elif job.grid.layout:
+        placement = home_placement(pipelines)
+        plan = replanned(home_plan(placement, batch, costs=within_limit(terms, placement)), terms)
+    else:
+        return planned_grid(len(pipelines), pipelines[0], batch.counts[0], terms)
     validate(plan, ties=ties)
     return plan

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from holdfast.config.deciding import deciding
 from holdfast.config.job import Job
+from holdfast.config.load import check_cuts
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
-from holdfast.errors import ConfigError
 from holdfast.planning.training import Terms
 from holdfast.runtime.isolation import Namespace
 from holdfast.storage.checkpoints import Facts, Rejected
@@ -196,13 +196,9 @@ def emulated_probe(job: Job, profile: Profile) -> Probed:
     """Returns what the probe of a job would find if its model were the layers of a profile: it is not even built.
 
     Raises:
-        ConfigError: more stages than layers.
+        ConfigError: the grid does not fit the layers.
     """
-    if job.grid.stages > len(profile.layers):
-        raise ConfigError(
-            f"grid.stages: {job.grid.stages} stages for a profile of {len(profile.layers)} layers; "
-            f"at most {len(profile.layers)}"
-        )
+    check_cuts(job.grid, len(profile.layers), what="profile")
     return Probed(boundaries=(), facts=facts_of(job, layers=len(profile.layers), model="emulated", data="emulated"))
 
 

@@ -6,9 +6,10 @@ import itertools
 import pytest
 
 from holdfast.config.load import dump_job, load_job, num_layers, parse_job
+from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 
-GRID = "microbatch_size, microbatches, pipelines, stages, workers_per_node"
+GRID = "layout, microbatch_size, microbatches, pipelines, stages, workers_per_node"
 JOB = {
     "name": "small",
     "model": {"kind": "gpt", "layers": 2, "width": 32, "heads": 4},
@@ -160,12 +161,52 @@ def test_a_missing_section_is_named(section):
     assert complaint(tree) == f"{section}: is missing and has no default"
 
 
-@pytest.mark.parametrize("path", ["model.kind", "data.path", "grid.microbatches", "train.steps"])
+@pytest.mark.parametrize("path", ["model.kind", "data.path", "train.steps"])
 def test_a_missing_key_is_named(path):
     tree = copy.deepcopy(JOB)
     section, key = path.split(".")
     del tree[section][key]
     assert complaint(tree) == f"{path}: is missing and has no default"
+
+
+LAYOUT = [{"stages": [1, 2, 1], "microbatches": 5}, {"stages": [2, 2], "microbatches": 3}]
+
+
+def with_layout(**changes):
+    tree = copy.deepcopy(JOB)
+    tree["model"]["layers"] = 2  # and an embedding and a head
+    tree["grid"] = {"layout": copy.deepcopy(LAYOUT), **changes}
+    return tree
+
+
+def test_pipelines_may_be_unlike():
+    grid = parse_job(with_layout()).grid
+    assert (grid.depths, grid.batch.counts, grid.num_workers) == ((3, 2), (5, 3), 5)
+    assert [grid.has(WorkerId(p, s)) for p, s in ((0, 2), (1, 1), (1, 2), (2, 0))] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("grid", "text"),
+    [
+        ({"stages": 2}, "grid: expected either pipelines, stages and microbatches or layout, got stages and layout"),
+        ({"layout": []}, "missing: pipelines, stages, microbatches"),
+        ({"layout": [{"stages": [], "microbatches": 1}]}, "grid.layout[0].stages: expected `array` of length >= 1"),
+        ({"layout": [{"stages": [4], "microbatches": 0}]}, "grid.layout[0].microbatches: expected `int` >= 1"),
+        ({"layout": [{"stages": [4]}]}, "grid.layout[0].microbatches: is missing and has no default"),
+        ({"layout": [{"stages": [4], "microbatches": 1, "x": 1}]}, "grid.layout[0].x: unknown key; known: "),
+        ({"layout": [*LAYOUT, {"stages": [2, 3], "microbatches": 1}]}, "pipeline 2 have 5 layers together, 2 + 3; exp"),
+        ({"layout": [{"stages": [4], "microbatches": 20_000_000}]}, "grid: layout are more than can be planned"),
+    ],
+)
+def test_a_bad_layout_is_named(grid, text):
+    assert text in complaint(with_layout(**grid))
+
+
+def test_what_the_grid_lacks_is_named():
+    tree = copy.deepcopy(JOB)
+    del tree["grid"]["microbatches"]
+    expected = "grid: expected pipelines, stages and microbatches, or layout instead; missing: microbatches"
+    assert complaint(tree).startswith(expected)
 
 
 def test_keys_that_are_no_text():

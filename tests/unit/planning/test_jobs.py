@@ -13,11 +13,11 @@ from holdfast.planning.jobs import healthy_plan, profile_of, stages_of, terms_of
 from holdfast.planning.planner import Technique
 
 
-def job(*overrides):
+def job(*overrides, grid=None):
     tree = {
         "model": {"kind": "gpt", "layers": 3},
         "data": {"kind": "digits"},
-        "grid": {"pipelines": 2, "stages": 2, "microbatches": 4},
+        "grid": grid or {"pipelines": 2, "stages": 2, "microbatches": 4},
         "train": {"steps": 1},
     }
     return parse_job(tree, overrides)
@@ -76,12 +76,28 @@ def test_a_profile_says_what_layers_cost_and_so_where_the_model_is_cut(tmp_path)
     save_profile(profile(8, 1, 1, 1, 1), tmp_path / "profile.json")
     found = job("train.technique=staggered", f"train.profile={tmp_path / 'profile.json'}")
     known = profile_of(found, 5)
-    assert [str(layers) for layers in stages_of(found, 5, known)] == ["0:1", "1:5"]
-    assert [str(layers) for layers in stages_of(found, 5)] == ["0:3", "3:5"]
+    assert [str(layers) for layers in stages_of(found, 5, known)[0]] == ["0:1", "1:5"]
+    assert [str(layers) for layers in stages_of(found, 5)[0]] == ["0:3", "3:5"]
     terms = terms_of(found, 5, known)
     assert terms.costs.forward == (8, 1, 1, 1, 1)
     assert terms.costs.comm == (0.01,) * 4
     assert healthy_plan(found, 5, known).placement.layers_of(healthy_plan(found, 5, known).workers[0]).stop == 1
+
+
+def test_a_layout_says_where_each_pipeline_is_cut():
+    """The planner plans what is regular only; the rest is planned by 1F1B's rules, within the same memory."""
+    tree = {"layout": [{"stages": [3, 2], "microbatches": 2}, {"stages": [1, 1, 3], "microbatches": 1}]}
+    found = job("train.technique=staggered", grid=tree)
+    cuts = [[str(layers) for layers in stages] for stages in stages_of(found, 5)]
+    assert cuts == [["0:3", "3:5"], ["0:1", "1:2", "2:5"]]
+    plan = healthy_plan(found, 5)
+    assert [len(plan.routes.through(worker)) for worker in plan.workers] == [2, 2, 1, 1, 1]
+    assert terms_of(found, 5).in_flight == 6
+    assert tolerated(found) == 1
+    with pytest.raises(
+        ConfigError, match=r"grid\.layout: the stages of pipeline 0 have 5 layers together, 3 \+ 2; exp"
+    ):
+        healthy_plan(found, 6)
 
 
 def test_no_profile_is_named():

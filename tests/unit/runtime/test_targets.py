@@ -127,5 +127,5 @@ def test_every_kind_can_be_undone(kind):
 
 def test_more_stages_than_layers():
     layers = len(probe(job()).boundaries)
-    with pytest.raises(ConfigError, match=rf"grid\.stages = {layers + 1} does not fit a model of {layers} layers"):
+    with pytest.raises(ConfigError, match=rf"grid\.stages: {layers + 1} stages for a model of {layers} layers"):
         healthy_plan(job(grid={"pipelines": 1, "stages": layers + 1, "microbatches": 1}), layers)

@@ -232,7 +232,7 @@ class Agent:
     _prepared_told: float = 0.0
 
     def __post_init__(self) -> None:
-        self._reporter = Reporter(of=self.job.grid.pipelines * self.job.grid.stages)
+        self._reporter = Reporter(of=self.job.grid.num_workers)
         patience = Patience(limit_s=self._start_s, key="control.start_s", check=self._check_patience)
         self._children = Children(process=partial(ForkedProcess, patience=patience))
 
@@ -422,15 +422,13 @@ class Agent:
 
     def _check_target(self, fault: Fault) -> None:
         grid = self.job.grid
-        last_node = (grid.pipelines * grid.stages - 1) // grid.workers_per_node
+        last_node = (grid.num_workers - 1) // grid.workers_per_node
         if fault.node is not None and fault.node > last_node:
             raise ConfigError(f"--fault {fault}: there is no node {fault.node}; nodes are 0 to {last_node}")
         worker = fault.worker
-        if worker is not None and (worker.pipeline >= grid.pipelines or worker.stage >= grid.stages):
-            raise ConfigError(
-                f"--fault {fault}: there is no worker {worker}; workers are 0.0 to "
-                f"{grid.pipelines - 1}.{grid.stages - 1}"
-            )
+        if worker is not None and not grid.has(worker):
+            last = WorkerId(len(grid.depths) - 1, grid.depths[-1] - 1)
+            raise ConfigError(f"--fault {fault}: there is no worker {worker}; workers are 0.0 to {last}")
 
     def _claim_directory(self) -> None:
         """Makes the run directory ours, for as long as we live; what an earlier attempt left there is set aside."""
@@ -459,7 +457,7 @@ class Agent:
     def _started(self) -> JobStarted:
         return JobStarted(
             name=self.job.name,
-            workers=self.job.grid.pipelines * self.job.grid.stages,
+            workers=self.job.grid.num_workers,
             steps=self.job.train.steps,
             samples_per_step=self.job.samples_per_step,
             wall_time=time.time(),
@@ -521,7 +519,7 @@ class Agent:
     def _library(self, coordinator: CoordinatorSpec) -> Iterator[None]:
         """Has plans made ahead meanwhile, in a process of its own that nobody waits for."""
         failures = tolerated(self.job)
-        if coordinator.terms is None or coordinator.library is None or not failures:
+        if coordinator.terms is None or coordinator.library is None or not failures or self.job.grid.layout:
             yield
             return
         spec = LibrarySpec(
@@ -672,7 +670,7 @@ class Agent:
 
     def _num_nodes(self) -> int:
         grid = self.job.grid
-        return -(-grid.pipelines * grid.stages // grid.workers_per_node)
+        return -(-grid.num_workers // grid.workers_per_node)
 
     def _cut(self, node: int) -> None:
         """Takes a node's link down."""
