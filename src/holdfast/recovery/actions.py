@@ -15,10 +15,12 @@ __all__ = [
     "Await",
     "ClusterView",
     "CopyState",
+    "GiveUp",
     "InstallPlan",
     "LoadState",
     "Recompute",
     "RecoveryPlan",
+    "ReplaceGrid",
     "Restore",
     "SaveCommitted",
     "Spawn",
@@ -28,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """Every survivor ends its communication of the current generation and drops the unfinished step."""
+    """A new generation begins: every survivor ends its communication and drops the unfinished step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +48,14 @@ class Restore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallPlan:
-    """The survivors join a new generation that runs ``plan``: at once, or after a step that they all finish."""
+    """The survivors join a new generation that runs ``plan``: at once, or after a step that they all finish.
+
+    ``grid``: the plan of the whole grid from that boundary on; None if it stays as it is.
+    """
 
     plan: Plan
     at_boundary: bool = False
+    grid: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,13 @@ class LoadState:
     """Everyone gives up what it holds and loads its layers as they were before ``step``, from the last checkpoint."""
 
     step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceGrid:
+    """``plan`` is that of the whole grid from now on: whoever has no place in it is sent away."""
+
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +107,31 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveCommitted:
-    """Training cannot go on: the last committed step of every layer that lives is written, ``lost`` are the others."""
+class GiveUp:
+    """Training cannot go on; nobody holds the layers ``lost``. The survivors join a last generation without a plan."""
 
     lost: tuple[int, ...]
 
 
-Action = Abort | TakeBack | Restore | InstallPlan | CopyState | LoadState | Spawn | Await | Recompute | SaveCommitted
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveCommitted:
+    """The state that was gone back to is written, of every layer that lives, and the job ends."""
+
+
+Action = (
+    Abort
+    | Await
+    | CopyState
+    | GiveUp
+    | InstallPlan
+    | LoadState
+    | Recompute
+    | ReplaceGrid
+    | Restore
+    | SaveCommitted
+    | Spawn
+    | TakeBack
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,29 +153,9 @@ class RecoveryPlan:
         return next((action.plan for action in self.actions if isinstance(action, InstallPlan)), None)
 
     @property
-    def loads(self) -> int | None:
-        """The step whose state everyone loads; None if all keep what they hold."""
-        return next((action.step for action in self.actions if isinstance(action, LoadState)), None)
-
-    @property
-    def awaits_s(self) -> float:
-        """How long workers are waited for; 0 if they are not."""
-        return next((action.limit_s for action in self.actions if isinstance(action, Await)), 0.0)
-
-    @property
-    def awaits_everyone(self) -> bool:
-        """Whether it is waited until the grid is whole."""
-        return any(action.everyone for action in self.actions if isinstance(action, Await))
-
-    @property
-    def spawns(self) -> tuple[WorkerId, ...]:
-        """The places for which new processes are started."""
-        return next((action.workers for action in self.actions if isinstance(action, Spawn)), ())
-
-    @property
-    def lost_layers(self) -> tuple[int, ...]:
-        """Layers that no survivor holds; empty if training goes on."""
-        return next((action.lost for action in self.actions if isinstance(action, SaveCommitted)), ())
+    def keeps_state(self) -> bool:
+        """Whether the survivors go on with the state that they hold: then it does not matter what could be loaded."""
+        return not any(isinstance(action, Await | GiveUp | LoadState) for action in self.actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,12 @@ from holdfast.recovery.actions import (
     Await,
     ClusterView,
     CopyState,
+    GiveUp,
     InstallPlan,
     LoadState,
     Recompute,
     RecoveryPlan,
+    ReplaceGrid,
     Restore,
     SaveCommitted,
     Spawn,
@@ -39,6 +41,8 @@ __all__ = [
     "checkfreq",
     "checkpoint_restart",
     "fall_back",
+    "give_up",
+    "resume",
     "snapshots",
     "strategy_named",
 ]
@@ -59,12 +63,12 @@ def adaptive(view: ClusterView) -> RecoveryPlan:
 
 
 def _reroute(view: ClusterView, name: str, go_back: Action, *then: Action) -> RecoveryPlan:
-    """The survivors go back and on without the lost; what comes ``then`` nobody waits for."""
+    """The survivors go back and on without the lost; ``then``: what is begun besides."""
     try:
         found = _without_lost(view)
     except StateUnavailable as error:
         return fall_back(view, error.layers)
-    actions: tuple[Action, ...] = (Abort(), go_back, InstallPlan(plan=found.plan), Recompute(), *then)
+    actions: tuple[Action, ...] = (Abort(), InstallPlan(plan=found.plan), *then, go_back, Recompute())
     return RecoveryPlan(strategy=name, actions=actions, note=found.note, period=found.period)
 
 
@@ -89,16 +93,15 @@ def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
         view: the cluster.
         layers: that nobody holds.
     """
-    if view.checkpoint is None:
-        return RecoveryPlan(strategy="fallback", actions=(Abort(), TakeBack(), SaveCommitted(lost=layers)))
-    if view.wait_s > 0:
-        return RecoveryPlan(strategy="fallback", actions=(Abort(), Await(limit_s=view.wait_s)))
     healthy = view.healthy
     left = [worker for worker in healthy.workers if worker not in view.lost or worker in view.entering]
+    if view.checkpoint is None or not left:
+        return give_up("fallback", layers)
+    if view.wait_s > 0:
+        return RecoveryPlan(strategy="fallback", actions=(Abort(), Await(limit_s=view.wait_s)))
     most = max(held.stop - held.start for _, held in healthy.placement.ranges)
     plan = _shrunken(left, healthy, 2 * most, view.terms)
-    actions = (Abort(), LoadState(step=view.checkpoint), InstallPlan(plan=plan))
-    return RecoveryPlan(strategy="fallback", actions=actions)
+    return resume("fallback", plan, LoadState(step=view.checkpoint), ReplaceGrid(plan=plan))
 
 
 def _shrunken(left: list[WorkerId], healthy: Plan, max_layers: int, terms: Terms | None) -> Plan:
@@ -133,7 +136,7 @@ def _restart(view: ClusterView, name: str) -> RecoveryPlan:
     if view.checkpoint is None or view.wait_s <= 0:
         return fall_back(view, view.healthy.placement.without(view.lost).unowned_layers())
     missing = Spawn(workers=_vacant(view))
-    return RecoveryPlan(strategy=name, actions=(Abort(), missing, Await(limit_s=view.wait_s, everyone=True)))
+    return RecoveryPlan(strategy=name, actions=(Abort(), Await(limit_s=view.wait_s, everyone=True), missing))
 
 
 def snapshots(view: ClusterView) -> RecoveryPlan:
@@ -152,7 +155,17 @@ def _vacant(view: ClusterView) -> tuple[WorkerId, ...]:
     return tuple(sorted(view.lost - view.entering))
 
 
-def at_boundary(view: ClusterView) -> RecoveryPlan:
+def resume(strategy: str, plan: Plan, *before: Action) -> RecoveryPlan:
+    """Returns what begins a generation in which all run ``plan`` from the step that they agree on."""
+    return RecoveryPlan(strategy=strategy, actions=(Abort(), *before, InstallPlan(plan=plan), TakeBack(), Recompute()))
+
+
+def give_up(strategy: str, lost: tuple[int, ...]) -> RecoveryPlan:
+    """Returns what ends the job, with all layers saved but those that nobody holds."""
+    return RecoveryPlan(strategy=strategy, actions=(Abort(), GiveUp(lost=lost), TakeBack(), SaveCommitted()))
+
+
+def at_boundary(view: ClusterView, grid: Plan | None = None) -> RecoveryPlan:
     """Returns how workers come and go between two steps, nothing being given up or run again.
 
     Whatever strategy answers losses, the micro-batches of whoever goes are re-routed; workers that enter listen
@@ -160,6 +173,7 @@ def at_boundary(view: ClusterView) -> RecoveryPlan:
 
     Args:
         view: who computes afterwards, and who enters.
+        grid: the plan of the whole grid from then on; None if it stays as it is.
     """
     # No checkpoint: nobody goes back for this.
     answer = adaptive(ClusterView(healthy=view.healthy, lost=view.lost, terms=view.terms, offer=view.offer))
@@ -169,7 +183,7 @@ def at_boundary(view: ClusterView) -> RecoveryPlan:
     plan = with_listeners(answer.plan, ranges)
     validate(plan)
     copies = tuple(CopyState(layers=layers, target=worker) for worker, layers in ranges)
-    actions: tuple[Action, ...] = (InstallPlan(plan=plan, at_boundary=True), *copies)
+    actions: tuple[Action, ...] = (*copies, InstallPlan(plan=plan, at_boundary=True, grid=grid))
     return RecoveryPlan(strategy=answer.strategy, actions=actions, note=answer.note, period=answer.period)
 
 

@@ -14,9 +14,11 @@ from holdfast.recovery.actions import (
     Await,
     ClusterView,
     CopyState,
+    GiveUp,
     InstallPlan,
     LoadState,
     Recompute,
+    ReplaceGrid,
     Restore,
     SaveCommitted,
     Spawn,
@@ -43,8 +45,8 @@ def view(*lost, **options):
 def test_adaptive_routes_around_the_lost():
     recovery = adaptive(view(W10, W21))
     plan = adaptive_plan(PLAN, [W10, W21])
-    assert recovery.actions == (Abort(), TakeBack(), InstallPlan(plan=plan), Recompute())
-    assert (recovery.strategy, recovery.plan, recovery.lost_layers) == ("adaptive", plan, ())
+    assert recovery.actions == (Abort(), InstallPlan(plan=plan), TakeBack(), Recompute())
+    assert (recovery.strategy, recovery.plan, recovery.keeps_state) == ("adaptive", plan, True)
 
 
 def test_adaptive_does_not_depend_on_the_order_of_the_failures():
@@ -53,8 +55,8 @@ def test_adaptive_does_not_depend_on_the_order_of_the_failures():
 
 def test_without_an_owner_what_lives_is_saved():
     recovery = adaptive(view(W01, W11, W21, W00))
-    assert recovery.actions == (Abort(), TakeBack(), SaveCommitted(lost=(2, 3)))
-    assert (recovery.plan, recovery.lost_layers) == (None, (2, 3))
+    assert recovery.actions == (Abort(), GiveUp(lost=(2, 3)), TakeBack(), SaveCommitted())
+    assert (recovery.plan, recovery.keeps_state) == (None, False)
 
 
 def test_strategies_are_found_by_name():
@@ -69,21 +71,23 @@ RESTARTS = [(checkpoint_restart, "checkpoint-restart"), (checkfreq, "checkfreq")
 @pytest.mark.parametrize(("strategy", "name"), RESTARTS)
 def test_restarting_replaces_all_lost_and_waits_for_everyone(strategy, name):
     recovery = strategy(view(W10, W21, checkpoint=4, wait_s=9.0))
-    assert recovery.actions == (Abort(), Spawn(workers=(W10, W21)), Await(limit_s=9.0, everyone=True))
-    assert (recovery.strategy, recovery.plan, recovery.spawns) == (name, None, (W10, W21))
-    assert (recovery.awaits_s, recovery.awaits_everyone) == (9.0, True)
+    assert recovery.actions == (Abort(), Await(limit_s=9.0, everyone=True), Spawn(workers=(W10, W21)))
+    assert (recovery.strategy, recovery.plan, recovery.keeps_state) == (name, None, False)
 
 
 @pytest.mark.parametrize(("strategy", "name"), RESTARTS)
 def test_who_has_come_already_is_not_started_again(strategy, name):
     recovery = strategy(view(W10, W21, entering=frozenset({W21}), checkpoint=4, wait_s=9.0))
-    assert recovery.spawns == (W10,)
+    assert Spawn(workers=(W10,)) in recovery.actions
 
 
 @pytest.mark.parametrize(("strategy", "name"), RESTARTS)
 def test_after_the_limit_the_smaller_grid_goes_on(strategy, name):
     recovery = strategy(view(W10, W21, checkpoint=4))
-    assert (recovery.strategy, recovery.loads, recovery.spawns) == ("fallback", 4, ())
+    kinds = (Abort, LoadState, ReplaceGrid, InstallPlan, TakeBack, Recompute)
+    assert (recovery.strategy, tuple(map(type, recovery.actions))) == ("fallback", kinds)
+    assert recovery.actions[1] == LoadState(step=4)
+    assert recovery.actions[2].plan is recovery.plan
     assert set(recovery.plan.workers) <= {W00, W01, W11, W20}
 
 
@@ -96,21 +100,24 @@ def test_who_has_come_without_state_has_a_place_in_the_smaller_grid():
 
 @pytest.mark.parametrize(("strategy", "name"), RESTARTS)
 def test_with_nothing_to_load_what_lives_is_saved(strategy, name):
-    assert strategy(view(W01, W11, W21, wait_s=9.0)).lost_layers == (2, 3)
+    assert GiveUp(lost=(2, 3)) in strategy(view(W01, W11, W21, wait_s=9.0)).actions
+
+
+def test_where_nobody_is_left_nothing_is_loaded():
+    assert adaptive(view(*PLAN.workers, checkpoint=4)).actions[1] == GiveUp(lost=(0, 1, 2, 3))
 
 
 def test_waiting_for_the_layers_only_is_not_waiting_for_everyone():
     recovery = adaptive(view(W01, W11, W21, checkpoint=4, wait_s=9.0))
-    assert (recovery.awaits_s, recovery.awaits_everyone, recovery.spawns) == (9.0, False, ())
+    assert recovery.actions == (Abort(), Await(limit_s=9.0))
 
 
 def test_snapshots_reroutes_as_adaptive_goes_back_further_and_fills_the_places():
     recovery = snapshots(view(W10, W21, entering=frozenset({W21})))
     plan = adaptive_plan(PLAN, [W10, W21])
     spawn = Spawn(workers=(W10,))
-    assert recovery.actions == (Abort(), Restore(), InstallPlan(plan=plan), Recompute(), spawn)
-    assert (recovery.strategy, recovery.plan, recovery.spawns) == ("snapshots", plan, (W10,))
-    assert (recovery.loads, recovery.awaits_s, recovery.lost_layers) == (None, 0.0, ()), "nobody waits, nothing is read"
+    assert recovery.actions == (Abort(), InstallPlan(plan=plan), spawn, Restore(), Recompute())
+    assert (recovery.strategy, recovery.plan, recovery.keeps_state) == ("snapshots", plan, True)
 
 
 @pytest.mark.parametrize("options", [{}, {"checkpoint": 4}, {"checkpoint": 4, "wait_s": 9.0}])
@@ -121,9 +128,10 @@ def test_snapshots_without_an_owner_fall_back_as_adaptive(options):
 
 def test_between_steps_nobody_goes_back_whatever_answers_losses():
     recovery = at_boundary(view(W10, W21, entering=frozenset({W21}), checkpoint=4, wait_s=9.0))
-    kinds = [type(action) for action in recovery.actions]
-    assert (kinds, recovery.loads) == ([InstallPlan, CopyState], None)
-    assert LoadState not in kinds
+    copy = CopyState(layers=PLAN.placement.layers_of(W21), target=W21)
+    assert recovery.actions == (copy, InstallPlan(plan=recovery.plan, at_boundary=True))
+    changed = at_boundary(view(W10), PLAN)
+    assert changed.actions == (InstallPlan(plan=changed.plan, at_boundary=True, grid=PLAN),)
 
 
 BY_RULES = regular_plan(3, split_evenly(6, 3), 3)
@@ -170,8 +178,3 @@ def test_what_the_planner_does_not_know_is_noted():
     recovery = adaptive(ClusterView(healthy=uneven, lost=frozenset(uneven.workers[:1]), terms=terms))
     assert recovery.plan is not None
     assert "not regular" in recovery.note
-
-
-def test_nobody_is_waited_for_without_being_asked_to():
-    assert not adaptive(view(W00)).awaits_everyone
-    assert adaptive(view(W00)).awaits_s == 0

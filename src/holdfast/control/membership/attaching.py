@@ -7,9 +7,9 @@ from dataclasses import replace
 import msgspec
 
 from holdfast.control.detection import forget
+from holdfast.control.membership.acting import carry_out
 from holdfast.control.membership.boundary import on_preempted
 from holdfast.control.membership.forgotten import forgotten, knows_more, note_exits, on_survivor, untold
-from holdfast.control.membership.forming import form
 from holdfast.control.membership.losses import on_exited
 from holdfast.control.membership.raising import on_raised
 from holdfast.control.membership.reattaching import on_return
@@ -18,6 +18,8 @@ from holdfast.control.membership.state import Decision, Membership, Output, Phas
 from holdfast.control.membership.vacancies import answer_offers, spawn
 from holdfast.control.messages import Attached, Expel, Fence, Hello, Started, StartWorker, Strike
 from holdfast.core.ids import WorkerId
+from holdfast.recovery.actions import Spawn
+from holdfast.recovery.strategies import resume
 
 __all__ = ["on_agent", "on_hello", "on_started"]
 
@@ -72,7 +74,7 @@ def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     if state.generation:
         return on_return(state, worker, hello)
     if set(state.pids) >= set(state.healthy.workers):
-        return form(state, state.healthy)
+        return carry_out(state, resume("", state.healthy))
     return state, ()
 
 
@@ -122,4 +124,5 @@ def _to_fill(state: Membership) -> frozenset[WorkerId]:
     """The places for which processes are started without anybody's offer."""
     if state.wait_for_all:
         return state.lost
-    return frozenset(plan_recovery(state, state.absent).spawns) - state.abandoned
+    spawns = (each.workers for each in plan_recovery(state, state.absent).actions if isinstance(each, Spawn))
+    return frozenset(place for places in spawns for place in places) - state.abandoned

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
-
+from holdfast.control.membership.acting import carry_out
 from holdfast.control.membership.cadence import reconsider
 from holdfast.control.membership.ending import NOT_ALL_THERE, end_preempted
 from holdfast.control.membership.forming import installed
+from holdfast.control.membership.preparing import must_pin, prepare
 from holdfast.control.membership.state import (
     Decision,
     Improved,
@@ -18,14 +18,12 @@ from holdfast.control.membership.state import (
     Record,
     Upcoming,
     departed,
-    noted,
     notice,
     prefixed,
     tell_each,
 )
-from holdfast.control.messages import CaughtUp, Install, Joined, Left, Resume
+from holdfast.control.messages import CaughtUp, Joined, Left, Resume
 from holdfast.core.ids import WorkerId
-from holdfast.core.plan import Plan
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import WORTHWHILE
 from holdfast.recovery.actions import ClusterView
@@ -70,23 +68,19 @@ def change_members(state: Membership) -> Decision:
     view = ClusterView(healthy=state.healthy, lost=lost, entering=entering, terms=state.terms, offer=offer)
     recovery = at_boundary(view)
     if recovery.plan is None:
-        layers = ", ".join(map(str, recovery.lost_layers))
+        layers = ", ".join(map(str, state.healthy.placement.without(lost).unowned_layers()))
         text = f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does"
         notices = (notice(worker, text) for worker in sorted(going))
         return prefixed(notices, change_members(replace(state, leaving=state.leaving - going)))
-    return prefixed(noted(recovery), _prepare(state, recovery.plan, recovery.period, entering))
-
-
-def _must_pin(state: Membership) -> bool:
-    return state.preempted and (state.pinned is None or not state.pinned[1])
+    return carry_out(state, recovery)
 
 
 def _go_on(state: Membership) -> Decision:
     """Prepares a generation of the same plan if a checkpoint is due before it, or after another number of steps."""
     other = state.cadence is not None and state.cadence.wanted != state.cadence.every
-    if state.plan is None or not (_must_pin(state) or other):
+    if state.plan is None or not (must_pin(state) or other):
         return state, ()
-    return _prepare(state, state.plan, state.period, frozenset())
+    return prepare(state, state.plan, state.period, frozenset())
 
 
 def on_checkpointed(state: Membership) -> Decision:
@@ -113,38 +107,6 @@ def on_preempted(state: Membership) -> Decision:
     return change_members(state)
 
 
-def _prepare(
-    state: Membership,
-    plan: Plan,
-    period: float | None,
-    entering: frozenset[WorkerId],
-    healthy: Plan | None = None,
-) -> Decision:
-    """Tells everyone of the generation to go over to."""
-    generation = state.generation + 1
-    order = Install(
-        generation=generation,
-        plan=plan,
-        at_boundary=True,
-        entering=tuple(sorted(entering)),
-        staggered=state.staggered,
-        pins=_must_pin(state),
-        checkpoint_every=state.interval,
-    )
-    at_once = msgspec.structs.replace(order, at_boundary=False)
-    told = (*tell_each(state.alive, order), *tell_each(sorted(entering & state.arriving), at_once))
-    upcoming = Upcoming(
-        generation=generation,
-        plan=plan,
-        entering=entering,
-        period=period,
-        healthy=healthy,
-        pins=order.pins,
-        checkpoint_every=order.checkpoint_every,
-    )
-    return replace(state, upcoming=upcoming), told
-
-
 def improves(state: Membership, period: float | None) -> bool:
     """Whether a plan with this period is so much better than what runs that it is worth a new generation."""
     return period is not None and state.period is not None and period < state.period * (1 - WORTHWHILE)
@@ -163,7 +125,7 @@ def on_improved(state: Membership, improved: Improved) -> Decision:
     if not improves(state, offer.period):
         return state, ()
     event = PlanImproved(generation=state.generation + 1, before=state.period or 0.0, period=offer.period or 0.0)
-    return prefixed((Record(event=event),), _prepare(state, offer.plan, offer.period, frozenset()))
+    return prefixed((Record(event=event),), prepare(state, offer.plan, offer.period, frozenset()))
 
 
 def _migrate(state: Membership, migration: Migration) -> Decision:
@@ -176,8 +138,6 @@ def _migrate(state: Membership, migration: Migration) -> Decision:
         terms=state.terms,
         offer=migration.meanwhile,
     )
-    recovery = at_boundary(view)
-    assert recovery.plan is not None
     event = Migrating(
         generation=state.generation + 1,
         moves=tuple((str(mover), str(place)) for mover, place in migration.moves),
@@ -186,8 +146,7 @@ def _migrate(state: Membership, migration: Migration) -> Decision:
         period=migration.after_s,
     )
     state = replace(state, promised=Promised(lost=state.absent, offer=migration.afterwards))
-    prepared = _prepare(state, recovery.plan, recovery.period, movers, migration.healthy)
-    return prefixed((Record(event=event),), prepared)
+    return prefixed((Record(event=event),), carry_out(state, at_boundary(view, migration.healthy)))
 
 
 def on_joined_upcoming(state: Membership, upcoming: Upcoming, joined: Joined) -> Decision:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.membership.ending import end_job, save
+from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.state import (
     Decision,
     Membership,
@@ -16,41 +16,56 @@ from holdfast.control.membership.state import (
     tell_each,
     without,
 )
-from holdfast.control.messages import Blob, Install, Resume, StateAt, Status
+from holdfast.control.messages import Blob, Install
 from holdfast.core.plan import Plan
 from holdfast.errors import InternalError
 from holdfast.telemetry.events import Agreed, Installed
 
-__all__ = ["form", "installed", "on_status", "relay"]
+__all__ = ["abort", "agreed", "all_told", "install", "installed", "leave_behind", "lowest", "newest_snapshot", "relay"]
 
 
-def form(state: Membership, plan: Plan | None, strategy: str = "", load: StateAt | None = None) -> Decision:
-    """Starts the next generation of the workers that are left; ``strategy`` says what answered a failure."""
-    load = load or (state.loading if plan is not None else None)  # else whatever comes next says what to load
+def abort(state: Membership) -> Decision:
+    """Begins the next generation: whatever runs is given up, and nobody has been told of a plan yet."""
     state = replace(
         state,
         phase=Phase.FORMING,
         generation=state.generation + 1,
-        generations=state.generations + (plan is not None and bool(state.alive)),
-        plan=plan,
+        plan=None,
         period=None,
         statuses={},
         joined=frozenset(),
         joined_early=frozenset(),
         finished=frozenset(),
         saved={},
-        loading=load,
+        lost_layers=(),
         suspected_at=None,
         returned={},
     )
+    return state, ()
+
+
+def install(state: Membership, plan: Plan | None) -> Decision:
+    """Tells everyone of the generation that has begun; they then say what they hold. No plan: nothing is trained."""
     if not state.alive:
         nothing = "every worker is lost; nothing could be saved"
         return end_job(state, "program" if state.blame else "lost", state.blame or nothing, "")
-    state = replace(state, cadence=state.cadence and replace(state.cadence, every=state.interval))
-    install = Install(
-        generation=state.generation, plan=plan, load=load, staggered=state.staggered, checkpoint_every=state.interval
+    state = replace(
+        state,
+        plan=plan,
+        period=state.answer.period if state.answer is not None else None,
+        generations=state.generations + (plan is not None),
+        loading=state.loading if plan is not None else None,  # else whatever comes next says what to load
+        cadence=state.cadence and replace(state.cadence, every=state.interval),
     )
-    return state, (installed(state, strategy), *tell_each(state.alive, install))
+    order = Install(
+        generation=state.generation,
+        plan=plan,
+        load=state.loading,
+        staggered=state.staggered,
+        checkpoint_every=state.interval,
+    )
+    strategy = state.answer.strategy if state.answer is not None else ""
+    return state, (installed(state, strategy), *tell_each(state.alive, order))
 
 
 def installed(state: Membership, strategy: str) -> Record:
@@ -64,25 +79,20 @@ def relay(state: Membership, blob: Blob) -> Decision:
     return state, tell_each((peer for peer in blob.to if peer not in state.lost), blob)
 
 
-def on_status(state: Membership, status: Status) -> Decision:
-    """A worker has said what it holds; once all have, they go on from the step that all can be at."""
-    state = replace(state, statuses={**state.statuses, status.worker: status})
-    if state.phase is not Phase.FORMING or not set(state.statuses) >= set(state.alive):
-        return state, ()
-    state, told = _leave_behind(state) if state.blame else (state, ())
-    if not state.statuses:
-        return prefixed(told, end_job(state, "program", state.blame, ""))
-    step, tallies = _settled(state, _step_to_go_back_to(state))
+def all_told(state: Membership) -> bool:
+    """Whether all members of this generation have said what they hold."""
+    return set(state.statuses) >= set(state.alive)
+
+
+def agreed(state: Membership, step: int) -> Decision:
+    """All go on from the state before ``step``, or from the one before that where nobody can settle what led to it."""
+    step, tallies = _settled(state, step)
     _check_distance(state, step)
-    recomputed = _recomputed(state, step)
-    agreed = Record(event=Agreed(generation=state.generation, step=step, recomputed_microbatches=recomputed))
-    if state.plan is None:
-        return prefixed((*told, agreed), save(state, step, tallies))
-    state = replace(state, phase=Phase.RUNNING, resume_step=step, lost_work=(), loading=None)
-    return state, (agreed, *tell_each(state.alive, Resume(generation=state.generation, step=step, tallies=tallies)))
+    record = Agreed(generation=state.generation, step=step, recomputed_microbatches=_recomputed(state, step))
+    return replace(state, resume_step=step, tallies=tallies), (Record(event=record),)
 
 
-def _leave_behind(state: Membership) -> Decision:
+def leave_behind(state: Membership) -> Decision:
     """Before what lives is saved: a worker that has stopped may be at another step than those who went on since."""
     held = {worker: dict(status.layer_steps) for worker, status in state.statuses.items()}
     layers = {layer for steps in held.values() for layer in steps}
@@ -92,15 +102,19 @@ def _leave_behind(state: Membership) -> Decision:
     how = f"had stopped at another step than {step}, which is saved"
     told = tuple(output for worker in sorted(astray) for output in held_for_lost(state, worker, how))
     state = replace(departed(state, astray), statuses=without(state.statuses, *astray))
-    return replace(state, lost_layers=state.healthy.placement.without(state.absent).unowned_layers()), told
+    state = replace(state, lost_layers=state.healthy.placement.without(state.absent).unowned_layers())
+    return prefixed(told, (state, ()) if state.statuses else end_job(state, "program", state.blame, ""))
 
 
-def _step_to_go_back_to(state: Membership) -> int:
-    """The newest snapshot that all hold, if they are to run on; else the lowest step of any layer."""
-    common = frozenset.intersection(*(frozenset(status.snapshots) for status in state.statuses.values()))
-    if common and state.plan is not None:
-        return max(common)
+def lowest(state: Membership) -> int:
+    """The lowest step of any layer."""
     return min(at for status in state.statuses.values() for _, at in status.layer_steps)
+
+
+def newest_snapshot(state: Membership) -> int:
+    """The newest snapshot that all hold; where there is none, the lowest step of any layer."""
+    common = frozenset.intersection(*(frozenset(status.snapshots) for status in state.statuses.values()))
+    return max(common) if common else lowest(state)
 
 
 def _settled(state: Membership, step: int) -> tuple[int, tuple[bytes, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.membership.forming import on_status
+from holdfast.control.membership.acting import on_status
 from holdfast.control.membership.recovering import recover
 from holdfast.control.membership.state import Decision, Membership, Phase
 from holdfast.control.messages import Status

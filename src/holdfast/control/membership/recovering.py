@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast.control.membership.acting import carry_out
 from holdfast.control.membership.blame import Program, described, judge, recent
-from holdfast.control.membership.ending import NOT_ALL_THERE, end_job, end_preempted
-from holdfast.control.membership.forming import form
+from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.state import (
     Decision,
     Membership,
@@ -14,28 +14,23 @@ from holdfast.control.membership.state import (
     Phase,
     departed,
     held_for_lost,
-    noted,
     notice,
     prefixed,
-    tell_each,
 )
-from holdfast.control.membership.vacancies import spawn
-from holdfast.control.messages import Expel, Raised, Unreadable
+from holdfast.control.messages import Raised, Unreadable
 from holdfast.core.ids import WorkerId
-from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.planning.training import Rerouted
-from holdfast.recovery.actions import ClusterView, RecoveryPlan
-from holdfast.recovery.strategies import adaptive, strategy_named
+from holdfast.recovery.actions import ClusterView, LoadState, RecoveryPlan
+from holdfast.recovery.strategies import adaptive, give_up, resume, strategy_named
 
 __all__ = [
     "bereft",
-    "carry_out",
-    "last_resort",
     "on_unreadable",
     "plan_recovery",
     "recover",
     "restore_if_whole",
+    "stop_waiting",
     "unplanned",
 ]
 
@@ -48,8 +43,25 @@ def plan_recovery(state: Membership, lost: frozenset[WorkerId], offer: Rerouted 
         lost: all who would be gone.
         offer: a plan for this very loss that is better than what would be made at once.
     """
-    view = ClusterView(healthy=state.healthy, lost=lost, terms=state.terms, offer=offer)
-    return strategy_named(state.strategy)(view)
+    return strategy_named(state.strategy)(_view(state, lost, state.wait_s, offer))
+
+
+def _view(state: Membership, lost: frozenset[WorkerId], wait_s: float, offer: Rerouted | None = None) -> ClusterView:
+    return ClusterView(
+        healthy=state.healthy,
+        lost=lost,
+        entering=state.arriving,
+        checkpoint=state.restorable[0].step if state.restorable else None,
+        wait_s=wait_s,
+        terms=state.terms,
+        offer=offer,
+    )
+
+
+def stop_waiting(state: Membership) -> Decision:
+    """Whoever was waited for has not come: the others go on without."""
+    recovery = strategy_named(state.strategy)(_view(state, state.absent, 0.0))
+    return carry_out(replace(state, wait_until=None), recovery)
 
 
 def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
@@ -76,7 +88,7 @@ def recover(state: Membership) -> Decision:
         pinned=state.pinned and (state.pinned[0], 0),
     )
     if state.past_lost:
-        return form(state, None)
+        return carry_out(state, give_up("", state.lost_layers))
     if state.blame:
         return _save_all(state)
     losses = (*state.losses_by_exception, *state.unjudged)
@@ -92,12 +104,11 @@ def _answer(state: Membership) -> Decision:
     if program := _irreplaceable(state):
         return _blame(state, program)
     if not state.present:  # nobody is there to load anything, or to wait for others
-        layers = state.healthy.placement.without(state.absent).unowned_layers()
-        return form(replace(state, lost_layers=layers), None)
-    recovery = state.planned.get(state.absent) or plan_recovery(state, state.absent)
-    if recovery.plan is None:
-        recovery = last_resort(state, waiting=state.wait_s > 0)
-    return carry_out(replace(state, lost_layers=recovery.lost_layers, reformations=0, planned={}), recovery)
+        return _save_all(state)
+    recovery = state.planned.get(state.absent)
+    if recovery is None or not recovery.keeps_state:  # what could be loaded may be something else by now
+        recovery = plan_recovery(state, state.absent)
+    return carry_out(replace(state, reformations=0, planned={}), recovery)
 
 
 def _irreplaceable(state: Membership) -> Program | None:
@@ -142,8 +153,7 @@ def _blame(state: Membership, program: Program) -> Decision:
 
 def _save_all(state: Membership) -> Decision:
     """A last generation, in which what lives is saved."""
-    layers = state.healthy.placement.without(state.absent).unowned_layers()
-    return form(replace(state, lost_layers=layers), None)
+    return carry_out(state, give_up("", state.healthy.placement.without(state.absent).unowned_layers()))
 
 
 def bereft(state: Membership, gone: frozenset[WorkerId]) -> Membership:
@@ -162,77 +172,16 @@ def _newest(state: Membership) -> int:
     return max(state.generation, state.upcoming.generation if state.upcoming is not None else 0, *told, 0)
 
 
-def last_resort(state: Membership, *, waiting: bool) -> RecoveryPlan:
-    """Returns what answers the loss of all owners of a layer.
-
-    It counts with what can be loaded, whoever is here without state and, if ``waiting``, those who may come yet.
-    """
-    view = ClusterView(
-        healthy=state.healthy,
-        lost=state.absent,
-        entering=state.arriving,
-        checkpoint=state.restorable[0].step if state.restorable else None,
-        wait_s=state.wait_s if waiting else 0.0,
-        terms=state.terms,
-    )
-    return strategy_named(state.strategy)(view)
-
-
-def carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
-    """Waits for workers, shrinks the grid, or begins the generation that goes on or saves, as ``recovery`` says."""
-    if recovery.awaits_s > 0:
-        return _wait_for_workers(state, recovery)
-    if recovery.loads is not None and recovery.plan is not None:
-        return _shrink(state, recovery.plan, recovery.strategy)
-    state, outputs = form(state, recovery.plan, recovery.strategy)
-    state = replace(state, period=recovery.period)
-    vacant = tuple(place for place in recovery.spawns if place not in state.abandoned)
-    return prefixed((*noted(recovery), *outputs), spawn(state, vacant))
-
-
-def _wait_for_workers(state: Membership, recovery: RecoveryPlan) -> Decision:
-    if state.preempted:
-        return end_preempted(state, NOT_ALL_THERE)
-    until = _after_now(state, recovery.awaits_s) if state.wait_until is None else state.wait_until
-    state, outputs = form(state, None, recovery.strategy)
-    if state.phase is Phase.ENDED:
-        return state, outputs
-    state = replace(state, phase=Phase.WAITING, wait_until=until, wait_for_all=recovery.awaits_everyone)
-    return prefixed(outputs, spawn(state, recovery.spawns))
-
-
-def _after_now(state: Membership, seconds: float) -> float | None:
-    """None if we have just been started and know no time yet: the next tick will."""
-    return None if state.watch.now is None else state.watch.now + seconds
-
-
-def _shrink(state: Membership, plan: Plan, strategy: str) -> Decision:
-    """Everyone who has a place in the smaller grid loads it; the others end."""
-    here = [worker for worker in state.healthy.workers if worker not in state.lost]
-    idle = [worker for worker in here if worker not in plan.workers]
-    reason = f"the grid shrinks to {len(plan.workers)} workers, which need no further one"
-    state = replace(
-        departed(state, frozenset(idle)),
-        healthy=plan,
-        lost=frozenset(),
-        arriving=frozenset(),
-        wait_until=None,
-        wait_for_all=False,
-    )
-    state, outputs = form(state, plan, strategy, load=state.restorable[0])
-    told = (notice(worker, reason) for worker in idle)
-    return state, (*told, *outputs, *tell_each(idle, Expel(reason=reason)))
-
-
 def restore_if_whole(state: Membership) -> Decision:
     """Once every layer has somebody again, or every place if all are waited for, all load the last checkpoint."""
     missing = state.lost if state.wait_for_all else state.healthy.placement.without(state.lost).unowned_layers()
     if missing:
         return state, ()
     recovery = adaptive(ClusterView(healthy=state.healthy, lost=state.lost, terms=state.terms))
+    assert recovery.plan is not None, "every layer has somebody again"
     strategy = state.strategy if state.wait_for_all else "fallback"
     state = replace(state, arriving=frozenset(), wait_for_all=False)
-    return form(state, recovery.plan, strategy, load=state.restorable[0])
+    return carry_out(state, resume(strategy, recovery.plan, LoadState(step=state.restorable[0].step)))
 
 
 def on_unreadable(state: Membership, message: Unreadable) -> Decision:
@@ -243,7 +192,8 @@ def on_unreadable(state: Membership, message: Unreadable) -> Decision:
     state = replace(state, restorable=left)
     if not left:
         return prefixed(told, end_job(state, "lost", f"{text}; there is no other", ""))
-    return prefixed(told, form(state, state.plan, "fallback", load=left[0]))
+    assert state.plan is not None, "who loads has been told of a plan"
+    return prefixed(told, carry_out(state, resume("fallback", state.plan, LoadState(step=left[0].step))))
 
 
 def _pairs_run(state: Membership, worker: WorkerId) -> tuple[tuple[int, int], ...]:

@@ -16,7 +16,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import Rerouted, Terms
-from holdfast.recovery.actions import RecoveryPlan
+from holdfast.recovery.actions import Action, RecoveryPlan
 from holdfast.telemetry.events import Detected, Event, Notice
 
 __all__ = [
@@ -180,6 +180,10 @@ class Membership:
         finished: survivors that ran the last step of the job.
         saved: layer digests of the survivors, once written.
         planned: answers prepared for the loss of one more worker, by all who would be gone.
+        answer: what is being carried out, or was last; None before the first generation.
+        pending: what of it is still to be done, once all have said what they hold.
+        tallies: those that settle the step before ``resume_step``, if some have updated ahead of its verdict.
+        copying: to whom state is copied from the next boundary on.
         lost_work: (step, pairs run of it) of the workers lost since training last went on.
         lost_layers: layers without an owner; empty while training can go on.
         restorable: states that everyone could load, the newest first.
@@ -247,6 +251,10 @@ class Membership:
     finished: frozenset[WorkerId] = frozenset()
     saved: Mapping[WorkerId, Mapping[int, str]] = field(default_factory=dict)
     planned: Mapping[frozenset[WorkerId], RecoveryPlan] = field(default_factory=dict)
+    answer: RecoveryPlan | None = None
+    pending: tuple[Action, ...] = ()
+    tallies: tuple[bytes, ...] = ()
+    copying: frozenset[WorkerId] = frozenset()
     lost_work: tuple[tuple[int, int], ...] = ()
     lost_layers: tuple[int, ...] = ()
     restorable: tuple[StateAt, ...] = ()

@@ -50,11 +50,11 @@ def answer_offers(state: Membership) -> Decision:
 
 
 def _neediest(state: Membership, vacant: set[WorkerId]) -> WorkerId | None:
-    """The vacant place whose layers have the fewest owners left."""
+    """The vacant place of a layer that has the fewest owners left."""
     placement = state.healthy.placement
     left = placement.without(state.absent)
 
     def owners(worker: WorkerId) -> int:
-        return len(left.owners(placement.layers_of(worker).start))
+        return min(len(left.owners(layer)) for layer in placement.layers_of(worker).indices)
 
     return min(sorted(vacant), key=owners, default=None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from holdfast.control.detection import deadlocked, forget, overdue, pass_time
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.losses import on_lost, on_overdue
-from holdfast.control.membership.recovering import carry_out, last_resort, recover
+from holdfast.control.membership.recovering import recover, stop_waiting
 from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tick, without
 from holdfast.control.messages import Suspect
 from holdfast.core.ids import WorkerId
@@ -82,7 +82,7 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     if state.phase is Phase.WAITING and state.wait_until is None:
         state = replace(state, wait_until=now + state.wait_s)
     if state.phase is Phase.WAITING and state.wait_until is not None and now >= state.wait_until:
-        return carry_out(replace(state, wait_until=None), last_resort(state, waiting=False))
+        return stop_waiting(state)
     running = state.phase in (Phase.FORMING, Phase.RUNNING)
     hung = overdue(state.watch, members, running=running)
     if hung:

@@ -1,0 +1,169 @@
+"""Carries a recovery plan out: each kind of action by one function, in the order of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from holdfast.control.membership.ending import NOT_ALL_THERE, end_preempted, save
+from holdfast.control.membership.forming import abort, agreed, all_told, install, leave_behind, lowest, newest_snapshot
+from holdfast.control.membership.preparing import prepare
+from holdfast.control.membership.state import (
+    Decision,
+    Membership,
+    Output,
+    Phase,
+    departed,
+    noted,
+    notice,
+    prefixed,
+    tell_each,
+)
+from holdfast.control.membership.vacancies import spawn
+from holdfast.control.messages import Expel, Resume, Status
+from holdfast.recovery.actions import (
+    Abort,
+    Action,
+    Await,
+    CopyState,
+    GiveUp,
+    InstallPlan,
+    LoadState,
+    Recompute,
+    RecoveryPlan,
+    ReplaceGrid,
+    Restore,
+    SaveCommitted,
+    Spawn,
+    TakeBack,
+)
+
+__all__ = ["carry_out", "on_status"]
+
+
+def carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
+    """Carries out what a strategy has chosen: as far as it goes at once, the rest when all have said what they hold."""
+    return prefixed(noted(recovery), _proceed(replace(state, answer=recovery, pending=recovery.actions)))
+
+
+def on_status(state: Membership, status: Status) -> Decision:
+    """A worker has said what it holds; once all have, what was waiting for that is done."""
+    state = replace(state, statuses={**state.statuses, status.worker: status})
+    if state.phase is not Phase.FORMING or not all_told(state):
+        return state, ()
+    state, told = leave_behind(state) if state.blame else (state, ())
+    return prefixed(told, _proceed(state) if state.phase is not Phase.ENDED else (state, ()))
+
+
+def _proceed(state: Membership) -> Decision:
+    outputs: tuple[Output, ...] = ()
+    while state.pending and state.phase is not Phase.ENDED:
+        action, *rest = state.pending
+        if isinstance(action, _WHEN_ALL_HAVE_TOLD) and not all_told(state):
+            break
+        state, told = _FUNCTIONS[type(action)](replace(state, pending=tuple(rest)), action)
+        outputs += told
+    return state, outputs
+
+
+def _abort(state: Membership, action: Abort) -> Decision:
+    return abort(state)
+
+
+def _install(state: Membership, action: InstallPlan) -> Decision:
+    if not action.at_boundary:
+        return install(state, action.plan)
+    entering, state = state.copying, replace(state, copying=frozenset())
+    period = state.answer.period if state.answer is not None else None
+    return prepare(state, action.plan, period, entering, action.grid)
+
+
+def _copy_state(state: Membership, action: CopyState) -> Decision:
+    """The workers do it themselves, from the boundary on: whoever enters asks those who hold the layers."""
+    return replace(state, copying=state.copying | {action.target}), ()
+
+
+def _load_state(state: Membership, action: LoadState) -> Decision:
+    load = next(each for each in state.restorable if each.step == action.step)
+    return replace(state, loading=load), ()
+
+
+def _replace_grid(state: Membership, action: ReplaceGrid) -> Decision:
+    """Everyone who has a place in the new grid stays; the others end."""
+    here = [worker for worker in state.healthy.workers if worker not in state.lost]
+    idle = [worker for worker in here if worker not in action.plan.workers]
+    reason = f"the grid shrinks to {len(action.plan.workers)} workers, which need no further one"
+    state = replace(
+        departed(state, frozenset(idle)),
+        healthy=action.plan,
+        lost=frozenset(),
+        arriving=frozenset(),
+        wait_until=None,
+        wait_for_all=False,
+    )
+    return state, (*(notice(worker, reason) for worker in idle), *tell_each(idle, Expel(reason=reason)))
+
+
+def _await(state: Membership, action: Await) -> Decision:
+    if state.preempted:
+        return end_preempted(state, NOT_ALL_THERE)
+    until = _after_now(state, action.limit_s) if state.wait_until is None else state.wait_until
+    state, told = install(state, None)
+    if state.phase is Phase.ENDED:
+        return state, told
+    return replace(state, phase=Phase.WAITING, wait_until=until, wait_for_all=action.everyone), told
+
+
+def _after_now(state: Membership, seconds: float) -> float | None:
+    """None if we have just been started and know no time yet: the next tick will."""
+    return None if state.watch.now is None else state.watch.now + seconds
+
+
+def _spawn(state: Membership, action: Spawn) -> Decision:
+    """Where a joiner has died without state, nobody is started again unasked, unless all wait for it."""
+    given_up = frozenset() if state.phase is Phase.WAITING else state.abandoned
+    return spawn(state, tuple(place for place in action.workers if place not in given_up))
+
+
+def _take_back(state: Membership, action: TakeBack) -> Decision:
+    return agreed(state, lowest(state))
+
+
+def _restore(state: Membership, action: Restore) -> Decision:
+    return agreed(state, newest_snapshot(state))
+
+
+def _recompute(state: Membership, action: Recompute) -> Decision:
+    state = replace(state, phase=Phase.RUNNING, lost_work=(), loading=None)
+    resume = Resume(generation=state.generation, step=state.resume_step, tallies=state.tallies)
+    return state, tell_each(state.alive, resume)
+
+
+def _give_up(state: Membership, action: GiveUp) -> Decision:
+    return install(replace(state, lost_layers=action.lost), None)
+
+
+def _save_committed(state: Membership, action: SaveCommitted) -> Decision:
+    return save(state, state.resume_step, state.tallies)
+
+
+_WHEN_ALL_HAVE_TOLD = (TakeBack, Restore, Recompute, SaveCommitted)
+"""What needs to know at which step everybody's layers are."""
+_FUNCTIONS: Mapping[type[Action], Callable[[Membership, Any], Decision]] = MappingProxyType(
+    {
+        Abort: _abort,
+        Await: _await,
+        CopyState: _copy_state,
+        GiveUp: _give_up,
+        InstallPlan: _install,
+        LoadState: _load_state,
+        Recompute: _recompute,
+        ReplaceGrid: _replace_grid,
+        Restore: _restore,
+        SaveCommitted: _save_committed,
+        Spawn: _spawn,
+        TakeBack: _take_back,
+    }
+)

@@ -1,0 +1,51 @@
+"""A generation that all are told of while another one runs, and go over to between two steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from holdfast.control.membership.state import Decision, Membership, Upcoming, tell_each
+from holdfast.control.messages import Install
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+
+__all__ = ["must_pin", "prepare"]
+
+
+def must_pin(state: Membership) -> bool:
+    """Whether the checkpoint that ends the job is still to be pinned, at the next boundary."""
+    return state.preempted and (state.pinned is None or not state.pinned[1])
+
+
+def prepare(
+    state: Membership,
+    plan: Plan,
+    period: float | None,
+    entering: frozenset[WorkerId],
+    healthy: Plan | None = None,
+) -> Decision:
+    """Tells everyone of the generation to go over to."""
+    generation = state.generation + 1
+    order = Install(
+        generation=generation,
+        plan=plan,
+        at_boundary=True,
+        entering=tuple(sorted(entering)),
+        staggered=state.staggered,
+        pins=must_pin(state),
+        checkpoint_every=state.interval,
+    )
+    at_once = msgspec.structs.replace(order, at_boundary=False)
+    told = (*tell_each(state.alive, order), *tell_each(sorted(entering & state.arriving), at_once))
+    upcoming = Upcoming(
+        generation=generation,
+        plan=plan,
+        entering=entering,
+        period=period,
+        healthy=healthy,
+        pins=order.pins,
+        checkpoint_every=order.checkpoint_every,
+    )
+    return replace(state, upcoming=upcoming), told
