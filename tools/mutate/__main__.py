@@ -289,13 +289,17 @@ class _Tests:
     def covering(self, mutant: Mutant, function: Function) -> list[str]:
         """The tests that run a mutant's line, the quickest first.
 
-        Of one outside of functions, those that run anything in its file.
+        Of one outside of functions, those that run anything in its file, and those of the test file that is named after
+        it: who only reads a value that was made at import runs no line of it.
         """
         tests = self._at[mutant.path, function.name, mutant.line - function.first]
         if (mutant.path, function.name) in self._changed:
             tests = set()
         if function.name in self._classes(mutant.path):
             tests = set().union(*(found for (path, _), found in self._in.items() if path == mutant.path))
+            tests |= {
+                test for test in self._seconds if Path(test.split("::")[0]).stem == f"test_{Path(mutant.path).stem}"
+            }
         tests = tests or self._in[mutant.path, function.name]
         kept, spent = [], 0.0
         for test in sorted(tests, key=lambda test: (self._seconds[test], test)):

@@ -843,6 +843,20 @@ def test_an_offer_waits_until_its_place_is_vacant(steady):
     assert steady.state.offers == ()
 
 
+def test_two_offers_for_one_place_start_one_worker_there(steady):
+    """The second waits until the place is vacant again."""
+    steady.give(WorkerOffer(worker=W10), WorkerOffer(worker=W10), died(W10))
+    assert [command for _, command in steady.told if isinstance(command, StartWorker)] == [StartWorker(worker=W10)]
+    assert steady.state.offers == (W10,)
+
+
+def test_a_loss_is_counted_once(steady):
+    """A node may be told of whose workers are known to be lost."""
+    steady.state = replace(steady.state, began=0.0)
+    steady.give(died(W10), NodeLost(node=0, workers=(W10,)))
+    assert (steady.state.lost, steady.state.losses) == ({W10}, 1)
+
+
 def test_a_worker_for_any_place_goes_where_the_fewest_owners_are(steady):
     steady.give(WorkerOffer(worker=None))
     assert steady.commands(StartWorker) == {}

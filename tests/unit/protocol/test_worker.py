@@ -17,6 +17,7 @@ from holdfast.control.messages import (
     Save,
     Saved,
     Shutdown,
+    StateAt,
     Status,
     StepDone,
     Suspect,
@@ -29,7 +30,8 @@ from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, OpKind
-from holdfast.errors import CommTimeout, InternalError, LedgerError, PeerLost, StaleGeneration
+from holdfast.core.seats import renamed
+from holdfast.errors import CommTimeout, CorruptBlob, InternalError, LedgerError, PeerLost, StaleGeneration
 from holdfast.protocol.executor import (
     Committed,
     Execution,
@@ -47,9 +49,11 @@ from holdfast.protocol.worker import (
     Boundary,
     Build,
     Disconnect,
+    Drain,
     Fetch,
     Fetched,
     Listen,
+    Load,
     Pin,
     Release,
     Report,
@@ -479,6 +483,50 @@ def test_a_boundary_is_crossed_between_two_steps_without_a_word_to_the_coordinat
     (joined,) = [m for m in driver.reports if isinstance(m, Joined) and m.step is not None]
     assert (joined.generation, joined.step, driver.protocol.generation) == (2, 1, 2)
     assert digests(driver) == digests(Driver(LAST, tmp_path).run()), "and changes no bit"
+
+
+def test_who_crosses_waits_for_the_others(tmp_path):
+    """A coordinator that is started again meanwhile is not told that the new generation runs here."""
+    driver = Crosser(LAST, tmp_path, PLAN)
+    stood, perform = [], driver._perform
+
+    def watched(effect):
+        if isinstance(effect, Drain):
+            stood.append((driver.protocol.hello().generation, driver.protocol.hello().activity))
+        return perform(effect)
+
+    driver._perform = watched
+    driver.run()
+    assert stood == [(2, "waiting")]
+
+
+def first_order(**order):
+    """A protocol whose process holds what its plan gives to it, told of a plan for the first time."""
+    protocol = WorkerProtocol(worker=LAST, stage=stage_of(LAST), steps=STEPS, ties=(), pid=1)
+    script = protocol.run()
+    script.send(None)
+    assert isinstance(script.send(None), Listen)
+    assert isinstance(script.send(Attached()), Listen)
+    effect = script.send(Install(generation=4, **order))
+    while isinstance(effect, Disconnect | Release | Reach):
+        effect = script.send(None)
+    return script, effect
+
+
+def test_whose_layers_are_others_than_when_its_process_was_started_loads_these():
+    moved = renamed(PLAN, {FIRST: LAST, LAST: FIRST})
+    _, effect = first_order(plan=moved)
+    assert effect == Load(moved, StateAt(url=None, step=0))
+    _, effect = first_order(plan=PLAN)
+    assert isinstance(effect, Report), "its own are there"
+
+
+def test_a_state_that_cannot_be_read_is_told_with_its_step():
+    script, effect = first_order(plan=PLAN, load=StateAt(url="file:///nowhere", step=7))
+    assert isinstance(effect, Load)
+    told = script.throw(CorruptBlob("layer 2", "1", "2")).message
+    assert (told.worker, told.generation, told.step) == (LAST, 4, 7)
+    assert "layer 2" in told.detail
 
 
 def test_nothing_is_crossed_behind_the_last_step(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 
 import pytest
 
@@ -16,13 +17,16 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
 from holdfast.protocol.executor import Committed
 from holdfast.protocol.worker import WorkerProtocol
+from holdfast.runtime.checkpointing import CheckpointWriter
 from holdfast.runtime.driver import Driver
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.injection import WorkerInjector
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.transfer import StateServer
-from holdfast.telemetry.events import EventLog
+from holdfast.storage.blobs import LocalStore
+from holdfast.storage.checkpoints import Checkpoints
+from holdfast.telemetry.events import EventLog, Pinned, read_events
 
 
 class DeafTransport:
@@ -131,6 +135,38 @@ def test_a_first_step_that_is_done_is_told_at_once(driver):
     assert sent.get_nowait().slowest_s > 0
     driver._committed(Committed(1, ()))
     assert sent.empty(), "after the first one, heartbeats come in their time"
+
+
+class HeldWriter:
+    """A real writer, whose first shard is not reported before it may be."""
+
+    def __init__(self, folder):
+        self.may = threading.Event()
+        checkpoints = Checkpoints(LocalStore(folder))
+        self.writer = CheckpointWriter(WorkerId(0, 1), checkpoints, lambda message: None, self._reach)
+
+    def _reach(self, point, step):
+        assert self.may.wait(10)
+
+
+def test_who_waits_for_its_checkpoint_goes_on_when_it_is_written(driver, tmp_path):
+    """Meanwhile that counts as moving along; and that it was pinned is in the log."""
+    driver, _ = driver
+    held = HeldWriter(tmp_path / "checkpoints")
+    driver.writer, driver.protocol.generation = held.writer, 1
+    driver._pin(1, 5, (1,))
+    (pinned,) = [event for _, event in read_events(tmp_path / "events.jsonl") if isinstance(event, Pinned)]
+    assert (pinned.worker, pinned.step) == ("0.1", 5)
+    waiting = threading.Thread(target=driver._await_writer, daemon=True)
+    moves = driver.pace.moves
+    waiting.start()
+    until = time.monotonic() + 10
+    while driver.pace.moves < moves + 3:
+        assert time.monotonic() < until
+        assert waiting.is_alive(), "nothing is written yet"
+    held.may.set()
+    waiting.join(10)
+    assert not waiting.is_alive()
 
 
 def test_a_driver_that_wakes_too_late_does_nothing_more(driver):

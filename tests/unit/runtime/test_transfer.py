@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import hashlib
 import ipaddress
 import os
 import queue
@@ -582,3 +583,52 @@ def test_who_gives_up_asks_for_nothing_more():
     board = transfer._Board({0: OfferedLayer(layer=0, size=8, sha256="")}, {A: frozenset({0})}, CHUNK)
     board.end()
     assert board.take(A) is None
+
+
+def taken(board, worker):
+    """What a holder is given to do next, which it may have to wait for."""
+    found = queue.SimpleQueue()
+    thread = threading.Thread(target=lambda: found.put(board.take(worker)), daemon=True)
+    thread.start()
+    return found, thread
+
+
+class Watched(threading.Condition):
+    """Tells when somebody really waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.waiting = threading.Event()
+
+    def wait(self, timeout=None):
+        self.waiting.set()
+        return super().wait(timeout)
+
+
+def board_of_one(data):
+    wanted = {0: OfferedLayer(layer=0, size=len(data), sha256=hashlib.sha256(data).hexdigest())}
+    board = transfer._Board(wanted, {A: frozenset({0}), B: frozenset({0})}, CHUNK)
+    board._changed = Watched()
+    return board
+
+
+def test_when_all_is_there_nobody_has_more_to_do():
+    board = board_of_one(b"state")
+    board.put(A, board.take(A), b"state")
+    found, _ = taken(board, B)
+    assert found.get(timeout=LIMIT_S) is None
+
+
+def test_who_waits_for_something_to_do_is_told_that_there_will_be_nothing():
+    board = board_of_one(b"state")
+    assert board.take(A) is not None
+    found, _ = taken(board, B)
+    assert board._changed.waiting.wait(LIMIT_S), "the only stretch is another's"
+    board.end()
+    assert found.get(timeout=LIMIT_S) is None
+
+
+def test_headers_of_others_are_not_taken_for_what_is_wanted():
+    wanted = {"key": "state", "layer": 1, "offset": 2, "size": 3}
+    metadata = (("trace-bin", b"\xc1"), ("holdfast-slice-bin", msgspec.msgpack.encode(wanted)))
+    assert msgspec.to_builtins(transfer._wanted(metadata)) == wanted
