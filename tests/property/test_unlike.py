@@ -14,6 +14,8 @@ from holdfast.core.placement import LayerRange, home_placement
 from holdfast.core.plan import with_listeners
 from holdfast.core.profile import parse_costs, unit_costs
 from holdfast.core.validate import validate
+from holdfast.planning.planner import Technique
+from holdfast.planning.training import Terms, replanned, rerouted, within_limit
 
 MANY = settings(max_examples=200)
 
@@ -65,6 +67,18 @@ def test_memory_for_few_micro_batches_is_enough(loss, held):
     costs = parse_costs(placement.num_layers, memory=f"1,0,1,{most * held}")
     plan = adaptive_plan(home_plan(placement, batch, costs=costs), gone, costs)
     validate(plan, costs=costs)
+
+
+@MANY
+@given(losses(), st.sampled_from(["decoupled", "staggered"]), st.integers(1, 4))
+def test_whoever_is_lost_no_worker_holds_more_micro_batches_than_it_may(loss, technique, in_flight):
+    placement, batch, gone = loss
+    terms = Terms(technique=Technique(technique), costs=unit_costs(placement.num_layers), in_flight=in_flight)
+    healthy = replanned(home_plan(placement, batch, costs=within_limit(terms)), terms)
+    validate(healthy, costs=within_limit(terms))
+    plan = rerouted(healthy, gone, terms).plan
+    for worker, peak in evaluate(plan, terms.costs).peak_memory:
+        assert peak <= in_flight * len(placement.layers_of(worker).indices)
 
 
 @MANY

@@ -20,6 +20,7 @@ from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, regular_placement, split_evenly
 from holdfast.core.profile import Costs, Profile, costs_from_profile, parse_costs, unit_costs
+from holdfast.core.seats import seats_of
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan
 from holdfast.planning.jobs import healthy_plan, profile_of, stages_of, terms_of
@@ -29,7 +30,7 @@ from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Engine, Technique, make_plan
 from holdfast.planning.shop import CostedGrid
 from holdfast.planning.timing import to_timeline
-from holdfast.planning.training import regular_grid, rerouted, tries_for
+from holdfast.planning.training import not_regular, regular_grid, rerouted, tries_for
 
 __all__ = ["add_plan_parser", "run"]
 
@@ -154,7 +155,7 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
     """The plan with which training answers the loss of some workers of a grid whose pipelines are unlike.
 
     Raises:
-        ConfigError: a flag is for regular grids, or nothing tells how many layers the model has.
+        ConfigError: a flag is for regular grids.
     """
     given = [flag for flag in _OTHER_THAN_TRAINED if getattr(args, flag) is not None]
     given += ["solver"] if args.solver != Engine.LIST else []
@@ -168,7 +169,7 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
     terms, began = terms_of(job, num_layers, profile, ties), time.monotonic()
     healthy = healthy_plan(job, num_layers, profile, ties)
     failed = _parse_failed(args.failed, healthy.workers)
-    note = ""
+    note = not_regular(terms) if terms is not None and seats_of(healthy) is None else ""
     if failed and terms is not None:
         found = rerouted(healthy, failed, terms)
         plan, note = found.plan, found.note

@@ -67,6 +67,7 @@ def _to_json(shown: Shown) -> str:
         "peak_memory": {str(worker): peak for worker, peak in timeline.peak_memory},
         "solve_s": shown.solve_s,
         "note": shown.note,
+        "parts": [[str(visit.worker), str(visit.layers), names] for visit, names in _parts(shown.plan)],
         "orders": orders,
     }
     return json.dumps(found) + "\n"
@@ -80,24 +81,24 @@ def _to_table(shown: Shown) -> str:
     if shown.failures_per_stage:
         lines.append(f"failures  {' '.join(map(str, shown.failures_per_stage))} per stage")
     lines += [f"moves     {_told(move)}" for move in shown.moves]
-    lines += _detours(shown.plan)
+    lines += [
+        f"parts     {visit.worker} runs layers {visit.layers} of what it holds for {' '.join(names)}"
+        for visit, names in _parts(shown.plan)
+    ]
     lines.append(f"solved    in {shown.solve_s * 1e3:.1f} ms")
     lines += [f"note      {shown.note}"] if shown.note else []
     return "\n".join(lines) + "\n"
 
 
-def _detours(plan: Plan) -> list[str]:
-    """The visits to a part of what a worker holds, which the rows above do not tell."""
+def _parts(plan: Plan) -> list[tuple[Visit, list[str]]]:
+    """The visits to a part of what a worker holds, which its operations do not tell, and the micro-batches."""
     held = dict(plan.placement.ranges)
     parts: dict[Visit, list[str]] = {}
     for route in plan.routes.routes:
         for visit in route.visits:
             if visit.layers != held[visit.worker]:
                 parts.setdefault(visit, []).append(str(route.microbatch))
-    return [
-        f"parts     {visit.worker} runs layers {visit.layers} of its {held[visit.worker]} for {' '.join(names)}"
-        for visit, names in sorted(parts.items(), key=lambda each: each[0])
-    ]
+    return sorted(parts.items())
 
 
 def _told(move: Move) -> str:

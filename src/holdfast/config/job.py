@@ -130,7 +130,10 @@ class Grid(_Plain, frozen=True, kw_only=True):
             missing = ", ".join(name for name in alike if name not in given)
             raise ValueError(f"Expected pipelines, stages and microbatches, or layout instead; missing: {missing}")
         if given and self.layout:
-            raise ValueError(f"Expected either pipelines, stages and microbatches or layout, got {given[0]} and layout")
+            raise ValueError(
+                f"Expected either pipelines, stages and microbatches or layout, got {given[0]} and layout (an empty "
+                "layout is none)"
+            )
 
     @property
     def depths(self) -> tuple[int, ...]:

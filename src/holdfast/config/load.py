@@ -18,6 +18,7 @@ import yaml
 
 from holdfast.config.job import Grid, Job, Optimizer
 from holdfast.config.parsing import parsing
+from holdfast.core.placement import MOST_LAYERS
 from holdfast.errors import ConfigError
 
 __all__ = ["check_cuts", "dump_job", "load_job", "parse_job"]
@@ -269,7 +270,8 @@ def _check_size(grid: Grid, source: str) -> None:
     """Refuses what is more than can be planned, before anything of that size is made."""
     if grid.layout:
         operations = sum(3 * len(each.stages) * each.microbatches for each in grid.layout)
-        workers, told = sum(len(each.stages) for each in grid.layout), "layout"
+        workers = sum(len(each.stages) for each in grid.layout)
+        told = f"{workers} workers with {operations} operations in a step"
     else:
         workers = (grid.pipelines or 0) * (grid.stages or 0)
         operations = 3 * workers * (grid.microbatches or 0)
@@ -279,6 +281,8 @@ def _check_size(grid: Grid, source: str) -> None:
             f"{source}: grid: {told} are more than can be planned: expected at most {_MOST_WORKERS} workers and "
             f"{_MOST_OPERATIONS} operations"
         )
+    if (layers := max((sum(each.stages) for each in grid.layout), default=0)) > MOST_LAYERS:
+        raise ConfigError(f"{source}: grid.layout: no model has {layers} layers; expected at most {MOST_LAYERS}")
 
 
 def check_cuts(grid: Grid, layers: int, where: str = "", what: str = "model") -> None:

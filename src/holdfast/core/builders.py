@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 from holdfast.core.ids import Batch, MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, Placement, regular_placement
@@ -59,8 +59,10 @@ def one_f_one_b(
 
     Where every worker comes at the same depth on all routes, it cannot deadlock: the last workers take any forward that
     arrives as soon as they have room, which their own backwards make, so they drain; hence so do those before them.
-    Elsewhere two workers may come in either order, and each wait, full, for room on the other: then one micro-batch is
-    run after another.
+    Elsewhere two workers may come in either order, and each wait, full, for room on the other. Then micro-batches take
+    turns: on every worker, room is kept for the first of those that it has yet to run, in one order for all workers. So
+    the first that is not done can always go on. Where even that does not end, as micro-batches leave memory behind for
+    good, one is run after another.
 
     Args:
         placement: who holds what.
@@ -79,12 +81,14 @@ def one_f_one_b(
     work = WorkCosts(placement, routes, costs)
     if _is_unshared(routes):
         return _classic(routes, _open_desks(placement, routes, work, limit), work)
-    runs = [
-        _ListScheduler(routes, costs, work, _open_desks(placement, routes, work, limit), guests_first=first).run()
-        for first in (False, True)
-    ]
-    ended = [run for run in runs if run is not None]
-    return min(ended, key=lambda run: run[0])[1] if ended else _one_by_one(placement, routes)
+
+    def run(rule: _Rule) -> tuple[float, Orders] | None:
+        return _ListScheduler(routes, costs, work, _open_desks(placement, routes, work, limit), rule).run()
+
+    ended = [found for rule in (_Rule.READY, _Rule.GUESTS) if (found := run(rule)) is not None]
+    if not ended and (found := run(_Rule.IN_TURN)) is not None:
+        ended = [found]
+    return min(ended, key=lambda found: found[0])[1] if ended else _one_by_one(placement, routes)
 
 
 def _one_by_one(placement: Placement, routes: Routes) -> Orders:
@@ -168,6 +172,17 @@ def adaptive_plan(healthy: Plan, failed: Iterable[WorkerId], costs: Costs | None
     return Plan(placement=placement, routes=routes, orders=one_f_one_b(placement, routes, costs))
 
 
+class _Rule(Enum):
+    """Which of the forwards that are ready comes first."""
+
+    READY = auto()
+    """What was ready first."""
+    GUESTS = auto()
+    """Those of other pipelines' micro-batches."""
+    IN_TURN = auto()
+    """Micro-batches in one order for all workers, with room kept for the next of that order."""
+
+
 @dataclass(slots=True, eq=False)
 class _Desk:
     """One worker at work: what is ready, what it holds, and what it did so far."""
@@ -181,6 +196,8 @@ class _Desk:
     held: int = 0
     busy: bool = False
     forward_next: bool = True
+    due: list[int] = field(default_factory=list)
+    most: float = 0.0
 
 
 def _open_desks(placement: Placement, routes: Routes, work: WorkCosts, limit: Limit) -> dict[WorkerId, _Desk]:
@@ -257,20 +274,24 @@ class _ListScheduler:
 
     Micro-batches are numbers by index and then by pipeline, so that ties are broken by comparing numbers. An event is
     (time, micro-batch, place on its route, what): what is 0 or 1 when an input for F or B arrives, 2 or 3 when F or B
-    ends.
+    ends. In turn, a desk knows which micro-batches it has yet to run (``due``) and the most that one of them takes.
     """
 
     def __init__(
-        self, routes: Routes, costs: Costs, work: WorkCosts, desks: dict[WorkerId, _Desk], *, guests_first: bool
+        self, routes: Routes, costs: Costs, work: WorkCosts, desks: dict[WorkerId, _Desk], rule: _Rule
     ) -> None:
         ordered = sorted(routes.routes, key=lambda route: (route.microbatch.index, route.microbatch.pipeline))
         self._desks = desks
-        self._guests_first = guests_first
+        self._rule = rule
         self._microbatches = [route.microbatch for route in ordered]
         self._routes = [[desks[visit.worker] for visit in route.visits] for route in ordered]
         self._work = [[work.of(visit.worker, route.microbatch) for visit in route.visits] for route in ordered]
         self._comm = [[costs.comm[visit.layers.stop - 1] for visit in route.visits[:-1]] for route in ordered]
         self._events: list[tuple[float, int, int, int]] = [(0, number, 0, 0) for number in range(len(ordered))]
+        for number, visited in enumerate(self._routes if rule is _Rule.IN_TURN else ()):
+            for desk, visit in zip(visited, self._work[number], strict=True):
+                desk.due.append(number)
+                desk.most = max(desk.most, visit.takes)
 
     def run(self) -> tuple[float, Orders] | None:
         """Returns the makespan and the orders; None if workers wait for one another's room for ever."""
@@ -290,8 +311,8 @@ class _ListScheduler:
     def _receive(self, now: float, number: int, place: int, what: int) -> _Desk:
         desk = self._routes[number][place]
         if what == 0:
-            at_home = self._guests_first and self._microbatches[number].pipeline == desk.worker.pipeline
-            heapq.heappush(desk.forwards, (at_home, now, number, place))
+            at_home = self._rule is _Rule.GUESTS and self._microbatches[number].pipeline == desk.worker.pipeline
+            heapq.heappush(desk.forwards, (at_home, 0.0 if self._rule is _Rule.IN_TURN else now, number, place))
         elif what == 1:
             heapq.heappush(desk.backwards, (False, now, number, place))
         else:
@@ -315,21 +336,23 @@ class _ListScheduler:
     def _start(self, desk: _Desk, now: float) -> None:
         if desk.busy:
             return
-        if self._can_forward(desk) and (desk.forward_next or not desk.backwards):
+        if desk.forwards and (desk.forward_next or not desk.backwards) and self._can_forward(desk):
             _, _, number, place = heapq.heappop(desk.forwards)
             visit = self._work[number][place]
             desk.held += 1
             desk.room -= visit.takes
+            if self._rule is _Rule.IN_TURN:
+                desk.due.remove(number)
             self._occupy(desk, OpKind.F, now + visit.forward, number, place)
         elif desk.backwards:
             _, _, number, place = heapq.heappop(desk.backwards)
             self._occupy(desk, OpKind.B, now + self._work[number][place].backward, number, place)
 
     def _can_forward(self, desk: _Desk) -> bool:
-        if not desk.forwards or desk.held >= desk.limit:
-            return False
         _, _, number, place = desk.forwards[0]
-        return self._work[number][place].takes <= desk.room
+        spare = self._rule is _Rule.IN_TURN and desk.due[0] != number
+        room = desk.room - desk.most if spare else desk.room
+        return desk.held + spare < desk.limit and self._work[number][place].takes <= room
 
     def _occupy(self, desk: _Desk, kind: OpKind, end: float, number: int, place: int) -> None:
         desk.busy = True

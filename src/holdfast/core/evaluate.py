@@ -97,7 +97,7 @@ def _timeline(
 ) -> Timeline:
     stages = work.whole
     makespan = max((span.end for span in spans), default=0) - min((span.start for span in spans), default=0)
-    longest = max((stage.optimizer for stage in stages.values()), default=0)
+    longest = max(stage.optimizer for stage in stages.values())
     return Timeline(
         spans=spans,
         makespan=makespan,

@@ -56,6 +56,10 @@ class LayerRange:
         """Whether all layers of another range are in this one."""
         return self.start <= other.start and other.stop <= self.stop
 
+    def meets(self, other: LayerRange) -> bool:
+        """Whether some layer is in both."""
+        return self.start < other.stop and other.start < self.stop
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:

@@ -240,6 +240,8 @@ class Costs:
         split: by how much I takes longer apart from W than within B; None: not at all.
         state: memory that a layer takes all the time, for parameters, optimizer state and sums of gradients; None: not
             counted.
+        in_flight: a worker has memory for its state and so many micro-batches over all that it holds, if that is less;
+            None: no such limit.
     """
 
     forward: tuple[float, ...]
@@ -253,11 +255,12 @@ class Costs:
     capacity: tuple[float, ...] | None = None
     split: tuple[float, ...] | None = None
     state: tuple[float, ...] | None = None
+    in_flight: int | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):
             values = getattr(self, item.name)
-            if values is not None:
+            if isinstance(values, tuple):
                 _check_row(item.name, values, len(self.forward) - (item.name == "comm"))
         for layer, taken in enumerate(self.takes):
             given = self.gives_input[layer] + self.gives_weight[layer]
@@ -272,17 +275,20 @@ class Costs:
     def of(self, layers: LayerRange) -> StageCosts:
         """Returns the costs of a worker that holds these layers."""
         at = slice(layers.start, layers.stop)
+        takes, state = sum(self.takes[at]), 0 if self.state is None else sum(self.state[at])
+        limits: tuple[float, ...] = () if self.capacity is None else (self.capacity[layers.start],)
+        limits += () if self.in_flight is None else (state + self.in_flight * takes,)
         return StageCosts(
             forward=sum(self.forward[at]),
             input=sum(self.input[at]),
             weight=sum(self.weight[at]),
             optimizer=sum(self.optimizer[at]),
-            takes=sum(self.takes[at]),
+            takes=takes,
             gives_input=sum(self.gives_input[at]),
             gives_weight=sum(self.gives_weight[at]),
-            capacity=None if self.capacity is None else self.capacity[layers.start],
+            capacity=min(limits, default=None),
             split=0 if self.split is None else sum(self.split[at]),
-            state=0 if self.state is None else sum(self.state[at]),
+            state=state,
         )
 
 

@@ -123,15 +123,15 @@ def home_routes(placement: Placement, batch: Batch) -> Routes:
 
 
 def reroute(placement: Placement, routes: Routes, failed: Iterable[WorkerId]) -> Routes:
-    """Returns the routes around failed workers: their visits go to living workers that hold the same layers.
+    """Returns the routes around failed workers: others that hold the layers, or parts of them, are visited instead.
 
-    Each visit to a failed worker goes to the least-loaded living peer that holds just its layers, ties in turn, so that
-    the loads of the peers of a stage end up differing by at most one. Where there is no such peer, workers that hold
-    parts of the layers take their parts: whoever makes the highest load of them lowest. Should one worker be needed for
-    two parts of one micro-batch, that is led anew, from each layer on to the owner that reaches furthest, which always
-    ends: a worker that has been visited holds none of the layers that are left. Visits to living workers stay where
-    they are otherwise. The result depends on the *set* of failed workers only: call it with the home routes and all
-    workers failed so far, never with routes that were already re-routed.
+    Where all living owners of its layers hold just these, each visit to a failed worker goes to the least-loaded of
+    them, ties in turn, so that the loads of the peers of a stage end up differing by at most one. Elsewhere owners take
+    parts of the layers, one micro-batch after another, each time those whose highest load is lowest. Should one worker
+    be needed for two parts of one micro-batch, that is led anew, from each layer on to the owner that reaches furthest,
+    which always ends: a worker that has been visited holds none of the layers that are left. Visits to living workers
+    stay where they are otherwise. The result depends on the *set* of failed workers only: call it with the home routes
+    and all workers failed so far, never with routes that were already re-routed.
 
     Args:
         placement: who holds what, failed workers included.
@@ -175,7 +175,7 @@ _StandIns = dict[tuple[MicroBatch, WorkerId], WorkerId]
 
 
 def _to_peers(placement: Placement, routes: Routes, gone: frozenset[WorkerId]) -> tuple[Route, ...]:
-    """Returns the routes on which the lost have been replaced wherever a peer holds the same layers."""
+    """Returns the routes on which the lost have been replaced wherever all other owners hold the same layers."""
     loads: Counter[WorkerId] = Counter()
     strays: defaultdict[LayerRange, list[tuple[MicroBatch, WorkerId]]] = defaultdict(list)
     for route in routes.routes:
@@ -185,8 +185,9 @@ def _to_peers(placement: Placement, routes: Routes, gone: frozenset[WorkerId]) -
                 strays[visit.layers].append((route.microbatch, visit.worker))
     stand_ins: _StandIns = {}
     for turn, (layers, visits) in enumerate(sorted(strays.items(), key=lambda each: each[0])):
-        peers = [(loads[w], w) for w, held in placement.ranges if held == layers and w not in gone]
-        if peers:
+        owners = [(w, held) for w, held in placement.ranges if held.meets(layers) and w not in gone]
+        if all(held == layers for _, held in owners):
+            peers = [(loads[w], w) for w, _ in owners]
             turn %= len(peers)
             stand_ins |= _share(visits, peers[turn:] + peers[:turn])
     return tuple(_detour(route, gone, stand_ins) for route in routes.routes)
@@ -218,12 +219,13 @@ def _detour(route: Route, gone: frozenset[WorkerId], stand_ins: _StandIns) -> Ro
 
 
 class _Cover:
-    """Leads micro-batches around lost workers for which nobody holds the same layers, one after another."""
+    """Leads micro-batches around lost workers whose layers others hold in other parts, one after another."""
 
     def __init__(self, living: Placement, routes: Iterable[Route]) -> None:
         self._held = dict(living.ranges)
         self._owners = _owners_of(living)
         self._end = living.num_layers
+        self._starts = sorted({layers.start for layers in self._held.values()})
         self._loads: Counter[WorkerId] = Counter()
         for route in routes:
             self._count(route.visits)
@@ -254,7 +256,10 @@ class _Cover:
         return (LayerRange(end, start) for end, start in zip(ends, starts, strict=True) if end < start)
 
     def _close(self, gap: LayerRange, used: set[WorkerId]) -> tuple[Visit, ...] | None:
-        """Returns the visits over a gap that make the highest load lowest; None if only the used could close it."""
+        """Returns visits over a gap, with the highest load as low as it gets; None if only the used could close it.
+
+        A worker runs all that it holds of the gap, or as far as to where another's layers begin.
+        """
         ways: list[tuple[int, int, int, int, tuple[Visit, ...]]] = [(0, 0, 0, gap.start, ())]
         seen: set[int] = set()
         while ways:
@@ -264,13 +269,15 @@ class _Cover:
             if at in seen:
                 continue
             seen.add(at)
+            taken = used.union(visit.worker for visit in visits)
             for worker in self._owners[at]:
-                if worker in used:
+                if worker in taken:
                     continue
-                stop = min(self._held[worker].stop, gap.stop)
-                load = self._loads[worker] + stop - at
-                way = (*visits, Visit(worker, LayerRange(at, stop)))
-                heappush(ways, (max(highest, load), length + 1, total + load, stop, way))
+                end = min(self._held[worker].stop, gap.stop)
+                for stop in (end, *(start for start in self._starts if at < start < end)):
+                    load = self._loads[worker] + stop - at
+                    way = (*visits, Visit(worker, LayerRange(at, stop)))
+                    heappush(ways, (max(highest, load), length + 1, total + load, stop, way))
         return None
 
     def _furthest(self) -> tuple[Visit, ...]:

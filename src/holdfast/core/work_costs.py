@@ -35,7 +35,7 @@ class WorkCosts:
         held = dict(placement.ranges)
         for route in routes.routes:
             for visit in route.visits:
-                if visit.layers is not held[visit.worker] and visit.layers != held[visit.worker]:
+                if visit.layers != held[visit.worker]:
                     priced[visit.layers] = part = priced.get(visit.layers) or costs.of(visit.layers)
                     self._parts[visit.worker, route.microbatch] = part
 

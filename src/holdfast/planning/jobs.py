@@ -87,7 +87,7 @@ def _consecutive(sizes: Sequence[int]) -> tuple[LayerRange, ...]:
 
 
 def tolerated(job: Job) -> int:
-    """Returns for how many failures plans are made ahead: those to tolerate, else of a quarter of the workers.
+    """Returns for how many failures of a regular grid plans are made ahead: those to tolerate, else a quarter of all.
 
     0 if the grid survives none.
     """
@@ -118,8 +118,8 @@ def healthy_plan(
         plan = home_plan(home_placement(pipelines), batch, job.train.technique)
     elif job.grid.layout:
         placement = home_placement(pipelines)
-        plan = replanned(home_plan(placement, batch, costs=within_limit(terms, placement)), terms)
+        plan = replanned(home_plan(placement, batch, costs=within_limit(terms)), terms)
     else:
         return planned_grid(len(pipelines), pipelines[0], batch.counts[0], terms)
-    validate(plan, ties=ties)
+    validate(plan, ties=ties, costs=None if terms is None else within_limit(terms))
     return plan

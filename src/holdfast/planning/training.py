@@ -11,7 +11,7 @@ from math import inf
 
 from holdfast.core.builders import adaptive_plan
 from holdfast.core.ids import WorkerId
-from holdfast.core.placement import LayerRange, Placement, regular_placement
+from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.seats import Seats, exchanged, seats_of
@@ -26,6 +26,7 @@ __all__ = [
     "Rerouted",
     "Terms",
     "looked_up",
+    "not_regular",
     "planned_grid",
     "regular_grid",
     "replanned",
@@ -79,18 +80,14 @@ class Rerouted:
     note: str = ""
 
 
-def within_limit(terms: Terms, placement: Placement) -> Costs:
-    """Returns the costs with the memory of every worker of a placement."""
-    capacity: list[float] = [0.0] * placement.num_layers
-    for _, layers in placement.ranges:
-        stage = terms.costs.of(layers)
-        capacity[layers.start] = max(capacity[layers.start], stage.state + terms.in_flight * stage.takes)
-    return replace(terms.costs, capacity=tuple(capacity))
+def within_limit(terms: Terms) -> Costs:
+    """Returns the costs with the memory that every worker may use."""
+    return replace(terms.costs, in_flight=terms.in_flight)
 
 
 def regular_grid(pipelines: int, stages: tuple[LayerRange, ...], microbatches: int, terms: Terms) -> CostedGrid:
     """Returns the planner's grid, with the memory of every stage."""
-    costs = within_limit(terms, regular_placement(1, stages))
+    costs = within_limit(terms)
     return CostedGrid(pipelines=pipelines, stages=stages, microbatches=microbatches, costs=costs, ties=terms.ties)
 
 
@@ -134,7 +131,7 @@ def rerouted(healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
     Raises:
         StateUnavailable: a layer is left without an owner.
         ConfigError: a lost worker is not in the plan.
-        InfeasiblePlan: re-routing does not allow a plan of a grid that is not regular.
+        InfeasiblePlan: a worker's memory cannot hold one micro-batch.
 
     Cost: up to 12 schedules; milliseconds for tens of workers.
     """
@@ -143,10 +140,14 @@ def rerouted(healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
         return Rerouted(plan=healthy)
     seats = seats_of(healthy)
     if seats is None:
-        plan = adaptive_plan(healthy, gone, within_limit(terms, healthy.placement))
-        note = f"the grid is not regular, which {terms.technique} does not know: planned by 1f1b's rules"
-        return Rerouted(plan=_proved(plan, terms), note=note)
+        plan = adaptive_plan(healthy, gone, within_limit(terms))
+        return Rerouted(plan=_proved(plan, terms), note=not_regular(terms))
     return _planned(seats, seats.places(gone), terms)
+
+
+def not_regular(terms: Terms) -> str:
+    """Says why a plan is not the planner's."""
+    return f"the grid is not regular, which {terms.technique} does not know: planned by 1f1b's rules"
 
 
 def replanned(plan: Plan, terms: Terms) -> Plan:
@@ -203,5 +204,5 @@ def _planned(seats: Seats, gone: Iterable[WorkerId], terms: Terms) -> Rerouted:
 
 
 def _proved(plan: Plan, terms: Terms) -> Plan:
-    validate(plan, ties=terms.ties, costs=within_limit(terms, plan.placement))
+    validate(plan, ties=terms.ties, costs=within_limit(terms))
     return plan

@@ -195,7 +195,8 @@ def test_pipelines_may_be_unlike():
         ({"layout": [{"stages": [4]}]}, "grid.layout[0].microbatches: is missing and has no default"),
         ({"layout": [{"stages": [4], "microbatches": 1, "x": 1}]}, "grid.layout[0].x: unknown key; known: "),
         ({"layout": [*LAYOUT, {"stages": [2, 3], "microbatches": 1}]}, "pipeline 2 have 5 layers together, 2 + 3; exp"),
-        ({"layout": [{"stages": [4], "microbatches": 20_000_000}]}, "grid: layout are more than can be planned"),
+        ({"layout": [{"stages": [4], "microbatches": 20_000_000}]}, "grid: 1 workers with 60000000 operations in a"),
+        ({"layout": [{"stages": [10**13], "microbatches": 1}]}, "no model has 10000000000000 layers; expected at most"),
     ],
 )
 def test_a_bad_layout_is_named(grid, text):

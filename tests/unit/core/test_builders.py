@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from holdfast.core import builders
 from holdfast.core.builders import Limit, adaptive_plan, gpipe_orders, home_plan, one_f_one_b, regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import Batch, WorkerId
@@ -96,25 +97,37 @@ def test_pipelines_of_different_shape_are_scheduled():
     assert format_orders(plan.orders).startswith("0.0: F0.0 F0.1 B0.0 F0.2")
 
 
-def test_workers_that_wait_for_one_anothers_room_run_one_micro_batch_after_another():
-    """Two whole pipelines stand in on both sides of a third one's middle, in either order, and have room for three."""
+A, B, MIDDLE = WorkerId(1, 0), WorkerId(2, 0), WorkerId(0, 1)
+
+
+def in_either_order(each, **memory):
+    """Two whole pipelines stand in on both sides of a third one's middle, in either order; orders, and their length."""
     placement = home_placement([split_evenly(3, 3), split_evenly(3, 1), split_evenly(3, 1)])
-    a, b, middle = WorkerId(1, 0), WorkerId(2, 0), WorkerId(0, 1)
     first, second, third = split_evenly(3, 3)
-    ways = [
-        (Visit(one, first), Visit(middle, second), Visit(other, third))
-        for one, other in ((a, b), (b, a))
-        for _ in "123"
-    ]
-    routes = Routes(tuple(map(Route, Batch((6,)).microbatches, ways)))
+    turns = [(A, B)] * each + [(B, A)] * each
+    ways = [(Visit(one, first), Visit(MIDDLE, second), Visit(other, third)) for one, other in turns]
+    routes = Routes(tuple(map(Route, Batch((2 * each,)).microbatches, ways)))
     living = placement.without([WorkerId(0, 0), WorkerId(0, 2)])
-    costs = parse_costs(3, memory="1,0,1,3")
-    orders = one_f_one_b(living, routes, costs)
-    validate(Plan(placement=living, routes=routes, orders=orders), costs=costs)
-    assert format_orders(orders).startswith("0.1: F0.0 B0.0 F0.1 B0.1 F0.2 B0.2")
-    roomy = parse_costs(3, memory="1,0,1,9")
-    orders = one_f_one_b(living, routes, roomy, limit=Limit.MEMORY)
-    assert not format_orders(orders).startswith("0.1: F0.0 B0.0 F0.1 B0.1 F0.2"), "where there is room, all go on"
+    costs = parse_costs(3, **memory)
+    plan = Plan(placement=living, routes=routes, orders=one_f_one_b(living, routes, costs, limit=Limit.MEMORY))
+    validate(plan, costs=costs)
+    return format_orders(plan.orders), evaluate(plan, costs).makespan
+
+
+@pytest.mark.parametrize("room", [3, 4, 6])
+def test_workers_that_wait_for_one_anothers_room_keep_some_for_the_next_in_turn(room):
+    """Left alone each would fill up with what the other has to run next."""
+    _, roomy = in_either_order(4, memory="1,0,1,99")
+    _, tight = in_either_order(4, memory=f"1,0,1,{room}")
+    one_by_one = 8 * 3 * 3
+    assert roomy <= tight <= 0.7 * one_by_one
+
+
+def test_the_last_resort_is_one_micro_batch_after_another(monkeypatch):
+    """No grid was found that needs it, but nothing rules it out where micro-batches leave memory behind for good."""
+    monkeypatch.setattr(builders._ListScheduler, "run", lambda scheduler: None)
+    text, _ = in_either_order(3, memory="4,1,1,48")
+    assert text.startswith("0.1: F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 F0.3 B0.3")
 
 
 def test_nothing_left_of_a_layer_is_refused():

@@ -41,6 +41,7 @@ def test_the_healthy_example(plan_json):
         "optimal": True,
         "failures_per_stage": [0, 0, 0, 0],
         "moves": [],
+        "parts": [],
         "note": "",
         "peak_memory": {f"{p}.{s}": 4 - s for p in range(3) for s in range(4)},
     }

@@ -100,10 +100,11 @@ def test_who_is_needed_for_two_parts_takes_all_to_its_end():
     assert way(routes, "0.0") == "1.0[0:1] 1.1[1:6]"
 
 
-def test_peers_that_hold_the_same_layers_come_first():
-    placement = home_placement([split_evenly(4, 2), split_evenly(4, 2), split_evenly(4, 1)])
-    routes = reroute(placement, home_routes(placement, Batch((4, 4, 1))), [WorkerId(0, 1)])
-    assert {way(routes, f"0.{index}") for index in range(4)} == {"0.0[0:2] 1.1[2:4]"}
+def test_who_has_little_to_do_takes_a_part_though_another_holds_all():
+    placement = home_placement([split_evenly(6, 1), split_evenly(6, 1), (LayerRange(0, 2), LayerRange(2, 6))])
+    routes = reroute(placement, home_routes(placement, Batch((8, 4, 1))), [WorkerId(0, 0), WorkerId(2, 0)])
+    assert {way(routes, f"0.{index}") for index in range(8)} == {"1.0[0:2] 2.1[2:6]"}
+    assert way(routes, "2.0") == "1.0[0:2] 2.1[2:6]"
 
 
 def test_malformed_routes_are_refused():

@@ -56,7 +56,7 @@ def example(which):
 
 
 def period(plan, which):
-    costs = within_limit(which, plan.placement)
+    costs = within_limit(which)
     return evaluate(plan, costs, staggered=which.technique is Technique.STAGGERED, ties=which.ties).period
 
 
@@ -96,7 +96,7 @@ def test_every_loss_of_up_to_two_has_a_proved_plan_that_is_equal_whenever_it_is_
         found = rerouted(plan, lost, which)
         assert found == rerouted(plan, reversed(lost), which)
         assert set(found.plan.workers) == set(plan.workers) - set(lost)
-        validate(found.plan, ties=which.ties, costs=within_limit(which, found.plan.placement))
+        validate(found.plan, ties=which.ties, costs=within_limit(which))
 
 
 def test_if_nobody_is_lost_the_plan_stays():
@@ -133,7 +133,7 @@ def test_what_the_planner_does_not_know_is_planned_by_other_rules_and_said():
     assert replanned(uneven, which) is uneven
     found = rerouted(uneven, uneven.workers[:1], which)
     assert "not regular" in found.note
-    assert found.plan == adaptive_plan(uneven, uneven.workers[:1], within_limit(which, uneven.placement))
+    assert found.plan == adaptive_plan(uneven, uneven.workers[:1], within_limit(which))
 
 
 def test_a_worker_that_is_not_in_the_grid():

@@ -1,0 +1,73 @@
+"""A stage that is visited on parts of its layers: coupled or split backward, kept or run again, the same bits."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from holdfast.config.load import parse_job
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import LayerRange
+from holdfast.core.schedule import OpKind
+from holdfast.planning.jobs import healthy_plan
+from holdfast.runtime.engine.build import build_stage, probe
+
+JOB = {
+    "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8, "dropout": 0.1},
+    "data": {"kind": "text", "path": os.__file__},
+    "grid": {"pipelines": 1, "stages": 1, "microbatches": 2, "microbatch_size": 2},
+    "train": {"steps": 1, "seed": 1},
+}
+WHOLE = {0: [(0, LayerRange(0, 4))], 1: [(0, LayerRange(0, 4))]}
+PARTS = {
+    0: [(0, LayerRange(0, 2)), (1, LayerRange(2, 4))],
+    1: [(1, LayerRange(0, 1)), (0, LayerRange(1, 4))],
+}
+"""For each micro-batch its visits: which of two workers that hold everything, and which layers."""
+
+
+def one_step(routes, kinds, again):
+    """Runs a step and returns the digests of all layers of both workers."""
+    torch.set_num_threads(1)
+    tree = {**JOB, "model": {**JOB["model"], "checkpoint_activations": again}}
+    job = parse_job(tree)
+    boundaries = probe(job).boundaries
+    plan = healthy_plan(job, len(boundaries))
+    made = [build_stage(job, plan, WorkerId(0, 0), boundaries) for _ in range(2)]
+    stages = [part.stage for part in made]
+    for stage in stages:
+        stage.begin(0)
+    for microbatch, visits in routes.items():
+        value = None
+        for worker, layers in visits:
+            value = stages[worker].forward(0, microbatch, None if value is None else value.clone(), layers)
+        assert value is None, "the last layer hands nothing on"
+        for kind in kinds:
+            value = None
+            for worker, _ in reversed(visits):
+                value = stages[worker].backward(kind, 0, microbatch, value)
+            assert value is None, "nor does layer 0"
+    for reduction in stages[0].reductions:
+        total = stages[0].message(reduction) + stages[1].message(reduction)
+        for stage in stages:
+            stage.accept(reduction, total.clone())
+    verdict = stages[0].merge_tallies(stages[0].tally(), stages[1].tally())
+    digests = []
+    for stage in stages:
+        stage.conclude(verdict)
+        for layer in stage.layer_steps():
+            stage.update(layer)
+            stage.swap(layer)
+        digests.append([stage.layer_digest(layer) for layer in range(4)])
+    return digests
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "run again"])
+@pytest.mark.parametrize("kinds", [(OpKind.B,), (OpKind.I, OpKind.W)], ids=["coupled", "split"])
+def test_parts_have_the_bits_of_the_whole(kinds, again):
+    whole = one_step(WHOLE, (OpKind.B,), again=False)
+    parts = one_step(PARTS, kinds, again)
+    assert parts == whole
+    assert parts[0] == parts[1]
