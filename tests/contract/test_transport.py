@@ -14,8 +14,8 @@ A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
 SOON_S = 1.0
 
 
-def key(microbatch=0, payload=Payload.ACTIVATION, step=0, generation=1):
-    return MessageKey(generation=generation, step=step, payload=payload, microbatch=microbatch)
+def key(microbatch=0, payload=Payload.ACTIVATION, step=0, generation=1, boundary=0):
+    return MessageKey(generation=generation, step=step, payload=payload, microbatch=microbatch, boundary=boundary)
 
 
 def built(cluster, *workers, generation=1):
@@ -265,13 +265,14 @@ def test_a_message_that_is_too_long_ends_the_process_that_would_have_taken_it(gl
     assert gloo.died(B)
 
 
-def test_a_message_under_another_header_is_refused(gloo):
+@pytest.mark.parametrize(("sent", "awaited"), [({"step": 4}, {"step": 5}), ({"boundary": 2}, {"boundary": 3})])
+def test_a_message_under_another_header_is_refused(gloo, sent, awaited):
     a, b = built(gloo, A, B)
-    a.do("send", key(step=4), B, "float32", [1.0, 2.0])
-    b.do("post", "in", key(step=5), A, "float32", (2,))
+    a.do("send", key(**sent), B, "float32", [1.0, 2.0])
+    b.do("post", "in", key(**awaited), A, "float32", (2,))
     error = b.call("wait", "in").error()
     assert isinstance(error, InternalError)
-    assert "step=5" in str(error)
+    assert all(f"{name}={value}" in str(error) for name, value in awaited.items())
 
 
 def test_a_group_that_was_not_built_is_our_bug(gloo):

@@ -208,18 +208,18 @@ def lower(plan: Plan, ties: tuple[tuple[int, ...], ...] = ()) -> tuple[WorkerPro
     Raises:
         InvalidSchedule: an operation runs on a worker that its micro-batch does not visit, or nobody computes.
     """
-    shared = _Shared.of(plan, ties)
+    shared = _Shared.of(plan, ties, plan.workers)
     return tuple(shared.program(worker) for worker in plan.workers)
 
 
 def lower_worker(plan: Plan, worker: WorkerId, ties: tuple[tuple[int, ...], ...] = ()) -> WorkerProgram:
     """Returns the program of one worker; see :func:`lower`. Cheaper where nobody needs the others'."""
-    return _Shared.of(plan, ties).program(worker)
+    return _Shared.of(plan, ties, (worker,)).program(worker)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shared:
-    """What the programs of all workers are made from."""
+    """What the programs of some workers are made from."""
 
     plan: Plan
     stops: dict[WorkerId, _Stops]
@@ -228,10 +228,10 @@ class _Shared:
     rows: dict[WorkerId, tuple[Op, ...]]
 
     @classmethod
-    def of(cls, plan: Plan, ties: tuple[tuple[int, ...], ...]) -> _Shared:
+    def of(cls, plan: Plan, ties: tuple[tuple[int, ...], ...], workers: tuple[WorkerId, ...]) -> _Shared:
         return cls(
             plan=plan,
-            stops=_stops(plan),
+            stops=_stops(plan, workers),
             reductions=_reductions(plan, ties),
             chains=_chains(plan),
             rows=dict(plan.orders.rows),
@@ -300,12 +300,13 @@ _Stops = dict[MicroBatch, tuple[Visit | None, Visit, Visit | None]]
 """For every micro-batch that visits a worker: the visit before, the worker's own, and the one after."""
 
 
-def _stops(plan: Plan) -> dict[WorkerId, _Stops]:
-    found: dict[WorkerId, _Stops] = {worker: {} for worker in plan.workers}
+def _stops(plan: Plan, workers: tuple[WorkerId, ...]) -> dict[WorkerId, _Stops]:
+    found: dict[WorkerId, _Stops] = {worker: {} for worker in workers}
     for route in plan.routes.routes:
-        visits = route.visits
-        for before, visit, after in zip((None, *visits), visits, (*visits[1:], None), strict=False):
-            found.setdefault(visit.worker, {})[route.microbatch] = (before, visit, after)
+        visits = (None, *route.visits, None)
+        for at, visit in enumerate(route.visits, start=1):
+            if visit.worker in found:
+                found[visit.worker][route.microbatch] = (visits[at - 1], visit, visits[at + 1])
     return found
 
 

@@ -147,7 +147,7 @@ def home_placement(pipelines: Sequence[Sequence[LayerRange]]) -> Placement:
         ConfigError: no pipeline, stages that do not follow one another, or pipelines of unlike models.
     """
     if not pipelines:
-        raise ConfigError("grid.pipelines = 0 is impossible: expected at least 1")
+        raise ConfigError("a grid without pipelines is impossible: expected at least 1")
     for stages in pipelines:
         if not stages or stages[0].start != 0 or any(a.stop != b.start for a, b in pairwise(stages)):
             raise ConfigError(f"stages {_some(stages)} must cover the layers from 0 without a gap or an overlap")
@@ -170,8 +170,6 @@ def regular_placement(num_pipelines: int, stages: tuple[LayerRange, ...]) -> Pla
     Raises:
         ConfigError: no pipeline, or stages that do not follow one another.
     """
-    if num_pipelines < 1:
-        raise ConfigError(f"grid.pipelines = {num_pipelines} is impossible: expected at least 1")
     return home_placement([stages] * num_pipelines)
 
 

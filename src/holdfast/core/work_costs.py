@@ -41,6 +41,6 @@ class WorkCosts:
 
     def of(self, worker: WorkerId, microbatch: MicroBatch) -> StageCosts:
         """Returns the costs of a micro-batch's visit; its state, capacity and optimizer are of no meaning."""
-        if not self._parts:
-            return self.whole[worker]
-        return self._parts.get((worker, microbatch)) or self.whole[worker]
+        if self._parts:
+            return self._parts.get((worker, microbatch)) or self.whole[worker]
+        return self.whole[worker]

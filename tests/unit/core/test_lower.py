@@ -2,16 +2,17 @@ import dataclasses
 
 import pytest
 
-from holdfast.core.builders import adaptive_plan, regular_plan
+from holdfast.core.builders import adaptive_plan, home_plan, regular_plan
 from holdfast.core.ids import Batch, WorkerId, beside
 from holdfast.core.lower import (
+    Compute,
     Reduction,
     format_instructions,
     groups,
     lower,
     parse_instructions,
 )
-from holdfast.core.placement import LayerRange, Placement, split_evenly
+from holdfast.core.placement import LayerRange, Placement, home_placement, split_evenly
 from holdfast.core.plan import Plan, with_listeners
 from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import parse_orders
@@ -124,6 +125,26 @@ def test_listeners_are_spread_over_the_routes():
     riding = {str(p.worker): format_instructions(p.riding) for p in lower(plan)}
     assert (riding["2.0"].split()[0], riding["2.1"].split()[0]) == ("SEND_TALLY2.1>0.0", "SEND_TALLY2.2>1.0")
     validate(plan)
+
+
+def test_operations_know_their_layers_and_messages_where_they_cross():
+    """The texts do not say it, and nothing compares it: so here it is."""
+    placement = home_placement([split_evenly(6, 2), split_evenly(6, 3)])
+    plan = adaptive_plan(home_plan(placement, Batch((1, 1))), [WorkerId(0, 0)])
+    found = {}
+    for program in lower(plan):
+        for i in program.operations:
+            if isinstance(i, Compute):
+                found[str(program.worker), str(i)] = str(i.layers)
+            else:
+                found[str(program.worker), str(i)] = i.boundary
+    assert found["1.0", "F0.0"] == "0:2"
+    assert (found["1.0", "SEND_ACT0.0>1.1"], found["1.1", "RECV_ACT0.0<1.0"]) == (2, 2)
+    assert (found["1.1", "F0.0"], found["1.1", "B0.0"], found["1.1", "F1.0"]) == ("2:3", "2:3", "2:4")
+    assert (found["1.1", "SEND_ACT0.0>0.1"], found["0.1", "RECV_ACT0.0<1.1"]) == (3, 3)
+    assert (found["0.1", "SEND_GRAD0.0>1.1"], found["1.1", "RECV_GRAD0.0<0.1"]) == (3, 3)
+    assert (found["1.1", "SEND_GRAD0.0>1.0"], found["1.0", "RECV_GRAD0.0<1.1"]) == (2, 2)
+    assert {i.boundary for program in lower(plan) for i in program.verdict} == {0}
 
 
 def test_chains_beside_all_routes_are_numbered_apart_from_microbatches():

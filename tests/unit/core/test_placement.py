@@ -68,5 +68,5 @@ def test_malformed_placements_are_refused():
         Placement(num_layers=2, ranges=(a, b))
     with pytest.raises(ConfigError, match="0 layers"):
         Placement(num_layers=0, ranges=())
-    with pytest.raises(ConfigError, match=r"grid\.pipelines = 0"):
+    with pytest.raises(ConfigError, match="without pipelines"):
         regular_placement(0, split_evenly(2, 2))
