@@ -163,7 +163,7 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
     given += ["normalise"] if args.normalise is not None else []
     if given:
         name = f"--{given[0].replace('_', '-')}"
-        raise ConfigError(f"{name}: {args.job} has pipelines that are not alike (grid.layout): expected only --failed")
+        raise ConfigError(f"{name}: {args.job} names its pipelines one by one (grid.layout): expected only --failed")
     num_layers = _num_layers(job) or sum(job.grid.layout[0].stages)
     profile, ties = profile_of(job, num_layers), _known_ties(job, num_layers)
     terms, began = terms_of(job, num_layers, profile, ties), time.monotonic()

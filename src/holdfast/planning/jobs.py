@@ -16,7 +16,7 @@ from holdfast.core.validate import validate
 from holdfast.errors import ConfigError
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Technique
-from holdfast.planning.training import Terms, planned_grid, replanned, within_limit
+from holdfast.planning.training import Terms, planned_grid, within_limit
 
 __all__ = ["healthy_plan", "profile_of", "stages_of", "terms_of", "tolerated"]
 
@@ -116,10 +116,9 @@ def healthy_plan(
     pipelines = stages_of(job, num_layers, None if terms is None else profile)
     if terms is None:
         plan = home_plan(home_placement(pipelines), batch, job.train.technique)
-    elif job.grid.layout:
-        placement = home_placement(pipelines)
-        plan = replanned(home_plan(placement, batch, costs=within_limit(terms)), terms)
-    else:
+    elif len(set(pipelines)) == len(set(batch.counts)) == 1:
         return planned_grid(len(pipelines), pipelines[0], batch.counts[0], terms)
+    else:
+        plan = home_plan(home_placement(pipelines), batch, costs=within_limit(terms))
     validate(plan, ties=ties, costs=None if terms is None else within_limit(terms))
     return plan

@@ -100,6 +100,12 @@ def test_a_layout_says_where_each_pipeline_is_cut():
         healthy_plan(found, 6)
 
 
+def test_a_layout_of_pipelines_that_are_alike_is_planned_as_any_such_grid():
+    alike = [{"stages": [3, 2], "microbatches": 4}] * 2
+    regular = healthy_plan(job("train.technique=staggered"), 5)
+    assert healthy_plan(job("train.technique=staggered", grid={"layout": alike}), 5) == regular
+
+
 def test_no_profile_is_named():
     assert profile_of(job(), 5) is None
 

@@ -49,6 +49,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
+from holdfast.core.seats import seats_of
 from holdfast.errors import (
     ConfigError,
     CoordinatorUnavailable,
@@ -519,7 +520,8 @@ class Agent:
     def _library(self, coordinator: CoordinatorSpec) -> Iterator[None]:
         """Has plans made ahead meanwhile, in a process of its own that nobody waits for."""
         failures = tolerated(self.job)
-        if coordinator.terms is None or coordinator.library is None or not failures or self.job.grid.layout:
+        regular = seats_of(coordinator.plan) is not None  # the library knows no other grids
+        if coordinator.terms is None or coordinator.library is None or not failures or not regular:
             yield
             return
         spec = LibrarySpec(
