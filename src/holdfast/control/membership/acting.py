@@ -23,6 +23,7 @@ from holdfast.control.membership.state import (
 )
 from holdfast.control.membership.vacancies import spawn
 from holdfast.control.messages import Expel, Resume, Status
+from holdfast.errors import InternalError
 from holdfast.recovery.actions import (
     Abort,
     Action,
@@ -86,8 +87,11 @@ def _copy_state(state: Membership, action: CopyState) -> Decision:
 
 
 def _load_state(state: Membership, action: LoadState) -> Decision:
-    load = next(each for each in state.restorable if each.step == action.step)
-    return replace(state, loading=load), ()
+    for each in state.restorable:
+        if each.step == action.step:
+            return replace(state, loading=each), ()
+    steps = ", ".join(str(each.step) for each in state.restorable) or "none"
+    raise InternalError(f"a strategy chose to load the state before step {action.step}; those that there are: {steps}")
 
 
 def _replace_grid(state: Membership, action: ReplaceGrid) -> Decision:
