@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.cli.plan_shown import FORMATS, Shown
-from holdfast.config.job import ConvnetModel, GptModel, Job, PythonModel
-from holdfast.config.load import load_job
+from holdfast.config.job import GptModel, Job
+from holdfast.config.load import load_job, num_layers
 from holdfast.config.profiles import load_profile
 from holdfast.core.builders import adaptive_plan
 from holdfast.core.evaluate import evaluate
@@ -164,10 +164,10 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
     if given:
         name = f"--{given[0].replace('_', '-')}"
         raise ConfigError(f"{name}: {args.job} names its pipelines one by one (grid.layout): expected only --failed")
-    num_layers = _num_layers(job) or sum(job.grid.layout[0].stages)
-    profile, ties = profile_of(job, num_layers), _known_ties(job, num_layers)
-    terms, began = terms_of(job, num_layers, profile, ties), time.monotonic()
-    healthy = healthy_plan(job, num_layers, profile, ties)
+    layers = num_layers(job) or sum(job.grid.layout[0].stages)
+    profile, ties = profile_of(job, layers), _known_ties(job, layers)
+    terms, began = terms_of(job, layers, profile, ties), time.monotonic()
+    healthy = healthy_plan(job, layers, profile, ties)
     failed = _parse_failed(args.failed, healthy.workers)
     note = not_regular(terms) if terms is not None and seats_of(healthy) is None else ""
     if failed and terms is not None:
@@ -177,7 +177,7 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
         plan = adaptive_plan(healthy, failed) if failed else healthy
         validate(plan, ties=ties)
     solve_s = time.monotonic() - began
-    costs = unit_costs(num_layers) if profile is None else costs_from_profile(profile)
+    costs = unit_costs(layers) if profile is None else costs_from_profile(profile)
     staggered = terms is not None and terms.technique is Technique.STAGGERED
     timeline = evaluate(plan, costs, staggered=staggered, ties=ties)
     return Shown(plan=plan, timeline=timeline, costs=costs, failed=failed, solve_s=solve_s, note=note)
@@ -256,16 +256,16 @@ def _read(args: argparse.Namespace, job: Job | None) -> _Task:
 def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
     """Returns the task of which training takes the plans; None if flags ask for another, or it makes none like this."""
     asked = any(getattr(args, flag) is not None for flag in _OTHER_THAN_TRAINED) or args.solver != Engine.LIST
-    num_layers = _num_layers(job)
-    if num_layers is None and job.train.profile is not None:
-        num_layers = len(load_profile(job.train.profile).layers)
-    if asked or num_layers is None:
+    layers = num_layers(job)
+    if layers is None and job.train.profile is not None:
+        layers = len(load_profile(job.train.profile).layers)
+    if asked or layers is None:
         return None
-    profile = profile_of(job, num_layers)
-    terms = terms_of(job, num_layers, profile, _known_ties(job, num_layers))
+    profile = profile_of(job, layers)
+    terms = terms_of(job, layers, profile, _known_ties(job, layers))
     if terms is None:
         return None
-    pipelines = stages_of(job, num_layers, profile)
+    pipelines = stages_of(job, layers, profile)
     grid = regular_grid(len(pipelines), pipelines[0], job.grid.batch.counts[0], terms)
     failed, moved = _failures(args, grid, terms.technique, profile)
     return _Task(
@@ -303,7 +303,7 @@ def _profiled(
             raise ConfigError(
                 f"{name} {getattr(args, flag)}: --profile {args.profile} gives that: expected one of both"
             )
-    expected = None if job is None else _num_layers(job)
+    expected = None if job is None else num_layers(job)
     if expected not in (None, len(profile.layers)):
         raise ConfigError(
             f"--profile {args.profile} has {len(profile.layers)} layers, but the model of {args.job} has {expected}: "
@@ -320,17 +320,6 @@ def _known_ties(job: Job | None, num_layers: int) -> tuple[tuple[int, ...], ...]
     """Returns the layers that share weights, where the job file tells: the GPT's last one has the first one's."""
     tied = job is not None and isinstance(job.model, GptModel) and num_layers > 1
     return ((0, num_layers - 1),) if tied else ()
-
-
-def _num_layers(job: Job) -> int | None:
-    """Returns how many layers the model of a job has; None where only building it would tell."""
-    match job.model:
-        case GptModel(layers=blocks):
-            return blocks + 2
-        case ConvnetModel():
-            return 7
-        case PythonModel():
-            return None
 
 
 def _parse_fill(args: argparse.Namespace) -> tuple[int, Path] | None:

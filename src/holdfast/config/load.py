@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 import yaml
 
-from holdfast.config.job import Grid, Job, Optimizer
+from holdfast.config.job import ConvnetModel, GptModel, Grid, Job, Optimizer, PythonModel
 from holdfast.config.parsing import parsing
 from holdfast.core.placement import MOST_LAYERS
 from holdfast.errors import ConfigError
 
-__all__ = ["check_cuts", "dump_job", "load_job", "parse_job"]
+__all__ = ["check_cuts", "dump_job", "load_job", "num_layers", "parse_job"]
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `(?P<key>[^`]+)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
@@ -351,6 +351,10 @@ def _wrong_optimizer(optimizer: Optimizer) -> str:
 
 def num_layers(job: Job) -> int | None:
     """How many layers the model has, where the job file alone tells; None for one's own model."""
-    if job.model.__struct_config__.tag == "gpt":
-        return job.model.layers + 2  # type: ignore[union-attr]
-    return None
+    match job.model:
+        case GptModel(layers=blocks):
+            return blocks + 2
+        case ConvnetModel():
+            return 7
+        case PythonModel():
+            return None
