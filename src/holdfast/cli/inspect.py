@@ -132,10 +132,17 @@ def _tell_attempt(number: int, folder: Path) -> str:
         return f"attempt {number}: {error}"
 
 
+def _when(began: float) -> str:
+    try:
+        return f" began {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(began))}"
+    except OSError as error:  # a year that does not fit, which other numbers have an OverflowError for
+        raise OverflowError(f"{began} is no time: {error}") from error
+
+
 def _told(number: int, timed: list[tuple[float, Event]]) -> str:
     """One earlier attempt in one line."""
     told = attempt(timed)
-    when = "" if told.began is None else f" began {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(told.began))}"
+    when = "" if told.began is None else _when(told.began)
     start = f", went on from step {told.resumed_from}" if told.resumed_from is not None else ""
     lost = f", lost {told.failures} worker(s)" if told.failures else ""
     return f"attempt {number}{when}{start}{lost}, ended after {told.steps} steps: {one_line(told.outcome)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import difflib
 import ipaddress
 import math
@@ -96,7 +97,8 @@ def _parse(tree: Any, overrides: Iterable[str], source: str) -> Job:
 
 def dump_job(job: Job) -> str:
     """Returns the job with every default filled in, as YAML."""
-    return str(yaml.dump(msgspec.to_builtins(job), Dumper=_Dumper, sort_keys=False))
+    tree = msgspec.to_builtins(job, builtin_types=(bytes, datetime.date, datetime.datetime))  # of YAML, too
+    return str(yaml.dump(tree, Dumper=_Dumper, sort_keys=False))
 
 
 def _override(tree: dict[str, Any], override: str) -> None:

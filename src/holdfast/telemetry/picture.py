@@ -57,7 +57,7 @@ def _letter(kind: str) -> str:
 
 
 def _slice_of(time: float, timeline: RunTimeline, slices: int) -> int:
-    return min(slices - 1, int(time * slices / timeline.duration)) if timeline.duration else 0
+    return int(min(slices - 1, time * slices / timeline.duration)) if timeline.duration else 0
 
 
 def _ruler(timeline: RunTimeline, slices: int) -> str:

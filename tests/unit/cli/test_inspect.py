@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from holdfast.cli import inspect as inspecting
 from holdfast.cli.inspect import narrate, sum_up
 from holdfast.cli.main import main
 from holdfast.telemetry.events import (
@@ -294,3 +295,13 @@ def test_a_log_that_was_written_by_somebody_else_commands_no_terminal_and_forges
     assert not re.search(r"^ *0\.000 s  ended", shown, re.MULTILINE)
     if form == "svg":
         ElementTree.fromstring(shown)
+
+
+@pytest.mark.parametrize("began", [1e300, 1e17])
+def test_what_is_no_time_of_any_calendar_is_one_kind_of_error(began):
+    with pytest.raises(OverflowError):
+        inspecting._when(began)
+
+
+def test_an_attempt_is_told_with_its_time():
+    assert inspecting._when(86400.0 * 365).startswith(" began 197")

@@ -203,6 +203,16 @@ def test_a_bad_layout_is_named(grid, text):
     assert text in complaint(with_layout(**grid))
 
 
+def test_what_ones_own_function_is_called_with_keeps_its_type(tmp_path):
+    """YAML has days, times and bytes, too: the job file of a run gives them back as they were."""
+    path = tmp_path / "job.yaml"
+    arguments = "{day: 2001-01-01, time: 2001-01-01 10:00:00, key: !!binary aGk=, text: '2001-01-01'}"
+    job = parse_job(JOB, [f"data={{kind: python, target: 'm.py:data', arguments: {arguments}}}"])
+    path.write_text(dump_job(job))
+    assert load_job(path) == job
+    assert [type(value).__name__ for value in job.data.arguments.values()] == ["date", "datetime", "bytes", "str"]
+
+
 def test_what_the_grid_lacks_is_named():
     tree = copy.deepcopy(JOB)
     del tree["grid"]["microbatches"]
