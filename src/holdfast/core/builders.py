@@ -222,7 +222,7 @@ def _open_desk(worker: WorkerId, stage: StageCosts, visits: int, limit: int) -> 
 
 def _visits(placement: Placement, routes: Routes) -> dict[WorkerId, list[MicroBatch]]:
     visits: dict[WorkerId, list[MicroBatch]] = {worker: [] for worker in placement.workers}
-    for route in sorted(routes.routes, key=lambda route: (route.microbatch.index, route.microbatch.pipeline)):
+    for route in routes.by_index:
         for worker in route.workers:
             visits[worker].append(route.microbatch)
     return visits
@@ -280,7 +280,7 @@ class _ListScheduler:
     def __init__(
         self, routes: Routes, costs: Costs, work: WorkCosts, desks: dict[WorkerId, _Desk], rule: _Rule
     ) -> None:
-        ordered = sorted(routes.routes, key=lambda route: (route.microbatch.index, route.microbatch.pipeline))
+        ordered = routes.by_index
         self._desks = desks
         self._rule = rule
         self._microbatches = [route.microbatch for route in ordered]

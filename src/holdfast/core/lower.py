@@ -287,10 +287,7 @@ def parse_instructions(text: str, batch: Batch, reductions: Iterable[Reduction] 
 
 
 def _reductions(plan: Plan, ties: tuple[tuple[int, ...], ...]) -> tuple[Reduction, ...]:
-    owners: list[list[WorkerId]] = [[] for _ in range(plan.placement.num_layers)]
-    for worker, layers in plan.placement.ranges:
-        for layer in layers.indices:
-            owners[layer].append(worker)
+    owners = plan.placement.owners_by_layer
     units = [(layer,) for layer in reversed(range(plan.placement.num_layers))] + list(ties)
     members = [(unit, tuple(sorted({worker for layer in unit for worker in owners[layer]}))) for unit in units]
     return tuple(Reduction(unit, workers) for unit, workers in members if workers)
@@ -338,7 +335,7 @@ def _chains(plan: Plan) -> tuple[_Chain, ...]:
     """
     chains: list[_Chain] = []
     covered: set[WorkerId] = set()
-    for route in sorted(plan.routes.routes, key=lambda route: (route.microbatch.index, route.microbatch.pipeline)):
+    for route in plan.routes.by_index:
         workers = route.workers
         if not covered.issuperset(workers):
             chains.append(_Chain(route.microbatch, route.microbatch, workers))

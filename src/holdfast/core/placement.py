@@ -103,6 +103,15 @@ class Placement:
         """Returns the workers that hold a layer, sorted; empty if none does."""
         return tuple(worker for worker, layers in self.ranges if layer in layers)
 
+    @property
+    def owners_by_layer(self) -> tuple[tuple[WorkerId, ...], ...]:
+        """The workers that hold layer 0, 1, ..., sorted; cheaper than to ask for one layer after another."""
+        owners: list[list[WorkerId]] = [[] for _ in range(self.num_layers)]
+        for worker, layers in self.ranges:
+            for layer in layers.indices:
+                owners[layer].append(worker)
+        return tuple(map(tuple, owners))
+
     def without(self, workers: Iterable[WorkerId]) -> Placement:
         """Returns the placement that is left when these workers are gone; ids that are not in it are ignored."""
         gone = frozenset(workers)

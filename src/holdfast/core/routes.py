@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import pairwise
@@ -87,6 +87,11 @@ class Routes:
         """The micro-batches of a step by their names; all of them must have routes."""
         return Batch(tuple(Counter(route.microbatch.pipeline for route in self.routes).values()))
 
+    @property
+    def by_index(self) -> tuple[Route, ...]:
+        """The routes by index and then by pipeline: the first micro-batch of every pipeline comes before any second."""
+        return tuple(sorted(self.routes, key=lambda route: (route.microbatch.index, route.microbatch.pipeline)))
+
     def of(self, microbatch: MicroBatch) -> Route:
         """Returns the route of a micro-batch.
 
@@ -151,13 +156,13 @@ def reroute(placement: Placement, routes: Routes, failed: Iterable[WorkerId]) ->
     _check_survivable(placement, gone)
     if not gone:
         return routes
-    whole = _to_peers(placement, routes, gone)
-    strays = [route for route in whole if not gone.isdisjoint(route.workers)]
+    whole = Routes(_to_peers(placement, routes, gone))
+    strays = [route for route in whole.by_index if not gone.isdisjoint(route.workers)]
     if not strays:
-        return Routes(whole)
-    cover = _Cover(placement.without(gone), whole)
-    led = {route.microbatch: cover.lead(route) for route in sorted(strays, key=_by_index)}
-    return Routes(tuple(led.get(route.microbatch, route) for route in whole))
+        return whole
+    cover = _Cover(placement.without(gone), whole.routes)
+    led = {route.microbatch: cover.lead(route) for route in strays}
+    return Routes(tuple(led.get(route.microbatch, route) for route in whole.routes))
 
 
 def _check_survivable(placement: Placement, gone: frozenset[WorkerId]) -> None:
@@ -223,7 +228,7 @@ class _Cover:
 
     def __init__(self, living: Placement, routes: Iterable[Route]) -> None:
         self._held = dict(living.ranges)
-        self._owners = _owners_of(living)
+        self._owners = living.owners_by_layer
         self._end = living.num_layers
         self._starts = sorted({layers.start for layers in self._held.values()})
         self._loads: Counter[WorkerId] = Counter()
@@ -289,18 +294,6 @@ class _Cover:
             visits.append(Visit(worker, LayerRange(at, self._held[worker].stop)))
             at = self._held[worker].stop
         return tuple(visits)
-
-
-def _owners_of(placement: Placement) -> Mapping[int, list[WorkerId]]:
-    owners: defaultdict[int, list[WorkerId]] = defaultdict(list)
-    for worker, layers in placement.ranges:
-        for layer in layers.indices:
-            owners[layer].append(worker)
-    return owners
-
-
-def _by_index(route: Route) -> tuple[int, int]:
-    return route.microbatch.index, route.microbatch.pipeline
 
 
 def _microbatch_of(route: Route) -> MicroBatch:

@@ -357,13 +357,7 @@ class Driver:
         return self._wait(handle)
 
     def _key(self, message: Send | Receive, step: int) -> MessageKey:
-        return MessageKey(
-            generation=self.protocol.generation,
-            step=step,
-            payload=message.payload,
-            microbatch=message.microbatch.number,
-            boundary=message.boundary,
-        )
+        return MessageKey.of(message, self.protocol.generation, step)
 
     def _run(self, run: Run) -> Any:
         op, step, number = run.op, run.step, run.op.microbatch.number

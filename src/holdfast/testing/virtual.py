@@ -916,7 +916,7 @@ class VirtualCluster:
                 self._compute(worker, effect)
                 return False, None
             case Give(send=send, value=value, step=step):
-                self._send(worker, self._key(worker, send, step), send.peer, value.clone())
+                self._send(worker, MessageKey.of(send, worker.protocol.generation, step), send.peer, value.clone())
                 return True, None
             case StartReduce(reduction=reduction, value=value, step=step):
                 self._contribute(worker, (protocol.generation, step, reduction), value.clone())
@@ -1025,7 +1025,7 @@ class VirtualCluster:
         ready: Callable[[], Any]
         match effect:
             case Take(receive=receive, step=step):
-                key = self._key(worker, receive, step)
+                key = MessageKey.of(receive, protocol.generation, step)
                 ready = lambda: self._mail.collect(key, receive.peer, protocol.worker)  # noqa: E731
             case FinishReduce(reduction=reduction, step=step):
                 name = (protocol.generation, step, reduction)
@@ -1153,15 +1153,6 @@ class VirtualCluster:
         current = self._membership.generation == worker.protocol.generation
         if plan is not None and current and ops != plan.orders.of(worker.protocol.worker):
             raise InternalError(f"worker {worker.protocol.worker} left its order in step {step}")
-
-    def _key(self, worker: _Worker, instruction: Any, step: int) -> MessageKey:
-        return MessageKey(
-            generation=worker.protocol.generation,
-            step=step,
-            payload=instruction.payload,
-            microbatch=instruction.microbatch.number,
-            boundary=instruction.boundary,
-        )
 
 
 def _peers(waiting: Any) -> set[WorkerId]:

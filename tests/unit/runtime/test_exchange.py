@@ -1,4 +1,3 @@
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,27 +11,15 @@ A, B = WorkerId(0, 0), WorkerId(0, 1)
 LIMIT_S = 10.0
 
 
-class Announced(threading.Condition):
-    """A condition that tells when somebody really waits."""
-
-    def __init__(self):
-        super().__init__()
-        self.waiting = threading.Event()
-
-    def wait(self, timeout=None):
-        self.waiting.set()
-        return super().wait(timeout)
-
-
 @pytest.fixture
 def sent():
     return []
 
 
 @pytest.fixture
-def exchange(sent):
+def exchange(sent, announced):
     made = RelayExchange(A, sent.append)
-    made._changed = Announced()
+    made._changed = announced
     return made
 
 

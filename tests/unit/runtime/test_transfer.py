@@ -593,34 +593,23 @@ def taken(board, worker):
     return found, thread
 
 
-class Watched(threading.Condition):
-    """Tells when somebody really waits."""
-
-    def __init__(self):
-        super().__init__()
-        self.waiting = threading.Event()
-
-    def wait(self, timeout=None):
-        self.waiting.set()
-        return super().wait(timeout)
-
-
-def board_of_one(data):
+@pytest.fixture
+def board(announced):
+    """What two holders are to give: one layer, in one stretch."""
+    data = b"state"
     wanted = {0: OfferedLayer(layer=0, size=len(data), sha256=hashlib.sha256(data).hexdigest())}
     board = transfer._Board(wanted, {A: frozenset({0}), B: frozenset({0})}, CHUNK)
-    board._changed = Watched()
+    board._changed = announced
     return board
 
 
-def test_when_all_is_there_nobody_has_more_to_do():
-    board = board_of_one(b"state")
+def test_when_all_is_there_nobody_has_more_to_do(board):
     board.put(A, board.take(A), b"state")
     found, _ = taken(board, B)
     assert found.get(timeout=LIMIT_S) is None
 
 
-def test_who_waits_for_something_to_do_is_told_that_there_will_be_nothing():
-    board = board_of_one(b"state")
+def test_who_waits_for_something_to_do_is_told_that_there_will_be_nothing(board):
     assert board.take(A) is not None
     found, _ = taken(board, B)
     assert board._changed.waiting.wait(LIMIT_S), "the only stretch is another's"

@@ -520,15 +520,15 @@ class Agent:
     def _library(self, coordinator: CoordinatorSpec) -> Iterator[None]:
         """Has plans made ahead meanwhile, in a process of its own that nobody waits for."""
         failures = tolerated(self.job)
-        regular = seats_of(coordinator.plan) is not None  # the library knows no other grids
-        if coordinator.terms is None or coordinator.library is None or not failures or not regular:
+        terms, folder = coordinator.terms, coordinator.library
+        if terms is None or folder is None or not failures or seats_of(coordinator.plan) is None:  # it is not regular
             yield
             return
         spec = LibrarySpec(
             plan=coordinator.plan,
-            terms=coordinator.terms,
+            terms=terms,
             failures=failures,
-            folder=coordinator.library,
+            folder=folder,
             events=coordinator.events,
         )
         child = self._fork(LIBRARY, spec)

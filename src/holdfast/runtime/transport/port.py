@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload
+from holdfast.core.lower import Payload, Receive, Send
 from holdfast.core.tensorspec import TensorSpec
 
 __all__ = ["Exchange", "Handle", "MessageKey", "Transport"]
@@ -31,6 +31,17 @@ class MessageKey:
     payload: Payload
     microbatch: int
     boundary: int = 0
+
+    @classmethod
+    def of(cls, message: Send | Receive, generation: int, step: int) -> MessageKey:
+        """Returns the key of a message of a program, at either end."""
+        return cls(
+            generation=generation,
+            step=step,
+            payload=message.payload,
+            microbatch=message.microbatch.number,
+            boundary=message.boundary,
+        )
 
 
 class Handle(Protocol):
