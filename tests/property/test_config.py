@@ -70,14 +70,15 @@ def jobs(draw):
         layers=draw(st.integers(1, 9)), width=heads * draw(st.integers(1, 9)), heads=heads, dropout=draw(fraction)
     )
     python = PythonModel(target=draw(text), loss=draw(st.none() | text), arguments=draw(arguments))
+    model, most_stages = draw(st.sampled_from([(gpt, gpt.layers + 2), (ConvnetModel(width=2), 7), (python, 40)]))
     pipelines = draw(st.integers(1, 5))
     return Job(
         name=draw(
             st.from_regex(r"[A-Za-z0-9._-]{1,20}", fullmatch=True) | st.sampled_from(["1e5", "12", "no", ".5e3"])
         ),
-        model=draw(st.sampled_from([gpt, ConvnetModel(width=2), python])),
+        model=model,
         data=draw(data),
-        grid=Grid(pipelines=pipelines, stages=draw(st.integers(1, gpt.layers)), microbatches=draw(st.integers(1, 9))),
+        grid=Grid(pipelines=pipelines, stages=draw(st.integers(1, most_stages)), microbatches=draw(st.integers(1, 9))),
         optimizer=draw(optimizers()),
         train=Train(
             steps=draw(st.integers(1, 10**9)),
