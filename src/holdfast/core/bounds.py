@@ -12,6 +12,10 @@ from holdfast.core.profile import StageCosts
 __all__ = ["Bound", "BoundRules", "StageBounds", "bound"]
 
 
+LOOKED_AT = 1 << 12
+"""So many numbers of held micro-batches are tried one by one; for more, a bound that is lower by one W will do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
     """Lower bounds, in the units of the costs; both are defined as in :class:`holdfast.core.evaluate.Timeline`."""
@@ -135,14 +139,20 @@ class StageBounds:
         costs, held = self._each[stage], self._held(stage)
         way = self._until_back[stage] - costs.forward
         both, kept = costs.input_apart + costs.weight, costs.takes - costs.gives_input
-        if held == inf or costs.room is None:
+        room = costs.room
+        if held == inf or room is None:
             return max(0, way - (held - 1) * both) if held < inf else 0
-        most: float = 0
-        for x in range(int(held)):
-            left = costs.room - (x + 1) * costs.takes
-            most = max(
-                most, x * both + (0 if self._rules.coupled or not costs.weight else _fit(left, kept) * costs.weight)
-            )
+        weight = 0 if self._rules.coupled else costs.weight
+        many = int(min(held, way // both + 2)) if both > 0 else 1  # with more, both of them alone fill the way
+
+        def filled(x: int, more: int) -> float:
+            waiting = _fit(room - (x + 1) * costs.takes, kept) + more if weight else 0
+            return x * both + waiting * weight
+
+        if many <= LOOKED_AT:
+            most = max((filled(x, 0) for x in range(many)), default=0)
+        else:  # what is filled rises or falls by the same for every x, but for parts of one W: an end has the most
+            most = max(filled(0, 1), filled(many - 1, 1))
         return max(0, way - most)
 
     def _forced(self, stage: int, load: int) -> float:

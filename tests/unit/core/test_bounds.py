@@ -1,5 +1,8 @@
+from math import inf
+
 import pytest
 
+from holdfast.core import bounds
 from holdfast.core.bounds import Bound, BoundRules, bound
 from holdfast.core.placement import LayerRange
 from holdfast.core.profile import parse_costs, unit_costs
@@ -53,3 +56,20 @@ def test_coupled_and_synchronous_schedules_have_bounds_of_their_own():
     assert of((0, 0, 1, 0), unit_costs(4), coupled) == Bound(period=33, makespan=33)
     classic = BoundRules(coupled=True, staggered=False, classic=True)
     assert of((0, 0, 0, 0), parse_costs(4, optimizer="1:2:3:1"), classic) == Bound(period=30, makespan=27)
+
+
+def test_memory_for_more_microbatches_than_anybody_counts_is_bounded_at_once():
+    assert of((0, 0, 1, 0), parse_costs(4, memory="2,1,1,1e15")) == of((0, 0, 1, 0), unit_costs(4))
+    slow_way = "1e9:1:1:1,1e9:1:1:1,1e9:1e-9:1:1"
+    least = of((0, 0, 0, 0), parse_costs(4, costs=slow_way)).period
+    assert least <= of((0, 0, 0, 0), parse_costs(4, costs=slow_way, memory="2,1,1,1e15")).period < inf
+
+
+@pytest.mark.parametrize("capacity", [4, 7, 12.5, 30])
+@pytest.mark.parametrize("memory", ["2,1,1", "1,0,1", "3,1,2"])
+def test_the_bound_for_many_held_is_lower_by_one_w_at_most(capacity, memory, monkeypatch):
+    costs = parse_costs(4, costs="1:2:5:1,3:1:1:2,2:0.5:3:1", memory=f"{memory},{capacity}")
+    exact = of((0, 0, 1, 0), costs)
+    monkeypatch.setattr(bounds, "LOOKED_AT", 0)
+    looser = of((0, 0, 1, 0), costs)
+    assert exact.period - 3 <= looser.period <= exact.period
