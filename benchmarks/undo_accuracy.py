@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.data.digits import Digits
 from holdfast.data.sampler import load_microbatch
@@ -96,7 +95,7 @@ class _Run:
         self._images, self._labels = (torch.stack(column) for column in zip(*held, strict=True))
         self._stage = Stage(
             layers=self._layers,
-            layer_range=LayerRange(0, len(self._layers)),
+            owned=range(len(self._layers)),
             ties=(),
             loss=convnet.loss,
             optimizer=OPTIMIZERS[name],
@@ -133,7 +132,7 @@ class _Run:
         for reduction in self._stage.reductions:
             self._stage.accept(reduction, self._stage.message(reduction))
         self._stage.conclude(self._stage.tally())
-        for layer in self._stage.layer_range.indices:
+        for layer in self._stage.layers:
             self._stage.update(layer)
             self._stage.swap(layer)
 

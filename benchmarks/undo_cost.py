@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.models import gpt
 from holdfast.optim.committed import copied, copied_entry
@@ -187,7 +186,7 @@ def _stage(factory: OptimizerFactory, microbatches: int, commit: CommitMethod) -
     window = torch.randint(256, (4, 129), generator=torch.Generator().manual_seed(0))
     return Stage(
         layers=model.layers,
-        layer_range=LayerRange(0, len(model.layers)),
+        owned=range(len(model.layers)),
         ties=model.ties,
         loss=model.loss,
         optimizer=factory,
@@ -210,7 +209,7 @@ def _run(stage: Stage, step: int, microbatches: int) -> None:
 
 
 def _commit(stage: Stage) -> None:
-    for layer in stage.layer_range.indices:
+    for layer in stage.layers:
         stage.update(layer)
         stage.swap(layer)
 

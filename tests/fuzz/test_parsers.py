@@ -435,7 +435,7 @@ MESSAGES = [
     Status(worker=A, generation=1, layer_steps=((0, 1),), executed=((0, 3),)),
     Heartbeat(worker=A, generation=1, step=2, op=3, busy_s=0.5),
     Failure(worker=A, pid=1, error="e", user_fault=False, traceback="t"),
-    Install(generation=2, plan=PLAN, entering=(A,)),
+    Install(generation=2, plan=PLAN, at_boundary=True),
 ]
 
 

@@ -197,7 +197,8 @@ class Cluster(RuleBasedStateMachine):
         assert before.upcoming is None or after.generation > before.upcoming.generation
         assert (after.upcoming, after.entering) == (None, frozenset())
         for command in installs:
-            assert (command.generation, command.at_boundary, command.entering) == (after.generation, False, ())
+            assert (command.generation, command.at_boundary) == (after.generation, False)
+            assert command.plan is None or not command.plan.placement.followed
             self.check_plan(after, command.plan)
 
     def check_plan(self, after, plan):
@@ -226,7 +227,7 @@ class Cluster(RuleBasedStateMachine):
             assert command.generation == after.upcoming.generation
             assert command.plan is after.upcoming.plan
             assert command.at_boundary == (worker not in after.arriving)
-            assert set(command.entering) == entering
+            assert {follower for follower, _ in command.plan.placement.followed} == entering
         validate(after.upcoming.plan)
 
     def check_resume(self, before, after, tells):
@@ -252,7 +253,7 @@ class Cluster(RuleBasedStateMachine):
         written = sorted(layer for command in saves.values() for layer in command.layers)
         assert written == [layer for layer in range(placement.num_layers) if layer not in after.lost_layers]
         for worker, command in saves.items():
-            assert set(command.layers) <= set(placement.layers_of(worker).indices)
+            assert set(command.layers) <= set(placement.layers_of(worker))
             assert (command.generation, command.step) == (after.generation, after.resume_step)
             assert command.step == STEPS or after.lost_layers or after.blame
 
@@ -282,7 +283,7 @@ class Cluster(RuleBasedStateMachine):
         return self.state.generation if data.draw(st.floats(0, 1)) < current else data.draw(old)
 
     def status(self, worker, generation, ahead):
-        layers = self.state.healthy.placement.layers_of(worker).indices
+        layers = self.state.healthy.placement.layers_of(worker)
         steps = tuple((layer, min(STEPS, self.front + (layer in ahead))) for layer in layers)
         return Status(worker=worker, generation=generation, layer_steps=steps, executed=((self.front, 1),))
 
@@ -476,14 +477,14 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data(), digest=st.sampled_from(["a", "a", "a", "b"]))
     def one_saved(self, data, digest):
         worker = self.anyone(data)
-        digests = tuple((layer, digest) for layer in self.state.healthy.placement.layers_of(worker).indices)
+        digests = tuple((layer, digest) for layer in self.state.healthy.placement.layers_of(worker))
         self.give(Saved(worker=worker, generation=self.some_generation(data), digests=digests))
 
     @precondition(lambda self: self.state.phase is Phase.SAVING)
     @rule()
     def all_saved(self):
         for worker in self.workers:
-            digests = tuple((layer, "a") for layer in self.state.healthy.placement.layers_of(worker).indices)
+            digests = tuple((layer, "a") for layer in self.state.healthy.placement.layers_of(worker))
             self.give(Saved(worker=worker, generation=self.state.generation, digests=digests))
 
     @rule(data=st.data(), how=st.sampled_from(["exited", "closed", "node", "in order"]))

@@ -79,7 +79,7 @@ def test_whoever_is_lost_no_worker_holds_more_micro_batches_than_it_may(loss, te
     validate(healthy, costs=within_limit(terms))
     plan = rerouted(healthy, gone, terms).plan
     for worker, peak in evaluate(plan, terms.costs).peak_memory:
-        assert peak <= in_flight * len(placement.layers_of(worker).indices)
+        assert peak <= in_flight * len(placement.layers_of(worker))
 
 
 @st.composite

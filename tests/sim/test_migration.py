@@ -34,7 +34,7 @@ class Moving:
         self.proposals = 0
 
     def __call__(self, state):
-        if state.absent != self._lost or state.healthy.placement.layers_of(self._moves[0][0]).start != 2 * STAGES - 2:
+        if state.absent != self._lost or state.healthy.placement.layers_of(self._moves[0][0])[0] != 2 * STAGES - 2:
             return None
         self.proposals += 1
         there = exchanged(state.healthy, self._moves)

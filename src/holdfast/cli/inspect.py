@@ -25,6 +25,7 @@ from holdfast.telemetry.events import (
     EventsMissing,
     ExceptionRaised,
     FaultInjected,
+    HandingOver,
     Installed,
     JobEnded,
     JobStarted,
@@ -347,6 +348,9 @@ def _tell_members(event: Event) -> str | None:
             return f"a plan whose steps are {faster:.1%} shorter was found: generation {event.generation}"
         case LibraryFilled():
             return f"the plan library is complete, for 1 to {event.failures} failures"
+        case HandingOver():
+            takes = ", ".join(f"{worker} takes layers {layers} over" for worker, layers in event.takes)
+            return f"{takes}: generation {event.generation}"
         case Migrating():
             moves = ", ".join(f"{mover} takes the place of {place}" for mover, place in event.moves)
             faster = 1 - event.period / event.before

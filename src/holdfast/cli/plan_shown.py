@@ -92,11 +92,10 @@ def _to_table(shown: Shown) -> str:
 
 def _parts(plan: Plan) -> list[tuple[Visit, list[str]]]:
     """The visits to a part of what a worker holds, which its operations do not tell, and the micro-batches."""
-    held = dict(plan.placement.ranges)
     parts: dict[Visit, list[str]] = {}
     for route in plan.routes.routes:
         for visit in route.visits:
-            if visit.layers != held[visit.worker]:
+            if plan.placement.held_by(visit.worker) != (visit.layers,):
                 parts.setdefault(visit, []).append(str(route.microbatch))
     return sorted(parts.items())
 

@@ -68,7 +68,17 @@ from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StoreAway
 from holdfast.storage.checkpoints import Checkpoints, Facts
-from holdfast.telemetry.events import CoordinatorReady, Detected, Event, EventLog, Migrating, Notice, Parted, Synced
+from holdfast.telemetry.events import (
+    CoordinatorReady,
+    Detected,
+    Event,
+    EventLog,
+    HandingOver,
+    Migrating,
+    Notice,
+    Parted,
+    Synced,
+)
 
 __all__ = ["METHOD", "SERVICE", "Committer", "Coordinator", "Remarks", "serve"]
 
@@ -497,7 +507,7 @@ async def _set_within(event: asyncio.Event, limit_s: float) -> None:
 
 def _is_news(event: Event) -> TypeGuard[News]:
     """Whether something happened to a worker that the user should hear of."""
-    return isinstance(event, Detected | Parted | Synced | Migrating) or (
+    return isinstance(event, Detected | Parted | Synced | Migrating | HandingOver) or (
         isinstance(event, Notice) and event.worker[0].isdigit()
     )
 

@@ -12,7 +12,6 @@ import msgspec
 
 from holdfast.config.parsing import parsing
 from holdfast.core.ids import WorkerId
-from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.work import WorkPhase
 from holdfast.errors import HoldfastError
@@ -125,7 +124,7 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
 
     It repeats whatever may have been lost with an earlier connection. Of a worker: ``generation``, ``activity`` and
     ``step`` say where it stands (it waits until it was told to run steps, and again from when it gives them up);
-    ``prepared`` is the generation that it is to go over to, 0 if there is none; ``has_state``: it is not healing its
+    ``prepared`` is the generation that it is to go over to, 0 if there is none; ``has_state``: it is not following its
     peers without any state; ``leaving``: it was told to go; ``raised``: why it has stopped; ``strikes``: faults that
     the agent is to carry out for it.
     Of the agent: ``generation`` is the newest that ran a step; ``exits`` are all that it has seen; ``offers`` those not
@@ -163,8 +162,8 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
 
     ``executed``: (step, number of (layer, micro-batch) pairs that it had begun), of its last steps. ``snapshots``: the
     steps at which it holds all its layers besides. ``tallies``: of its last steps. ``unsettled``: the step that its
-    layers were updated with ahead of the verdict, if that has not come. ``heals``: the layers whose state it has yet
-    to get, if it holds none.
+    layers were updated with ahead of the verdict, if that has not come. ``follows``: the layers whose state it has yet
+    to get.
     """
 
     worker: WorkerId
@@ -174,12 +173,12 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
     snapshots: tuple[int, ...] = ()
     tallies: tuple[Tally, ...] = ()
     unsettled: int | None = None
-    heals: LayerRange | None = None
+    follows: tuple[int, ...] = ()
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers that it holds, or whose state it has yet to get."""
-        return tuple(self.heals.indices if self.heals is not None else (layer for layer, _ in self.layer_steps))
+        """The layers that it holds; if it holds none, those that it follows."""
+        return tuple(layer for layer, _ in self.layer_steps) or self.follows
 
 
 class Blob(_Wire, frozen=True, tag=True, kw_only=True):
@@ -387,9 +386,9 @@ class StateAt(_Wire, frozen=True, kw_only=True):
 class Install(_Wire, frozen=True, tag=True, kw_only=True):
     """Stop everything older, join ``generation`` with ``plan``; no plan: nothing can be trained for now.
 
-    ``at_boundary``: not at once, but after the first step in which all workers were found to know of it. ``entering``:
-    workers that hold no state yet; their peers give it to them. ``load``: everyone gives up what it holds, and loads
-    the layers that ``plan`` gives it. ``staggered``: updates are made ahead of the verdict. ``pins``: everyone pins its
+    ``at_boundary``: not at once, but after the first step in which all workers were found to know of it. Whoever is to
+    follow layers is given their state by those who hold them. ``load``: everyone gives up what it holds, and loads the
+    layers that ``plan`` gives it. ``staggered``: updates are made ahead of the verdict. ``pins``: everyone pins its
     part of a checkpoint at the boundary. ``checkpoint_every``: from now on a checkpoint after so many steps; 0: as
     before.
     """
@@ -397,7 +396,6 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
     generation: int
     plan: Plan | None
     at_boundary: bool = False
-    entering: tuple[WorkerId, ...] = ()
     load: StateAt | None = None
     staggered: bool = False
     pins: bool = False
@@ -465,7 +463,7 @@ class Gathered(_Wire, frozen=True, tag=True, kw_only=True):
     of: int
 
 
-News = events.Detected | events.Parted | events.Synced | events.Migrating | events.Notice
+News = events.Detected | events.Parted | events.Synced | events.HandingOver | events.Migrating | events.Notice
 """What is told of workers, besides being logged."""
 
 

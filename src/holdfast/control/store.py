@@ -43,6 +43,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     generation: int
     job: str = ""
     healthy: Plan
+    target: Plan | None = None
     plan: Plan | None
     period: float | None = None
     restorable: tuple[StateAt, ...] = ()

@@ -114,16 +114,13 @@ def _staggered_period(
     for span in spans:
         first[span.worker] = min(span.start, first.get(span.worker, span.start))
         last[span.worker] = max(span.end, last.get(span.worker, span.end))
-    owners: dict[int, list[WorkerId]] = {}
-    for worker, layers in plan.placement.ranges:
-        for layer in layers.indices if worker in first else ():
-            owners.setdefault(layer, []).append(worker)
+    members = [[w for w in workers if w in first] for workers in plan.placement.members_by_layer]
     periods = [
-        max(last[w] + stages[w].optimizer for w in each) - min(first[w] for w in each) for each in owners.values()
+        max(last[w] + stages[w].optimizer for w in each) - min(first[w] for w in each) for each in members if each
     ]
     for tie in ties:
-        reduced = max((last[w] for layer in tie for w in owners.get(layer, ())), default=0)
-        periods += [reduced + stages[w].optimizer - first[w] for layer in tie for w in owners.get(layer, ())]
+        reduced = max((last[w] for layer in tie for w in members[layer]), default=0)
+        periods += [reduced + stages[w].optimizer - first[w] for layer in tie for w in members[layer]]
     return max(periods, default=0)
 
 
@@ -148,7 +145,8 @@ def steady_period(
     work = WorkCosts(plan.placement, plan.routes, costs)
     stages = work.whole
     units = [*((layer,) for layer in range(plan.placement.num_layers)), *ties]
-    together = [{worker for layer in unit for worker in plan.placement.owners(layer)} for unit in units]
+    members = plan.placement.members_by_layer
+    together = [{worker for layer in unit for worker in members[layer]} for unit in units]
     if not staggered:
         together = [set(stages)]
     free = dict.fromkeys(stages, 0.0)

@@ -53,8 +53,8 @@ class Reduction:
     """One sum of gradients over workers.
 
     Attributes:
-        layers: one layer: its own gradient, over all its owners; several: the weights that are tied between these
-            layers, over the owners of any of them.
+        layers: one layer: its own gradient, over all that hold or follow it; several: the weights that are tied between
+            these layers, over those of any of them.
         workers: who takes part, sorted; one worker alone reduces locally.
     """
 
@@ -247,7 +247,7 @@ class _Shared:
             reductions=tuple(reduction for reduction in self.reductions if worker in reduction.workers),
             verdict=(*_tallies(worker, turned), *_verdicts(worker, turned)),
             riding=tuple(_riding(worker, row, stops, own)),
-            layers=tuple(self.plan.placement.layers_of(worker).indices),
+            layers=self.plan.placement.layers_of(worker),
         )
 
 
@@ -287,9 +287,9 @@ def parse_instructions(text: str, batch: Batch, reductions: Iterable[Reduction] 
 
 
 def _reductions(plan: Plan, ties: tuple[tuple[int, ...], ...]) -> tuple[Reduction, ...]:
-    owners = plan.placement.owners_by_layer
+    sharing = plan.placement.members_by_layer
     units = [(layer,) for layer in reversed(range(plan.placement.num_layers))] + list(ties)
-    members = [(unit, tuple(sorted({worker for layer in unit for worker in owners[layer]}))) for unit in units]
+    members = [(unit, tuple(sorted({worker for layer in unit for worker in sharing[layer]}))) for unit in units]
     return tuple(Reduction(unit, workers) for unit, workers in members if workers)
 
 

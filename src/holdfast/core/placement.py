@@ -1,11 +1,11 @@
-"""Which worker holds which contiguous range of layers."""
+"""Which worker holds which layers, and which it is about to hold."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, islice, pairwise, takewhile
 
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
@@ -16,6 +16,7 @@ __all__ = [
     "Placement",
     "group_into_nodes",
     "home_placement",
+    "lacking",
     "regular_placement",
     "split_evenly",
 ]
@@ -61,43 +62,64 @@ class LayerRange:
         return self.start < other.stop and other.start < self.stop
 
 
+_Rows = tuple[tuple[WorkerId, LayerRange], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Which worker holds which layers. Several workers that hold the same layer are its owners, or peers.
+    """Which worker has which layers: it holds some, and follows others.
+
+    Whoever holds a layer has its state and can run it; several workers that hold the same layer are its owners, or
+    peers. Whoever follows a layer takes part in its reductions and gets the state meanwhile: it is to hold it later.
 
     Attributes:
         num_layers: layers of the model, from 1 to ``MOST_LAYERS``.
-        ranges: one range per living worker, sorted by worker. After failures, layers may be left without an owner.
+        ranges: what each living worker holds, sorted: ranges of one worker neither meet nor touch. After failures,
+            layers may be left without an owner.
+        followed: what workers follow, likewise; nobody follows what it holds.
     """
 
     num_layers: int
-    ranges: tuple[tuple[WorkerId, LayerRange], ...]
+    ranges: _Rows
+    followed: _Rows = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_layers <= MOST_LAYERS:
             raise ConfigError(f"a placement of {self.num_layers} layers is impossible: expected 1 to {MOST_LAYERS}")
-        for (earlier, _), (later, _) in pairwise(self.ranges):
-            if not earlier < later:
-                raise ConfigError(f"placement must list each worker once, sorted: {later} comes after {earlier}")
-        for worker, layers in self.ranges:
-            if layers.stop > self.num_layers:
-                raise ConfigError(f"worker {worker} holds layers {layers}, but the model has {self.num_layers}")
+        _check_rows(self.ranges, self.num_layers)
+        if self.followed:
+            _check_rows(self.followed, self.num_layers)
+            for worker, layers in self.followed:
+                if any(layers.meets(held) for held in self.held_by(worker)):
+                    raise ConfigError(f"worker {worker} is to follow layers {layers}, some of which it holds")
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
         """The workers, sorted."""
-        return tuple(worker for worker, _ in self.ranges)
+        return tuple(sorted({worker for worker, _ in (*self.ranges, *self.followed)}))
 
-    def layers_of(self, worker: WorkerId) -> LayerRange:
-        """Returns the layers that a worker holds.
+    def held_by(self, worker: WorkerId) -> tuple[LayerRange, ...]:
+        """Returns the ranges that a worker holds, ascending; none if it only follows, or is not here at all."""
+        return _of_one(self.ranges, worker)
+
+    def followed_by(self, worker: WorkerId) -> tuple[LayerRange, ...]:
+        """Returns the ranges that a worker follows, ascending."""
+        return _of_one(self.followed, worker)
+
+    def layers_of(self, worker: WorkerId) -> tuple[int, ...]:
+        """Returns the layers that a worker holds or follows, ascending.
 
         Raises:
             ConfigError: the worker is not in this placement.
         """
-        at = bisect_left(self.ranges, worker, key=_worker_of)
-        if at == len(self.ranges) or self.ranges[at][0] != worker:
+        parts = (*self.held_by(worker), *self.followed_by(worker))
+        if not parts:
             raise ConfigError(f"worker {worker} is not in the placement, which has {_some(self.workers)}")
-        return self.ranges[at][1]
+        return tuple(layer for part in sorted(parts) for layer in part.indices)
+
+    def holds(self, worker: WorkerId, layers: LayerRange) -> bool:
+        """Whether a worker holds all these layers."""
+        return any(held.holds(layers) for held in self.held_by(worker))
 
     def owners(self, layer: int) -> tuple[WorkerId, ...]:
         """Returns the workers that hold a layer, sorted; empty if none does."""
@@ -106,21 +128,43 @@ class Placement:
     @property
     def owners_by_layer(self) -> tuple[tuple[WorkerId, ...], ...]:
         """The workers that hold layer 0, 1, ..., sorted; cheaper than to ask for one layer after another."""
-        owners: list[list[WorkerId]] = [[] for _ in range(self.num_layers)]
-        for worker, layers in self.ranges:
-            for layer in layers.indices:
-                owners[layer].append(worker)
-        return tuple(map(tuple, owners))
+        return _by_layer(self.num_layers, self.ranges)
+
+    @property
+    def members_by_layer(self) -> tuple[tuple[WorkerId, ...], ...]:
+        """The workers that hold or follow layer 0, 1, ..., sorted: who takes part in its reductions."""
+        return _by_layer(self.num_layers, sorted((*self.ranges, *self.followed)))
 
     def without(self, workers: Iterable[WorkerId]) -> Placement:
         """Returns the placement that is left when these workers are gone; ids that are not in it are ignored."""
         gone = frozenset(workers)
-        return Placement(num_layers=self.num_layers, ranges=tuple(pair for pair in self.ranges if pair[0] not in gone))
+        return Placement(
+            num_layers=self.num_layers,
+            ranges=tuple(row for row in self.ranges if row[0] not in gone),
+            followed=tuple(row for row in self.followed if row[0] not in gone),
+        )
 
     def unowned_layers(self) -> tuple[int, ...]:
         """Returns the layers that no worker holds, ascending."""
         owned = {layer for _, layers in self.ranges for layer in layers.indices}
         return tuple(layer for layer in range(self.num_layers) if layer not in owned)
+
+
+def lacking(placement: Placement, target: Placement) -> tuple[tuple[WorkerId, LayerRange], ...]:
+    """Returns what workers of a placement do not hold and are to hold in another one, as rows of that."""
+    rows: list[tuple[WorkerId, LayerRange]] = []
+    for worker in placement.workers:
+        held = {layer for part in placement.held_by(worker) for layer in part.indices}
+        wanted = (layer for part in target.held_by(worker) for layer in part.indices)
+        rows += ((worker, part) for part in _ranges(layer for layer in wanted if layer not in held))
+    return tuple(rows)
+
+
+def _ranges(layers: Iterable[int]) -> Iterator[LayerRange]:
+    """The ranges of ascending layers."""
+    for _, run in groupby(enumerate(layers), key=lambda numbered: numbered[1] - numbered[0]):
+        found = [layer for _, layer in run]
+        yield LayerRange(found[0], found[-1] + 1)
 
 
 def split_evenly(num_layers: int, num_stages: int) -> tuple[LayerRange, ...]:
@@ -192,8 +236,32 @@ def group_into_nodes(workers: tuple[WorkerId, ...], workers_per_node: int) -> tu
     return tuple(workers[start : start + workers_per_node] for start in starts)
 
 
-def _worker_of(pair: tuple[WorkerId, LayerRange]) -> WorkerId:
-    return pair[0]
+def _worker_of(row: tuple[WorkerId, LayerRange]) -> WorkerId:
+    return row[0]
+
+
+def _of_one(rows: _Rows, worker: WorkerId) -> tuple[LayerRange, ...]:
+    start = bisect_left(rows, worker, key=_worker_of)
+    return tuple(layers for _, layers in takewhile(lambda row: row[0] == worker, islice(rows, start, None)))
+
+
+def _by_layer(num_layers: int, rows: Iterable[tuple[WorkerId, LayerRange]]) -> tuple[tuple[WorkerId, ...], ...]:
+    found: list[list[WorkerId]] = [[] for _ in range(num_layers)]
+    for worker, layers in rows:
+        for layer in layers.indices:
+            found[layer].append(worker)
+    return tuple(map(tuple, found))
+
+
+def _check_rows(rows: _Rows, num_layers: int) -> None:
+    for (earlier, before), (later, after) in pairwise(rows):
+        if later < earlier:
+            raise ConfigError(f"placement must list workers sorted: {later} comes after {earlier}")
+        if later == earlier and before.stop >= after.start:
+            raise ConfigError(f"worker {later} must have ranges apart from one another: {after} comes after {before}")
+    for worker, layers in rows:
+        if layers.stop > num_layers:
+            raise ConfigError(f"worker {worker} has layers {layers}, but the model has {num_layers}")
 
 
 def _some(values: Iterable[object]) -> str:

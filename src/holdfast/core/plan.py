@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, Placement
 from holdfast.core.routes import Routes
 from holdfast.core.schedule import Orders, format_orders
 
-__all__ = ["Plan", "with_listeners"]
+__all__ = ["Plan", "with_followers", "with_listeners"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,8 @@ class Plan:
         return self.placement.workers
 
     def writer_of(self, layer: int) -> WorkerId | None:
-        """Returns who writes a layer into a checkpoint: layers are spread over their owners; None without an owner.
-
-        Only owners that compute are asked: one that merely listens may not hold the layer's state yet.
-        """
-        owners = [worker for worker in self.placement.owners(layer) if self.orders.of(worker)]
+        """Returns who writes a layer into a checkpoint: layers are spread over their owners; None without an owner."""
+        owners = self.placement.owners(layer)
         return owners[layer % len(owners)] if owners else None
 
     def digest(self) -> str:
@@ -46,24 +43,38 @@ class Plan:
         """Returns the canonical text: layers per worker, visits per micro-batch, operations per worker."""
         lines = [f"layers {self.placement.num_layers}"]
         lines += [f"hold {worker}: {layers}" for worker, layers in self.placement.ranges]
-        held = dict(self.placement.ranges)
+        lines += [f"follow {worker}: {layers}" for worker, layers in self.placement.followed]
+        held = self.placement.held_by
         for route in self.routes.routes:
             stops = (
-                f"{visit.worker}" if held.get(visit.worker) == visit.layers else f"{visit.worker}[{visit.layers}]"
+                f"{visit.worker}" if held(visit.worker) == (visit.layers,) else f"{visit.worker}[{visit.layers}]"
                 for visit in route.visits
             )
             lines.append(f"route {route.microbatch}: {' '.join(stops)}")
         return "\n".join(lines) + "\n" + format_orders(self.orders)
 
 
-def with_listeners(plan: Plan, ranges: Iterable[tuple[WorkerId, LayerRange]]) -> Plan:
+def with_followers(plan: Plan, rows: Iterable[tuple[WorkerId, LayerRange]]) -> Plan:
+    """Returns the plan with workers that follow layers: they take part in their reductions, verdicts and updates.
+
+    Args:
+        plan: a plan in which nobody follows any.
+        rows: who follows which range. Those that are not in the plan compute nothing.
+    """
+    return _placed(plan, replace(plan.placement, followed=tuple(sorted(rows))))
+
+
+def with_listeners(plan: Plan, rows: Iterable[tuple[WorkerId, LayerRange]]) -> Plan:
     """Returns the plan with more owners that compute nothing: they take part in reductions, verdicts and updates.
 
     Args:
         plan: a plan without these workers.
-        ranges: who they are and which layers they hold.
+        rows: who holds which range.
     """
-    added = tuple(ranges)
-    placement = Placement(num_layers=plan.placement.num_layers, ranges=tuple(sorted((*plan.placement.ranges, *added))))
-    orders = Orders(tuple(sorted((*plan.orders.rows, *((worker, ()) for worker, _ in added)))))
+    return _placed(plan, replace(plan.placement, ranges=tuple(sorted((*plan.placement.ranges, *rows)))))
+
+
+def _placed(plan: Plan, placement: Placement) -> Plan:
+    new = frozenset(placement.workers) - frozenset(plan.orders.workers)
+    orders = Orders(tuple(sorted((*plan.orders.rows, *((worker, ()) for worker in new)))))
     return Plan(placement=placement, routes=plan.routes, orders=orders)

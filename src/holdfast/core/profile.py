@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
@@ -272,22 +273,25 @@ class Costs:
         """How many layers these costs are for."""
         return len(self.forward)
 
-    def of(self, layers: LayerRange) -> StageCosts:
-        """Returns the costs of a worker that holds these layers."""
-        at = slice(layers.start, layers.stop)
-        takes, state = sum(self.takes[at]), 0 if self.state is None else sum(self.state[at])
-        limits: tuple[float, ...] = () if self.capacity is None else (self.capacity[layers.start],)
+    def of(self, *ranges: LayerRange) -> StageCosts:
+        """Returns the costs of a worker that holds these layers: at least one range, ascending."""
+
+        def total(of_layers: Sequence[float]) -> float:
+            return sum(chain.from_iterable(of_layers[part.start : part.stop] for part in ranges))
+
+        takes, state = total(self.takes), 0 if self.state is None else total(self.state)
+        limits: tuple[float, ...] = () if self.capacity is None else (self.capacity[ranges[0].start],)
         limits += () if self.in_flight is None else (state + self.in_flight * takes,)
         return StageCosts(
-            forward=sum(self.forward[at]),
-            input=sum(self.input[at]),
-            weight=sum(self.weight[at]),
-            optimizer=sum(self.optimizer[at]),
+            forward=total(self.forward),
+            input=total(self.input),
+            weight=total(self.weight),
+            optimizer=total(self.optimizer),
             takes=takes,
-            gives_input=sum(self.gives_input[at]),
-            gives_weight=sum(self.gives_weight[at]),
+            gives_input=total(self.gives_input),
+            gives_weight=total(self.gives_weight),
             capacity=min(limits, default=None),
-            split=0 if self.split is None else sum(self.split[at]),
+            split=0 if self.split is None else total(self.split),
             state=state,
         )
 

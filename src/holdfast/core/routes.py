@@ -190,9 +190,9 @@ def _to_peers(placement: Placement, routes: Routes, gone: frozenset[WorkerId]) -
                 strays[visit.layers].append((route.microbatch, visit.worker))
     stand_ins: _StandIns = {}
     for turn, (layers, visits) in enumerate(sorted(strays.items(), key=lambda each: each[0])):
-        owners = [(w, held) for w, held in placement.ranges if held.meets(layers) and w not in gone]
-        if all(held == layers for _, held in owners):
-            peers = [(loads[w], w) for w, _ in owners]
+        owners = [w for w, held in placement.ranges if held.meets(layers) and w not in gone]
+        if all(placement.held_by(w) == (layers,) for w in owners):
+            peers = [(loads[w], w) for w in owners]
             turn %= len(peers)
             stand_ins |= _share(visits, peers[turn:] + peers[:turn])
     return tuple(_detour(route, gone, stand_ins) for route in routes.routes)
@@ -227,17 +227,19 @@ class _Cover:
     """Leads micro-batches around lost workers whose layers others hold in other parts, one after another."""
 
     def __init__(self, living: Placement, routes: Iterable[Route]) -> None:
-        self._held = dict(living.ranges)
+        self._living = frozenset(living.workers)
+        self._reach = {(worker, at): part.stop for worker, part in living.ranges for at in part.indices}
+        self._several = frozenset(worker for worker, count in Counter(w for w, _ in living.ranges).items() if count > 1)
         self._owners = living.owners_by_layer
         self._end = living.num_layers
-        self._starts = sorted({layers.start for layers in self._held.values()})
+        self._starts = sorted({layers.start for _, layers in living.ranges})
         self._loads: Counter[WorkerId] = Counter()
         for route in routes:
             self._count(route.visits)
 
     def lead(self, route: Route) -> Route:
         """Returns the route with all gaps closed, and counts it into the loads."""
-        visits = [visit for visit in route.visits if visit.worker in self._held]
+        visits = [visit for visit in route.visits if visit.worker in self._living]
         used = {visit.worker for visit in visits}
         for gap in list(self._gaps(visits)):
             found = self._close(gap, used)
@@ -278,7 +280,7 @@ class _Cover:
             for worker in self._owners[at]:
                 if worker in taken:
                     continue
-                end = min(self._held[worker].stop, gap.stop)
+                end = min(self._reach[worker, at], gap.stop)
                 for stop in (end, *(start for start in self._starts if at < start < end)):
                     load = self._loads[worker] + stop - at
                     way = (*visits, Visit(worker, LayerRange(at, stop)))
@@ -286,14 +288,42 @@ class _Cover:
         return None
 
     def _furthest(self) -> tuple[Visit, ...]:
-        """Returns the visits from each layer on to the owner that reaches furthest, the least-loaded of them."""
+        """Returns visits from each layer on to the owner that reaches furthest, the least-loaded of them.
+
+        Of those who hold one range no other needs to be tried. One that holds several may be needed at another of them.
+
+        Raises:
+            StateUnavailable: the layers from some one on are only on workers that all ways have visited before.
+
+        Cost: linear in layers and owners; exponential at worst in workers that hold several ranges.
+        """
         visits: list[Visit] = []
-        at = 0
+        hopeless: set[tuple[int, frozenset[WorkerId]]] = set()
+        at, used, ways = 0, frozenset[WorkerId](), [iter(self._candidates(0, frozenset()))]
         while at < self._end:
-            worker = min(self._owners[at], key=lambda each: (-self._held[each].stop, self._loads[each], each))
-            visits.append(Visit(worker, LayerRange(at, self._held[worker].stop)))
-            at = self._held[worker].stop
+            worker = next(ways[-1], None)
+            if worker is not None:
+                visits.append(Visit(worker, LayerRange(at, self._reach[worker, at])))
+            elif visits:
+                hopeless.add((at, used))
+                ways.pop()
+                visits.pop()
+            else:
+                stuck = max((layer for layer, _ in hopeless), default=0)
+                raise StateUnavailable((stuck,), "but workers that every way has visited before")
+            at = visits[-1].layers.stop if visits else 0
+            used = self._several.intersection(visit.worker for visit in visits)
+            if worker is not None:
+                ways.append(iter(() if (at, used) in hopeless else self._candidates(at, used)))
         return tuple(visits)
+
+    def _candidates(self, at: int, used: frozenset[WorkerId]) -> list[WorkerId]:
+        """The owners of a layer that were not visited, those that reach furthest first; one alone of one range."""
+        if at == self._end:
+            return []
+        owners = sorted(self._owners[at], key=lambda each: (-self._reach[each, at], self._loads[each], each))
+        single = [worker for worker in owners if worker not in self._several][:1]
+        return [worker for worker in owners if worker in single or worker in self._several - used]
 
 
 def _microbatch_of(route: Route) -> MicroBatch:

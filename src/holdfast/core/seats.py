@@ -71,7 +71,7 @@ def seats_of(plan: Plan) -> Seats | None:
         served.setdefault(route.visits, []).append(route.microbatch)
     cuts = {tuple(visit.layers for visit in row) for row in served}
     seated = sorted((visit.worker, visit.layers) for row in served for visit in row)
-    alone = tuple(seated) == plan.placement.ranges
+    alone = tuple(seated) == plan.placement.ranges and not plan.placement.followed
     if len(cuts) != 1 or not alone or len({len(each) for each in served.values()}) != 1:
         return None
     rows = tuple(tuple(visit.worker for visit in row) for row in served)
@@ -107,6 +107,7 @@ def renamed(
         placement=Placement(
             num_layers=placement.num_layers,
             ranges=tuple(sorted((who(worker), layers) for worker, layers in placement.ranges)),
+            followed=tuple(sorted((who(worker), layers) for worker, layers in placement.followed)),
         ),
         routes=Routes(
             tuple(

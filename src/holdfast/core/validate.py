@@ -98,20 +98,22 @@ def _check_routes(plan: Plan) -> None:
         raise _invalid(plan, f"layer(s) {', '.join(map(str, unowned))} have no owner")
     if not plan.routes.routes:
         raise _invalid(plan, "there is no micro-batch")
-    held = dict(plan.placement.ranges)
+    placement, present = plan.placement, frozenset(plan.placement.workers)
+    whole = frozenset(placement.ranges)
     for route in plan.routes.routes:
         next_layer = 0
         for visit in route.visits:
             worker, layers = visit.worker, visit.layers
-            if worker not in held:
+            if worker not in present:
                 raise _invalid(
                     plan, f"micro-batch {route.microbatch} visits a worker that is not in the placement", worker
                 )
             if layers.start != next_layer:
                 rule = f"micro-batch {route.microbatch} needs layer {next_layer} here, but runs layers {layers}"
                 raise _invalid(plan, rule, worker)
-            if not held[worker].holds(layers):
-                rule = f"micro-batch {route.microbatch} runs layers {layers} here, where layers {held[worker]} are"
+            if (worker, layers) not in whole and not placement.holds(worker, layers):
+                held = ", ".join(map(str, placement.held_by(worker))) or "none"
+                rule = f"micro-batch {route.microbatch} runs layers {layers} here, where layers {held} are"
                 raise _invalid(plan, rule, worker)
             next_layer = layers.stop
         if next_layer < plan.placement.num_layers:

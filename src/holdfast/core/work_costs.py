@@ -14,7 +14,7 @@ class WorkCosts:
     """The costs of every visit.
 
     Attributes:
-        whole: per worker, the costs of all layers that it holds: its state, its capacity, its optimizer step.
+        whole: per worker, the costs of all layers that it holds or follows: its state, capacity and optimizer step.
     """
 
     def __init__(self, placement: Placement, routes: Routes, costs: Costs) -> None:
@@ -27,16 +27,18 @@ class WorkCosts:
 
         Cost: linear in visits.
         """
-        priced: dict[LayerRange, StageCosts] = {}
+        priced: dict[tuple[LayerRange, ...], StageCosts] = {}
+        owned: dict[WorkerId, tuple[LayerRange, ...]] = {}
+        for worker, layers in (*placement.ranges, *placement.followed):
+            owned[worker] = (*owned.get(worker, ()), layers)
         self.whole: dict[WorkerId, StageCosts] = {}
-        for worker, layers in placement.ranges:
-            self.whole[worker] = priced[layers] = priced.get(layers) or costs.of(layers)
+        for worker, parts in owned.items():
+            self.whole[worker] = priced[parts] = priced.get(parts) or costs.of(*sorted(parts))
         self._parts: dict[tuple[WorkerId, MicroBatch], StageCosts] = {}
-        held = dict(placement.ranges)
         for route in routes.routes:
             for visit in route.visits:
-                if visit.layers != held[visit.worker]:
-                    priced[visit.layers] = part = priced.get(visit.layers) or costs.of(visit.layers)
+                if (visit.layers,) != owned[visit.worker]:
+                    priced[visit.layers,] = part = priced.get((visit.layers,)) or costs.of(visit.layers)
                     self._parts[visit.worker, route.microbatch] = part
 
     def of(self, worker: WorkerId, microbatch: MicroBatch) -> StageCosts:

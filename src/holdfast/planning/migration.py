@@ -100,7 +100,7 @@ def proposed(
     except (StateUnavailable, InfeasiblePlan):
         return None
     held = meanwhile.plan.placement
-    left = (layer for mover in movers for layer in healthy.placement.layers_of(mover).indices)
+    left = (layer for mover in movers for layer in healthy.placement.layers_of(mover))
     if any(len(held.owners(layer)) < _KEPT for layer in left):
         return None
     return Migration(
@@ -109,5 +109,5 @@ def proposed(
         meanwhile=meanwhile,
         afterwards=afterwards,
         before_s=before_s,
-        copy_s=sum(terms.copy_s[layer] for mover in movers for layer in there.placement.layers_of(mover).indices),
+        copy_s=sum(terms.copy_s[layer] for mover in movers for layer in there.placement.layers_of(mover)),
     )

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from holdfast.config.job import Job
-from holdfast.core.placement import LayerRange
 from holdfast.core.profile import LayerProfile
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError
@@ -97,7 +96,7 @@ class LayerBench:
     def _stage(self, job: Job, model: Model, index: int, device: torch.device) -> Stage:
         return Stage(
             layers=[model.layers[index]],
-            layer_range=LayerRange(index, index + 1),
+            owned=(index,),
             num_layers=len(model.layers),
             ties=model.ties,
             loss=model.loss,
@@ -222,5 +221,5 @@ class LayerBench:
 
 
 def _tensors_of(stage: Stage) -> list[Tensor]:
-    state = stage.export(stage.layer_range.start)
+    state = stage.export(stage.layers[0])
     return [*state.parameters.values(), *state.buffers.values()]

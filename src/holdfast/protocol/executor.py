@@ -20,6 +20,7 @@ from holdfast.core.faults import Point
 from holdfast.core.ids import MicroBatch
 from holdfast.core.lower import Compute, Instruction, Payload, Receive, Reduction, Send, WorkerProgram
 from holdfast.core.placement import LayerRange
+from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InternalError, StepRefused
 
@@ -77,9 +78,8 @@ class StepEngine(Protocol):
     def unanimous(self) -> bool:
         """Whether, in the step settled last, every owner of every layer was ready for the prepared generation."""
 
-    @property
-    def healing(self) -> bool:
-        """Whether we have no state yet: updates are kept until there is one."""
+    def layer_steps(self) -> dict[int, int]:
+        """The step that each own layer is at, of those that are held and not merely followed."""
 
     def update(self, layer: int) -> None:
         """Runs the optimizer for a layer on the copy."""
@@ -166,7 +166,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Return whether the next generation is prepared here; asked once a step, before the first contribution."""
+    """Return the plan of the generation that is prepared here, None if none is; asked once a step, before all sums."""
 
     step: int
 
@@ -229,7 +229,7 @@ class Execution:
             raise InternalError(f"step {self.step} came to its end and has not settled the one before")
         for index, reduction in enumerate(self.program.reductions):
             if index == 0:
-                dissent = 0 if (yield Ready(self.step)) and not self.stage.healing else 1
+                dissent = int(not self._may_go_over((yield Ready(self.step))))
             yield StartReduce(reduction, self.step, self.stage.message(reduction.layers, dissent))
             if index == 0:
                 yield Reach(Point.REDUCE, self.step)
@@ -314,6 +314,13 @@ class Execution:
         """The chains on which others come behind us, at the end of this step or on the way through it."""
         instructions = self.program.verdict if step == self.step else self.program.riding
         return {i.microbatch for i in instructions if isinstance(i, Send) and i.payload is Payload.TALLY}
+
+    def _may_go_over(self, prepared: Plan | None) -> bool:
+        """Whether we know of the generation that is prepared, and have the state of all that its plan has us hold."""
+        if prepared is None:
+            return False
+        held = self.stage.layer_steps()
+        return all(layer in held for part in prepared.placement.held_by(self.program.worker) for layer in part.indices)
 
     def _close(self) -> Steps:
         """Settles the step and updates all layers."""

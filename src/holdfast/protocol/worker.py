@@ -7,7 +7,7 @@ virtual clock. Only here are ClusterErrors turned into a recovery.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,7 +39,6 @@ from holdfast.control.messages import (
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Compute, WorkerProgram, groups, lower_worker
-from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.core.work import WorkPhase, working
@@ -77,11 +76,8 @@ class Engine(StepEngine, Protocol):
         """Drops everything of an unfinished step; weights and optimizer state stay."""
 
     @property
-    def layer_range(self) -> LayerRange:
-        """Our layers."""
-
-    def layer_steps(self) -> dict[int, int]:
-        """The step that each own layer is at; empty while healing."""
+    def layers(self) -> tuple[int, ...]:
+        """The layers that we hold or follow, ascending."""
 
     def take_back(self, to_step: int) -> None:
         """Brings every layer that is one step ahead back to ``to_step``."""
@@ -118,11 +114,18 @@ class Engine(StepEngine, Protocol):
     def layer_digest(self, layer: int) -> str | None:
         """A digest of one layer's whole state, equal on all its owners; None where bits are not claimed to be equal."""
 
-    def begin_healing(self) -> None:
-        """Takes part in steps without any state: updates are kept until ``heal``."""
+    @property
+    def followed(self) -> frozenset[int]:
+        """Our layers whose state is still to come."""
+
+    def follow(self, layers: Iterable[int], step: int) -> None:
+        """Takes part in the reductions of some of our layers without their state: updates are kept until ``heal``."""
+
+    def inherit(self, other: Any) -> None:
+        """Takes over, between two steps, all layers of ours that another engine of the same kind holds or follows."""
 
     def heal(self, states: Mapping[int, bytes]) -> None:
-        """Takes the state of the step when ``begin_healing`` was called, and makes the updates since then."""
+        """Takes the state of layers before the step since when we follow them, and makes the updates since then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +153,13 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Return a new compute engine for the layers that the plan gives us, with the state named; the old one is over."""
+    """Return a new compute engine for the layers that the plan gives us; the old one is over.
+
+    ``state``: what all of them begin with; None: what the old engine holds of them is kept.
+    """
 
     plan: Plan
-    state: StateAt
+    state: StateAt | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +361,7 @@ class WorkerProtocol:
             generation=generation,
             activity=activity,
             step=self.steps if activity == "finished" else self._step(),
-            has_state=not self.stage.healing,
+            has_state=len(self.stage.followed) < len(self.stage.layers),
             raised=self.raised,
         )
 
@@ -398,8 +404,9 @@ class WorkerProtocol:
         self._note_verdict()
         if install.plan is not None and install.load is not None:
             yield from self._load(install.plan, install.load)
-        elif install.plan is not None and (first or self.worker in install.entering):
-            yield from self._move(install.plan)
+        elif install.plan is not None and (first or install.plan.placement.followed_by(self.worker)):
+            self._forget_open()
+            yield from self._fit(install.plan, self._step())
         self.stage.discard()
         yield Report(self._status())
         if install.plan is None:
@@ -415,10 +422,21 @@ class WorkerProtocol:
         self._forget_open()
         self.snapshots.forget()
 
-    def _move(self, plan: Plan) -> Script:
-        """Loads other layers if others are ours than when our process was started, or than before we changed places."""
-        if plan.placement.layers_of(self.worker) != self.stage.layer_range:
-            yield from self._load(plan, StateAt(url=None, step=0))
+    def _fit(self, plan: Plan, step: int) -> Script:
+        """Takes layers up and gives others up, where a plan has us hold or follow others than so far; keeps the rest.
+
+        This is before ``step``, nothing of what came before being open. Those that are to be followed are from the
+        first moment on: should we be interrupted, nobody takes them for layers that we hold.
+        """
+        before = frozenset(self.stage.layers)
+        if plan.placement.layers_of(self.worker) != self.stage.layers:
+            self.stage = yield Load(plan, None)
+            self.snapshots.forget()
+            if new := [layer for layer in self._to_follow(plan) if layer not in before]:
+                self.stage.follow(new, step)
+
+    def _to_follow(self, plan: Plan) -> list[int]:
+        return [layer for part in plan.placement.followed_by(self.worker) for layer in part.indices]
 
     def _connect(self, plan: Plan) -> Script:
         self.program = lower_worker(plan, self.worker, self.ties)
@@ -439,7 +457,7 @@ class WorkerProtocol:
                 for known in self.verdicts
             ),
             unsettled=self._unsettled(),
-            heals=self.stage.layer_range if self.stage.healing else None,
+            follows=tuple(sorted(self.stage.followed)),
         )
 
     def _open(self) -> Verdict | None:
@@ -451,7 +469,7 @@ class WorkerProtocol:
 
     def _unsettled(self) -> int | None:
         verdict = self._open()
-        return None if verdict is None or verdict.complete or self.stage.healing else verdict.step
+        return None if verdict is None or verdict.complete or not self.stage.layer_steps() else verdict.step
 
     def _forget_open(self) -> None:
         verdict = self._open()
@@ -502,24 +520,24 @@ class WorkerProtocol:
         if install.plan is None or not isinstance(command, Resume):
             return command
         self._forget_executed()
-        enters = self.worker in install.entering
+        enters = bool(install.plan.placement.followed_by(self.worker))
         if enters:
-            yield from self._enter(install.plan, install.entering, command.step)
+            yield from self._follow(install.plan, command.step)
         else:
             yield from self._go_back(command.step, command.tallies)
+            yield from self._fit(install.plan, command.step)
             if self.generation > 1 and command.step <= self._step():
                 yield Reach(Point.REPLAY, command.step)
         return (yield from self._run_steps(command.step, recovering=self.generation > 1 and not enters))
 
-    def _enter(self, plan: Plan, entering: tuple[WorkerId, ...], step: int) -> Script:
-        """Begins to take part without any state, which our peers give us meanwhile."""
+    def _follow(self, plan: Plan, step: int) -> Script:
+        """Begins to take part in the updates of layers without their state, which their owners give us meanwhile."""
         self.entered = step
-        self.stage.begin_healing()
+        layers = self._to_follow(plan)
+        self.stage.follow(layers, step)
         self._forget_open()
         self.snapshots.forget()
-        own = plan.placement.layers_of(self.worker).indices
-        holders = {layer: tuple(w for w in plan.placement.owners(layer) if w not in entering) for layer in own}
-        yield Fetch(self.generation, holders)
+        yield Fetch(self.generation, {layer: plan.placement.owners(layer) for layer in layers})
         yield Reach(Point.COPY, step)
 
     def _run_steps(self, start: int, *, recovering: bool) -> Then:
@@ -580,16 +598,17 @@ class WorkerProtocol:
             yield from self._checkpoint(step)
 
     def _heal(self, step: int) -> Script:
-        if not self.stage.healing:
+        if not self.stage.followed:
             return
         states: Mapping[int, bytes] | None = yield Fetched()
         if states is not None:
             self.stage.heal(states)
+            self.snapshots.forget()
             yield Report(self._synced(step, states))
 
     def _take_snapshot(self, step: int, *, beginning: bool) -> None:
-        """Before a step, all layers are at it, unless we heal."""
-        if not self.stage.healing and self.snapshots.due(step, beginning=beginning):
+        """Before a step, all layers are at it, but for those that we follow."""
+        if self.stage.layer_steps() and self.snapshots.due(step, beginning=beginning):
             self.snapshots.take(step, self.stage)
 
     def _synced(self, step: int, states: Mapping[int, bytes]) -> CaughtUp:
@@ -608,35 +627,31 @@ class WorkerProtocol:
         """
         assert install.plan is not None
         assert self.plan is not None
-        before = dict(self.plan.placement.ranges)
-        after = dict(install.plan.placement.ranges)
+        followers = _new_followers(self.plan, install.plan)
         self.generation, self.plan, self.staggered = install.generation, install.plan, install.staggered
         self.pins_at = step if install.pins else None
         self.checkpoint_every = install.checkpoint_every or self.checkpoint_every
         self._stand("waiting")
-        yield Release(install.entering)
+        yield Release(tuple(sorted({worker for worker, _ in install.plan.placement.followed})))
         if self.worker not in install.plan.workers:
             yield Drain()
             yield Report(Left(worker=self.worker, generation=self.generation, step=step))
             return False
-        joiners = [worker for worker in install.entering if before.get(worker) != after[worker]]
-        for target in joiners:
+        for target in followers:
             yield from self._serve(install.plan, target, step)
         yield Drain()
-        moves = self.worker in joiners
-        if moves:
-            yield from self._move(install.plan)
+        yield from self._fit(install.plan, step)
         yield from self._connect(install.plan)
         yield Report(Joined(worker=self.worker, generation=self.generation, step=step))
-        if moves:
-            yield from self._enter(install.plan, install.entering, step)
-        elif joiners:
+        if self.worker in followers:
+            yield from self._follow(install.plan, step)
+        elif followers:
             yield Reach(Point.COPY, step)
         return True
 
     def _serve(self, plan: Plan, target: WorkerId, step: int) -> Script:
-        wanted = plan.placement.layers_of(target)
-        own = [layer for layer in self.stage.layer_steps() if layer in wanted]
+        wanted = [layer for part in plan.placement.followed_by(target) for layer in part.indices]
+        own = [layer for layer in wanted if self.worker in plan.placement.owners(layer)]
         if own:
             yield Serve(self.generation, step, target, {layer: self.stage.snapshot(layer) for layer in own})
 
@@ -688,6 +703,12 @@ def _writing(directory: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise NotSaved(f"the trained layers cannot be written to {directory}: {error.strerror or error}") from None
+
+
+def _new_followers(before: Plan, after: Plan) -> tuple[WorkerId, ...]:
+    """Returns, sorted, who begins to follow layers when all go over to another plan; it is given all of them then."""
+    known = frozenset(before.placement.followed)
+    return tuple(sorted({row[0] for row in after.placement.followed if row not in known}))
 
 
 def mean_loss(stage: Engine) -> float | None:

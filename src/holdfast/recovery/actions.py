@@ -170,6 +170,7 @@ class ClusterView:
         wait_s: how long to wait for new workers before a smaller grid is chosen.
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
         offer: a plan for this very loss that is better than what would be made at once; None if there is none.
+        target: the plan of the whole grid that is to come, by layers handed from worker to worker; None if it stays.
     """
 
     healthy: Plan
@@ -179,3 +180,4 @@ class ClusterView:
     wait_s: float = 0.0
     terms: Terms | None = None
     offer: Rerouted | None = None
+    target: Plan | None = None

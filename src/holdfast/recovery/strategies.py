@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 from holdfast.core.builders import adaptive_plan
 from holdfast.core.ids import WorkerId
-from holdfast.core.plan import Plan, with_listeners
+from holdfast.core.placement import lacking
+from holdfast.core.plan import Plan, with_followers
 from holdfast.core.shrink import shrunken_plan
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, StateUnavailable
@@ -168,21 +169,23 @@ def give_up(strategy: str, lost: tuple[int, ...]) -> RecoveryPlan:
 def at_boundary(view: ClusterView, grid: Plan | None = None) -> RecoveryPlan:
     """Returns how workers come and go between two steps, nothing being given up or run again.
 
-    Whatever strategy answers losses, the micro-batches of whoever goes are re-routed; workers that enter listen
-    meanwhile.
+    Whatever strategy answers losses, the micro-batches of whoever goes are re-routed. Workers that enter follow the
+    layers of their places meanwhile; so do those that are to take layers over, beside what they hold.
 
     Args:
-        view: who computes afterwards, and who enters.
+        view: who computes afterwards, who enters, and what the grid is to become.
         grid: the plan of the whole grid from then on; None if it stays as it is.
     """
     # No checkpoint: nobody goes back for this.
     answer = adaptive(ClusterView(healthy=view.healthy, lost=view.lost, terms=view.terms, offer=view.offer))
     if answer.plan is None:
         return answer
-    ranges = [(worker, view.healthy.placement.layers_of(worker)) for worker in sorted(view.entering)]
-    plan = with_listeners(answer.plan, ranges)
+    rows = [row for row in view.healthy.placement.ranges if row[0] in view.entering]
+    if view.target is not None:
+        rows += lacking(answer.plan.placement, view.target.placement)
+    plan = with_followers(answer.plan, rows)
     validate(plan)
-    copies = tuple(CopyState(layers=layers, target=worker) for worker, layers in ranges)
+    copies = tuple(CopyState(layers=layers, target=worker) for worker, layers in rows)
     actions: tuple[Action, ...] = (*copies, InstallPlan(plan=plan, at_boundary=True, grid=grid))
     return RecoveryPlan(strategy=answer.strategy, actions=actions, note=answer.note, period=answer.period)
 

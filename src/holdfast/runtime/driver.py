@@ -94,7 +94,7 @@ class Driver:
         spec_of: what a message that comes in holds.
         injector: scheduled faults.
         copier: state transfers.
-        rebuild: makes a compute engine for the layers that a plan gives us, with a state from a store.
+        rebuild: makes a compute engine for the layers that a plan gives us, with a state from a store if one is named.
         expelled: called, in the control thread, when we are no member any more; ends the process.
         pace: how we move along.
         writer: writes checkpoints; None if the job makes none.
@@ -111,7 +111,7 @@ class Driver:
     spec_of: Callable[[Receive], TensorSpec]
     injector: WorkerInjector
     copier: StateCopier
-    rebuild: Callable[[Plan, StateAt], StageParts]
+    rebuild: Callable[[Plan, StateAt | None], StageParts]
     expelled: Callable[[str], None]
     pace: Pace = field(default_factory=Pace)
     writer: CheckpointWriter | None = None
@@ -300,7 +300,7 @@ class Driver:
             case Reach(point=point, step=step):
                 return self.injector.reach(point, step)
             case Ready():
-                return self._prepared is not None
+                return None if self._prepared is None else self._prepared.plan
             case Boundary():
                 return self._go_over()
             case Drain():
@@ -379,9 +379,11 @@ class Driver:
         self._set_order(install)
         return install
 
-    def _load(self, plan: Plan, state: StateAt) -> Engine:
+    def _load(self, plan: Plan, state: StateAt | None) -> Engine:
         self.pace.cool_down()
         parts = self.rebuild(plan, state)
+        if state is None:
+            parts.stage.inherit(self.stage)
         self.stage, self.spec_of = parts.stage, parts.spec_of
         return parts.stage
 

@@ -39,6 +39,7 @@ __all__ = [
     "JobEnded",
     "JobStarted",
     "LibraryFilled",
+    "HandingOver",
     "Migrating",
     "Notice",
     "Parted",
@@ -242,6 +243,17 @@ class Migrating(_Event, frozen=True, tag="migrating", kw_only=True):
     period: float
 
 
+class HandingOver(_Event, frozen=True, tag="handing-over", kw_only=True):
+    """Workers begin to take layers over from others, which hold them until then.
+
+    Attributes:
+        takes: who takes over which range.
+    """
+
+    generation: int
+    takes: tuple[tuple[str, str], ...]
+
+
 class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     """A worker swapped in the results of a step.
 
@@ -364,6 +376,7 @@ Event = (
     | RolledBack
     | PlanImproved
     | LibraryFilled
+    | HandingOver
     | Migrating
     | StepOps
     | StepOmitted

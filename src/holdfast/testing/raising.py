@@ -90,7 +90,8 @@ class RaisingStage:
 
     def forward(self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None) -> Any:
         """See StepEngine.forward."""
-        self._ran[microbatch] = layers = layers or self._stage.layer_range
+        assert layers is not None, "a program says which layers an operation runs"
+        self._ran[microbatch] = layers
         if layers.start == 0:
             self._reach(WorkPhase.LOADING, step, microbatch=microbatch)
         for layer in layers.indices:
@@ -109,7 +110,7 @@ class RaisingStage:
 
     def update(self, layer: int) -> None:
         """See StepEngine.update."""
-        if not self._stage.healing:
+        if layer not in self._stage.followed:
             self._reach(WorkPhase.UPDATE, self._stage.layer_steps()[layer], layer)
         self._stage.update(layer)
 

@@ -936,7 +936,7 @@ class VirtualCluster:
             case Expect() | Drain():
                 return True, None
             case Ready():
-                return True, worker.prepared is not None
+                return True, None if worker.prepared is None else worker.prepared.plan
             case Boundary():
                 return True, self._go_over(worker)
             case Serve(generation=generation, target=target, snapshots=snapshots):
@@ -1009,14 +1009,16 @@ class VirtualCluster:
         if worker.alive:
             self._up(worker, written)
 
-    def _load(self, worker: _Worker, plan: Plan, state: StateAt) -> Engine:
+    def _load(self, worker: _Worker, plan: Plan, state: StateAt | None) -> Engine:
         """A new emulated stage for the worker's place in a plan, with what was pinned for a checkpoint."""
         layers, total = plan.placement.layers_of(worker.protocol.worker), len(plan.routes.microbatches)
         stage = EmulatedStage(
             layers=layers, num_layers=plan.placement.num_layers, num_microbatches=total, scaled=self._scaled
         )
-        if state.url is not None:
-            for layer in layers.indices:
+        if state is None:
+            stage.inherit(worker.protocol.stage)
+        elif state.url is not None:
+            for layer in layers:
                 stage.restore(layer, self._stored[state.step, layer])
         return self._raising(worker.protocol.worker, stage)
 

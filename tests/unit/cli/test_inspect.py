@@ -24,6 +24,7 @@ from holdfast.telemetry.events import (
     EventsMissing,
     ExceptionRaised,
     FaultInjected,
+    HandingOver,
     Installed,
     JobEnded,
     JobStarted,
@@ -95,6 +96,10 @@ TOLD = [
     (
         Migrating(generation=5, moves=(("2.3", "0.1"),), before=5.4, meanwhile=6.0, period=2.7),
         "2.3 takes the place of 0.1, for steps that are 50.0% shorter: generation 5",
+    ),
+    (
+        HandingOver(generation=5, takes=(("0.1", "2:4"), ("1.0", "1:2"))),
+        "0.1 takes layers 2:4 over, 1.0 takes layers 1:2 over: generation 5",
     ),
     (RolledBack(step=4, generation=2, why="too large"), "the updates of step 4 are made again: too large"),
     (Parted(worker="1.0", step=6), "worker 1.0 has left before step 6"),

@@ -28,7 +28,7 @@ def told(outputs, kind):
 
 
 def status(worker, step):
-    layers = PLAN.placement.layers_of(worker).indices
+    layers = PLAN.placement.layers_of(worker)
     return Status(worker=worker, generation=2, layer_steps=tuple((layer, step) for layer in layers), executed=())
 
 

@@ -153,7 +153,7 @@ class Job:
         self.state = Membership(healthy=PLAN, steps=STEPS, strategy="auto", directory="out")
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
         for worker in PLAN.workers:
-            steps = tuple((layer, 0) for layer in PLAN.placement.layers_of(worker).indices)
+            steps = tuple((layer, 0) for layer in PLAN.placement.layers_of(worker))
             self.give(Status(worker=worker, generation=1, layer_steps=steps, executed=()))
             self.give(Joined(worker=worker, generation=1))
 

@@ -76,7 +76,7 @@ def test_an_empty_store_is_noticed_by_the_first_worker_and_all_that_live_save():
     assert set(installs) == set(PLAN.workers)
     assert {(each.plan, each.generation) for each in installs.values()} == {(None, GENERATION + 1)}
     new = GENERATION + 1
-    job.give(*(holds(w, *PLAN.placement.layers_of(w).indices, generation=new) for w in PLAN.workers))
+    job.give(*(holds(w, *PLAN.placement.layers_of(w), generation=new) for w in PLAN.workers))
     assert {to: each.layers for to, each in job.commands(Save)} == {W00: (0, 1), W01: (2, 3), W10: (), W11: ()}
     job.give(*(Saved(worker=w, generation=new, digests=()) for w in PLAN.workers))
     ((_, ended),) = job.commands(Ended)
@@ -142,7 +142,7 @@ def test_a_death_while_all_save_begins_that_anew_and_starts_nobody():
     assert {each.generation for _, each in job.commands(Install)} == {GENERATION + 1, GENERATION + 2}
     assert not job.commands(StartWorker)
     new = GENERATION + 2
-    job.give(*(holds(w, *PLAN.placement.layers_of(w).indices, generation=new) for w in (W01, W10, W11)))
+    job.give(*(holds(w, *PLAN.placement.layers_of(w), generation=new) for w in (W01, W10, W11)))
     assert {to: each.layers for to, each in job.commands(Save)} == {W01: (2, 3), W10: (0, 1), W11: ()}
 
 

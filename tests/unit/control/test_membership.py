@@ -89,8 +89,7 @@ class Job:
                     worker=worker,
                     generation=self.state.generation,
                     layer_steps=tuple(
-                        (layer, step + (worker in ahead))
-                        for layer in self.state.healthy.placement.layers_of(worker).indices
+                        (layer, step + (worker in ahead)) for layer in self.state.healthy.placement.layers_of(worker)
                     ),
                     executed=executed,
                 )
@@ -117,8 +116,7 @@ class Job:
                     worker=worker,
                     generation=self.state.generation,
                     digests=tuple(
-                        (layer, digests.get((worker, layer), "same"))
-                        for layer in PLAN.placement.layers_of(worker).indices
+                        (layer, digests.get((worker, layer), "same")) for layer in PLAN.placement.layers_of(worker)
                     ),
                 )
                 for worker in self.state.alive
@@ -601,7 +599,8 @@ def test_a_new_process_of_a_lost_worker_is_greeted_and_a_generation_with_it_is_p
     plan = short.state.plan
     short.give(again(W10))
     upcoming = short.state.upcoming
-    order = Install(generation=3, plan=upcoming.plan, at_boundary=True, entering=(W10,))
+    order = Install(generation=3, plan=upcoming.plan, at_boundary=True)
+    assert {worker for worker, _ in upcoming.plan.placement.followed} == {W10}
     at_once = replace_struct(order, at_boundary=False)
     assert short.told == [
         (W10, Attached()), (W00, order), (W01, order), (W11, order), (W10, at_once)

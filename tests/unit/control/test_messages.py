@@ -122,7 +122,7 @@ COMMANDS = [
     Attached(),
     Install(generation=4, plan=PLAN),
     Install(generation=4, plan=None),
-    Install(generation=4, plan=PLAN, at_boundary=True, entering=(W,)),
+    Install(generation=4, plan=PLAN, at_boundary=True),
     Install(generation=4, plan=PLAN, at_boundary=True, pins=True),
     Install(generation=4, plan=PLAN, load=StateAt(url="s3://bucket/run", step=6)),
     Install(generation=4, plan=PLAN, load=StateAt(url=None, step=0)),

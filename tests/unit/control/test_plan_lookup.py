@@ -179,7 +179,7 @@ def test_those_who_move_give_up_their_places_at_the_boundary(tmp_path):
     assert told == [tuple((str(mover), str(place)) for mover, place in offer.moves)]
     told = installs(outputs)
     assert len(told) == len(before.alive), "each is told once"
-    assert all(each.at_boundary and each.entering == movers for each in told)
+    assert all(each.at_boundary and followers(each) == set(movers) for each in told)
     assert all(told[0].plan.orders.of(mover) == () for mover in movers)
     assert (state.healthy, state.entering) == (PLAN, frozenset()), "until all have gone over"
     state, _ = decide(state, Joined(worker=movers[0], generation=4, step=7))
@@ -207,6 +207,10 @@ def test_a_migration_is_not_begun_while_something_else_is_under_way(tmp_path):
 def offered(period, lost=(PLACE,)):
     quick = rerouted(PLAN, lost, TERMS)
     return Improved(lost=frozenset(lost), offer=replace(quick, period=period))
+
+
+def followers(install):
+    return {worker for worker, _ in install.plan.placement.followed}
 
 
 def installs(outputs):
@@ -252,7 +256,7 @@ def test_whoever_comes_meanwhile_waits_for_the_boundary():
     assert installs(outputs) == []
     for worker in running(PLACE).alive:
         state, outputs = decide(state, Joined(worker=worker, generation=4, step=7))
-    assert {each.entering for each in installs(outputs)} == {(PLACE,)}
+    assert [followers(each) for each in installs(outputs)] == [{PLACE}] * len(installs(outputs))
 
 
 def test_a_coordinator_that_is_started_again_knows_the_periods():

@@ -57,7 +57,7 @@ class Job:
     def run(self, step):
         """Everyone says what it holds, and that it is connected."""
         for worker in self.state.alive:
-            layers = tuple((layer, step) for layer in PLAN.placement.layers_of(worker).indices)
+            layers = tuple((layer, step) for layer in PLAN.placement.layers_of(worker))
             self.give(Status(worker=worker, generation=self.state.generation, layer_steps=layers, executed=()))
         return self.joined()
 
@@ -93,7 +93,7 @@ def test_a_generation_of_the_same_plan_pins_and_its_manifest_ends_the_job(job):
     job.give(Preempted())
     orders = job.told(Install)
     assert len(orders) == len(PLAN.workers)
-    assert {(o.generation, o.plan, o.at_boundary, o.pins, o.entering) for o in orders} == {(2, PLAN, True, True, ())}
+    assert {(o.generation, o.plan, o.at_boundary, o.pins) for o in orders} == {(2, PLAN, True, True)}
     job.give(Preempted(), Hello(worker=None, pid=0, preempted=True))
     assert job.told(Install) == []
     job.joined(step=4)

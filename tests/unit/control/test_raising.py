@@ -30,7 +30,7 @@ class Job:
     def settle(self, now=0.0):
         """All members say what they hold, and are connected."""
         generation, alive = self.state.generation, self.state.alive
-        held = {worker: PLAN.placement.layers_of(worker).indices for worker in alive}
+        held = {worker: PLAN.placement.layers_of(worker) for worker in alive}
         steps = {worker: tuple((layer, 1) for layer in layers) for worker, layers in held.items()}
         given = [Status(worker=w, generation=generation, layer_steps=steps[w], executed=()) for w in alive]
         return self.give(*given, *(Joined(worker=w, generation=generation) for w in alive), now=now)

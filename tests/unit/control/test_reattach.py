@@ -75,7 +75,7 @@ class Job:
                 Status(
                     worker=worker,
                     generation=self.state.generation,
-                    layer_steps=tuple((layer, step) for layer in layers(worker).indices),
+                    layer_steps=tuple((layer, step) for layer in layers(worker)),
                     executed=(),
                 )
                 for worker in self.state.alive
@@ -206,7 +206,7 @@ def test_one_that_went_away_again_is_awaited_again(restarted):
 def test_the_end_is_remembered_and_told_to_whoever_comes(running):
     running.give(*(Finished(worker=worker, generation=1) for worker in PLAN.workers))
     layers = PLAN.placement.layers_of
-    saved = [Saved(worker=w, generation=1, digests=tuple((i, "same") for i in layers(w).indices)) for w in PLAN.workers]
+    saved = [Saved(worker=w, generation=1, digests=tuple((i, "same") for i in layers(w))) for w in PLAN.workers]
     ended = running.give(*saved).commands(Ended)[None]
     job = running.restart()
     assert job.state.phase is Phase.ENDED

@@ -39,7 +39,7 @@ class Job:
                 Status(
                     worker=worker,
                     generation=self.state.generation,
-                    layer_steps=tuple((layer, step) for layer in PLAN.placement.layers_of(worker).indices),
+                    layer_steps=tuple((layer, step) for layer in PLAN.placement.layers_of(worker)),
                     executed=(),
                     tallies=(Tally(step=last, complete=worker in complete, value=str(worker).encode()),),
                     unsettled=last if unsettled and worker not in complete else None,

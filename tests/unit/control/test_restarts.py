@@ -44,7 +44,7 @@ class Job:
                 Status(
                     worker=worker,
                     generation=generation,
-                    layer_steps=tuple((layer, step) for layer in PLAN.placement.layers_of(worker).indices),
+                    layer_steps=tuple((layer, step) for layer in PLAN.placement.layers_of(worker)),
                     executed=(),
                 )
                 for worker in self.state.alive

@@ -44,7 +44,7 @@ class Job:
                 Status(
                     worker=worker,
                     generation=self.state.generation,
-                    layer_steps=tuple((layer, step) for layer in PLAN.placement.layers_of(worker).indices),
+                    layer_steps=tuple((layer, step) for layer in PLAN.placement.layers_of(worker)),
                     executed=(),
                     snapshots=snapshots,
                 )

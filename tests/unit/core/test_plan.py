@@ -6,9 +6,9 @@ import pytest
 
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import Batch, WorkerId
-from holdfast.core.placement import split_evenly
-from holdfast.core.plan import Plan
-from holdfast.core.schedule import Orders, parse_orders
+from holdfast.core.placement import LayerRange, Placement, split_evenly
+from holdfast.core.plan import Plan, with_followers
+from holdfast.core.schedule import parse_orders
 from holdfast.errors import ConfigError
 
 HEALTHY = regular_plan(3, split_evenly(9, 4), 6)
@@ -58,11 +58,15 @@ def test_writing_is_spread_over_the_owners():
     assert set(Counter(wide.writer_of(layer) for layer in range(12)).values()) == {2}
 
 
-def test_who_computes_nothing_writes_nothing():
-    """It may have entered a moment ago and hold no state yet."""
-    writer = HEALTHY.writer_of(0)
-    rows = tuple((worker, () if worker == writer else ops) for worker, ops in HEALTHY.orders.rows)
-    listening = dataclasses.replace(HEALTHY, orders=Orders(rows))
-    assert listening.writer_of(0) in set(HEALTHY.placement.owners(0)) - {writer}
-    silent = dataclasses.replace(HEALTHY, orders=Orders(tuple((worker, ()) for worker in HEALTHY.workers)))
-    assert silent.writer_of(0) is None
+def test_who_follows_a_layer_does_not_write_it():
+    """It may have begun a moment ago and hold no state yet."""
+    writers = {HEALTHY.writer_of(layer) for layer in range(9)}
+    follower = WorkerId(9, 0)
+    followed = with_followers(HEALTHY, [(follower, LayerRange(0, 9))])
+    assert {followed.writer_of(layer) for layer in range(9)} == writers
+    only = Plan(
+        placement=Placement(num_layers=1, ranges=(), followed=((follower, LayerRange(0, 1)),)),
+        routes=HEALTHY.routes,
+        orders=HEALTHY.orders,
+    )
+    assert only.writer_of(0) is None

@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from holdfast.core.ids import Batch, WorkerId
-from holdfast.core.placement import LayerRange, home_placement, regular_placement, split_evenly
+from holdfast.core.placement import LayerRange, Placement, home_placement, regular_placement, split_evenly
 from holdfast.core.routes import Route, Routes, Visit, home_routes, reroute
 from holdfast.errors import ConfigError, StateUnavailable
 
@@ -122,3 +122,21 @@ def test_malformed_routes_are_refused():
         route.visit(WorkerId(9, 9))
     with pytest.raises(ConfigError, match="for 2 pipelines, but workers are in 3"):
         home_routes(GRID, Batch((1, 1)))
+
+
+def test_one_that_holds_two_ranges_is_visited_on_the_one_where_it_is_needed():
+    """The furthest owner of layer 0 would be needed again at layer 4, so another is taken there."""
+    A, B, C, HOME = (WorkerId(1, i) for i in range(4))
+    placement = Placement(
+        num_layers=6,
+        ranges=(
+            (A, LayerRange(0, 3)), (A, LayerRange(4, 6)), (B, LayerRange(0, 2)), (C, LayerRange(2, 4)),
+            (HOME, LayerRange(0, 6)),
+        ),
+    )  # fmt: skip
+    home = Routes((Route(Batch((1,)).microbatches[0], (Visit(HOME, LayerRange(0, 6)),)),))
+    (route,) = reroute(placement, home, [HOME]).routes
+    assert [str(visit.worker) for visit in route.visits] == [str(B), str(C), str(A)]
+    assert [str(visit.layers) for visit in route.visits] == ["0:2", "2:4", "4:6"]
+    with pytest.raises(StateUnavailable, match="has visited before"):
+        reroute(placement, home, [HOME, B])

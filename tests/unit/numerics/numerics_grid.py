@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.optim.accumulate import Numerics
 from holdfast.optim.digest import RunDigest, digest_states
@@ -41,7 +40,7 @@ class Job:
         return [
             Stage(
                 layers=copy.deepcopy(model.layers),
-                layer_range=LayerRange(start, stop),
+                owned=range(start, stop),
                 ties=model.ties,
                 loss=model.loss,
                 optimizer=self.optimizer,
@@ -107,7 +106,7 @@ def add_up(stages: Sequence[Stage]) -> tuple[dict[ReducedLayers, Tensor], Tensor
 
 def commit(stages: Sequence[Stage]) -> None:
     for stage in stages:
-        for layer in stage.layer_range.indices:
+        for layer in stage.layers:
             stage.update(layer)
             stage.swap(layer)
 
@@ -139,7 +138,7 @@ def digest(stages: Sequence[Stage]) -> RunDigest:
     """Digest the whole model, after checking that all owners of a layer agree."""
     owners: dict[int, list[Stage]] = {}
     for stage in stages:
-        for layer in stage.layer_range.indices:
+        for layer in stage.layers:
             owners.setdefault(layer, []).append(stage)
     for layer, holders in owners.items():
         assert len({stage.layer_digest(layer) for stage in holders}) == 1

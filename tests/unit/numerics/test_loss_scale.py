@@ -161,7 +161,7 @@ def test_a_scale_that_is_none_is_refused() -> None:
 
 def scales(stages: list[Stage]) -> LossScale:
     """The scale of every layer of every worker, which is one."""
-    (found,) = {stage.export(layer).loss_scale for stage in stages for layer in stage.layer_range.indices}
+    (found,) = {stage.export(layer).loss_scale for stage in stages for layer in stage.layers}
     assert found is not None
     return found
 
@@ -241,7 +241,7 @@ def test_who_follows_comes_to_the_scale_of_the_others() -> None:
     owner, follower = job.stages([(0, 6), (0, 6)])
     for step in range(4):
         if step == 1:
-            follower.begin_healing()
+            follower.follow(range(6), 1)
             pinned = {layer: owner.snapshot(layer) for layer in range(6)}
         run_step(job, owner, follower, step)
     follower.heal({layer: encode() for layer, encode in pinned.items()})

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.core.placement import LayerRange
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError
 from holdfast.models import convnet, gpt
@@ -77,7 +76,7 @@ def boundaries(layers, batch, loss):
     def stage_of(index: int) -> Stage:
         return Stage(
             layers=[model.layers[index]],
-            layer_range=LayerRange(index, index + 1),
+            owned=(index,),
             num_layers=len(model.layers) + 1,
             ties=(),
             loss=loss,

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.core.placement import LayerRange
 from holdfast.errors import InternalError
 from holdfast.runtime.engine.emulated import EmulatedStage
 from holdfast.runtime.engine.stage import Stage
@@ -92,7 +91,7 @@ def test_what_is_not_finite_is_taken_back() -> None:
     stages, redone = train_ahead(poisoned(convnet_job(), 2), [(0, 3), (3, 6)], 2)
     assert redone == [2]
     assert digest(stages) == digest(expected)
-    assert all(bool(p.isfinite().all()) for stage in stages for i in stage.layer_range.indices
+    assert all(bool(p.isfinite().all()) for stage in stages for i in stage.layers
                for p in stage.export(i).parameters.values())  # fmt: skip
 
 
@@ -121,7 +120,7 @@ def test_a_stage_that_follows_catches_up_with_what_is_not_settled_yet() -> None:
     job = gpt_job()
     owner, follower = job.stages([(0, 5), (0, 5)])
     pinned = {layer: owner.snapshot(layer) for layer in range(5)}
-    follower.begin_healing()
+    follower.follow(range(5), 0)
     tally = None
     for step in range(3):
         for stage in (owner, follower):
@@ -142,6 +141,6 @@ def test_a_stage_that_follows_catches_up_with_what_is_not_settled_yet() -> None:
 
 def test_tallies_survive_as_bytes() -> None:
     tally = torch.tensor([[0.0, 1.5, 1.0], [1.0, 2.0**-40, 0.0]], dtype=torch.float64)
-    emulated = EmulatedStage(layers=LayerRange(0, 1), num_layers=1, num_microbatches=1)
+    emulated = EmulatedStage(layers=(0,), num_layers=1, num_microbatches=1)
     for stage in (Stage, emulated):
         assert torch.equal(stage.unpack_tally(stage.pack_tally(tally)), tally)

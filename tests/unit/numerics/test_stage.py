@@ -208,7 +208,7 @@ def _interrupt(stages: list[Stage], point: str) -> None:
     if point == "skipped":
         for stage in stages:
             stage.conclude(torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64))
-    layers = [(stage, layer) for stage in stages for layer in stage.layer_range.indices]
+    layers = [(stage, layer) for stage in stages for layer in stage.layers]
     for count, (stage, layer) in enumerate(layers if point != "reduced" else []):
         stage.update(layer)
         if point in ("swapped", "skipped") or (point == "half_swapped" and count < 3):
@@ -245,7 +245,7 @@ def test_files_have_the_digests_of_live_stages_and_restore_them(make: Callable[.
     last = len(make().layers())
     stages = train(make(), [(0, 3), (3, last)], [[0, 1]], 2)[0]
     for stage in stages:
-        for layer in stage.layer_range.indices:
+        for layer in stage.layers:
             assert stage.save(layer, tmp_path).name == f"layer-{layer:04d}.safetensors"
     assert digest_run(tmp_path) == digest(stages)
     (restored,) = make(seed=5).stages([(0, last)])
@@ -267,7 +267,7 @@ def test_own_layers_alone_suffice() -> None:
     parts = [
         Stage(
             layers=copy.deepcopy(model.layers[part.start : part.stop]),
-            layer_range=part,
+            owned=part.indices,
             num_layers=5,
             ties=model.ties,
             loss=job.loss,
@@ -377,7 +377,7 @@ def test_layers_that_still_share_a_parameter_are_refused() -> None:
     with pytest.raises(ConfigError, match="untie"):
         Stage(
             layers=[layer, layer],
-            layer_range=LayerRange(0, 2),
+            owned=range(2),
             ties=(),
             loss=nn.functional.mse_loss,
             optimizer=make_optimizer("sgd", lr=0.1),

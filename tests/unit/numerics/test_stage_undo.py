@@ -23,7 +23,7 @@ TOLERANCE = 1e-6
 
 
 def states(stages: Sequence[Stage]) -> list[LayerState]:
-    return [decode_layer(encode_layer(stage.export(layer))) for stage in stages for layer in stage.layer_range.indices]
+    return [decode_layer(encode_layer(stage.export(layer))) for stage in stages for layer in stage.layers]
 
 
 def assert_near(found: Sequence[LayerState], expected: Sequence[LayerState], tolerance: float = TOLERANCE) -> None:
@@ -79,7 +79,7 @@ def test_a_step_taken_back_and_run_again_ends_within_the_tolerance(model: str, o
 
 
 def _interrupt(stages: Sequence[Stage], point: str) -> None:
-    layers = [(stage, layer) for stage in stages for layer in stage.layer_range.indices]
+    layers = [(stage, layer) for stage in stages for layer in stage.layers]
     for count, (stage, layer) in enumerate(layers):
         stage.update(layer)
         if point == "swapped" or (point == "half_swapped" and count < 3):

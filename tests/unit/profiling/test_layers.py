@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from holdfast.config.load import parse_job
-from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError
 from holdfast.profiling.layers import LayerBench, measure_layers
@@ -101,7 +100,7 @@ def test_what_is_measured_is_what_training_computes(tree):
     load, number = microbatch_loader(job, lambda: dataset), len(model.layers)
     whole = Stage(
         layers=model.layers,
-        layer_range=LayerRange(0, number),
+        owned=range(number),
         ties=model.ties,
         loss=model.loss,
         optimizer=build_optimizer(job),

@@ -18,7 +18,7 @@ from holdfast.runtime.engine.emulated import EmulatedStage
 MICROBATCHES, STEPS, CLOSING = 2, 6, 1
 LISTENER = WorkerId(1, 1)
 WHOLE = regular_plan(1, split_evenly(4, 2), MICROBATCHES)
-PLAN = with_listeners(WHOLE, [(LISTENER, WHOLE.placement.layers_of(WorkerId(0, 1)))])
+PLAN = with_listeners(WHOLE, [(LISTENER, *WHOLE.placement.held_by(WorkerId(0, 1)))])
 BLOCKED = object()
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError
 from holdfast.protocol.snapshots import KEPT, Snapshots
@@ -11,7 +10,7 @@ from holdfast.runtime.engine.emulated import EmulatedStage
 
 @pytest.fixture
 def stage():
-    return EmulatedStage(layers=LayerRange(0, 2), num_layers=2, num_microbatches=1)
+    return EmulatedStage(layers=(0, 1), num_layers=2, num_microbatches=1)
 
 
 def advance(stage, step):

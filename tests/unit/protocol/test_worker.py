@@ -26,7 +26,7 @@ from holdfast.core.builders import gpipe_orders, regular_plan
 from holdfast.core.faults import Point
 from holdfast.core.ids import Batch
 from holdfast.core.lower import Compute, Payload, lower
-from holdfast.core.placement import LayerRange, split_evenly
+from holdfast.core.placement import split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, OpKind
@@ -391,7 +391,7 @@ def test_a_right_detour_does_not_change_the_digest():
 
 def chain(activation_of):
     """Two stages by hand; ``activation_of`` says whose activation the second is given."""
-    first, last = (EmulatedStage(layers=LayerRange(i, i + 1), num_layers=2, num_microbatches=2) for i in (0, 1))
+    first, last = (EmulatedStage(layers=(i,), num_layers=2, num_microbatches=2) for i in (0, 1))
     given = [first.forward(0, m, None) for m in (0, 1)]
     for m in (0, 1):
         last.forward(0, m, given[activation_of(m)])
@@ -421,7 +421,7 @@ def test_checkpoints_are_pinned_between_steps_and_saving_is_told_after_they_are_
     driver = Driver(FIRST, tmp_path)
     driver.protocol.checkpoint_every = 1
     effects = driver.run().effects
-    layers = tuple(PLAN.placement.layers_of(FIRST).indices)
+    layers = tuple(PLAN.placement.layers_of(FIRST))
     pins = [effect for effect in effects if isinstance(effect, Pin)]
     assert pins == [Pin(1, 1, layers), Pin(1, 2, layers)], "none of step 0, one after the last step"
     assert effects[effects.index(pins[0]) + 1] == Reach(Point.START, 1)
@@ -453,14 +453,14 @@ class Crossed(Exception):
 class Crosser(Driver):
     """All are ready for what is prepared, from the first step on."""
 
-    def __init__(self, worker, tmp_path, plan, entering=()):
+    def __init__(self, worker, tmp_path, plan):
         super().__init__(worker, tmp_path)
-        self.prepared = Install(generation=2, plan=plan, at_boundary=True, entering=entering)
+        self.prepared = Install(generation=2, plan=plan, at_boundary=True)
 
     def _perform(self, effect):
         match effect:
             case Ready():
-                return self.prepared is not None
+                return self.prepared and self.prepared.plan
             case Boundary():
                 install, self.prepared = self.prepared, None
                 return install
@@ -516,7 +516,7 @@ def first_order(**order):
 def test_whose_layers_are_others_than_when_its_process_was_started_loads_these():
     moved = renamed(PLAN, {FIRST: LAST, LAST: FIRST})
     _, effect = first_order(plan=moved)
-    assert effect == Load(moved, StateAt(url=None, step=0))
+    assert effect == Load(moved, None)
     _, effect = first_order(plan=PLAN)
     assert isinstance(effect, Report), "its own are there"
 
@@ -549,7 +549,7 @@ def test_who_leaves_waits_until_all_is_sent_and_says_so_last(tmp_path):
 
 
 def test_who_stays_serves_those_that_enter_before_it_connects(tmp_path):
-    driver = Crosser(LAST, tmp_path, ENTERING, (COMER,))
+    driver = Crosser(LAST, tmp_path, ENTERING)
     with pytest.raises(Crossed):
         driver.run()
     told = after_first_step(driver)
@@ -560,7 +560,7 @@ def test_who_stays_serves_those_that_enter_before_it_connects(tmp_path):
 
 
 def test_who_holds_nothing_that_is_needed_serves_nothing(tmp_path):
-    driver = Crosser(FIRST, tmp_path, ENTERING, (COMER,))
+    driver = Crosser(FIRST, tmp_path, ENTERING)
     with pytest.raises(Crossed):
         driver.run()
     assert "serve" not in after_first_step(driver)
@@ -611,7 +611,7 @@ class Entering(Driver):
     def _command(self):
         match self.reports[-1]:
             case Hello() if self._greeted:
-                return Install(generation=3, plan=ENTERING, entering=(COMER,))
+                return Install(generation=3, plan=ENTERING)
             case Joined():
                 return Resume(generation=3, step=1)
         return super()._command()
@@ -638,7 +638,7 @@ class Willing(Entering):
     """The next generation is prepared here from the beginning on."""
 
     def _perform(self, effect):
-        return True if isinstance(effect, Ready) else super()._perform(effect)
+        return TWO if isinstance(effect, Ready) else super()._perform(effect)
 
 
 def test_who_has_no_state_yet_keeps_all_from_the_next_boundary(tmp_path):

@@ -2,7 +2,7 @@ import pytest
 
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.placement import split_evenly
-from holdfast.core.plan import with_listeners
+from holdfast.core.plan import with_followers
 from holdfast.core.profile import unit_costs
 from holdfast.core.schedule import OpKind
 from holdfast.core.shrink import shrunken_plan
@@ -128,7 +128,7 @@ def test_snapshots_without_an_owner_fall_back_as_adaptive(options):
 
 def test_between_steps_nobody_goes_back_whatever_answers_losses():
     recovery = at_boundary(view(W10, W21, entering=frozenset({W21}), checkpoint=4, wait_s=9.0))
-    copy = CopyState(layers=PLAN.placement.layers_of(W21), target=W21)
+    copy = CopyState(layers=PLAN.placement.held_by(W21)[0], target=W21)
     assert recovery.actions == (copy, InstallPlan(plan=recovery.plan, at_boundary=True))
     changed = at_boundary(view(W10), PLAN)
     assert changed.actions == (InstallPlan(plan=changed.plan, at_boundary=True, grid=PLAN),)
@@ -159,7 +159,7 @@ def test_at_a_boundary_the_planner_answers_too():
     lost = PLANNED.workers[4:5]
     recovery = at_boundary(planned_view(*lost, entering=frozenset(lost)))
     expected = rerouted(PLANNED, lost, TERMS).plan
-    assert recovery.plan == with_listeners(expected, [(lost[0], PLANNED.placement.layers_of(lost[0]))])
+    assert recovery.plan == with_followers(expected, [(lost[0], *PLANNED.placement.held_by(lost[0]))])
 
 
 def test_the_planner_schedules_the_smaller_grid():

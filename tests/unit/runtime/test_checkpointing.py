@@ -148,7 +148,7 @@ def run_step(stage, step):
     for reduction in stage.reductions:
         stage.accept(reduction, stage.message(reduction))
     stage.conclude(stage.tally())
-    for layer in stage.layer_range.indices:
+    for layer in stage.layers:
         stage.update(layer)
         stage.swap(layer)
 

@@ -12,7 +12,7 @@ from holdfast.control.messages import Attached, Install, Raised, Resume, Shutdow
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.lower import Payload, Receive
-from holdfast.core.placement import LayerRange, split_evenly
+from holdfast.core.placement import split_evenly
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
 from holdfast.protocol.executor import Committed
@@ -59,7 +59,7 @@ class DeafTransport:
 @pytest.fixture
 def driver(tmp_path):
     worker, sent = WorkerId(0, 1), queue.SimpleQueue()
-    stage = EmulatedStage(layers=LayerRange(1, 2), num_layers=2, num_microbatches=2)
+    stage = EmulatedStage(layers=(1,), num_layers=2, num_microbatches=2)
     protocol = WorkerProtocol(worker=worker, stage=stage, steps=2, ties=(), pid=0)
     log = EventLog(tmp_path / "events.jsonl")
     spec = TensorSpec(shape=(WIDTH,), dtype="int64")

@@ -54,7 +54,7 @@ PROFILE = Profile(
 
 def stage(time, layers=(0, 3), profile=PROFILE):
     return EmulatedStage(
-        layers=LayerRange(*layers),
+        layers=range(*layers),
         num_layers=3,
         num_microbatches=1,
         profile=profile,
@@ -90,7 +90,7 @@ def test_what_an_operation_takes_by_itself_is_part_of_its_time():
         return slow.now
 
     made = EmulatedStage(
-        layers=LayerRange(0, 3), num_layers=3, num_microbatches=1, profile=PROFILE, clock=clock, sleep=slow.sleep
+        layers=range(3), num_layers=3, num_microbatches=1, profile=PROFILE, clock=clock, sleep=slow.sleep
     )
     assert slow.of(made.forward, 0, 0, None) == pytest.approx(111.0, abs=0.05)
 
@@ -103,7 +103,7 @@ def test_late_wake_ups_are_allowed_for(late_s, left_s):
         late.sleep(seconds + late_s)
 
     made = EmulatedStage(
-        layers=LayerRange(0, 3), num_layers=3, num_microbatches=1, profile=PROFILE, clock=late.clock, sleep=sleep
+        layers=range(3), num_layers=3, num_microbatches=1, profile=PROFILE, clock=late.clock, sleep=sleep
     )
     took = [late.of(made.forward, 0, 0, None) - 111.0 for _ in range(200)]
     assert took[0] == pytest.approx(late_s, abs=2e-5)
@@ -131,7 +131,7 @@ def test_the_optimizer_takes_its_time_at_the_update():
 def test_a_follower_spends_nothing_on_updates():
     time = Time()
     made = stage(time)
-    made.begin_healing()
+    made.follow(made.layers, 0)
     assert time.of(made.update, 0) == 0.0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.control.messages import Progress
 from holdfast.runtime.node.news import Reporter
-from holdfast.telemetry.events import Detected, Migrating, Notice, Parted, Synced
+from holdfast.telemetry.events import Detected, HandingOver, Migrating, Notice, Parted, Synced
 
 LOST = Detected(worker="1.2", how="process ended: signal 9", generation=1)
 
@@ -66,3 +66,13 @@ def test_one_that_changes_places_has_not_come():
     reporter.asked("0.2", 3.0)
     assert reporter.tell(came("0.2"), 4.0).startswith("worker 0.2 has come: "), "another process"
     assert reporter.tell(came("0.1"), 5.0).startswith("worker 0.1 has come: ")
+
+
+def test_one_that_takes_layers_over_has_not_come():
+    reporter = Reporter(of=4)
+    taken = HandingOver(generation=3, takes=(("0.1", "2:4"), ("1.0", "1:2")))
+    assert reporter.tell(taken, 1.0) == "layers are handed from worker to worker: 0.1 takes 2:4, 1.0 takes 1:2"
+    said = "worker 0.1 has the state of the layers that it takes over, before step 33"
+    assert reporter.tell(came("0.1"), 2.0) == said
+    reporter.tell(Detected(worker="1.0", how="process ended: signal 9", generation=3), 3.0)
+    assert reporter.tell(came("1.0"), 4.0).startswith("worker 1.0 has come: "), "another process"

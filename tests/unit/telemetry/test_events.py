@@ -12,6 +12,7 @@ from holdfast.telemetry.events import (
     EventLog,
     EventsMissing,
     FaultInjected,
+    HandingOver,
     Installed,
     JobEnded,
     JobStarted,
@@ -47,6 +48,7 @@ EVENTS = [
     Rebuilt(generation=2),
     PlanImproved(generation=3, before=30.0, period=27.0),
     LibraryFilled(failures=3),
+    HandingOver(generation=3, takes=(("0.1", "2:4"),)),
     Migrating(generation=3, moves=(("2.3", "0.1"),), before=5.4, meanwhile=6.0, period=2.9),
     StepOps(worker="0.1", generation=2, step=1, loss=None, omitted=False, ops=(("F", 0, 1, 0.5, 1.0),)),
     StepOps(

@@ -10,6 +10,7 @@ from holdfast.control.membership.starting import Starting
 from holdfast.control.membership.state import (
     AnswerPlanned,
     Closed,
+    Handover,
     Improved,
     Membership,
     Output,
@@ -24,6 +25,7 @@ from holdfast.control.membership.storing import restore, to_store
 __all__ = [
     "AnswerPlanned",
     "Closed",
+    "Handover",
     "Improved",
     "Membership",
     "Output",

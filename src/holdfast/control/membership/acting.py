@@ -76,7 +76,8 @@ def _abort(state: Membership, action: Abort) -> Decision:
 def _install(state: Membership, action: InstallPlan) -> Decision:
     if not action.at_boundary:
         return install(state, action.plan)
-    entering, state = state.copying, replace(state, copying=frozenset())
+    entering = frozenset(worker for worker in state.copying if not action.plan.placement.held_by(worker))
+    state = replace(state, copying=frozenset())
     period = state.answer.period if state.answer is not None else None
     return prepare(state, action.plan, period, entering, action.grid)
 
@@ -102,6 +103,7 @@ def _replace_grid(state: Membership, action: ReplaceGrid) -> Decision:
     state = replace(
         departed(state, frozenset(idle)),
         healthy=action.plan,
+        target=None,
         lost=frozenset(),
         arriving=frozenset(),
         wait_until=None,

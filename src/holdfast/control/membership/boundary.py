@@ -11,6 +11,7 @@ from holdfast.control.membership.forming import installed
 from holdfast.control.membership.preparing import must_pin, prepare
 from holdfast.control.membership.state import (
     Decision,
+    Handover,
     Improved,
     Membership,
     Phase,
@@ -24,11 +25,13 @@ from holdfast.control.membership.state import (
 )
 from holdfast.control.messages import CaughtUp, Joined, Left, Resume
 from holdfast.core.ids import WorkerId
+from holdfast.core.placement import lacking
+from holdfast.core.plan import Plan
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import WORTHWHILE
 from holdfast.recovery.actions import ClusterView
 from holdfast.recovery.strategies import at_boundary
-from holdfast.telemetry.events import Migrating, Notice, Parted, PlanImproved, Rebuilt, Synced
+from holdfast.telemetry.events import HandingOver, Migrating, Notice, Parted, PlanImproved, Rebuilt, Synced
 
 __all__ = [
     "change_members",
@@ -55,12 +58,14 @@ def change_members(state: Membership) -> Decision:
     """Prepares the next generation if somebody is to come or go and nothing else is under way."""
     if state.phase is not Phase.RUNNING or state.upcoming is not None or len(state.joined) < len(state.alive):
         return state, ()
+    if state.target is not None and _hands_over(state):  # then first of all this comes to its end
+        return _hand_over(state, state.target)
     going = state.leaving & frozenset(state.full)
     entering = state.arriving
     if state.preempted:  # then nobody comes or goes any more
         going = entering = frozenset()
     if not (entering or state.entering or going):
-        return _go_on(state)
+        return _go_on(state) if state.target is None or state.preempted else _hand_over(state, state.target)
     full = frozenset(state.alive) - going  # nobody goes over before whoever is entering now has caught up
     lost = frozenset(state.healthy.workers) - full
     promised = state.promised
@@ -73,6 +78,30 @@ def change_members(state: Membership) -> Decision:
         notices = (notice(worker, text) for worker in sorted(going))
         return prefixed(notices, change_members(replace(state, leaving=state.leaving - going)))
     return carry_out(state, recovery)
+
+
+def _hands_over(state: Membership) -> bool:
+    """Whether workers follow layers beside those that they hold."""
+    return state.plan is not None and any(state.plan.placement.held_by(w) for w, _ in state.plan.placement.followed)
+
+
+def _hand_over(state: Membership, target: Plan) -> Decision:
+    """Layers go from worker to worker in two steps: they are followed first, and by both held until the second."""
+    unowned = target.placement.without(state.absent).unowned_layers()
+    if unowned:
+        names = ", ".join(map(str, unowned))
+        text = f"the grid stays as it is: in the one that it was to become nobody is left to hold layer(s) {names}"
+        said = Record(event=Notice(worker="coordinator", text=text))
+        return prefixed((said,), change_members(replace(state, target=None)))
+    here = state.healthy.placement.without(state.absent)
+    takes = lacking(here, target.placement)
+    if _hands_over(state) or not takes:
+        view = ClusterView(healthy=target, lost=state.absent, terms=state.terms)
+        return carry_out(state, at_boundary(view, target))
+    view = ClusterView(healthy=state.healthy, lost=state.absent, terms=state.terms, target=target)
+    told = tuple((str(worker), str(layers)) for worker, layers in takes)
+    event = HandingOver(generation=state.generation + 1, takes=told)
+    return prefixed((Record(event=event),), carry_out(state, at_boundary(view)))
 
 
 def _go_on(state: Membership) -> Decision:
@@ -114,7 +143,12 @@ def improves(state: Membership, period: float | None) -> bool:
 
 def on_improved(state: Membership, improved: Improved) -> Decision:
     """A better plan for those who are here: all go over to it, unless something else is under way or was meanwhile."""
-    coming = state.arriving or state.entering or (state.expected and isinstance(improved.offer, Migration))
+    coming = (
+        state.target is not None
+        or state.arriving
+        or state.entering
+        or (state.expected and isinstance(improved.offer, Migration))
+    )
     busy = state.upcoming is not None or coming or state.leaving & frozenset(state.full)
     running = state.phase is Phase.RUNNING and len(state.joined) >= len(state.alive)
     if busy or not running or improved.lost != state.absent or state.preempted:
@@ -122,6 +156,8 @@ def on_improved(state: Membership, improved: Improved) -> Decision:
     offer = improved.offer
     if isinstance(offer, Migration):
         return _migrate(state, offer)
+    if isinstance(offer, Handover):
+        return change_members(replace(state, target=offer.grid))
     if not improves(state, offer.period):
         return state, ()
     event = PlanImproved(generation=state.generation + 1, before=state.period or 0.0, period=offer.period or 0.0)
@@ -172,6 +208,7 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
         generations=state.generations + 1,
         healthy=upcoming.healthy or state.healthy,
         plan=upcoming.plan,
+        target=None if upcoming.healthy == state.target else state.target,
         period=upcoming.period,
         arriving=state.arriving - upcoming.entering,
         entering=upcoming.entering,

@@ -1,7 +1,8 @@
-"""Workers have changed places, and a recovery began before that was known here."""
+"""Workers have changed places or handed layers over, and a recovery began before that was known here."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from holdfast.control.membership.acting import on_status
@@ -17,17 +18,21 @@ __all__ = ["on_standing"]
 
 
 def on_standing(state: Membership, status: Status) -> Decision:
-    """A worker has said what it holds: what its place says, or it had already moved to another one.
+    """A worker has said what it holds: what its place says, or it had already moved, or handed layers over.
 
-    Nobody is told when all go over a boundary, so a loss at that moment can be answered with a plan for the places
-    before. Whoever has moved by then is given its new place, and enters there later.
+    Nobody is told when all go over a boundary, so a loss at that moment can be answered with a plan for the grid
+    before. Whoever has moved by then is given its new place, and enters there later. Where layers were handed over, all
+    who took some held them before anybody let go of them: so all go on in the new grid.
     """
     known = {**state.statuses, status.worker: status}
     if state.past_lost or state.phase is not Phase.FORMING or not set(known) >= set(state.alive):
         return on_status(state, status)
-    moved = [worker for worker in state.alive if known[worker].layers != _layers_of(state.healthy, worker)]
+    moved = _without_their_layers(state, known, state.healthy)
     if not moved:
         return on_status(state, status)
+    if state.target is not None and not _without_their_layers(state, known, state.target):
+        recovered, outputs = recover(replace(state, healthy=state.target, target=None))
+        return replace(recovered, reformations=state.reformations), outputs
     vacant = sorted(state.absent)
     pairs = []
     for worker in moved:
@@ -41,5 +46,10 @@ def on_standing(state: Membership, status: Status) -> Decision:
     return replace(recovered, reformations=state.reformations), outputs
 
 
+def _without_their_layers(state: Membership, known: Mapping[WorkerId, Status], grid: Plan) -> list[WorkerId]:
+    """Who does not have all that is its own in a grid. One that was to take layers over may have more."""
+    return [worker for worker in state.alive if not set(known[worker].layers) >= set(_layers_of(grid, worker))]
+
+
 def _layers_of(plan: Plan, worker: WorkerId) -> tuple[int, ...]:
-    return tuple(plan.placement.layers_of(worker).indices)
+    return plan.placement.layers_of(worker)

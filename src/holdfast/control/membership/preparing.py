@@ -32,7 +32,6 @@ def prepare(
         generation=generation,
         plan=plan,
         at_boundary=True,
-        entering=tuple(sorted(entering)),
         staggered=state.staggered,
         pins=must_pin(state),
         checkpoint_every=state.interval,

@@ -115,7 +115,7 @@ def _irreplaceable(state: Membership) -> Program | None:
     """Why nobody can go on where workers have stopped: a layer is left to them."""
     placement = state.healthy.placement
     layers = placement.without(state.absent).unowned_layers()
-    stopped = [each for each in state.raised if set(placement.layers_of(each.worker).indices) & set(layers)]
+    stopped = [each for each in state.raised if set(placement.layers_of(each.worker)) & set(layers)]
     names = ", ".join(map(str, layers))
     return Program(first=stopped[0], why=f"nobody else holds layer(s) {names} and can go on") if stopped else None
 

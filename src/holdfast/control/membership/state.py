@@ -23,6 +23,7 @@ __all__ = [
     "AnswerPlanned",
     "Closed",
     "Decision",
+    "Handover",
     "Improved",
     "Membership",
     "Output",
@@ -126,14 +127,24 @@ class Upcoming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """The same workers are to hold other layers: ``grid`` is the plan of all of them then.
+
+    Nothing is given up for it: layers are followed first, and let go of when their takers hold them.
+    """
+
+    grid: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Improved:
-    """Event: a better plan is known, or there will be one once workers have changed places.
+    """Event: a better plan is known, or there will be one once workers have changed places or handed layers over.
 
     ``lost`` are the workers without which it does.
     """
 
     lost: frozenset[WorkerId]
-    offer: Rerouted | Migration
+    offer: Rerouted | Migration | Handover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +210,7 @@ class Membership:
         cadence: how often checkpoints are made, where that is set by what they cost; None where the job says it.
         staggered: whether updates are made ahead of the verdict.
         began: when steps were first seen to run, in seconds of the coordinator's clock; None before.
+        target: the plan that the whole grid is to have once layers were handed over; None if it stays as it is.
         promised: the plan for when those who change places have caught up; None if nobody does.
         losses: how many times workers were lost since.
         failure_every_s: how often a failure is to be expected, in seconds; 0: as often as so far.
@@ -271,6 +283,7 @@ class Membership:
     cadence: Cadence | None = None
     staggered: bool = False
     began: float | None = None
+    target: Plan | None = None
     promised: Promised | None = None
     losses: int = 0
     failure_every_s: float = 0.0

@@ -55,6 +55,6 @@ def _neediest(state: Membership, vacant: set[WorkerId]) -> WorkerId | None:
     left = placement.without(state.absent)
 
     def owners(worker: WorkerId) -> int:
-        return min(len(left.owners(layer)) for layer in placement.layers_of(worker).indices)
+        return min(len(left.owners(layer)) for layer in placement.layers_of(worker))
 
     return min(sorted(vacant), key=owners, default=None)

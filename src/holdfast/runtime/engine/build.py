@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from holdfast.config.job import ConvnetModel, DigitsData, GptModel, Job, PythonData, PythonModel, TextData
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload, Receive
-from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
@@ -242,7 +241,7 @@ def _stage_to_try(job: Job, model: Model, load: Loader, index: int) -> Stage:
     num_layers = len(model.layers)
     return Stage(
         layers=[model.layers[index]],
-        layer_range=LayerRange(index, index + 1),
+        owned=(index,),
         num_layers=num_layers + 1,
         ties=(),
         loss=model.loss,
@@ -467,7 +466,7 @@ def build_stage(
     model = build_model(job)
     stage = Stage(
         layers=model.layers,
-        layer_range=owned,
+        owned=owned,
         ties=model.ties,
         loss=model.loss,
         optimizer=build_optimizer(job),
@@ -492,7 +491,7 @@ def build_stage(
     )
 
 
-def _emulated(job: Job, owned: LayerRange, profile: Profile) -> StageParts:
+def _emulated(job: Job, owned: tuple[int, ...], profile: Profile) -> StageParts:
     layers = profile.layers
     stage = EmulatedStage(
         layers=owned, num_layers=len(layers), num_microbatches=job.global_microbatches, profile=profile

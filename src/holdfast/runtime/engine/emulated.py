@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -41,7 +41,7 @@ class EmulatedStage(SteppedStage[_Words, bool]):
     """The stage port over integers; see :class:`holdfast.protocol.worker.Engine`.
 
     Args:
-        layers: the range that we own.
+        layers: those that we hold or follow, ascending.
         num_layers: of the whole model.
         num_microbatches: of one step, over all pipelines.
         profile: how long each layer's operations and optimizer step take; None if they take no time (under a virtual
@@ -56,7 +56,7 @@ class EmulatedStage(SteppedStage[_Words, bool]):
     def __init__(
         self,
         *,
-        layers: LayerRange,
+        layers: Sequence[int],
         num_layers: int,
         num_microbatches: int,
         profile: Profile | None = None,
@@ -67,15 +67,15 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         super().__init__(layers)
         self._profile = profile
         self._op_s: dict[tuple[OpKind, LayerRange], float] = {}
-        self._update_s = {} if profile is None else {i: profile.layers[i].optimizer_s for i in layers.indices}
+        self._update_s = {} if profile is None else {i: profile.layers[i].optimizer_s for i in layers}
         self._clock, self._sleep = clock, sleep
         self._late_s = 0.0
         self._num_layers = num_layers
         self._num_microbatches = num_microbatches
         self._sections = (WIDTH, WIDTH + 1, WIDTH + 1 + num_microbatches)
-        self._weights = {layer: [_words(layer), _words(layer)] for layer in layers.indices}
-        self._live = dict.fromkeys(layers.indices, 0)
-        self._at = dict.fromkeys(layers.indices, 0)
+        self._weights = {layer: [_words(layer), _words(layer)] for layer in layers}
+        self._live = dict.fromkeys(layers, 0)
+        self._at = dict.fromkeys(layers, 0)
         self._reduced_losses: list[float] | None = None
         self._share_scaled = scaled
         self._losses = np.zeros(num_microbatches)
@@ -88,15 +88,15 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         self._dissent = 0
         if keep_sums:
             return
-        self._sums = {layer: np.zeros(WIDTH, np.int64) for layer in self.layer_range.indices}
-        self._counts = {layer: np.zeros(self._num_microbatches, np.int64) for layer in self.layer_range.indices}
+        self._sums = {layer: np.zeros(WIDTH, np.int64) for layer in self.layers}
+        self._counts = {layer: np.zeros(self._num_microbatches, np.int64) for layer in self.layers}
         self._losses.fill(0.0)
 
     def forward(
         self, step: int, microbatch: int, activation: torch.Tensor | None, layers: LayerRange | None = None
     ) -> torch.Tensor | None:
         """See StepEngine.forward."""
-        self._ran[microbatch] = layers = layers or self.layer_range
+        self._ran[microbatch] = layers = layers or self._all()
         with self._lasting(self._seconds_of(OpKind.F, layers)):
             return self._forward(step, microbatch, activation, layers)
 
@@ -165,7 +165,7 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         for (layer,), total in self._reduced.items():
             marks[layer, 0] = 1.0
             marks[layer, 1] = float(int(total[0]) % 997) + 1.0
-        marks[self.layer_range.start, 2] = self._dissent
+        marks[self.layers[0], 2] = self._dissent
         return marks
 
     pack_tally = staticmethod(pack_tally)
@@ -191,13 +191,20 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         self._live[layer] = 1 - self._live[layer]
         self._at[layer] += 1
 
-    def _take_back(self, to_step: int) -> None:
-        for layer, step in self._at.items():
-            if step == to_step + 1:
-                self._live[layer] = 1 - self._live[layer]
-                self._at[layer] = to_step
-            elif step != to_step:
-                raise InternalError(f"layer {layer} is at step {step}, cannot go to {to_step}")
+    def _take_back(self, layer: int, to_step: int) -> None:
+        step = self._at[layer]
+        if step == to_step + 1:
+            self._live[layer] = 1 - self._live[layer]
+            self._at[layer] = to_step
+        elif step != to_step:
+            raise InternalError(f"layer {layer} is at step {step}, cannot go to {to_step}")
+
+    def _adopt(self, layer: int, other: EmulatedStage) -> None:
+        self._weights[layer], self._live[layer], self._at[layer] = (
+            other._weights[layer],
+            other._live[layer],
+            other._at[layer],
+        )
 
     def _steps(self) -> dict[int, int]:
         return dict(self._at)

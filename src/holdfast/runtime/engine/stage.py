@@ -11,7 +11,7 @@ The course of a step on one worker::
     for reduction in stage.reductions:
         stage.accept(reduction, sum over owners of stage.message(reduction))
     stage.conclude(merged tallies of all workers)      # or: stage.speculate()
-    for layer in stage.layer_range.indices:
+    for layer in stage.layers:
         stage.update(layer); stage.swap(layer)
     ...                                                 # the next step begins
     stage.settle(merged tallies) or stage.roll_back()        # after speculate() only, and before the next update
@@ -134,12 +134,12 @@ class _Owned:
 
 
 class Stage(SteppedStage[Reduced, float]):
-    """Computes the operations of one worker over its contiguous range of layers.
+    """Computes the operations of one worker over the layers that it has.
 
     Args:
-        layers: the untied layers of the whole model, or, with ``num_layers``, those of the range only. The stage takes
+        layers: the untied layers of the whole model, or, with ``num_layers``, those of ``owned`` only. The stage takes
             them over: it replaces their tensors.
-        layer_range: the layers that this worker owns.
+        owned: the layers that this worker holds or follows, ascending.
         ties: all ties of the model.
         loss: the loss of one micro-batch; needed by owners of the last layer.
         optimizer: makes one layer's optimizer.
@@ -169,7 +169,7 @@ class Stage(SteppedStage[Reduced, float]):
         self,
         *,
         layers: Sequence[nn.Module],
-        layer_range: LayerRange,
+        owned: Sequence[int],
         ties: Sequence[Tie],
         loss: Loss,
         optimizer: OptimizerFactory,
@@ -187,7 +187,7 @@ class Stage(SteppedStage[Reduced, float]):
         note: Callable[[str], None] = _log.warning,
         outputs: Sequence[TensorSpec] = (),
     ) -> None:
-        super().__init__(layer_range)
+        super().__init__(owned)
         self.num_layers = len(layers) if num_layers is None else num_layers
         self._ties = tuple(ties)
         self._groups = tie_groups(ties)
@@ -196,12 +196,12 @@ class Stage(SteppedStage[Reduced, float]):
         self._device = device or torch.device("cpu")
         self._scaling, self._checkpointed, self._note = scaling, checkpointed, note
         self._outputs = dict(enumerate(outputs))
-        own = layers if num_layers is not None else layers[layer_range.start : layer_range.stop]
-        _check_own(own, layer_range)
-        pairs = zip(layer_range.indices, own, strict=True)
+        own = layers if num_layers is not None else [layers[index] for index in owned]
+        _check_own(own, owned)
+        pairs = zip(owned, own, strict=True)
         self._owned = {i: self._own(i, module, optimizer, _COMMITS[commit]) for i, module in pairs}
-        touching = [group for group in self._groups if any(layer in layer_range for layer in group)]
-        self.reductions: tuple[ReducedLayers, ...] = (*((layer,) for layer in layer_range.indices), *touching)
+        touching = [group for group in self._groups if any(layer in self._owned for layer in group)]
+        self.reductions: tuple[ReducedLayers, ...] = (*((layer,) for layer in owned), *touching)
         """The reductions that this worker takes part in: own layers ascending, then groups of ties ascending."""
         self._sums = {r: make_accumulator(numerics, self._layout(r), self._device) for r in self.reductions}
         self._contexts: dict[int, _Context] = {}
@@ -213,13 +213,13 @@ class Stage(SteppedStage[Reduced, float]):
     def forward(
         self, step: int, microbatch: int, activation: Tensor | None, layers: LayerRange | None = None
     ) -> Tensor | None:
-        """Run own layers on a micro-batch (F).
+        """Run layers on a micro-batch (F).
 
         Args:
             step: the step; another one than before begins it.
             microbatch: global number.
             activation: what the layer before returned, handed over for good; None for layer 0.
-            layers: which of the own layers; None: all.
+            layers: which of those that are held; None: all, which are one range.
 
         Returns:
             The activation for the next layer, without a graph; None from the last one, with which goes the loss.
@@ -232,7 +232,7 @@ class Stage(SteppedStage[Reduced, float]):
         """
         if step != self._step:
             self.begin(step)
-        layers = layers or self.layer_range
+        layers = layers or self._all()
         current = activation if layers.start else self._samples(step, microbatch)[0]
         if current is None:
             raise InternalError(f"forward of micro-batch {microbatch} on layers {layers} got no activation")
@@ -363,10 +363,12 @@ class Stage(SteppedStage[Reduced, float]):
         with working(WorkPhase.UPDATE, layer=layer):  # with ``undo`` the optimizer runs here
             self._owned[layer].committed.swap()
 
-    def _take_back(self, to_step: int) -> None:
+    def _take_back(self, layer: int, to_step: int) -> None:
         """Bitwise with ``shadow``; with ``undo`` within the bounds of `holdfast.optim.undo`."""
-        for owned in self._owned.values():
-            owned.committed.take_back(to_step)
+        self._owned[layer].committed.take_back(to_step)
+
+    def _adopt(self, layer: int, other: Stage) -> None:
+        self._owned[layer] = other._owned[layer]
 
     def _forget(self, *, keep_sums: bool) -> None:
         self._contexts.clear()
@@ -389,8 +391,7 @@ class Stage(SteppedStage[Reduced, float]):
     def counted(self) -> dict[int, frozenset[int]]:
         """Return the micro-batches of this step whose gradients were added here, per own layer."""
         return {
-            layer: frozenset(m for (_, m), count in self._sums[layer,].counts.items() if count)
-            for layer in self.layer_range.indices
+            layer: frozenset(m for (_, m), count in self._sums[layer,].counts.items() if count) for layer in self.layers
         }
 
     def losses(self) -> list[float] | None:
@@ -460,7 +461,7 @@ class Stage(SteppedStage[Reduced, float]):
         )
 
     def _layout(self, reduction: ReducedLayers) -> Layout:
-        layer = next(layer for layer in reduction if layer in self.layer_range)
+        layer = next(layer for layer in reduction if layer in self._owned)
         owned = self._owned[layer]
         return Layout(
             layers=reduction,
@@ -600,9 +601,9 @@ class Stage(SteppedStage[Reduced, float]):
         return self._accepted((layer,)).records[:, int(layer == self.num_layers - 1) :]
 
 
-def _check_own(layers: Sequence[nn.Module], layer_range: LayerRange) -> None:
-    if len(layers) != layer_range.stop - layer_range.start:
-        raise InternalError(f"{len(layers)} layers were given for range {layer_range}")
+def _check_own(layers: Sequence[nn.Module], owned: Sequence[int]) -> None:
+    if len(layers) != len(owned):
+        raise InternalError(f"{len(layers)} layers were given for {len(owned)}")
     if ties := find_ties(layers):
         raise ConfigError(f"layers still share parameters (untie them first): {ties[0].places}")
 

@@ -1,11 +1,11 @@
-"""The course of a step on one worker, whatever computes it: its verdict, updates ahead of it, and healing."""
+"""The course of a step on one worker, whatever computes it: its verdict, updates ahead of it, and following layers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from holdfast.core.placement import LayerRange
 from holdfast.errors import InternalError
@@ -27,31 +27,41 @@ class _Speculative(Generic[R]):
     reduced: dict[ReducedLayers, R]
 
 
+@dataclass(frozen=True, slots=True)
+class _Missed(Generic[R, V]):
+    """A settled step that followed layers have yet to be updated with: their sums of it, and its verdict."""
+
+    step: int
+    reduced: dict[ReducedLayers, R]
+    verdict: V
+
+
 class SteppedStage(ABC, Generic[R, V]):
     """What every compute engine does in the same way between the sums of a step and the next one.
 
-    A step is settled by the tallies of all workers, before its updates or after. While the stage heals it has no state:
-    updates are kept, and made when one comes.
+    A step is settled by the tallies of all workers, before its updates or after. Of a layer that is followed there is
+    no state yet: its updates are kept, and made when one comes.
 
     A subclass computes: it fills ``_reduced`` with the sums of each reduction, and has the methods below.
 
     Attributes:
-        layer_range: the layers that this worker owns.
+        layers: the layers that this worker holds or follows, ascending.
         unanimous: whether every owner of every layer was ready for the prepared generation in the step settled last.
     """
 
-    layer_range: LayerRange
+    layers: tuple[int, ...]
     unanimous: bool
     _as_is: V
     """The verdict on a step that counts and whose gradients are not scaled."""
 
-    def __init__(self, layer_range: LayerRange) -> None:
-        self.layer_range = layer_range
+    def __init__(self, layers: Iterable[int]) -> None:
+        self.layers = tuple(layers)
         self.unanimous = False
         self._step: int | None = None
         self._reduced: dict[ReducedLayers, R] = {}
         self._verdict: V | None = None
-        self._missed: list[tuple[dict[ReducedLayers, R], V]] | None = None  # while healing: sums and verdict of a step
+        self._since: dict[int, int] = {}  # followed layers: the step whose state is to come
+        self._missed: list[_Missed[R, V]] = []
         self._speculative: _Speculative[R] | None = None
 
     # --- what a subclass computes -------------------------------------------------------------------------------------
@@ -66,7 +76,7 @@ class SteppedStage(ABC, Generic[R, V]):
 
     @abstractmethod
     def _steps(self) -> dict[int, int]:
-        """Returns the step that each own layer is at."""
+        """Returns the step that each layer is at; of no meaning for those that are followed."""
 
     @abstractmethod
     def _update(self, layer: int, verdict: V) -> None:
@@ -77,8 +87,12 @@ class SteppedStage(ABC, Generic[R, V]):
         """Makes a layer's next state live."""
 
     @abstractmethod
-    def _take_back(self, to_step: int) -> None:
-        """Returns every layer that is one step ahead to ``to_step``."""
+    def _take_back(self, layer: int, to_step: int) -> None:
+        """Returns a layer to ``to_step`` if it is one step ahead."""
+
+    @abstractmethod
+    def _adopt(self, layer: int, other: Self) -> None:
+        """Takes a layer over from another stage, with its state."""
 
     @abstractmethod
     def restore(self, layer: int, data: bytes) -> None:
@@ -117,8 +131,7 @@ class SteppedStage(ABC, Generic[R, V]):
         """
         self.unanimous = not bool(tally[:, 2].any())
         self._verdict = verdict = self._judge(tally)
-        if self._missed is not None:
-            self._missed.append((dict(self._reduced), verdict))
+        self._miss(self._step, self._reduced, verdict)
 
     def speculate(self) -> None:
         """Let `update` go ahead of the verdict, as if the step counted and its gradients were not scaled.
@@ -152,8 +165,7 @@ class SteppedStage(ABC, Generic[R, V]):
             self._verdict = verdict
             return False
         self._speculative = None
-        if self._missed is not None:
-            self._missed.append((dict(speculative.reduced), self._as_is))
+        self._miss(speculative.step, speculative.reduced, self._as_is)
         return True
 
     def roll_back(self) -> None:
@@ -168,18 +180,19 @@ class SteppedStage(ABC, Generic[R, V]):
         speculative, verdict = self._require_speculative(), self._verdict
         self.take_back(speculative.step)
         assert verdict is not None, "a step is rolled back once its verdict is known"
-        self._make(speculative.reduced, verdict)
+        self._miss(speculative.step, speculative.reduced, verdict)
+        self._make(self.layer_steps(), speculative.reduced, verdict)
 
     def update(self, layer: int) -> None:
         """Prepare a layer's next state. What is live stays as it is; safe to repeat.
 
-        While healing, the update is kept for later instead.
+        That of a layer that is followed is kept for later instead.
 
         Raises:
             InternalError: there is no verdict yet.
             WorkFailed: the optimizer raised.
         """
-        if self._missed is not None:
+        if layer in self._since:
             return
         if self._verdict is None:
             raise InternalError(f"update of layer {layer} before the verdict on the step")
@@ -187,11 +200,11 @@ class SteppedStage(ABC, Generic[R, V]):
 
     def swap(self, layer: int) -> None:
         """Make a layer's next state live; the one before can be returned to until the next update."""
-        if self._missed is None:
+        if layer not in self._since:
             self._swap(layer)
 
     def take_back(self, to_step: int) -> None:
-        """Return every layer to a step, at most one back, and discard the step; safe to repeat.
+        """Return every layer that is held to a step, at most one back, and discard the step; safe to repeat.
 
         Raises:
             InternalError: a layer cannot return to that state.
@@ -199,54 +212,85 @@ class SteppedStage(ABC, Generic[R, V]):
         self.discard()
         if self._speculative is not None and to_step <= self._speculative.step:
             self._speculative = None
-        self._take_back(to_step)
+        for layer in self.layer_steps():
+            self._take_back(layer, to_step)
 
     def layer_steps(self) -> dict[int, int]:
-        """Return the step that each own layer is at; empty while healing: there is no state to speak of."""
-        return {} if self._missed is not None else self._steps()
+        """Return the step that each layer is at, of those that are held: there is no state of others to speak of."""
+        return {layer: step for layer, step in self._steps().items() if layer not in self._since}
 
-    # --- healing ------------------------------------------------------------------------------------------------------
-
-    def begin_healing(self) -> None:
-        """Take part in reductions without any state of our own: updates are kept until `heal` brings a state."""
-        self.discard()
-        self._speculative = None
-        self._missed = []
+    # --- layers that are followed -------------------------------------------------------------------------------------
 
     @property
-    def healing(self) -> bool:
-        """Whether updates are being kept for later."""
-        return self._missed is not None
+    def followed(self) -> frozenset[int]:
+        """The layers whose state is still to come."""
+        return frozenset(self._since)
 
-    def heal(self, states: Mapping[int, bytes]) -> None:
-        """Take the state of all own layers at the step when healing began, and make the updates since then.
+    def follow(self, layers: Iterable[int], step: int) -> None:
+        """Take part in the reductions of layers without their state: updates are kept until `heal` brings it.
 
         Args:
-            states: per own layer, what `snapshot` of another owner gave.
+            layers: some of ours; those that are followed already begin anew.
+            step: before which this is, between two steps: the state to come is of then.
+        """
+        self.discard()
+        self._speculative = None
+        self._since |= dict.fromkeys(layers, step)
+
+    def heal(self, states: Mapping[int, bytes]) -> None:
+        """Take the state of layers at the step when they began to be followed, and make the updates since then.
+
+        Args:
+            states: per layer that is followed, what `snapshot` of an owner gave.
 
         Raises:
             CorruptBlob: a state is not a layer's.
-            InternalError: it is another layer's, or we are not healing.
+            InternalError: it is another layer's, or of a layer that is not followed.
 
-        After failure: still healing; safe to repeat.
+        After failure: they are still followed; safe to repeat.
         """
-        if self._missed is None:
-            raise InternalError("there is nothing to heal: the stage has a state")
+        if strangers := states.keys() - self._since.keys():
+            raise InternalError(f"there is nothing to heal: layers {sorted(strangers)} are not followed")
         for layer, data in states.items():
             self.restore(layer, data)
-        missed, self._missed = self._missed, None
+        missed = [*self._missed]
         if self._speculative is not None:
-            missed.append((self._speculative.reduced, self._as_is))
-        for reduced, verdict in missed:
-            self._make(reduced, verdict)
+            missed.append(_Missed(self._speculative.step, self._speculative.reduced, self._as_is))
+        since = {layer: self._since.pop(layer) for layer in states}
+        for each in missed:
+            behind = [layer for layer, step in since.items() if step <= each.step]
+            self._make(behind, each.reduced, each.verdict)
+        earliest = min(self._since.values(), default=None)
+        self._missed = [each for each in self._missed if earliest is not None and each.step >= earliest]
+
+    def inherit(self, other: Any) -> None:
+        """Take over all layers of another stage that are ours, too, held or followed; it is over then.
+
+        Between two steps: nothing of an unfinished or speculative step goes along.
+        """
+        for layer in set(other.layers) & set(self.layers):
+            self._adopt(layer, other)
+        self._since = {layer: step for layer, step in other._since.items() if layer in self.layers}
+        self._missed = list(other._missed) if self._since else []
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
-    def _make(self, reduced: dict[ReducedLayers, R], verdict: V) -> None:
+    def _miss(self, step: int | None, reduced: dict[ReducedLayers, R], verdict: V) -> None:
+        """Keeps what followed layers will need of a settled step."""
+        if not self._since:
+            return
+        assert step is not None, "a step that is settled has begun"
+        sums = {unit: found for unit, found in reduced.items() if not self._since.keys().isdisjoint(unit)}
+        self._missed.append(_Missed(step, sums, verdict))
+
+    def _make(self, layers: Iterable[int], reduced: dict[ReducedLayers, R], verdict: V) -> None:
         self._reduced, self._verdict = reduced, verdict
-        for layer in self.layer_range.indices:
+        for layer in layers:
             self.update(layer)
             self.swap(layer)
+
+    def _all(self) -> LayerRange:
+        return LayerRange(self.layers[0], self.layers[-1] + 1)
 
     def _require_speculative(self) -> _Speculative[R]:
         if self._speculative is None:

@@ -172,14 +172,14 @@ class _Worker:
         self._emulated_bytes = parts.emulated_bytes
         return parts
 
-    def _rebuild(self, plan: Plan, state: StateAt) -> StageParts:
+    def _rebuild(self, plan: Plan, state: StateAt | None) -> StageParts:
         """A new compute engine, for the place that we have in ``plan``.
 
         Raises:
             StorageError: a layer of the state is missing, damaged or cannot be read.
         """
         parts = self._build(plan)
-        if state.url is not None:
+        if state is not None and state.url is not None:
             _load(parts.stage, state.url, state.step)
         return parts
 

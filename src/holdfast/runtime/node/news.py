@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.control.messages import News, Progress
-from holdfast.telemetry.events import Detected, Migrating, Notice, Parted, Synced
+from holdfast.telemetry.events import Detected, HandingOver, Migrating, Notice, Parted, Synced
 
 __all__ = ["Reporter"]
 
@@ -22,6 +22,7 @@ class Reporter:
     _lost_at: dict[str, float] = field(default_factory=dict)
     _asked_at: dict[str, float] = field(default_factory=dict)
     _moving: set[str] = field(default_factory=set)
+    _taking: set[str] = field(default_factory=set)
 
     def asked(self, worker: str, now: float) -> None:
         """A process of this worker is being started, at ``now`` in seconds."""
@@ -33,6 +34,7 @@ class Reporter:
             case Detected(worker=worker, how=how):
                 self._lost_at.setdefault(worker, now)
                 self._moving.discard(worker)
+                self._taking.discard(worker)
                 return f"worker {worker} is lost: {how}"
             case Parted(worker=worker, step=step):
                 return f"worker {worker} has gone as it was told to, before step {step}"
@@ -40,6 +42,13 @@ class Reporter:
                 self._moving |= {mover for mover, _ in moves}
                 told = ", ".join(f"{mover} takes that of {place}" for mover, place in moves)
                 return f"workers change places, for a better plan: {told}"
+            case HandingOver(takes=takes):
+                self._taking |= {worker for worker, _ in takes}
+                told = ", ".join(f"{worker} takes {layers}" for worker, layers in takes)
+                return f"layers are handed from worker to worker: {told}"
+            case Synced(worker=worker, step=step) if worker in self._taking:
+                self._taking.discard(worker)
+                return f"worker {worker} has the state of the layers that it takes over, before step {step}"
             case Synced(worker=worker, step=step) if worker in self._moving:
                 self._moving.discard(worker)
                 return f"worker {worker} has the state of its new place: it computes from step {step} on"

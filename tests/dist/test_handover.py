@@ -1,0 +1,69 @@
+"""Layers are handed from worker to worker while real processes train: nobody stops, and the bits stay.
+
+Who wants it is not this file's matter: a coordinator that died finds it among its decisions when it is back.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import msgspec
+import pytest
+
+from holdfast.control.store import DecisionStore
+from holdfast.core.ids import WorkerId
+from holdfast.planning.jobs import healthy_plan
+from holdfast.telemetry.events import CoordinatorLost, HandingOver, Reattached, StepOps, Synced, read_events
+
+pytestmark = pytest.mark.dist
+
+LAYERS, STEPS = 6, "train.steps=90"
+OTHER = "grid.layout=[{stages: [5, 1], microbatches: 5}, {stages: [1, 1, 4], microbatches: 3}]"
+"""Beside 3+3 and 2+2+2: 0.0 takes two layers from 0.1, 1.1 and 1.2 one each; 1.2 keeps its own two besides."""
+TAKES = (("0.0", "3:5"), ("1.1", "1:2"), ("1.2", "2:4"))
+
+
+class Wanted:
+    """While the coordinator is away, decides that the grid becomes another one; it may come back then."""
+
+    def __init__(self, runs, overrides):
+        self._plan = healthy_plan(runs.job("unlike", (OTHER, *overrides)), LAYERS)
+        self.folder = None
+
+    def __call__(self, events):
+        if not any(isinstance(event, CoordinatorLost) for event in events):
+            return False
+        with closing(DecisionStore(self.folder / "control.db")) as store:
+            latest = store.latest()
+            store.put(msgspec.structs.replace(latest, revision=latest.revision + 1, target=self._plan))
+        return True
+
+
+@pytest.mark.parametrize("technique", ["1f1b", "staggered"])
+@pytest.mark.parametrize(
+    "faults", [(), ("kill:0.0@70:backward", "kill:0.1@80:forward")], ids=["", "two are lost later"]
+)
+def test_layers_go_over_to_other_workers(runs, technique, faults):
+    overrides = (STEPS, f"train.technique={technique}")
+    wanted = Wanted(runs, overrides)
+    with runs.absence(wanted) as away:
+        wanted.folder = away.run_dir
+        overrides = (*overrides, *away.overrides)
+        alone = runs.healthy("unlike", ("grid.layout=[{stages: [6], microbatches: 8}]", STEPS))
+        killed = ("kill-coordinator@2", *faults)
+        summary = runs.survives("unlike", *killed, overrides=overrides, run_dir=away.run_dir, healthy=alone)
+    events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
+    assert [event.adopted for event in events if isinstance(event, Reattached)] == [True]
+    assert [event.takes for event in events if isinstance(event, HandingOver)] == [TAKES]
+    synced = [event for event in events if isinstance(event, Synced)]
+    assert sorted(event.worker for event in synced) == ["0.0", "1.1", "1.2"]
+    assert all(event.bytes > 0 for event in synced)
+    assert len({event.entered for event in synced}) == 1
+    with closing(DecisionStore(summary.run_dir / "control.db")) as store:
+        plans = store.plans()
+    last = max(event.generation for event in events if isinstance(event, StepOps))
+    assert plans[3].placement.layers_of(WorkerId(0, 0)) == (0, 1, 2, 3, 4)
+    assert plans[3].placement.layers_of(WorkerId(1, 2)) == (2, 3, 4, 5)
+    assert (last == 3) == (not faults)
+    followed = {event.step for event in events if isinstance(event, StepOps) and event.generation == 2}
+    assert min(event.step for event in synced) in followed | {max(followed) + 1}

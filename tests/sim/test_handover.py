@@ -1,0 +1,165 @@
+"""Layers are handed from worker to worker while all train, in virtual time: whoever dies meanwhile, the bits stay."""
+
+from __future__ import annotations
+
+import os
+import random
+from itertools import pairwise
+
+import pytest
+
+from holdfast.control.membership import Handover
+from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
+from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, StepOps, Synced
+
+from .test_unlike import alone, any_layout, effects, lost_layers, plan_of, run
+
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100"))
+CHUNK = 20
+STEPS = 16
+BEFORE = ((4, 2), (1, 5)), (3, 2)
+AFTER = ((2, 4), (4, 2)), (3, 2)
+"""0.1 takes 2:4 from 0.0, which 1.1 holds as well; 1.0 takes 1:4 from 1.1."""
+
+
+class Recut:
+    """Asks once, as soon as steps are run, that all become another grid; ``ever``: until they are."""
+
+    def __init__(self, layout, *, ever=False, after=0):
+        self._grid, self._ever, self._after = plan_of(layout), ever, after
+        self.asked = 0
+
+    def __call__(self, state):
+        over = state.healthy.placement == self._grid.placement
+        if over or state.last_step < self._after or (self.asked and not self._ever):
+            return None
+        self.asked += 1
+        return Handover(grid=self._grid)
+
+
+def recut(source, layout):
+    """The same workers and micro-batches, with other cuts."""
+    pipelines, counts = layout
+    layers = sum(pipelines[0])
+    found = []
+    for sizes in pipelines:
+        cuts = [0, *sorted(source.sample(range(1, layers), len(sizes) - 1)), layers]
+        found.append(tuple(b - a for a, b in pairwise(cuts)))
+    return tuple(found), counts
+
+
+def events_of(result, kind):
+    return [event for _, event in result.events if isinstance(event, kind)]
+
+
+def placed(result):
+    """The layers of every worker at the end, from what it ran in the last step."""
+    return {event.worker for event in events_of(result, StepOps) if event.step == STEPS - 1}
+
+
+def test_layers_go_from_worker_to_worker_and_nothing_is_aborted(staggered):
+    result = run(BEFORE, steps=STEPS, better=Recut(AFTER))
+    assert (result.outcome, result.digest) == ("done", alone(BEFORE, STEPS, staggered)), result.detail
+    (handing,) = events_of(result, HandingOver)
+    assert handing.takes == (("0.1", "2:4"), ("1.0", "1:4"))
+    assert sorted(event.worker for event in events_of(result, Synced)) == ["0.1", "1.0"]
+    assert len(events_of(result, Agreed)) == 1, "going over needs no agreement"
+    assert [e.strategy for e in events_of(result, Installed)].count("boundary") == 2, "to follow, and to hold"
+    assert len(placed(result)) == 4, "all go on"
+
+
+def test_a_grid_that_only_lets_go_needs_nobody_to_follow(staggered):
+    """All hold both halves after a loss; where nothing is lacking, one boundary is enough."""
+    result = run(BEFORE, steps=STEPS, better=Recut(BEFORE))
+    assert (result.outcome, events_of(result, HandingOver)) == ("done", [])
+
+
+@pytest.mark.parametrize("point", ["start", "forward", "backward", "reduce", "update", "commit"])
+@pytest.mark.parametrize("worker", ["0.0", "0.1", "1.0", "1.1"])
+@pytest.mark.parametrize("step", [3, 5])
+def test_anybody_is_lost_meanwhile(worker, point, step, staggered):
+    """Every layer has an owner in both grids without this one: so all go on, in one or the other."""
+    result = run(BEFORE, steps=STEPS, better=Recut(AFTER), faults=[Fault.parse(f"kill:{worker}@{step}:{point}")])
+    assert result.fired
+    assert (result.outcome, result.digest) == ("done", alone(BEFORE, STEPS, staggered)), result.detail
+    assert events_of(result, HandingOver)
+
+
+def test_a_grid_that_nobody_could_hold_any_more_is_given_up(staggered):
+    """0.0 and 1.1 hold everything between them; in the other grid layer 2 would be on the two that are lost."""
+    faults = [Fault.parse(text) for text in ("kill:0.1@2:backward", "kill:1.0@3:backward")]
+    wanted = Recut((((2, 4), (3, 3)), (3, 2)), after=5)
+    result = run(BEFORE, steps=STEPS, better=wanted, faults=faults)
+    assert wanted.asked
+    assert (result.outcome, result.digest) == ("done", alone(BEFORE, STEPS, staggered))
+    assert result.lost == (WorkerId(0, 1), WorkerId(1, 0))
+    told = [event.text for event in events_of(result, Notice) if event.worker == "coordinator"]
+    said = "the grid stays as it is: in the one that it was to become nobody is left to hold layer(s) 2"
+    assert told.count(said) == 1
+    assert events_of(result, HandingOver) == []
+
+
+def one(seed, staggered, crossed):
+    source = random.Random(seed)
+    before = any_layout(source)
+    after = recut(source, before)
+    steps = STEPS
+    workers = plan_of(before).workers
+    yielded = effects(before, staggered)
+    victims = source.sample(workers, source.randint(1, max(1, len(workers) // 3)))
+    kills = [(worker, source.randint(4, yielded[worker] * steps // 4)) for worker in victims]
+    try:
+        result = run(
+            before, seed=seed, steps=steps, better=Recut(after, ever=source.random() < 0.5), kill_at_effect=kills
+        )
+        crossed.append(bool(events_of(result, HandingOver)))
+        holds = [plan_of(layout).placement.without(result.lost).unowned_layers() for layout in (before, after)]
+        if all(holds):
+            assert result.outcome == "lost", result.detail
+        elif not any(holds) or result.outcome != "lost":
+            expected = ("done", alone(before, steps, staggered))
+            assert (result.outcome, result.digest) == expected, result.detail
+        return result.outcome
+    except BaseException as error:
+        error.add_note(f"repeat: seed {seed}, {before} to {after}, kill_at_effect {[(str(w), n) for w, n in kills]}")
+        raise
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
+def test_deaths_anywhere_while_layers_are_handed_over(start, staggered):
+    crossed, outcomes = [], []
+    for seed in range(start, start + CHUNK):
+        outcomes.append(one(seed, staggered, crossed))
+    assert sum(crossed) > CHUNK // 4
+    assert outcomes.count("done") > CHUNK // 3
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
+def test_workers_go_and_come_while_layers_are_handed_over(start, staggered):
+    """Also while the coordinator is started again: what was begun goes on, or begins anew, until all are there."""
+    over = handed = 0
+    for seed in range(start, start + CHUNK):
+        source = random.Random(seed)
+        before = any_layout(source)
+        after = recut(source, before)
+        (victim,) = source.sample(plan_of(before).workers, 1)
+        kind, step = source.choice(["kill", "hang", "leave"]), source.randrange(1, 8)
+        faults = [
+            f"{kind}:{victim}@{step}:{source.choice(['forward', 'backward', 'reduce'])}",
+            f"join:{victim}@{step + 3}",
+        ]
+        deaths = [(source.uniform(0.8, 2.4), source.uniform(0.01, 0.4))] if seed % 2 else []
+        options = {"faults": [Fault.parse(text) for text in faults], "coordinator_deaths": deaths}
+        try:
+            result = run(before, seed=seed, steps=30, better=Recut(after, ever=True), **options)
+            if lost_layers(before, [victim]):
+                continue
+            assert (result.outcome, result.digest) == ("done", alone(before, 30, staggered)), result.detail
+            over += result.lost == ()
+            handed += bool(events_of(result, HandingOver))
+        except BaseException as error:
+            error.add_note(f"repeat: seed {seed}, {before} to {after}, faults {faults}, coordinator {deaths}")
+            raise
+    assert over > CHUNK // 3
+    assert handed > CHUNK // 3
