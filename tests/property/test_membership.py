@@ -47,7 +47,7 @@ from holdfast.telemetry.events import Detected, Installed, Parted
 STEPS = 9
 DURABLE = ("generation", "generations", "plan", "upcoming", "lost", "arriving", "entering", "synced", "leaving")
 DURABLE += ("raised", "kept", "losses_by_exception", "blame")
-DURABLE += ("expected", "pids", "healthy", "restorable", "loading", "ended")
+DURABLE += ("expected", "pids", "healthy", "target", "former", "restorable", "loading", "ended")
 FOR_THE_AGENT = (Progress, Fence, StartWorker, Ended)
 
 

@@ -8,10 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.control.membership import Handover
+from holdfast.control.membership import Handover, recovering
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
-from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, StepOps, Synced
+from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, Synced
+from holdfast.testing.virtual import Delays
 
 from .test_unlike import alone, any_layout, effects, lost_layers, plan_of, run
 
@@ -53,9 +54,8 @@ def events_of(result, kind):
     return [event for _, event in result.events if isinstance(event, kind)]
 
 
-def placed(result):
-    """The layers of every worker at the end, from what it ran in the last step."""
-    return {event.worker for event in events_of(result, StepOps) if event.step == STEPS - 1}
+def held(result):
+    return {str(worker): layers for worker, layers in result.layers.items()}
 
 
 def test_layers_go_from_worker_to_worker_and_nothing_is_aborted(staggered):
@@ -66,13 +66,36 @@ def test_layers_go_from_worker_to_worker_and_nothing_is_aborted(staggered):
     assert sorted(event.worker for event in events_of(result, Synced)) == ["0.1", "1.0"]
     assert len(events_of(result, Agreed)) == 1, "going over needs no agreement"
     assert [e.strategy for e in events_of(result, Installed)].count("boundary") == 2, "to follow, and to hold"
-    assert len(placed(result)) == 4, "all go on"
+    assert held(result) == {str(w): plan_of(AFTER).placement.layers_of(w) for w in plan_of(AFTER).workers}
 
 
-def test_a_grid_that_only_lets_go_needs_nobody_to_follow(staggered):
-    """All hold both halves after a loss; where nothing is lacking, one boundary is enough."""
-    result = run(BEFORE, steps=STEPS, better=Recut(BEFORE))
-    assert (result.outcome, events_of(result, HandingOver)) == ("done", [])
+def test_where_whoever_was_to_take_layers_is_lost_the_others_let_go_at_once(staggered):
+    """There is nothing to follow any more, so one boundary is enough."""
+    before, after = (((4, 2), (1, 5), (3, 3)), (2, 1, 1)), (((2, 4), (4, 2), (3, 3)), (2, 1, 1))
+    faults = [Fault.parse(text) for text in ("kill:0.1@1:backward", "kill:1.0@1:backward")]
+    result = run(before, steps=STEPS, better=Recut(after, after=3), faults=faults)
+    assert (result.outcome, result.digest) == ("done", alone(before, STEPS, staggered)), result.detail
+    assert events_of(result, HandingOver) == []
+    assert held(result) == {"0.0": (0, 1), "1.1": (4, 5), "2.0": (0, 1, 2), "2.1": (3, 4, 5)}
+
+
+def test_a_loss_is_answered_before_it_is_known_that_all_have_let_go(staggered, monkeypatch):
+    """Without 0.0 and 1.1 layers 1 to 3 are on nobody, but in the grid that all have become by then, or nearly."""
+    suppose, supposed, found = recovering._taken_for_over, [], []
+    monkeypatch.setattr(recovering, "_taken_for_over", lambda state: supposed.append(suppose(state)) or supposed[-1])
+    delays = Delays(detect=(0.0, 0.001), control=(0.0, 0.1))
+    for count in range(280, 420, 7):
+        supposed.clear()
+        options = {"faults": [Fault.parse("kill:0.0@1:backward")], "kill_at_effect": [(WorkerId(1, 1), count)]}
+        result = run(BEFORE, seed=1, steps=STEPS, better=Recut(AFTER, after=2), delays=delays, **options)
+        assert len(result.fired) == 2
+        if result.outcome == "done":
+            assert result.digest == alone(BEFORE, STEPS, staggered)
+            assert held(result) == {"0.1": (2, 3, 4, 5), "1.0": (0, 1, 2, 3)}
+        found.append((result.outcome, any(state.former is not None for state in supposed)))
+    outcomes = [outcome for outcome, _ in found]
+    assert outcomes == sorted(outcomes, reverse=True), "once they have taken the layers nothing is lost any more"
+    assert {("lost", True), ("done", True)} <= set(found)
 
 
 @pytest.mark.parametrize("point", ["start", "forward", "backward", "reduce", "update", "commit"])

@@ -92,10 +92,11 @@ def _to_table(shown: Shown) -> str:
 
 def _parts(plan: Plan) -> list[tuple[Visit, list[str]]]:
     """The visits to a part of what a worker holds, which its operations do not tell, and the micro-batches."""
+    whole = plan.placement.single_ranges
     parts: dict[Visit, list[str]] = {}
     for route in plan.routes.routes:
         for visit in route.visits:
-            if plan.placement.held_by(visit.worker) != (visit.layers,):
+            if visit.layers != whole.get(visit.worker):
                 parts.setdefault(visit, []).append(str(route.microbatch))
     return sorted(parts.items())
 

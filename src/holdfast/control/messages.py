@@ -214,9 +214,9 @@ class Left(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class CaughtUp(_Wire, frozen=True, tag=True, kw_only=True):
-    """A worker that entered has caught up: from ``step`` on it holds the same state as its peers.
+    """A worker has caught up: from ``step`` on it holds the layers that it followed, with the state of their owners.
 
-    It entered before step ``entered`` and was given ``bytes`` of state.
+    It began to follow them before step ``entered`` and was given ``bytes`` of state.
     """
 
     worker: WorkerId

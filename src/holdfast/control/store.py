@@ -44,6 +44,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     job: str = ""
     healthy: Plan
     target: Plan | None = None
+    former: Plan | None = None
     plan: Plan | None
     period: float | None = None
     restorable: tuple[StateAt, ...] = ()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice, pairwise, takewhile
+from itertools import groupby, pairwise
 
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
@@ -96,7 +96,8 @@ class Placement:
     @property
     def workers(self) -> tuple[WorkerId, ...]:
         """The workers, sorted."""
-        return tuple(sorted({worker for worker, _ in (*self.ranges, *self.followed)}))
+        rows = sorted((*self.ranges, *self.followed)) if self.followed else self.ranges
+        return tuple(dict.fromkeys(worker for worker, _ in rows))
 
     def held_by(self, worker: WorkerId) -> tuple[LayerRange, ...]:
         """Returns the ranges that a worker holds, ascending; none if it only follows, or is not here at all."""
@@ -116,6 +117,16 @@ class Placement:
         if not parts:
             raise ConfigError(f"worker {worker} is not in the placement, which has {_some(self.workers)}")
         return tuple(layer for part in sorted(parts) for layer in part.indices)
+
+    @property
+    def single_ranges(self) -> dict[WorkerId, LayerRange]:
+        """The range of every worker that holds just one."""
+        ranges = dict(self.ranges)
+        if len(ranges) < len(self.ranges):
+            for earlier, later in pairwise(self.ranges):
+                if earlier[0] == later[0]:
+                    ranges.pop(later[0], None)
+        return ranges
 
     def holds(self, worker: WorkerId, layers: LayerRange) -> bool:
         """Whether a worker holds all these layers."""
@@ -242,7 +253,8 @@ def _worker_of(row: tuple[WorkerId, LayerRange]) -> WorkerId:
 
 def _of_one(rows: _Rows, worker: WorkerId) -> tuple[LayerRange, ...]:
     start = bisect_left(rows, worker, key=_worker_of)
-    return tuple(layers for _, layers in takewhile(lambda row: row[0] == worker, islice(rows, start, None)))
+    stop = bisect_right(rows, worker, lo=start, key=_worker_of)
+    return tuple(layers for _, layers in rows[start:stop])
 
 
 def _by_layer(num_layers: int, rows: Iterable[tuple[WorkerId, LayerRange]]) -> tuple[tuple[WorkerId, ...], ...]:

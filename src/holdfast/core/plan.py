@@ -44,10 +44,10 @@ class Plan:
         lines = [f"layers {self.placement.num_layers}"]
         lines += [f"hold {worker}: {layers}" for worker, layers in self.placement.ranges]
         lines += [f"follow {worker}: {layers}" for worker, layers in self.placement.followed]
-        held = self.placement.held_by
+        whole = self.placement.single_ranges
         for route in self.routes.routes:
             stops = (
-                f"{visit.worker}" if held(visit.worker) == (visit.layers,) else f"{visit.worker}[{visit.layers}]"
+                f"{visit.worker}" if whole.get(visit.worker) == visit.layers else f"{visit.worker}[{visit.layers}]"
                 for visit in route.visits
             )
             lines.append(f"route {route.microbatch}: {' '.join(stops)}")

@@ -133,10 +133,10 @@ def reroute(placement: Placement, routes: Routes, failed: Iterable[WorkerId]) ->
     Where all living owners of its layers hold just these, each visit to a failed worker goes to the least-loaded of
     them, ties in turn, so that the loads of the peers of a stage end up differing by at most one. Elsewhere owners take
     parts of the layers, one micro-batch after another, each time those whose highest load is lowest. Should one worker
-    be needed for two parts of one micro-batch, that is led anew, from each layer on to the owner that reaches furthest,
-    which always ends: a worker that has been visited holds none of the layers that are left. Visits to living workers
-    stay where they are otherwise. The result depends on the *set* of failed workers only: call it with the home routes
-    and all workers failed so far, never with routes that were already re-routed.
+    be needed for two parts of one micro-batch, that is led anew, from each layer on to the owner that reaches furthest.
+    Where each holds one range that always ends: a worker that has been visited holds none of the layers that are left.
+    Visits to living workers stay where they are otherwise. The result depends on the *set* of failed workers only: call
+    it with the home routes and all workers failed so far, never with routes that were already re-routed.
 
     Args:
         placement: who holds what, failed workers included.
@@ -144,7 +144,8 @@ def reroute(placement: Placement, routes: Routes, failed: Iterable[WorkerId]) ->
         failed: all workers that are gone.
 
     Raises:
-        StateUnavailable: a layer is left without an owner; only a checkpoint can bring it back.
+        StateUnavailable: a layer is left without an owner; only a checkpoint can bring it back. Or, where workers hold
+            several ranges, every way visits one of them twice.
         ConfigError: a failed worker is not in the placement.
 
     Source:
@@ -188,10 +189,11 @@ def _to_peers(placement: Placement, routes: Routes, gone: frozenset[WorkerId]) -
             loads[visit.worker] += 1
             if visit.worker in gone:
                 strays[visit.layers].append((route.microbatch, visit.worker))
+    whole = placement.single_ranges
     stand_ins: _StandIns = {}
     for turn, (layers, visits) in enumerate(sorted(strays.items(), key=lambda each: each[0])):
         owners = [w for w, held in placement.ranges if held.meets(layers) and w not in gone]
-        if all(placement.held_by(w) == (layers,) for w in owners):
+        if all(whole.get(w) == layers for w in owners):
             peers = [(loads[w], w) for w in owners]
             turn %= len(peers)
             stand_ins |= _share(visits, peers[turn:] + peers[:turn])

@@ -266,7 +266,7 @@ class WorkerProtocol:
         verdicts: over the last steps that were reduced, the newest last.
         loss: the mean loss of the step that was updated ahead of its verdict; None if it is not known here.
         executed: (layer, micro-batch) pairs begun, of the step that ran last and the one before.
-        entered: the step before which we entered, as a joiner or at another place; meaningless if we never did.
+        entered: the step before which we began to follow layers the last time; meaningless if we never did.
         raised: the exception that has stopped us; None while we live as we should.
         pins_at: the step of a checkpoint that was asked for, at the boundary before it; None if none was.
         standing: the generation that we are in and what we do in it, in one value: other threads read it.
@@ -407,6 +407,7 @@ class WorkerProtocol:
         elif install.plan is not None and (first or install.plan.placement.followed_by(self.worker)):
             self._forget_open()
             yield from self._fit(install.plan, self._step())
+            self.stage.follow(self._to_follow(install.plan), self._step())
         self.stage.discard()
         yield Report(self._status())
         if install.plan is None:
@@ -435,8 +436,8 @@ class WorkerProtocol:
             if new := [layer for layer in self._to_follow(plan) if layer not in before]:
                 self.stage.follow(new, step)
 
-    def _to_follow(self, plan: Plan) -> list[int]:
-        return [layer for part in plan.placement.followed_by(self.worker) for layer in part.indices]
+    def _to_follow(self, plan: Plan, worker: WorkerId | None = None) -> list[int]:
+        return [layer for part in plan.placement.followed_by(worker or self.worker) for layer in part.indices]
 
     def _connect(self, plan: Plan) -> Script:
         self.program = lower_worker(plan, self.worker, self.ties)
@@ -637,8 +638,11 @@ class WorkerProtocol:
             yield Drain()
             yield Report(Left(worker=self.worker, generation=self.generation, step=step))
             return False
+        snapshots = self._snapshots_for(install.plan, followers)
         for target in followers:
-            yield from self._serve(install.plan, target, step)
+            wanted = {layer: snapshots[layer] for layer in self._to_follow(install.plan, target) if layer in snapshots}
+            if wanted:
+                yield Serve(self.generation, step, target, wanted)
         yield Drain()
         yield from self._fit(install.plan, step)
         yield from self._connect(install.plan)
@@ -649,11 +653,11 @@ class WorkerProtocol:
             yield Reach(Point.COPY, step)
         return True
 
-    def _serve(self, plan: Plan, target: WorkerId, step: int) -> Script:
-        wanted = [layer for part in plan.placement.followed_by(target) for layer in part.indices]
-        own = [layer for layer in wanted if self.worker in plan.placement.owners(layer)]
-        if own:
-            yield Serve(self.generation, step, target, {layer: self.stage.snapshot(layer) for layer in own})
+    def _snapshots_for(self, plan: Plan, followers: tuple[WorkerId, ...]) -> dict[int, Callable[[], bytes]]:
+        """Copies of the layers that we hold and that some of them are to be given."""
+        held = {layer for part in plan.placement.held_by(self.worker) for layer in part.indices}
+        wanted = {layer for follower in followers for layer in self._to_follow(plan, follower)}
+        return {layer: self.stage.snapshot(layer) for layer in sorted(held & wanted)}
 
     def _reports(self) -> bool:
         """Whether it is we who tell of finished steps: the first owner of the last layer."""

@@ -22,6 +22,7 @@ from holdfast.control.detection import PATIENCE, Watch
 from holdfast.control.membership import (
     AnswerPlanned,
     Closed,
+    Handover,
     Improved,
     Membership,
     Record,
@@ -145,6 +146,7 @@ class VirtualResult:
         pinned: what was pinned for checkpoints, in order.
         checkpoints: per step whose manifest was written, the digest of each layer's state.
         saved: the layers that were saved at the end, however it came, and the digest of each.
+        layers: what each worker that lives at the end holds or follows.
         effects: how many effects the last process of each worker has yielded; it can be killed at any of these.
     """
 
@@ -159,6 +161,7 @@ class VirtualResult:
     pinned: tuple[VirtualPin, ...] = ()
     checkpoints: tuple[tuple[int, tuple[str, ...]], ...] = ()
     saved: tuple[tuple[int, str | None], ...] = ()
+    layers: Mapping[WorkerId, tuple[int, ...]] = field(default_factory=dict)
     effects: Mapping[WorkerId, int] = field(default_factory=dict)
 
 
@@ -313,7 +316,7 @@ class VirtualCluster:
         scaled: float = 0.0,
         preempted_at: float | None = None,
         pauses: Iterable[Pause] = (),
-        better: Callable[[Membership], Rerouted | Migration | None] = lambda membership: None,
+        better: Callable[[Membership], Rerouted | Migration | Handover | None] = lambda membership: None,
     ) -> None:
         terms = None
         if technique is not None:
@@ -465,6 +468,7 @@ class VirtualCluster:
             pinned=tuple(self._pinned),
             checkpoints=tuple(sorted(self._checkpoints.items())),
             saved=tuple(sorted(self._saved_layers.items())),
+            layers={who: worker.protocol.stage.layers for who, worker in self._workers.items() if worker.alive},
             effects={who: worker.effects for who, worker in self._workers.items()},
         )
 

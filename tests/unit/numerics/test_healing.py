@@ -203,3 +203,31 @@ def test_what_is_still_followed_stays_so_in_another_stage() -> None:
     assert second.layer_steps() == {1: 1, 2: 1}
     second.heal({layer: pinned[layer]() for layer in (0, 3)})
     assert digests(second) == digests(owner)[: layers - 1]
+
+
+def test_steps_that_are_run_again_are_not_made_up_for_twice() -> None:
+    """The others went back to a snapshot; what was kept of the steps since then is of no use any more."""
+    make, layers = JOBS["gpt"]
+    job = make()
+    owner, follower = job.stages([(0, layers), (0, layers)])
+    follower.follow(range(layers), 0)
+    first = {layer: owner.snapshot(layer)() for layer in range(layers)}
+    for step in range(3):
+        run_step(job, owner, follower, step)
+    for layer, data in first.items():
+        owner.restore(layer, data)
+    run_step_alone(job, owner, 0)
+    follower.follow(range(layers), 1)
+    states = {layer: owner.snapshot(layer)() for layer in range(layers)}
+    run_step(job, owner, follower, 1)
+    follower.heal(states)
+    assert follower.layer_steps() == owner.layer_steps()
+    assert digests(follower) == digests(owner)
+
+
+def run_step_alone(job: Any, owner: Any, step: int) -> None:
+    owner.begin(step)
+    for microbatch in range(job.num_microbatches):
+        run_microbatch([owner], step, microbatch)
+    reduce([owner])
+    commit([owner])

@@ -625,7 +625,7 @@ def test_who_enters_takes_part_in_reductions_until_its_state_is_there(tmp_path):
         "fetch", "[copy]",
     ]  # fmt: skip
     status = next(m for m in driver.reports if isinstance(m, Status))
-    assert status.layer_steps == tuple((layer, 0) for layer in (3, 4))
+    assert (status.layer_steps, status.follows) == ((), (3, 4)), "what its process began with is no state"
     (fetch,) = [effect for effect in driver.effects if isinstance(effect, Fetch)]
     assert fetch == Fetch(3, {3: (LAST,), 4: (LAST,)})
     starts = [index for index, text in enumerate(told) if text == "[start]"]

@@ -104,6 +104,7 @@ def _replace_grid(state: Membership, action: ReplaceGrid) -> Decision:
         departed(state, frozenset(idle)),
         healthy=action.plan,
         target=None,
+        former=None,
         lost=frozenset(),
         arriving=frozenset(),
         wait_until=None,
@@ -142,7 +143,7 @@ def _restore(state: Membership, action: Restore) -> Decision:
 
 
 def _recompute(state: Membership, action: Recompute) -> Decision:
-    state = replace(state, phase=Phase.RUNNING, lost_work=(), loading=None)
+    state = replace(state, phase=Phase.RUNNING, lost_work=(), loading=None, former=None)
     resume = Resume(generation=state.generation, step=state.resume_step, tallies=state.tallies)
     return state, tell_each(state.alive, resume)
 

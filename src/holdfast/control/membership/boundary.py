@@ -27,6 +27,8 @@ from holdfast.control.messages import CaughtUp, Joined, Left, Resume
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking
 from holdfast.core.plan import Plan
+from holdfast.core.validate import validate
+from holdfast.errors import InfeasiblePlan
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import WORTHWHILE
 from holdfast.recovery.actions import ClusterView
@@ -87,21 +89,38 @@ def _hands_over(state: Membership) -> bool:
 
 def _hand_over(state: Membership, target: Plan) -> Decision:
     """Layers go from worker to worker in two steps: they are followed first, and by both held until the second."""
-    unowned = target.placement.without(state.absent).unowned_layers()
-    if unowned:
+    if unowned := target.placement.without(state.absent).unowned_layers():
         names = ", ".join(map(str, unowned))
-        text = f"the grid stays as it is: in the one that it was to become nobody is left to hold layer(s) {names}"
-        said = Record(event=Notice(worker="coordinator", text=text))
-        return prefixed((said,), change_members(replace(state, target=None)))
+        return _stay(state, f"in the one that it was to become nobody is left to hold layer(s) {names}")
     here = state.healthy.placement.without(state.absent)
     takes = lacking(here, target.placement)
     if _hands_over(state) or not takes:
-        view = ClusterView(healthy=target, lost=state.absent, terms=state.terms)
-        return carry_out(state, at_boundary(view, target))
+        return _carry_out_if_possible(state, ClusterView(healthy=target, lost=state.absent, terms=state.terms), target)
     view = ClusterView(healthy=state.healthy, lost=state.absent, terms=state.terms, target=target)
     told = tuple((str(worker), str(layers)) for worker, layers in takes)
     event = HandingOver(generation=state.generation + 1, takes=told)
-    return prefixed((Record(event=event),), carry_out(state, at_boundary(view)))
+    return prefixed((Record(event=event),), _carry_out_if_possible(state, view))
+
+
+def _carry_out_if_possible(state: Membership, view: ClusterView, grid: Plan | None = None) -> Decision:
+    """Nobody asked for this because of a loss: where there is no plan for it, all go on as they are."""
+    try:
+        recovery = at_boundary(view, grid)
+    except InfeasiblePlan as error:
+        return _stay(state, str(error))
+    if recovery.plan is None:
+        return _stay(state, "without the lost workers there is no plan for the one that it was to become")
+    return carry_out(state, recovery)
+
+
+def _stay(state: Membership, why: str) -> Decision:
+    """Gives up the grid that was to come; whoever follows layers for it drops them at the next boundary."""
+    said = Record(event=Notice(worker="coordinator", text=f"the grid stays as it is: {why}"))
+    state = replace(state, target=None)
+    if not _hands_over(state):
+        return prefixed((said,), change_members(state))
+    view = ClusterView(healthy=state.healthy, lost=state.absent, terms=state.terms)
+    return prefixed((said,), carry_out(state, at_boundary(view)))
 
 
 def _go_on(state: Membership) -> Decision:
@@ -157,11 +176,25 @@ def on_improved(state: Membership, improved: Improved) -> Decision:
     if isinstance(offer, Migration):
         return _migrate(state, offer)
     if isinstance(offer, Handover):
-        return change_members(replace(state, target=offer.grid))
+        return change_members(replace(state, target=offer.grid)) if _may_become(state, offer.grid) else (state, ())
     if not improves(state, offer.period):
         return state, ()
     event = PlanImproved(generation=state.generation + 1, before=state.period or 0.0, period=offer.period or 0.0)
     return prefixed((Record(event=event),), prepare(state, offer.plan, offer.period, frozenset()))
+
+
+def _may_become(state: Membership, grid: Plan) -> bool:
+    """Whether a grid has the same workers, layers and micro-batches, and each worker one range of layers.
+
+    Raises:
+        InvalidSchedule: it is no plan.
+    """
+    validate(grid, ties=() if state.terms is None else state.terms.ties)
+    now, then = state.healthy, grid.placement
+    alike = (now.workers, now.placement.num_layers, now.routes.microbatches)
+    return alike == (grid.workers, then.num_layers, grid.routes.microbatches) and len(then.single_ranges) == len(
+        grid.workers
+    )
 
 
 def _migrate(state: Membership, migration: Migration) -> Decision:

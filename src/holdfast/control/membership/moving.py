@@ -30,9 +30,10 @@ def on_standing(state: Membership, status: Status) -> Decision:
     moved = _without_their_layers(state, known, state.healthy)
     if not moved:
         return on_status(state, status)
-    if state.target is not None and not _without_their_layers(state, known, state.target):
-        recovered, outputs = recover(replace(state, healthy=state.target, target=None))
-        return replace(recovered, reformations=state.reformations), outputs
+    for other in (state.target, state.former):
+        if other is not None and not _without_their_layers(state, known, other):
+            recovered, outputs = recover(replace(state, healthy=other, target=None, former=None))
+            return replace(recovered, reformations=state.reformations), outputs
     vacant = sorted(state.absent)
     pairs = []
     for worker in moved:

@@ -19,6 +19,7 @@ from holdfast.control.membership.state import (
 )
 from holdfast.control.messages import Raised, Unreadable
 from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import ClusterView, LoadState, RecoveryPlan
@@ -87,6 +88,7 @@ def recover(state: Membership) -> Decision:
         promised=None,
         pinned=state.pinned and (state.pinned[0], 0),
     )
+    state = _taken_for_over(state)
     if state.past_lost:
         return carry_out(state, give_up("", state.lost_layers))
     if state.blame:
@@ -111,6 +113,20 @@ def _answer(state: Membership) -> Decision:
     return carry_out(replace(state, reformations=0, planned={}), recovery)
 
 
+def _taken_for_over(state: Membership) -> Membership:
+    """Supposes that layers have been handed over where only then all have an owner; what workers hold will tell.
+
+    They may have crossed that boundary, and let go, without anybody having heard of it here.
+    """
+    if state.target is None or not _unowned(state.healthy, state) or _unowned(state.target, state):
+        return state
+    return replace(state, healthy=state.target, target=None, former=state.healthy)
+
+
+def _unowned(grid: Plan, state: Membership) -> tuple[int, ...]:
+    return grid.placement.without(state.absent).unowned_layers()
+
+
 def _irreplaceable(state: Membership) -> Program | None:
     """Why nobody can go on where workers have stopped: a layer is left to them."""
     placement = state.healthy.placement
@@ -125,7 +141,7 @@ def _lose_stopped(state: Membership, stopped: tuple[Raised, ...]) -> Decision:
     kept = frozenset(each.worker for each in stopped if each.sound and each.worker in state.full)
     gone = frozenset(each.worker for each in stopped)
     told = [output for each in stopped for output in _told(state, each, stays=each.worker in kept)]
-    without_them = replace(bereft(state, gone), kept=state.kept | kept, raised_at=None)
+    without_them = _taken_for_over(replace(bereft(state, gone), kept=state.kept | kept, raised_at=None))
     if program := _irreplaceable(without_them):
         return _blame(state, program)
     return prefixed(told, _answer(without_them))

@@ -211,6 +211,8 @@ class Membership:
         staggered: whether updates are made ahead of the verdict.
         began: when steps were first seen to run, in seconds of the coordinator's clock; None before.
         target: the plan that the whole grid is to have once layers were handed over; None if it stays as it is.
+        former: the plan of the whole grid that ``healthy`` was taken to have replaced, until all have said what they
+            hold; None otherwise.
         promised: the plan for when those who change places have caught up; None if nobody does.
         losses: how many times workers were lost since.
         failure_every_s: how often a failure is to be expected, in seconds; 0: as often as so far.
@@ -284,6 +286,7 @@ class Membership:
     staggered: bool = False
     began: float | None = None
     target: Plan | None = None
+    former: Plan | None = None
     promised: Promised | None = None
     losses: int = 0
     failure_every_s: float = 0.0

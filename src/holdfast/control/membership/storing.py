@@ -25,7 +25,7 @@ def counted(before: Membership, after: Membership) -> Membership:
 def _durable(state: Membership) -> tuple[object, ...]:
     """Whatever of these changes must be stored before anybody hears of it."""
     members = (state.lost, state.arriving, state.entering, state.synced, state.leaving, state.expected, state.pids)
-    layers = (state.healthy, state.target, state.restorable, state.loading)
+    layers = (state.healthy, state.target, state.former, state.restorable, state.loading)
     exceptions = (state.raised, state.kept, state.losses_by_exception, state.blame)
     return (
         state.generation,
@@ -59,6 +59,7 @@ def to_store(before: Membership, after: Membership) -> StoredDecision | None:
         generation=after.generation,
         healthy=after.healthy,
         target=after.target,
+        former=after.former,
         plan=after.plan,
         period=after.period,
         restorable=after.restorable,
@@ -103,6 +104,7 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         generations=stored.generations,
         healthy=stored.healthy,
         target=stored.target,
+        former=stored.former,
         plan=stored.plan,
         period=stored.period,
         restorable=stored.restorable,

@@ -212,6 +212,7 @@ class SteppedStage(ABC, Generic[R, V]):
         self.discard()
         if self._speculative is not None and to_step <= self._speculative.step:
             self._speculative = None
+        self._forget_missed(to_step)
         for layer in self.layer_steps():
             self._take_back(layer, to_step)
 
@@ -236,6 +237,7 @@ class SteppedStage(ABC, Generic[R, V]):
         self.discard()
         self._speculative = None
         self._since |= dict.fromkeys(layers, step)
+        self._forget_missed(step)
 
     def heal(self, states: Mapping[int, bytes]) -> None:
         """Take the state of layers at the step when they began to be followed, and make the updates since then.
@@ -247,7 +249,7 @@ class SteppedStage(ABC, Generic[R, V]):
             CorruptBlob: a state is not a layer's.
             InternalError: it is another layer's, or of a layer that is not followed.
 
-        After failure: they are still followed; safe to repeat.
+        After either: they are still followed; safe to repeat.
         """
         if strangers := states.keys() - self._since.keys():
             raise InternalError(f"there is nothing to heal: layers {sorted(strangers)} are not followed")
@@ -260,8 +262,7 @@ class SteppedStage(ABC, Generic[R, V]):
         for each in missed:
             behind = [layer for layer, step in since.items() if step <= each.step]
             self._make(behind, each.reduced, each.verdict)
-        earliest = min(self._since.values(), default=None)
-        self._missed = [each for each in self._missed if earliest is not None and each.step >= earliest]
+        self._forget_missed()
 
     def inherit(self, other: Any) -> None:
         """Take over all layers of another stage that are ours, too, held or followed; it is over then.
@@ -282,6 +283,15 @@ class SteppedStage(ABC, Generic[R, V]):
         assert step is not None, "a step that is settled has begun"
         sums = {unit: found for unit, found in reduced.items() if not self._since.keys().isdisjoint(unit)}
         self._missed.append(_Missed(step, sums, verdict))
+
+    def _forget_missed(self, beyond: int | None = None) -> None:
+        """Drops the steps that no followed layer needs, and those from ``beyond`` on, which are run again."""
+        earliest = min(self._since.values(), default=None)
+        self._missed = [
+            each
+            for each in self._missed
+            if earliest is not None and earliest <= each.step and (beyond is None or each.step < beyond)
+        ]
 
     def _make(self, layers: Iterable[int], reduced: dict[ReducedLayers, R], verdict: V) -> None:
         self._reduced, self._verdict = reduced, verdict
