@@ -69,10 +69,11 @@ def problems(draw, pipelines=4, stages=5, microbatches=6, splits=True, tied=Fals
 
 
 @MANY
-@given(problems(tied=True), TECHNIQUES)
-def test_every_plan_is_proved_twice_and_not_below_its_bound(problem, technique):
+@given(problems(tied=True), TECHNIQUES, st.booleans())
+def test_every_plan_is_proved_twice_and_not_below_its_bound(problem, technique, keep_home):
     grid, failed = problem
-    planned = make_plan(grid, failed, technique, time_limit_s=0.0)
+    planned = make_plan(grid, failed, technique, time_limit_s=0.0, keep_home=keep_home)
+    assert planned.shop.failed == failed
     plan = planned.plan
     validate(plan, costs=grid.costs)
     assert planned.found.period >= planned.bound.period
@@ -82,7 +83,7 @@ def test_every_plan_is_proved_twice_and_not_below_its_bound(problem, technique):
     assert steady_period(plan, grid.costs, staggered=True, ties=grid.ties) <= planned.found.period + 1e-9
     assert planned.found.period <= at_once
     own = {worker: set(plan.routes.through(worker)) for worker in plan.workers}
-    for worker, visits in own.items():
+    for worker, visits in own.items() if keep_home else ():
         assert {mb.index for mb in visits if mb.pipeline == worker.pipeline} == set(range(grid.microbatches))
     for stage in range(len(grid.stages)):
         loads = [len(visits) for worker, visits in own.items() if worker.stage == stage]

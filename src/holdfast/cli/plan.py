@@ -93,11 +93,23 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
         "stage is as fast as possible (min-max, the default of --failures), or by SlipStream's algorithm 1 (paper)",
     )
     parser.add_argument(
+        "--keep-home",
+        action="store_true",
+        help="with --failed, let all keep their own micro-batches, as in SlipStream; else workers of a stage, who hold "
+        "the same layers, may change places, so that few pipelines are broken",
+    )
+    parser.add_argument(
         "--technique", choices=[each.value for each in Technique], help="default: adaptive after failures, else 1f1b"
     )
     parser.add_argument("--time-limit", metavar="S", help="seconds for the search; default: 10, of a whole library 60")
     parser.add_argument("--format", choices=sorted(FORMATS), default="table")
-    parser.add_argument("--solver", choices=[each.value for each in Engine], default="list", help="default: list")
+    parser.add_argument(
+        "--solver",
+        choices=[each.value for each in Engine],
+        default="auto",
+        help="what makes the schedule: the list scheduler, and from what it found CP-SAT where it is installed and can "
+        "add something (auto, the default); one of these; or the paper's programme, for the tiniest problems",
+    )
     parser.add_argument("--all-failures", metavar="N", help="fill a plan library for 1 to N failures, in --out")
     parser.add_argument("--out", metavar="DIR", help="the folder of the plan library")
     parser.set_defaults(run=run)
@@ -132,6 +144,7 @@ def _of_grid(task: _Task) -> Shown:
         time_limit_s=task.time_limit_s,
         engine=task.engine,
         tries=task.tries,
+        keep_home=task.keep_home,
     )
     plan = planned.plan
     if planned.shop.num_operations <= _PROVED_TWICE:
@@ -158,9 +171,10 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
         ConfigError: a flag is for regular grids.
     """
     given = [flag for flag in _OTHER_THAN_TRAINED if getattr(args, flag) is not None]
-    given += ["solver"] if args.solver != Engine.LIST else []
+    given += ["solver"] if args.solver != Engine.AUTO else []
     given += ["failures"] if args.failures != "0" else []
     given += ["normalise"] if args.normalise is not None else []
+    given += ["keep_home"] if args.keep_home else []
     if given:
         name = f"--{given[0].replace('_', '-')}"
         raise ConfigError(f"{name}: {args.job} names its pipelines one by one (grid.layout): expected only --failed")
@@ -217,6 +231,7 @@ class _Task:
     fill: tuple[int, Path] | None
     moves: tuple[Move, ...] = ()
     tries: int | None = None
+    keep_home: bool = False
 
 
 def _read(args: argparse.Namespace, job: Job | None) -> _Task:
@@ -250,12 +265,17 @@ def _read(args: argparse.Namespace, job: Job | None) -> _Task:
         ),
         engine=Engine(args.solver),
         fill=_parse_fill(args),
+        keep_home=args.keep_home,
     )
 
 
 def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
     """Returns the task of which training takes the plans; None if flags ask for another, or it makes none like this."""
-    asked = any(getattr(args, flag) is not None for flag in _OTHER_THAN_TRAINED) or args.solver != Engine.LIST
+    asked = (
+        any(getattr(args, flag) is not None for flag in _OTHER_THAN_TRAINED)
+        or args.keep_home
+        or args.solver not in (Engine.AUTO, Engine.LIST)
+    )
     layers = num_layers(job)
     if layers is None and job.train.profile is not None:
         layers = len(load_profile(job.train.profile).layers)

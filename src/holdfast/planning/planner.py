@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import inf
 
 from holdfast.core.bounds import Bound, BoundRules, bound
 from holdfast.core.builders import Limit as Held
@@ -14,11 +15,12 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import regular_placement
 from holdfast.core.plan import Plan, with_listeners
 from holdfast.errors import ConfigError
+from holdfast.planning.lining_up import lined_up, renamed
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import load, per_stage
 from holdfast.planning.search import BestFound, reached, search
 from holdfast.planning.shop import CostedGrid, Shop, open_shop, to_plan, to_routes
-from holdfast.planning.solvers.process import problem_of, run_solver
+from holdfast.planning.solvers.process import installed, problem_of, run_solver
 from holdfast.planning.timing import (
     Measure,
     as_soon_as_possible,
@@ -35,6 +37,12 @@ __all__ = ["Engine", "Planned", "Technique", "judge", "make_plan", "plan_bound"]
 _SMALL, _AT_ONCE = 50_000, 2_000
 """Operations up to which the coupled techniques also ask the builder of the core, which makes objects; the second where
 a plan is wanted at once."""
+
+
+_EXACTLY = 2_000
+"""Operations up to which CP-SAT is asked where nobody says what to ask."""
+_STARTING_S = 2.0
+"""With less time it is not: its process takes a second of it to start."""
 
 
 class Technique(StrEnum):
@@ -109,6 +117,8 @@ class Planned:
 class Engine(StrEnum):
     """What makes schedules."""
 
+    AUTO = "auto"
+    """CP-SAT where it is installed and the problem is small enough for it to add something, else the list scheduler."""
     LIST = "list"
     """The list scheduler and its search."""
     CP_SAT = "cp-sat"
@@ -126,6 +136,7 @@ def make_plan(
     engine: Engine = Engine.LIST,
     seed: int = 0,
     tries: int | None = None,
+    keep_home: bool = False,
 ) -> Planned:
     """Returns the best schedule that an engine finds in time, checked.
 
@@ -138,6 +149,8 @@ def make_plan(
         seed: of the search's random numbers.
         tries: the most schedules that the search makes, at least 1; None: no limit. With it and endless time,
             equal arguments give equal plans.
+        keep_home: whether workers keep their own micro-batches, as SlipStream's do, instead of changing places with
+            others of their stage so that failures are :mod:`lined up <holdfast.planning.lining_up>`.
 
     Raises:
         StateUnavailable: a stage has no living worker.
@@ -149,14 +162,27 @@ def make_plan(
     gone = frozenset(failed)
     if technique is Technique.ONE_F_ONE_B and gone:
         raise ConfigError("--technique 1f1b plans healthy grids only: use adaptive after failures")
-    shop = open_shop(grid, gone, coupled=technique.rules.coupled)
+    empty = gone if keep_home else lined_up(gone, len(grid.stages))
+    shop = open_shop(grid, empty, coupled=technique.rules.coupled)
     lower = plan_bound(grid, per_stage(gone, len(grid.stages)), technique)
+    asked, engine = engine, _suitable(shop, time_limit_s) if engine is Engine.AUTO else engine
     share = 1.0 if engine is Engine.LIST else 0.2
     best = _solve(shop, technique, lower, time_limit_s * share, seed, tries)
     planned = judge(shop, technique, best.schedule, lower, started=started)
-    if engine is Engine.LIST or planned.optimal:
+    if engine is not Engine.LIST and not planned.optimal:
+        planned = _solve_exactly(planned, best, engine, time_limit_s * (1 - share), started)
+        planned = replace(planned, note="") if asked is Engine.AUTO else planned
+    if empty == gone:
         return planned
-    return _solve_exactly(planned, best, engine, time_limit_s * (1 - share), started)
+    shop, schedule = renamed(shop, planned.schedule, gone)
+    check(shop, schedule)
+    return replace(planned, shop=shop, schedule=schedule, solve_s=time.perf_counter() - started)
+
+
+def _suitable(shop: Shop, time_limit_s: float) -> Engine:
+    """What to ask where nobody says."""
+    worth = shop.num_operations <= _EXACTLY and _STARTING_S <= time_limit_s < inf
+    return Engine.CP_SAT if worth and installed() else Engine.LIST
 
 
 def judge(

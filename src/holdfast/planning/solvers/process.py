@@ -17,7 +17,7 @@ from holdfast.errors import ConfigError, SolverTimeout
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.shop import Shop
 
-__all__ = ["Answer", "Scale", "answer_of", "problem_of", "run_solver", "scale_of"]
+__all__ = ["Answer", "Scale", "answer_of", "installed", "problem_of", "run_solver", "scale_of"]
 
 _GRACE_S = 20.0
 """What a solver may take beyond its own limit, for starting and for building the model."""
@@ -136,6 +136,11 @@ def _latest(shop: Shop, value: float, staggered: bool) -> float:
     return max(ends)
 
 
+def installed() -> bool:
+    """Returns whether there are solvers: they come with ``holdfast[solver]``."""
+    return importlib.util.find_spec("ortools") is not None
+
+
 def run_solver(module: str, shop: Shop, problem: dict[str, Any], scale: Scale) -> Answer | None:
     """Returns what a solver found in a process of its own; None if its time was over before it found anything.
 
@@ -149,7 +154,7 @@ def run_solver(module: str, shop: Shop, problem: dict[str, Any], scale: Scale) -
         ConfigError: the solver is not installed.
         SolverTimeout: it failed, or did not end long after its time.
     """
-    if importlib.util.find_spec("ortools") is None:
+    if not installed():
         raise ConfigError(f"--solver {module.replace('_', '-')} needs ortools: install holdfast[solver]")
     limit = problem["time_limit_s"]
     try:

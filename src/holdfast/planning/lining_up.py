@@ -1,0 +1,50 @@
+"""Lining failures up: the workers of a stage hold the same layers, so any of them may do what any other was to do.
+
+Failures that are scattered over pipelines break each of these. In a schedule for as many failures on every stage, but
+in as few pipelines as possible, fewer micro-batches leave theirs; the workers of a stage then change names, and no
+state moves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from holdfast.core.ids import WorkerId
+from holdfast.planning.list_scheduler import Schedule
+from holdfast.planning.normalise import per_stage
+from holdfast.planning.shop import Shop
+
+__all__ = ["lined_up", "renamed"]
+
+
+def lined_up(failed: Iterable[WorkerId], num_stages: int) -> frozenset[WorkerId]:
+    """Returns as many workers of every stage in as few pipelines: those that lost the most, the first of equals."""
+    gone = frozenset(failed)
+    broken = Counter(worker.pipeline for worker in gone)
+    order = sorted(broken, key=lambda pipeline: (-broken[pipeline], pipeline))
+    counts = per_stage(gone, num_stages)
+    return frozenset(WorkerId(pipeline, stage) for stage, count in enumerate(counts) for pipeline in order[:count])
+
+
+def renamed(shop: Shop, schedule: Schedule, failed: Iterable[WorkerId]) -> tuple[Shop, Schedule]:
+    """Returns the problem and its schedule once others of the same stages have failed.
+
+    Who lives in the place of one that has failed does what that one did.
+
+    Args:
+        shop: a problem.
+        schedule: a schedule of it.
+        failed: as many workers of every stage as have failed in the problem.
+    """
+    gone, old = frozenset(failed), shop.failed
+    pipelines = shop.grid.pipelines
+    takes = list(range(shop.num_workers))
+    changed = (sorted(each, key=lambda worker: (worker.stage, worker.pipeline)) for each in (gone - old, old - gone))
+    for one, other in zip(*changed, strict=True):
+        first, second = (worker.stage * pipelines + worker.pipeline for worker in (one, other))
+        takes[first], takes[second] = second, first
+    rows = [schedule.rows[worker] for worker in takes]
+    worker_of = tuple(takes[worker] for worker in shop.worker_of)
+    return replace(shop, failed=gone, worker_of=worker_of), replace(schedule, rows=rows)
