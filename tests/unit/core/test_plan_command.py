@@ -50,7 +50,8 @@ def test_the_healthy_example(plan_json):
 
 
 def test_failed_workers_are_absent_and_their_microbatches_keep_their_pipeline(plan_json):
-    found = plan_json(f"{GRID} --costs 10,11,8 --comm 1 --optimizer-cost 5 --failed 1.2,0.3 --keep-home --time-limit 0.2")
+    costs = "--costs 10,11,8 --comm 1 --optimizer-cost 5"
+    found = plan_json(f"{GRID} {costs} --failed 1.2,0.3 --keep-home --time-limit 0.2")
     assert sorted(found["orders"]) == sorted(
         f"{p}.{s}" for p in range(3) for s in range(4) if (p, s) not in {(1, 2), (0, 3)}
     )
