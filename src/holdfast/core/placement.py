@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -107,6 +107,14 @@ class Placement:
         """Returns the ranges that a worker follows, ascending."""
         return _of_one(self.followed, worker)
 
+    def held_layers(self, worker: WorkerId) -> tuple[int, ...]:
+        """Returns the layers that a worker holds, ascending."""
+        return _indices(self.held_by(worker))
+
+    def followed_layers(self, worker: WorkerId) -> tuple[int, ...]:
+        """Returns the layers that a worker follows, ascending."""
+        return _indices(self.followed_by(worker))
+
     def layers_of(self, worker: WorkerId) -> tuple[int, ...]:
         """Returns the layers that a worker holds or follows, ascending.
 
@@ -116,7 +124,7 @@ class Placement:
         parts = (*self.held_by(worker), *self.followed_by(worker))
         if not parts:
             raise ConfigError(f"worker {worker} is not in the placement, which has {_some(self.workers)}")
-        return tuple(layer for part in sorted(parts) for layer in part.indices)
+        return _indices(sorted(parts))
 
     @property
     def single_ranges(self) -> dict[WorkerId, LayerRange]:
@@ -155,9 +163,9 @@ class Placement:
             followed=tuple(row for row in self.followed if row[0] not in gone),
         )
 
-    def unowned_layers(self) -> tuple[int, ...]:
-        """Returns the layers that no worker holds, ascending."""
-        owned = {layer for _, layers in self.ranges for layer in layers.indices}
+    def unowned_layers(self, gone: Collection[WorkerId] = ()) -> tuple[int, ...]:
+        """Returns the layers that no worker holds, or none but those that are ``gone``, ascending."""
+        owned = {layer for worker, layers in self.ranges if worker not in gone for layer in layers.indices}
         return tuple(layer for layer in range(self.num_layers) if layer not in owned)
 
 
@@ -165,10 +173,14 @@ def lacking(placement: Placement, target: Placement) -> tuple[tuple[WorkerId, La
     """Returns what workers of a placement do not hold and are to hold in another one, as rows of that."""
     rows: list[tuple[WorkerId, LayerRange]] = []
     for worker in placement.workers:
-        held = {layer for part in placement.held_by(worker) for layer in part.indices}
-        wanted = (layer for part in target.held_by(worker) for layer in part.indices)
-        rows += ((worker, part) for part in _ranges(layer for layer in wanted if layer not in held))
+        held = frozenset(placement.held_layers(worker))
+        missing = (layer for layer in target.held_layers(worker) if layer not in held)
+        rows += ((worker, part) for part in _ranges(missing))
     return tuple(rows)
+
+
+def _indices(ranges: Iterable[LayerRange]) -> tuple[int, ...]:
+    return tuple(layer for part in ranges for layer in part.indices)
 
 
 def _ranges(layers: Iterable[int]) -> Iterator[LayerRange]:

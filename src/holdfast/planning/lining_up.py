@@ -16,7 +16,7 @@ from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import per_stage
 from holdfast.planning.shop import Shop
 
-__all__ = ["lined_up", "renamed"]
+__all__ = ["exchanges", "lined_up", "with_failed"]
 
 
 def lined_up(failed: Iterable[WorkerId], num_stages: int) -> frozenset[WorkerId]:
@@ -28,7 +28,18 @@ def lined_up(failed: Iterable[WorkerId], num_stages: int) -> frozenset[WorkerId]
     return frozenset(WorkerId(pipeline, stage) for stage, count in enumerate(counts) for pipeline in order[:count])
 
 
-def renamed(shop: Shop, schedule: Schedule, failed: Iterable[WorkerId]) -> tuple[Shop, Schedule]:
+def exchanges(gone: Iterable[WorkerId], alive: Iterable[WorkerId]) -> list[tuple[WorkerId, WorkerId]]:
+    """Returns who must change places so that those who are alive sit where others are gone, on the same stages.
+
+    Args:
+        gone: places of workers that have failed.
+        alive: as many places of every stage, of workers that live.
+    """
+    by_stage = (sorted(each, key=lambda place: (place.stage, place.pipeline)) for each in (gone, alive))
+    return list(zip(*by_stage, strict=True))
+
+
+def with_failed(shop: Shop, schedule: Schedule, failed: Iterable[WorkerId]) -> tuple[Shop, Schedule]:
     """Returns the problem and its schedule once others of the same stages have failed.
 
     Who lives in the place of one that has failed does what that one did.
@@ -41,9 +52,8 @@ def renamed(shop: Shop, schedule: Schedule, failed: Iterable[WorkerId]) -> tuple
     gone, old = frozenset(failed), shop.failed
     pipelines = shop.grid.pipelines
     takes = list(range(shop.num_workers))
-    changed = (sorted(each, key=lambda worker: (worker.stage, worker.pipeline)) for each in (gone - old, old - gone))
-    for one, other in zip(*changed, strict=True):
-        first, second = (worker.stage * pipelines + worker.pipeline for worker in (one, other))
+    for pair in exchanges(gone - old, old - gone):
+        first, second = (worker.stage * pipelines + worker.pipeline for worker in pair)
         takes[first], takes[second] = second, first
     rows = [schedule.rows[worker] for worker in takes]
     worker_of = tuple(takes[worker] for worker in shop.worker_of)

@@ -15,7 +15,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import regular_placement
 from holdfast.core.plan import Plan, with_listeners
 from holdfast.errors import ConfigError
-from holdfast.planning.lining_up import lined_up, renamed
+from holdfast.planning.lining_up import lined_up, with_failed
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import load, per_stage
 from holdfast.planning.search import BestFound, reached, search
@@ -174,7 +174,7 @@ def make_plan(
         planned = replace(planned, note="") if asked is Engine.AUTO else planned
     if empty == gone:
         return planned
-    shop, schedule = renamed(shop, planned.schedule, gone)
+    shop, schedule = with_failed(shop, planned.schedule, gone)
     check(shop, schedule)
     return replace(planned, shop=shop, schedule=schedule, solve_s=time.perf_counter() - started)
 

@@ -17,6 +17,7 @@ from holdfast.core.profile import Costs
 from holdfast.core.seats import Seats, exchanged, seats_of
 from holdfast.core.validate import validate
 from holdfast.planning.library import PlanLibrary
+from holdfast.planning.lining_up import exchanges
 from holdfast.planning.normalise import per_stage
 from holdfast.planning.planner import Technique, make_plan
 from holdfast.planning.shop import CostedGrid
@@ -180,14 +181,8 @@ def looked_up(library: PlanLibrary, healthy: Plan, lost: Iterable[WorkerId], ter
     if found is None or found.failures_per_stage != per_stage(gone, len(grid.stages)):
         return None
     without = found.shop.failed - found.spares
-    plan = seats.seat(exchanged(found.plan, _pairs(gone - without, without - gone)))
+    plan = seats.seat(exchanged(found.plan, exchanges(gone - without, without - gone)))
     return Rerouted(plan=_proved(plan, terms), period=found.found.period)
-
-
-def _pairs(gone: Iterable[WorkerId], alive: Iterable[WorkerId]) -> list[tuple[WorkerId, WorkerId]]:
-    """Who must change places so that those who are alive sit where others are gone, on the same stages."""
-    by_stage = [sorted(each, key=lambda place: (place.stage, place.pipeline)) for each in (gone, alive)]
-    return list(zip(*by_stage, strict=True))
 
 
 def seated_grid(seats: Seats, terms: Terms) -> CostedGrid:

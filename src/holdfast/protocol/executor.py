@@ -320,7 +320,7 @@ class Execution:
         if prepared is None:
             return False
         held = self.stage.layer_steps()
-        return all(layer in held for part in prepared.placement.held_by(self.program.worker) for layer in part.indices)
+        return all(layer in held for layer in prepared.placement.held_layers(self.program.worker))
 
     def _close(self) -> Steps:
         """Settles the step and updates all layers."""

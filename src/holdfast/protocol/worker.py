@@ -407,7 +407,7 @@ class WorkerProtocol:
         elif install.plan is not None and (first or install.plan.placement.followed_by(self.worker)):
             self._forget_open()
             yield from self._fit(install.plan, self._step())
-            self.stage.follow(self._to_follow(install.plan), self._step())
+            self.stage.follow(install.plan.placement.followed_layers(self.worker), self._step())
         self.stage.discard()
         yield Report(self._status())
         if install.plan is None:
@@ -433,11 +433,8 @@ class WorkerProtocol:
         if plan.placement.layers_of(self.worker) != self.stage.layers:
             self.stage = yield Load(plan, None)
             self.snapshots.forget()
-            if new := [layer for layer in self._to_follow(plan) if layer not in before]:
+            if new := [layer for layer in plan.placement.followed_layers(self.worker) if layer not in before]:
                 self.stage.follow(new, step)
-
-    def _to_follow(self, plan: Plan, worker: WorkerId | None = None) -> list[int]:
-        return [layer for part in plan.placement.followed_by(worker or self.worker) for layer in part.indices]
 
     def _connect(self, plan: Plan) -> Script:
         self.program = lower_worker(plan, self.worker, self.ties)
@@ -534,7 +531,7 @@ class WorkerProtocol:
     def _follow(self, plan: Plan, step: int) -> Script:
         """Begins to take part in the updates of layers without their state, which their owners give us meanwhile."""
         self.entered = step
-        layers = self._to_follow(plan)
+        layers = plan.placement.followed_layers(self.worker)
         self.stage.follow(layers, step)
         self._forget_open()
         self.snapshots.forget()
@@ -640,9 +637,9 @@ class WorkerProtocol:
             return False
         snapshots = self._snapshots_for(install.plan, followers)
         for target in followers:
-            wanted = {layer: snapshots[layer] for layer in self._to_follow(install.plan, target) if layer in snapshots}
-            if wanted:
-                yield Serve(self.generation, step, target, wanted)
+            wanted = install.plan.placement.followed_layers(target)
+            if served := {layer: snapshots[layer] for layer in wanted if layer in snapshots}:
+                yield Serve(self.generation, step, target, served)
         yield Drain()
         yield from self._fit(install.plan, step)
         yield from self._connect(install.plan)
@@ -655,8 +652,8 @@ class WorkerProtocol:
 
     def _snapshots_for(self, plan: Plan, followers: tuple[WorkerId, ...]) -> dict[int, Callable[[], bytes]]:
         """Copies of the layers that we hold and that some of them are to be given."""
-        held = {layer for part in plan.placement.held_by(self.worker) for layer in part.indices}
-        wanted = {layer for follower in followers for layer in self._to_follow(plan, follower)}
+        held = set(plan.placement.held_layers(self.worker))
+        wanted = {layer for follower in followers for layer in plan.placement.followed_layers(follower)}
         return {layer: self.stage.snapshot(layer) for layer in sorted(held & wanted)}
 
     def _reports(self) -> bool:

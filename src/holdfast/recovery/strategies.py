@@ -135,7 +135,7 @@ def checkfreq(view: ClusterView) -> RecoveryPlan:
 
 def _restart(view: ClusterView, name: str) -> RecoveryPlan:
     if view.checkpoint is None or view.wait_s <= 0:
-        return fall_back(view, view.healthy.placement.without(view.lost).unowned_layers())
+        return fall_back(view, view.healthy.placement.unowned_layers(view.lost))
     missing = Spawn(workers=_vacant(view))
     return RecoveryPlan(strategy=name, actions=(Abort(), Await(limit_s=view.wait_s, everyone=True), missing))
 

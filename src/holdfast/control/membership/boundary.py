@@ -75,7 +75,7 @@ def change_members(state: Membership) -> Decision:
     view = ClusterView(healthy=state.healthy, lost=lost, entering=entering, terms=state.terms, offer=offer)
     recovery = at_boundary(view)
     if recovery.plan is None:
-        layers = ", ".join(map(str, state.healthy.placement.without(lost).unowned_layers()))
+        layers = ", ".join(map(str, state.healthy.placement.unowned_layers(lost)))
         text = f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does"
         notices = (notice(worker, text) for worker in sorted(going))
         return prefixed(notices, change_members(replace(state, leaving=state.leaving - going)))
@@ -89,7 +89,7 @@ def _hands_over(state: Membership) -> bool:
 
 def _hand_over(state: Membership, target: Plan) -> Decision:
     """Layers go from worker to worker in two steps: they are followed first, and by both held until the second."""
-    if unowned := target.placement.without(state.absent).unowned_layers():
+    if unowned := target.placement.unowned_layers(state.absent):
         names = ", ".join(map(str, unowned))
         return _stay(state, f"in the one that it was to become nobody is left to hold layer(s) {names}")
     here = state.healthy.placement.without(state.absent)

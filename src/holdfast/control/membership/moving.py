@@ -32,25 +32,25 @@ def on_standing(state: Membership, status: Status) -> Decision:
         return on_status(state, status)
     for other in (state.target, state.former):
         if other is not None and not _without_their_layers(state, known, other):
-            recovered, outputs = recover(replace(state, healthy=other, target=None, former=None))
-            return replace(recovered, reformations=state.reformations), outputs
-    vacant = sorted(state.absent)
+            return _begin_anew(state, replace(state, healthy=other, target=None, former=None))
+    vacant, layers_of = sorted(state.absent), state.healthy.placement.layers_of
     pairs = []
     for worker in moved:
-        place = next((place for place in vacant if _layers_of(state.healthy, place) == known[worker].layers), None)
+        place = next((place for place in vacant if layers_of(place) == known[worker].layers), None)
         if place is None:
             raise InternalError(f"worker {worker} holds layers {known[worker].layers}, where no place is vacant")
         vacant.remove(place)
         pairs.append((worker, place))
     healthy = exchanged(state.healthy, pairs)
-    recovered, outputs = recover(replace(state, healthy=healthy, arriving=state.arriving | frozenset(moved)))
-    return replace(recovered, reformations=state.reformations), outputs
+    return _begin_anew(state, replace(state, healthy=healthy, arriving=state.arriving | frozenset(moved)))
+
+
+def _begin_anew(before: Membership, state: Membership) -> Decision:
+    """Answers the same loss again, in the grid that there is; that is no suspicion more, nor fewer."""
+    recovered, outputs = recover(state)
+    return replace(recovered, reformations=before.reformations), outputs
 
 
 def _without_their_layers(state: Membership, known: Mapping[WorkerId, Status], grid: Plan) -> list[WorkerId]:
     """Who does not have all that is its own in a grid. One that was to take layers over may have more."""
-    return [worker for worker in state.alive if not set(known[worker].layers) >= set(_layers_of(grid, worker))]
-
-
-def _layers_of(plan: Plan, worker: WorkerId) -> tuple[int, ...]:
-    return plan.placement.layers_of(worker)
+    return [worker for worker in state.alive if not set(known[worker].layers) >= set(grid.placement.layers_of(worker))]

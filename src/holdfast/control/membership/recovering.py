@@ -19,7 +19,6 @@ from holdfast.control.membership.state import (
 )
 from holdfast.control.messages import Raised, Unreadable
 from holdfast.core.ids import WorkerId
-from holdfast.core.plan import Plan
 from holdfast.core.schedule import OpKind
 from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import ClusterView, LoadState, RecoveryPlan
@@ -118,19 +117,16 @@ def _taken_for_over(state: Membership) -> Membership:
 
     They may have crossed that boundary, and let go, without anybody having heard of it here.
     """
-    if state.target is None or not _unowned(state.healthy, state) or _unowned(state.target, state):
+    now, then = state.healthy, state.target
+    if then is None or not now.placement.unowned_layers(state.absent) or then.placement.unowned_layers(state.absent):
         return state
-    return replace(state, healthy=state.target, target=None, former=state.healthy)
-
-
-def _unowned(grid: Plan, state: Membership) -> tuple[int, ...]:
-    return grid.placement.without(state.absent).unowned_layers()
+    return replace(state, healthy=then, target=None, former=now)
 
 
 def _irreplaceable(state: Membership) -> Program | None:
     """Why nobody can go on where workers have stopped: a layer is left to them."""
     placement = state.healthy.placement
-    layers = placement.without(state.absent).unowned_layers()
+    layers = placement.unowned_layers(state.absent)
     stopped = [each for each in state.raised if set(placement.layers_of(each.worker)) & set(layers)]
     names = ", ".join(map(str, layers))
     return Program(first=stopped[0], why=f"nobody else holds layer(s) {names} and can go on") if stopped else None
@@ -169,7 +165,7 @@ def _blame(state: Membership, program: Program) -> Decision:
 
 def _save_all(state: Membership) -> Decision:
     """A last generation, in which what lives is saved."""
-    return carry_out(state, give_up("", state.healthy.placement.without(state.absent).unowned_layers()))
+    return carry_out(state, give_up("", state.healthy.placement.unowned_layers(state.absent)))
 
 
 def bereft(state: Membership, gone: frozenset[WorkerId]) -> Membership:
@@ -190,7 +186,7 @@ def _newest(state: Membership) -> int:
 
 def restore_if_whole(state: Membership) -> Decision:
     """Once every layer has somebody again, or every place if all are waited for, all load the last checkpoint."""
-    missing = state.lost if state.wait_for_all else state.healthy.placement.without(state.lost).unowned_layers()
+    missing = state.lost if state.wait_for_all else state.healthy.placement.unowned_layers(state.lost)
     if missing:
         return state, ()
     recovery = adaptive(ClusterView(healthy=state.healthy, lost=state.lost, terms=state.terms))
