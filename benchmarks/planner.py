@@ -7,7 +7,9 @@ of the solvers that it starts.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
+import random
 import resource
 import statistics
 import tempfile
@@ -16,13 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.ids import WorkerId
-from holdfast.core.placement import split_evenly
-from holdfast.core.profile import parse_costs
+from holdfast.core.ids import Batch, WorkerId
+from holdfast.core.placement import LayerRange, Placement, home_placement, split_evenly
+from holdfast.core.profile import Costs, parse_costs
+from holdfast.core.routes import Routes, home_routes, reroute
+from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import bound_cost, min_max, place
-from holdfast.planning.planner import Engine, Planned, Technique, make_plan
-from holdfast.planning.shop import CostedGrid
+from holdfast.planning.planner import Engine, Planned, Technique, make_plan, plan_routes
 from measure import Recorder, print_table, progress
 
 UNEVEN = {"costs": "10,11,8", "comm": "1", "optimizer": "5"}
@@ -50,6 +53,8 @@ GAPS: tuple[tuple[int, int, int, dict[str, str], float], ...] = (
 )
 MISSING = ((3, 4, 6), (4, 8, 16), (8, 4, 16), (8, 8, 32), (16, 8, 32), (8, 16, 64), (16, 16, 64), (32, 16, 64))
 _RECOVERING = (Technique.ADAPTIVE, Technique.DECOUPLED, Technique.STAGGERED)
+SCATTERED = ((4, 4, 16), (8, 4, 16), (8, 8, 16), (16, 8, 32), (32, 16, 16))
+SCATTERED_S = 5.0
 FIGURE_9 = ((8, 32), (16, 32), (32, 32), (64, 24))
 
 
@@ -60,7 +65,9 @@ def main() -> int:
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for the search of one plan")
     parser.add_argument("--solver-limit", type=float, default=150.0, help="seconds for CP-SAT, where it is asked")
     parser.add_argument(
-        "--tables", default="example,normalise,gaps,figure9,table3,largest,missing", help="which tables"
+        "--tables",
+        default="example,normalise,gaps,scattered,unlike,figure9,table3,largest,missing",
+        help="which tables",
     )
     args = parser.parse_args()
     recorder = Recorder(name="planner", settings=vars(args))
@@ -68,6 +75,8 @@ def main() -> int:
         "example": example,
         "normalise": normalise,
         "gaps": gaps,
+        "scattered": scattered,
+        "unlike": unlike,
         "figure9": figure9,
         "table3": table3,
         "largest": largest,
@@ -136,6 +145,112 @@ def gaps(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
                 if target or planned.optimal:
                     break
     return table
+
+
+def scattered(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
+    """Workers lost anywhere: lined up, and with everybody keeping its own micro-batches, against the bound."""
+    table = [
+        [
+            "DP,PP,M",
+            "sets",
+            "lined up, gap: median",
+            "worst",
+            "keep home: median",
+            "worst",
+            "above the best: median",
+            "worst",
+        ]
+    ]
+    for pipelines, stages, microbatches in SCATTERED[:2] if args.quick else SCATTERED:
+        rng = random.Random(pipelines * stages)
+        grid, many = _grid(stages, pipelines, microbatches), 5 if args.quick else 20
+        gaps: dict[bool, list[float]] = {False: [], True: []}
+        above: list[float] = []
+        for nth in range(many):
+            failed = _any_lost(rng, pipelines, stages)
+            shape = f"{pipelines},{stages},{microbatches}"
+            found = {}
+            for keep in (False, True):
+                labels = {"shape": shape, "nth": nth, "failed": len(failed), "keep_home": keep}
+                with _Timed(recorder, table="scattered", **labels) as timed:
+                    found[keep] = timed.add(
+                        make_plan(grid, failed, Technique.STAGGERED, time_limit_s=SCATTERED_S, keep_home=keep)
+                    )
+                gaps[keep].append(found[keep].gap)
+            above.append(found[True].found.period / found[False].found.period - 1)
+        numbers = (
+            f"{value:.2%}"
+            for each in (gaps[False], gaps[True], above)
+            for value in (statistics.median(each), max(each))
+        )
+        table.append([f"{pipelines},{stages},{microbatches}", str(many), *numbers])
+    return table
+
+
+def _any_lost(rng: random.Random, pipelines: int, stages: int) -> list[WorkerId]:
+    """Up to a quarter of the workers, anywhere, but for one of each stage."""
+    kept = {WorkerId(rng.randrange(pipelines), stage) for stage in range(stages)}
+    others = [
+        worker
+        for worker in (WorkerId(pipeline, stage) for pipeline in range(pipelines) for stage in range(stages))
+        if worker not in kept
+    ]
+    return rng.sample(others, rng.randint(1, max(1, pipelines * stages // 4)))
+
+
+def unlike(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
+    """Random pipelines that are not alike, up to 24 workers, many after losses: gaps to the bound of the routes."""
+    table = [["technique", "engine", "instances", "optimal", "gap: median", "p95", "worst", "s: median", "worst"]]
+    for technique in _RECOVERING:
+        for engine, limit, many in ((Engine.LIST, 1.0, 200), (Engine.CP_SAT, 10.0, 50)):
+            rng, gaps, took, optimal = random.Random(1), [], [], 0
+            many = 20 if args.quick else many
+            for nth in range(many):
+                placement, routes, costs = _unlike(rng)
+                labels = {"technique": technique.value, "engine": engine.value, "nth": nth}
+                with _Timed(recorder, table="unlike", **labels) as timed:
+                    found = timed.add(
+                        plan_routes(placement, routes, costs, technique, time_limit_s=limit, engine=engine)
+                    )
+                gaps.append(found.gap)
+                took.append(timed.wall_s)
+                optimal += found.optimal
+            gaps.sort()
+            shares = (statistics.median(gaps), gaps[int(0.95 * many)], gaps[-1])
+            times = (f"{statistics.median(took):.2f}", f"{max(took):.1f}")
+            table.append(
+                [technique.value, engine.value, str(many), str(optimal), *(f"{gap:.2%}" for gap in shares), *times]
+            )
+    return table
+
+
+def _unlike(rng: random.Random) -> tuple[Placement, Routes, Costs]:
+    """2 to 5 pipelines of 1 to 5 stages, with micro-batches by how fast each is; many have lost up to 3 workers."""
+    layers = rng.randint(5, 12)
+    rows: list[list[LayerRange]] = []
+    left = rng.randint(4, 24)
+    for _ in range(rng.randint(2, 5)):
+        depth = min(rng.randint(1, 5), layers, max(1, left))
+        cuts = sorted(rng.sample(range(1, layers), depth - 1))
+        rows.append([LayerRange(*pair) for pair in itertools.pairwise([0, *cuts, layers])])
+        left -= depth
+    pace = rng.randint(8, 30)
+    counts = tuple(max(1, round(pace / max(cut.stop - cut.start for cut in row))) for row in rows)
+    placement, memory = home_placement(rows), {}
+    if rng.random() < 0.5:
+        memory = {"memory": f"{rng.choice(['1,0,1', '1,0.5,0.5'])},{rng.choice([3, 5, 8]) * layers}"}
+    if rng.random() < 0.5:
+        memory |= {
+            "costs": ",".join(str(rng.randint(1, 12)) for _ in range(3)),
+            "comm": str(rng.randint(0, 3)),
+            "optimizer": str(rng.randint(0, 5)),
+        }
+    routes, costs = home_routes(placement, Batch(counts)), parse_costs(layers, **memory)
+    while rng.random() < 0.75:
+        gone = frozenset(rng.sample(placement.workers, min(len(placement.workers) - 1, rng.randint(1, 3))))
+        if not placement.unowned_layers(gone):
+            return placement.without(gone), reroute(placement, routes, gone), costs
+    return placement, routes, costs
 
 
 def figure9(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:

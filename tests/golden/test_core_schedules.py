@@ -11,8 +11,8 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs, unit_costs
 from holdfast.core.schedule import format_orders, parse_orders
 from holdfast.core.validate import validate
+from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.shop import CostedGrid
 
 FOLDER = Path(__file__).parent / "schedules"
 EXAMPLE = regular_plan(3, split_evenly(4, 4), 6)

@@ -13,6 +13,7 @@ from holdfast.core.builders import home_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, home_placement
+from holdfast.planning.planner import Technique
 from holdfast.telemetry.events import Synced
 from holdfast.testing.virtual import VirtualCluster
 
@@ -45,9 +46,14 @@ def alone(layout, steps, staggered):
 
 
 @cache
-def effects(layout, staggered):
+def effects(layout, staggered, technique=None):
     """How many effects each worker yields if nothing happens."""
-    return run(layout).effects
+    return run(layout, technique=technique).effects
+
+
+def techniques(staggered):
+    """By 1F1B's rules, and by the planner's."""
+    return (None, Technique.STAGGERED) if staggered else (None, Technique.DECOUPLED)
 
 
 def any_layout(source):
@@ -81,13 +87,13 @@ def test_deaths_anywhere_at_any_time(start, staggered):
     done = 0
     for seed in range(start, start + CHUNK):
         source = random.Random(seed)
-        layout = any_layout(source)
+        layout, technique = any_layout(source), source.choice(techniques(staggered))
         workers = plan_of(layout).workers
-        yielded = effects(layout, staggered)
+        yielded = effects(layout, staggered, technique)
         victims = source.sample(workers, source.randint(1, max(1, len(workers) // 2)))
         kills = [(worker, source.randint(FIRST_EFFECT_AFTER_INSTALL, yielded[worker])) for worker in victims]
         try:
-            result = run(layout, seed=seed, kill_at_effect=kills)
+            result = run(layout, seed=seed, kill_at_effect=kills, technique=technique)
             assert result.fired
             if lost_layers(layout, result.lost):
                 assert result.outcome == "lost", result.detail
@@ -96,7 +102,8 @@ def test_deaths_anywhere_at_any_time(start, staggered):
             assert (result.outcome, result.digest) == ("done", alone(layout, STEPS, staggered)), result.detail
             done += 1
         except BaseException as error:
-            error.add_note(f"repeat: seed {seed}, layout {layout}, kill_at_effect {[(str(w), n) for w, n in kills]}")
+            deaths = [(str(worker), count) for worker, count in kills]
+            error.add_note(f"repeat: seed {seed}, layout {layout}, {technique}, kill_at_effect {deaths}")
             raise
     assert done > CHUNK // 4
 
@@ -106,7 +113,7 @@ def test_workers_go_and_come_back(start, staggered):
     steps, back = 20, 0
     for seed in range(start, start + CHUNK):
         source = random.Random(seed)
-        layout = any_layout(source)
+        layout, technique = any_layout(source), source.choice(techniques(staggered))
         pipelines, _ = layout
         victim = source.randrange(len(pipelines))
         faults = []
@@ -115,12 +122,13 @@ def test_workers_go_and_come_back(start, staggered):
             faults.append(f"{kind}:{victim}.{stage}@{step}:{source.choice(['forward', 'backward', 'reduce'])}")
             faults.append(f"join:{victim}.{stage}@{step + source.randrange(2, 5)}")
         try:
-            result = run(layout, seed=seed, steps=steps, faults=[Fault.parse(text) for text in faults])
+            parsed = [Fault.parse(text) for text in faults]
+            result = run(layout, seed=seed, steps=steps, faults=parsed, technique=technique)
             assert (result.outcome, result.digest) == ("done", alone(layout, steps, staggered)), result.detail
             assert {text for text in result.fired if not text.startswith("join")}
             back += sum(isinstance(event, Synced) for _, event in result.events)
         except BaseException as error:
-            error.add_note(f"repeat: seed {seed}, layout {layout}, faults {faults}")
+            error.add_note(f"repeat: seed {seed}, layout {layout}, {technique}, faults {faults}")
             raise
     assert back > CHUNK
 

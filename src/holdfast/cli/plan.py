@@ -8,6 +8,7 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,19 +19,23 @@ from holdfast.config.profiles import load_profile
 from holdfast.core.builders import adaptive_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
-from holdfast.core.placement import LayerRange, regular_placement, split_evenly
+from holdfast.core.placement import LayerRange, home_placement, regular_placement, split_evenly
+from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, Profile, costs_from_profile, parse_costs, unit_costs
-from holdfast.core.seats import seats_of
+from holdfast.core.routes import home_routes, reroute
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan
+from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.jobs import healthy_plan, profile_of, stages_of, terms_of
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import Move, Normalisation, assigned, moves, normalised
 from holdfast.planning.partition import balanced_stages
-from holdfast.planning.planner import Engine, Technique, make_plan
-from holdfast.planning.shop import CostedGrid
+from holdfast.planning.planner import Engine, Planned, Technique, make_plan, plan_routes
+from holdfast.planning.problem import routes_problem
+from holdfast.planning.route_bounds import route_bound
+from holdfast.planning.search import reached
 from holdfast.planning.timing import to_timeline
-from holdfast.planning.training import not_regular, regular_grid, rerouted, tries_for
+from holdfast.planning.training import planned_routes, regular_grid, tries_for, within_limit
 
 __all__ = ["add_plan_parser", "run"]
 
@@ -49,6 +54,12 @@ _OTHER_THAN_TRAINED = (
     "out",
 )
 """Flags that ask for another plan than that of a job's training."""
+_OF_REGULAR_GRIDS = (
+    *(flag for flag in _OTHER_THAN_TRAINED if flag not in ("technique", "time_limit")),
+    "normalise",
+    "keep_home",
+)
+"""Flags that do not go with a grid whose pipelines are unlike."""
 _MOST_WORKERS, _MOST_OPERATIONS = 100_000, 20_000_000
 _PROVED_TWICE = 50_000
 """Operations up to which the core's validator, which works on messages, proves the plan as well."""
@@ -146,55 +157,80 @@ def _of_grid(task: _Task) -> Shown:
         tries=task.tries,
         keep_home=task.keep_home,
     )
-    plan = planned.plan
-    if planned.shop.num_operations <= _PROVED_TWICE:
-        validate(plan, costs=task.grid.costs)
-    staggered = task.technique is Technique.STAGGERED
+    return _shown(planned, planned.failed, task.moves)
+
+
+def _shown(planned: Planned, failed: Iterable[WorkerId], moves: tuple[Move, ...] = ()) -> Shown:
+    plan, problem = planned.plan, planned.problem
+    if problem.num_operations <= _PROVED_TWICE:
+        validate(plan, costs=problem.costs)
+    staggered = planned.technique is Technique.STAGGERED
     return Shown(
         plan=plan,
-        timeline=to_timeline(planned.shop, plan, planned.schedule, staggered=staggered),
-        costs=planned.shop.grid.costs,
-        failed=planned.shop.failed,
+        timeline=to_timeline(problem, plan, planned.schedule, staggered=staggered),
+        costs=problem.costs,
+        failed=failed,
         solve_s=planned.solve_s,
         bound=planned.bound,
         optimal=planned.optimal,
         failures_per_stage=planned.failures_per_stage,
-        moves=task.moves,
+        moves=moves,
         note=planned.note,
     )
 
 
 def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
-    """The plan with which training answers the loss of some workers of a grid whose pipelines are unlike.
+    """The plan of a grid whose pipelines are unlike, whole or without some workers: that of training, or as asked for.
 
     Raises:
         ConfigError: a flag is for regular grids.
     """
-    given = [flag for flag in _OTHER_THAN_TRAINED if getattr(args, flag) is not None]
-    given += ["solver"] if args.solver != Engine.AUTO else []
-    given += ["failures"] if args.failures != "0" else []
-    given += ["normalise"] if args.normalise is not None else []
-    given += ["keep_home"] if args.keep_home else []
-    if given:
-        name = f"--{given[0].replace('_', '-')}"
-        raise ConfigError(f"{name}: {args.job} names its pipelines one by one (grid.layout): expected only --failed")
+    _check_flags_of_layout(args)
     layers = num_layers(job) or sum(job.grid.layout[0].stages)
     profile, ties = profile_of(job, layers), _known_ties(job, layers)
     terms, began = terms_of(job, layers, profile, ties), time.monotonic()
-    healthy = healthy_plan(job, layers, profile, ties)
-    failed = _parse_failed(args.failed, healthy.workers)
-    note = not_regular(terms) if terms is not None and seats_of(healthy) is None else ""
-    if failed and terms is not None:
-        found = rerouted(healthy, failed, terms)
-        plan, note = found.plan, found.note
-    else:
-        plan = adaptive_plan(healthy, failed) if failed else healthy
-        validate(plan, ties=ties)
-    solve_s = time.monotonic() - began
+    placement = home_placement(stages_of(job, layers))
+    routes, failed = home_routes(placement, job.grid.batch), _parse_failed(args.failed, placement.workers)
+    routes, left = reroute(placement, routes, failed), placement.without(failed)
     costs = unit_costs(layers) if profile is None else costs_from_profile(profile)
-    staggered = terms is not None and terms.technique is Technique.STAGGERED
-    timeline = evaluate(plan, costs, staggered=staggered, ties=ties)
-    return Shown(plan=plan, timeline=timeline, costs=costs, failed=failed, solve_s=solve_s, note=note)
+    if args.technique or args.time_limit or args.solver != Engine.AUTO:
+        technique = Technique(args.technique or ("adaptive" if terms is None else terms.technique))
+        if technique is Technique.ONE_F_ONE_B and failed:
+            raise ConfigError("--technique 1f1b plans healthy grids only: use adaptive after failures")
+        costs = costs if terms is None else within_limit(terms)
+        limit_s, engine = _time_limit(args), Engine(args.solver)
+        planned = plan_routes(left, routes, costs, technique, ties=ties, time_limit_s=limit_s, engine=engine)
+    elif terms is not None:
+        planned = planned_routes(left, routes, terms, at_once=bool(failed))
+    else:
+        return _by_rules(healthy_plan(job, layers), failed, costs, ties, began)
+    return _shown(planned, failed)
+
+
+def _by_rules(
+    healthy: Plan, failed: tuple[WorkerId, ...], costs: Costs, ties: tuple[tuple[int, ...], ...], began: float
+) -> Shown:
+    """The plan of training where it does not ask the planner."""
+    plan = adaptive_plan(healthy, failed) if failed else healthy
+    validate(plan, ties=ties)
+    solve_s = time.monotonic() - began
+    lower = route_bound(routes_problem(plan.placement, plan.routes, costs, coupled=True), Technique.ADAPTIVE.rules)
+    timeline = evaluate(plan, costs, ties=ties)
+    optimal = reached(timeline.makespan, lower.makespan)
+    return Shown(
+        plan=plan, timeline=timeline, costs=costs, failed=failed, solve_s=solve_s, bound=lower, optimal=optimal
+    )
+
+
+def _check_flags_of_layout(args: argparse.Namespace) -> None:
+    given = [flag for flag in _OF_REGULAR_GRIDS if getattr(args, flag) not in (None, False)]
+    given += ["failures"] if args.failures != "0" else []
+    if given:
+        name = f"--{given[0].replace('_', '-')}"
+        raise ConfigError(
+            f"{name}: {args.job} names its pipelines one by one (grid.layout): expected only --failed, --technique, "
+            "--time-limit and --solver"
+        )
 
 
 def _fill(task: _Task, failures: int, folder: Path) -> int:
@@ -260,13 +296,16 @@ def _read(args: argparse.Namespace, job: Job | None) -> _Task:
         failed=failed,
         moves=moved,
         technique=technique,
-        time_limit_s=_parse_above_0(
-            "--time-limit", args.time_limit or ("60" if args.all_failures else "10"), "seconds, such as 10"
-        ),
+        time_limit_s=_time_limit(args),
         engine=Engine(args.solver),
         fill=_parse_fill(args),
         keep_home=args.keep_home,
     )
+
+
+def _time_limit(args: argparse.Namespace) -> float:
+    text = args.time_limit or ("60" if args.all_failures else "10")
+    return _parse_above_0("--time-limit", text, "seconds, such as 10")
 
 
 def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
@@ -296,7 +335,7 @@ def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
         time_limit_s=math.inf,
         engine=Engine.LIST,
         fill=None,
-        tries=tries_for(grid, at_once=bool(failed)),
+        tries=tries_for(grid.num_operations, at_once=bool(failed)),
     )
 
 

@@ -9,7 +9,15 @@ from math import inf
 
 from holdfast.core.profile import StageCosts
 
-__all__ = ["Bound", "BoundRules", "StageBounds", "bound"]
+__all__ = [
+    "Bound",
+    "BoundRules",
+    "StageBounds",
+    "bound",
+    "forced_weights",
+    "idle_after_last_forward",
+    "most_held",
+]
 
 
 LOOKED_AT = 1 << 12
@@ -127,41 +135,58 @@ class StageBounds:
 
     def _held(self, stage: int) -> float:
         """Returns how many micro-batches a worker may hold between F and I or B."""
-        costs = self._each[stage]
-        by_memory = _fit(costs.room, costs.takes)
+        by_memory = most_held(self._each[stage])
         return min(by_memory, len(self._each) - stage) if self._rules.classic else by_memory
 
     def _drained(self, stage: int) -> float:
-        """Returns how long a worker is idle, at least, between its last F and the I or B of that.
-
-        Meanwhile it runs only I and W, or B, of what it held besides at that F: of x micro-batches both, of others W.
-        """
-        costs, held = self._each[stage], self._held(stage)
+        costs = self._each[stage]
         way = self._until_back[stage] - costs.forward
-        both, kept = costs.input_apart + costs.weight, costs.takes - costs.gives_input
-        room = costs.room
-        if held == inf or room is None:
-            return max(0, way - (held - 1) * both) if held < inf else 0
-        weight = 0 if self._rules.coupled else costs.weight
-        many = int(min(held, way // both + 2)) if both > 0 else 1  # with more, both of them alone fill the way
-
-        def filled(x: int, more: int) -> float:
-            waiting = _fit(room - (x + 1) * costs.takes, kept) + more if weight else 0
-            return x * both + waiting * weight
-
-        if many <= LOOKED_AT:
-            most = max((filled(x, 0) for x in range(many)), default=0)
-        else:  # what is filled rises or falls by the same for every x, but for parts of one W: an end has the most
-            most = max(filled(0, 1), filled(many - 1, 1))
-        return max(0, way - most)
+        return idle_after_last_forward(costs, self._held(stage), way, coupled=self._rules.coupled)
 
     def _forced(self, stage: int, load: int) -> float:
         """Returns the time of W that memory does not let wait until the last F has started."""
-        costs = self._each[stage]
-        if costs.room is None:
-            return 0
-        waiting = 1 + _fit(costs.room - costs.takes, costs.takes - costs.gives_input)
-        return max(0, load - waiting) * self._after[stage] if waiting < inf else 0
+        return forced_weights(self._each[stage], load) * self._after[stage]
+
+
+def most_held(costs: StageCosts) -> float:
+    """Returns how many micro-batches memory holds between F and I or B; infinite without a limit."""
+    return _fit(costs.room, costs.takes)
+
+
+def forced_weights(costs: StageCosts, load: int) -> float:
+    """Returns how many W memory does not let wait until the last F of so many micro-batches has started."""
+    if costs.room is None:
+        return 0
+    waiting = 1 + _fit(costs.room - costs.takes, costs.takes - costs.gives_input)
+    return max(0, load - waiting) if waiting < inf else 0
+
+
+def idle_after_last_forward(costs: StageCosts, held: float, way: float, *, coupled: bool) -> float:
+    """Returns how long a worker is idle, at least, between its last F and the I or B of that.
+
+    Meanwhile it runs only I and W, or B, of what it held besides at that F: of x micro-batches both, of others W.
+
+    Args:
+        costs: of a micro-batch.
+        held: how many it may hold between F and I or B.
+        way: the time from the end of an F to the start of its I or B, at least.
+        coupled: whether every backward is one operation, B.
+    """
+    both, kept, room = costs.input_apart + costs.weight, costs.takes - costs.gives_input, costs.room
+    if held == inf or room is None:
+        return max(0, way - (held - 1) * both) if held < inf else 0
+    weight = 0 if coupled else costs.weight
+    many = int(min(held, way // both + 2)) if both > 0 else 1  # with more, both of them alone fill the way
+
+    def filled(x: int, more: int) -> float:
+        waiting = _fit(room - (x + 1) * costs.takes, kept) + more if weight else 0
+        return x * both + waiting * weight
+
+    if many <= LOOKED_AT:
+        most = max((filled(x, 0) for x in range(many)), default=0)
+    else:  # what is filled rises or falls by the same for every x, but for parts of one W: an end has the most
+        most = max(filled(0, 1), filled(many - 1, 1))
+    return max(0, way - most)
 
 
 def _fit(room: float | None, each: float) -> float:

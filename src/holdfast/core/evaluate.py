@@ -33,10 +33,9 @@ class Timeline:
         spans: all operations, by worker and then in order.
         makespan: from the first start to the last end, without the optimizer.
         period: steady-state time between the starts of consecutive steps. With the optimizer step synchronous over all
-            workers, the makespan and the longest optimizer step; staggered, the longest time over all layers from the
-            first start on any owner to the end of the optimizer step after the last end on any owner, since the
-            optimizer is a barrier per stage. Where layers are tied, the last end is that on any
-            owner of any of them.
+            workers, the makespan and the longest optimizer step; staggered, the longest time over all workers from
+            their first start to the end of their own optimizer step, which waits for the last end on any owner of any
+            of their layers. Where layers are tied, for that on any owner of any of them.
         peak_memory: the most memory that each worker holds at any time, sorted by worker.
     """
 
@@ -115,13 +114,12 @@ def _staggered_period(
         first[span.worker] = min(span.start, first.get(span.worker, span.start))
         last[span.worker] = max(span.end, last.get(span.worker, span.end))
     members = [[w for w in workers if w in first] for workers in plan.placement.members_by_layer]
-    periods = [
-        max(last[w] + stages[w].optimizer for w in each) - min(first[w] for w in each) for each in members if each
-    ]
-    for tie in ties:
-        reduced = max((last[w] for layer in tie for w in members[layer]), default=0)
-        periods += [reduced + stages[w].optimizer - first[w] for layer in tie for w in members[layer]]
-    return max(periods, default=0)
+    period = 0.0
+    for unit in (*((layer,) for layer in range(len(members))), *ties):
+        together = [worker for layer in unit for worker in members[layer]]
+        reduced = max((last[worker] for worker in together), default=0)
+        period = max([period, *(reduced + stages[worker].optimizer - first[worker] for worker in together)])
+    return period
 
 
 def steady_period(

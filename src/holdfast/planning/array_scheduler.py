@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.planning.list_scheduler import Schedule, precedence
-from holdfast.planning.shop import Shop
+from holdfast.planning.problem import Problem
 
 __all__ = ["array_schedule", "suits"]
 
@@ -31,17 +31,19 @@ _Flags = npt.NDArray[np.bool_]
 _FORWARD, _BACK, _WEIGHT = 0, 1, 2
 
 
-def suits(shop: Shop) -> bool:
-    """Whether many operations of a problem start together, so that this engine is the faster one."""
-    times = [Fraction(str(time)) for row in (*shop.durations, shop.grid.comm) for time in row]
+def suits(problem: Problem) -> bool:
+    """Whether a regular grid's operations are many and start together, so that this engine is the faster one."""
+    if not problem.regular or problem.num_operations < _MANY:
+        return False
+    times = [Fraction(str(time)) for row in (*problem.durations, problem.comm) for time in row]
     unit = Fraction(gcd(*(time.numerator for time in times)), lcm(*(time.denominator for time in times)))
-    load = max(Counter(shop.worker_of).values())
-    span = load * max(stage.total for stage in shop.grid.each) + shop.grid.each[0].total * shop.num_stages
-    return shop.num_operations >= _MANY and unit > 0 and shop.num_operations * float(unit) >= _PER_MOMENT * span
+    load = max(Counter(problem.worker_of).values())
+    span = load * max(part.total for part in problem.parts) + problem.parts[0].total * len(problem.parts)
+    return unit > 0 and problem.num_operations * float(unit) >= _PER_MOMENT * span
 
 
 def array_schedule(
-    shop: Shop,
+    problem: Problem,
     *,
     patience: float = 0.0,
     limits: Sequence[int] | None = None,
@@ -54,7 +56,7 @@ def array_schedule(
     F starts only if memory allows. It cannot deadlock, for the same reason as the list scheduler.
 
     Args:
-        shop: the problem.
+        problem: the problem.
         patience: a worker stays idle for an I that arrives within this fraction of what it would start instead.
         limits: micro-batches that a worker of stage 0, 1, ... may hold between F and I or B; default: memory alone.
         eager: the limits hold only from a worker's first I or B on.
@@ -63,8 +65,8 @@ def array_schedule(
 
     Cost: some 0.2 ms per moment at which something starts or ends, and 0.1 µs per operation.
     """
-    limits = limits or [shop.num_visits] * shop.num_stages
-    return _Simulation(shop, patience, limits, eager, precedence(shop, ahead), forward_first).run()
+    limits = limits or [problem.num_visits] * problem.num_groups
+    return _Simulation(problem, patience, limits, eager, precedence(problem, ahead), forward_first).run()
 
 
 class _Simulation:
@@ -72,24 +74,23 @@ class _Simulation:
 
     def __init__(
         self,
-        shop: Shop,
+        problem: Problem,
         patience: float,
         limits: Sequence[int],
         eager: bool,
         order: Sequence[int],
         forward_first: bool,
     ) -> None:
-        workers, each = shop.num_workers, shop.grid.each
-        self._shop, self._patience = shop, patience
-        self._at: _Whole = np.asarray(shop.worker_of, dtype=np.int64)
-        self._stage: _Whole = np.arange(workers) // shop.grid.pipelines
-        self._length: _Times = np.asarray(shop.durations, dtype=np.float64)[:, self._stage]
-        comm = np.asarray([*shop.grid.comm, 0.0])[self._stage]
-        before = np.asarray([0.0, *shop.grid.comm])[self._stage]
-        self._delay: _Times = np.stack([comm, before, np.zeros(workers)])
-        given = [(-e.takes, e.gives_input + (e.gives_weight if shop.coupled else 0), e.gives_weight) for e in each]
+        workers, each = problem.num_workers, problem.parts
+        self._problem, self._patience = problem, patience
+        self._at: _Whole = np.asarray(problem.worker_of, dtype=np.int64)
+        self._stage: _Whole = np.asarray(problem.group_of, dtype=np.int64)
+        self._length: _Times = np.asarray(problem.durations, dtype=np.float64)[:, self._stage]
+        comm = np.asarray(problem.comm, dtype=np.float64)
+        self._delay: _Times = np.stack([comm[self._stage], np.roll(comm, 1)[self._stage], np.zeros(workers)])
+        given = [(-e.takes, e.gives_input + (e.gives_weight if problem.coupled else 0), e.gives_weight) for e in each]
         self._given: _Times = np.asarray(given, dtype=np.float64)[self._stage].T
-        self._room: _Times = np.asarray(shop.room, dtype=np.float64)[self._stage]
+        self._room: _Times = np.asarray(problem.room, dtype=np.float64)[self._stage]
         self._slots: _Whole = np.asarray(limits, dtype=np.int64)[self._stage]
         self._filling: _Flags = np.full(workers, eager)
         self._rank: _Whole = np.argsort(order)
@@ -98,14 +99,14 @@ class _Simulation:
         self._free: _Flags = self._tail[_FORWARD] >= 0
         self._ends: _Times = np.full(workers, np.inf)
         self._kind: _Whole = np.zeros(workers, dtype=np.int64)
-        self._starts: _Times = np.zeros(3 * shop.num_visits)
+        self._starts: _Times = np.zeros(3 * problem.num_visits)
         self._mail: dict[float, list[_Whole]] = {}
         self._times: list[float] = []
         self._log: list[_Whole] = []
 
     def _queues(self) -> None:
         """First in, first out; the queue of W is that of I, as W becomes ready in the order in which I ran."""
-        workers, visits = self._shop.num_workers, self._shop.num_visits
+        workers, visits = self._problem.num_workers, self._problem.num_visits
         loads = np.bincount(self._at, minlength=workers)
         first = np.cumsum(loads) - loads
         self._queue: _Whole = np.zeros((2, visits), dtype=np.int64)
@@ -113,7 +114,7 @@ class _Simulation:
         self._due_tail: _Whole = first.copy()
         self._head: _Whole = np.stack([first] * 3)
         self._tail: _Whole = np.stack([first] * 3)
-        self._deliver(np.arange(0, visits, self._shop.num_stages))
+        self._deliver(np.arange(0, visits, self._problem.num_groups))
 
     def run(self) -> Schedule:
         now = 0.0
@@ -136,14 +137,14 @@ class _Simulation:
         back = done[kind == _BACK]
         self._slots[back] += 1
         self._filling[back] = False
-        if not self._shop.coupled:
+        if not self._problem.coupled:
             self._tail[_WEIGHT, back] += 1
 
     def _deliver(self, numbers: _Whole) -> None:
         """Puts visits of F and I into the queues of their workers; several may come to one worker at a time."""
-        kinds, visits = np.divmod(numbers, self._shop.num_visits)
+        kinds, visits = np.divmod(numbers, self._problem.num_visits)
         workers = self._at[visits]
-        place = kinds * self._shop.num_workers + workers
+        place = kinds * self._problem.num_workers + workers
         order = np.lexsort((self._rank[visits], place))
         place = place[order]
         new = np.flatnonzero(np.diff(place, prepend=-1))
@@ -170,7 +171,7 @@ class _Simulation:
         place = self._head[kind, worker]
         visit = self._queue[np.minimum(kind, _BACK), place]
         self._head[kind, worker] += 1
-        number = visit + kind * self._shop.num_visits
+        number = visit + kind * self._problem.num_visits
         end = now + self._length[kind, worker]
         self._starts[number], self._ends[worker], self._kind[worker] = now, end, kind
         self._free[worker] = False
@@ -188,8 +189,8 @@ class _Simulation:
     def _send(self, worker: _Whole, kind: _Whole, number: _Whole, end: _Times) -> None:
         """Posts what the operations that start now make ready elsewhere: the next F, the first I, the next I."""
         stage = self._stage[worker]
-        turn = (kind == _FORWARD) & (stage == self._shop.num_stages - 1)
-        step = np.where(kind == _FORWARD, np.where(turn, self._shop.num_visits, 1), -1)
+        turn = (kind == _FORWARD) & (stage == self._problem.num_groups - 1)
+        step = np.where(kind == _FORWARD, np.where(turn, self._problem.num_visits, 1), -1)
         sent = (kind == _FORWARD) | ((kind == _BACK) & (stage > 0))
         target, when = (number + step)[sent], (end + self._delay[kind, worker])[sent]
         for time in np.unique(when).tolist():
@@ -199,7 +200,7 @@ class _Simulation:
             self._mail[time].append(target[when == time])
         if self._patience:
             back = (kind == _BACK)[sent]
-            self._announce(self._at[target[back] - self._shop.num_visits], when[back])
+            self._announce(self._at[target[back] - self._problem.num_visits], when[back])
 
     def _announce(self, workers: _Whole, when: _Times) -> None:
         order = np.argsort(workers, kind="stable")
@@ -211,10 +212,10 @@ class _Simulation:
 
     def _schedule(self) -> Schedule:
         sequence = np.concatenate(self._log)
-        owner = self._at[sequence % self._shop.num_visits]
+        owner = self._at[sequence % self._problem.num_visits]
         rows = sequence[np.argsort(owner, kind="stable")]
-        cuts = np.cumsum(np.bincount(owner, minlength=self._shop.num_workers))[:-1]
-        times = [*self._shop.grid.comm, *(t for row in self._shop.durations for t in row)]
+        cuts = np.cumsum(np.bincount(owner, minlength=self._problem.num_workers))[:-1]
+        times = [*self._problem.comm, *(t for row in self._problem.durations for t in row)]
         starts = self._starts.astype(np.int64) if all(isinstance(t, int) for t in times) else self._starts
         return Schedule(
             starts=starts.tolist(), rows=[row.tolist() for row in np.split(rows, cuts)], sequence=sequence.tolist()

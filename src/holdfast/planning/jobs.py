@@ -12,11 +12,12 @@ from holdfast.core.builders import home_plan
 from holdfast.core.placement import LayerRange, home_placement, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile, costs_from_profile, unit_costs
+from holdfast.core.routes import home_routes
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Technique
-from holdfast.planning.training import Terms, planned_grid, within_limit
+from holdfast.planning.training import Terms, planned_grid, planned_routes, within_limit
 
 __all__ = ["healthy_plan", "profile_of", "stages_of", "terms_of", "tolerated"]
 
@@ -114,11 +115,12 @@ def healthy_plan(
     """
     terms, batch = terms_of(job, num_layers, profile, ties), job.grid.batch
     pipelines = stages_of(job, num_layers, None if terms is None else profile)
-    if terms is None:
-        plan = home_plan(home_placement(pipelines), batch, job.train.technique)
-    elif len(set(pipelines)) == len(set(batch.counts)) == 1:
+    if terms is not None and len(set(pipelines)) == len(set(batch.counts)) == 1:
         return planned_grid(len(pipelines), pipelines[0], batch.counts[0], terms)
+    placement = home_placement(pipelines)
+    if terms is None:
+        plan = home_plan(placement, batch, job.train.technique)
     else:
-        plan = home_plan(home_placement(pipelines), batch, costs=within_limit(terms))
+        plan = planned_routes(placement, home_routes(placement, batch), terms, at_once=False).plan
     validate(plan, ties=ties, costs=None if terms is None else within_limit(terms))
     return plan

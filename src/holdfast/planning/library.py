@@ -19,11 +19,11 @@ from holdfast.core.bounds import StageBounds
 from holdfast.core.ids import WorkerId
 from holdfast.errors import CorruptBlob, HoldfastError, InfeasiblePlan, StorageError
 from holdfast.plain import one_line
+from holdfast.planning.costed_grid import CostedGrid, grid_problem
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import bound_cost, load, min_max, normalised, per_stage
 from holdfast.planning.planner import Planned, Technique, judge, make_plan, plan_bound
 from holdfast.planning.search import reached
-from holdfast.planning.shop import CostedGrid, open_shop
 from holdfast.planning.timing import Measure, sequence_of
 
 __all__ = ["Filled", "PlanLibrary", "breakpoints", "serve", "straightened"]
@@ -73,7 +73,7 @@ def breakpoints(grid: CostedGrid, failures: int, technique: Technique, tolerance
     return tuple(found)
 
 
-def serve(planned: Planned, failed: Sequence[WorkerId]) -> Planned:
+def serve(planned: Planned, grid: CostedGrid, failed: Sequence[WorkerId]) -> Planned:
     """Returns a plan as the answer to fewer failures: workers that live after all are spares, which compute nothing.
 
     Nothing else changes, so neither does the proof. A spare keeps its layers up to date; when one of the others fails
@@ -81,20 +81,20 @@ def serve(planned: Planned, failed: Sequence[WorkerId]) -> Planned:
 
     Args:
         planned: a plan.
+        grid: the grid that it is of.
         failed: those of its failed workers that have really failed.
 
     Raises:
         InfeasiblePlan: a worker has failed that the plan needs.
     """
-    unknown = set(failed) - planned.shop.failed
+    unknown = set(failed) - planned.problem.failed
     if unknown:
         raise InfeasiblePlan(f"the plan needs worker {min(unknown)}, which has failed: expected a plan without it")
-    lost, technique = per_stage(failed, planned.shop.num_stages), planned.technique
-    lower = plan_bound(planned.shop.grid, lost, technique)
+    technique = planned.technique
+    lower = plan_bound(grid, per_stage(failed, len(grid.stages)), technique)
     return replace(
         planned,
-        spares=planned.shop.failed - set(failed),
-        failures_per_stage=lost,
+        spares=planned.problem.failed - set(failed),
         bound=lower,
         optimal=reached(technique.minimised(planned.found), technique.minimised(lower)),
     )
@@ -148,7 +148,7 @@ class PlanLibrary:
                 base = self._schedules.get((digest, top)) or self._read(path, grid, technique)
                 self._schedules[digest, top] = base
                 self._answers[digest, failures] = (
-                    base if top == failures else serve(base, normalised(grid, failures, technique.rules))
+                    base if top == failures else serve(base, grid, normalised(grid, failures, technique.rules))
                 )
         except HoldfastError as error:
             self._tell(path.name, f"a plan is not used: {error}")
@@ -260,7 +260,7 @@ class PlanLibrary:
 
     def _remember(self, digest: str, failures: int, planned: Planned) -> None:
         """Keeps a schedule in memory; of large ones only the last."""
-        if planned.shop.num_operations > _LARGE:
+        if planned.problem.num_operations > _LARGE:
             self._schedules.clear()
             self._answers.clear()
         self._schedules[digest, failures] = planned
@@ -338,8 +338,7 @@ def _read_file(path: Path, longest: int) -> bytes:
 
 def _tops(grid: CostedGrid, failures: int, technique: Technique) -> tuple[int, ...]:
     """Returns for 0, 1, ... failures the count whose schedule serves them."""
-    operations = 3 * grid.pipelines * len(grid.stages) * grid.microbatches
-    return breakpoints(grid, failures, technique, _COARSE if operations > _LARGE else 0.0)
+    return breakpoints(grid, failures, technique, _COARSE if grid.num_operations > _LARGE else 0.0)
 
 
 def _bounds(grid: CostedGrid, failures: int, technique: Technique) -> list[float]:
@@ -382,9 +381,9 @@ def _encode(planned: Planned) -> bytes:
     schedule = planned.schedule
     integral = all(isinstance(start, int) for start in schedule.starts)
     starts: array[float] = array("q" if integral else "d", schedule.starts)
-    parts = [array("i", numbers) for numbers in (planned.shop.worker_of, schedule.sequence, sorted(schedule.fused))]
+    parts = [array("i", numbers) for numbers in (planned.problem.worker_of, schedule.sequence, sorted(schedule.fused))]
     head = {
-        "failed": [str(worker) for worker in sorted(planned.shop.failed)],
+        "failed": [str(worker) for worker in sorted(planned.problem.failed)],
         "optimal": planned.optimal,
         "integral": integral,
         "lengths": [*map(len, parts), len(starts)],
@@ -405,12 +404,11 @@ def _decode(body: bytes, grid: CostedGrid, technique: Technique) -> Planned:
         arrays.append(part.tolist())
     failed = tuple(WorkerId.parse(name) for name in head["failed"])
     worker_of = tuple(int(worker) for worker in arrays[0])
-    shop = open_shop(grid, failed, coupled=technique.rules.coupled, worker_of=worker_of)
-    rows: list[list[int]] = [[] for _ in range(shop.num_workers)]
+    problem = grid_problem(grid, failed, coupled=technique.rules.coupled, worker_of=worker_of)
+    rows: list[list[int]] = [[] for _ in range(problem.num_workers)]
     for number in arrays[1]:
-        rows[worker_of[int(number) % shop.num_visits]].append(int(number))
+        rows[worker_of[int(number) % problem.num_visits]].append(int(number))
     fused = frozenset(map(int, arrays[2]))
-    schedule = Schedule(starts=arrays[3], rows=rows, sequence=sequence_of(shop, rows), fused=fused)
-    lost = tuple(sum(worker.stage == stage for worker in failed) for stage in range(shop.num_stages))
-    lower = plan_bound(grid, lost, technique)
-    return judge(shop, technique, schedule, lower, started=started, proved=head["optimal"])
+    schedule = Schedule(starts=arrays[3], rows=rows, sequence=sequence_of(problem, rows), fused=fused)
+    lower = plan_bound(grid, per_stage(failed, len(grid.stages)), technique)
+    return judge(problem, technique, schedule, lower, started=started, proved=head["optimal"])

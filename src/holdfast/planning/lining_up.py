@@ -14,7 +14,7 @@ from dataclasses import replace
 from holdfast.core.ids import WorkerId
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import per_stage
-from holdfast.planning.shop import Shop
+from holdfast.planning.problem import Problem
 
 __all__ = ["exchanges", "lined_up", "with_failed"]
 
@@ -39,22 +39,22 @@ def exchanges(gone: Iterable[WorkerId], alive: Iterable[WorkerId]) -> list[tuple
     return list(zip(*by_stage, strict=True))
 
 
-def with_failed(shop: Shop, schedule: Schedule, failed: Iterable[WorkerId]) -> tuple[Shop, Schedule]:
+def with_failed(problem: Problem, schedule: Schedule, failed: Iterable[WorkerId]) -> tuple[Problem, Schedule]:
     """Returns the problem and its schedule once others of the same stages have failed.
 
     Who lives in the place of one that has failed does what that one did.
 
     Args:
-        shop: a problem.
+        problem: a problem.
         schedule: a schedule of it.
         failed: as many workers of every stage as have failed in the problem.
     """
-    gone, old = frozenset(failed), shop.failed
-    pipelines = shop.grid.pipelines
-    takes = list(range(shop.num_workers))
+    gone, old = frozenset(failed), problem.failed
+    number = {worker: n for n, worker in enumerate(problem.workers)}
+    takes = list(range(problem.num_workers))
     for pair in exchanges(gone - old, old - gone):
-        first, second = (worker.stage * pipelines + worker.pipeline for worker in pair)
+        first, second = (number[worker] for worker in pair)
         takes[first], takes[second] = second, first
     rows = [schedule.rows[worker] for worker in takes]
-    worker_of = tuple(takes[worker] for worker in shop.worker_of)
-    return replace(shop, failed=gone, worker_of=worker_of), replace(schedule, rows=rows)
+    worker_of = tuple(takes[worker] for worker in problem.worker_of)
+    return replace(problem, failed=gone, worker_of=worker_of), replace(schedule, rows=rows)

@@ -13,7 +13,7 @@ from math import inf
 from holdfast.core.bounds import BoundRules, StageBounds
 from holdfast.core.ids import WorkerId
 from holdfast.errors import InfeasiblePlan
-from holdfast.planning.shop import CostedGrid
+from holdfast.planning.costed_grid import CostedGrid
 
 __all__ = [
     "Move",

@@ -12,15 +12,19 @@ from holdfast.core.bounds import Bound, BoundRules, bound
 from holdfast.core.builders import Limit as Held
 from holdfast.core.builders import one_f_one_b
 from holdfast.core.ids import WorkerId
-from holdfast.core.placement import regular_placement
+from holdfast.core.placement import Placement
 from holdfast.core.plan import Plan, with_listeners
+from holdfast.core.profile import Costs
+from holdfast.core.routes import Routes
 from holdfast.errors import ConfigError
+from holdfast.planning.costed_grid import CostedGrid, grid_problem
 from holdfast.planning.lining_up import lined_up, with_failed
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import load, per_stage
+from holdfast.planning.problem import Problem, routes_problem, to_plan, to_routes
+from holdfast.planning.route_bounds import route_bound
 from holdfast.planning.search import BestFound, reached, search
-from holdfast.planning.shop import CostedGrid, Shop, open_shop, to_plan, to_routes
-from holdfast.planning.solvers.process import installed, problem_of, run_solver
+from holdfast.planning.solvers.process import given_of, installed, run_solver
 from holdfast.planning.timing import (
     Measure,
     as_soon_as_possible,
@@ -32,7 +36,7 @@ from holdfast.planning.timing import (
     split_up,
 )
 
-__all__ = ["Engine", "Planned", "Technique", "judge", "make_plan", "plan_bound"]
+__all__ = ["Engine", "Planned", "Technique", "judge", "make_plan", "plan_bound", "plan_routes"]
 
 _SMALL, _AT_ONCE = 50_000, 2_000
 """Operations up to which the coupled techniques also ask the builder of the core, which makes objects; the second where
@@ -76,26 +80,24 @@ class Planned:
     """A proved schedule, what it comes to, and what nothing can beat.
 
     Attributes:
-        shop: the problem.
+        problem: the problem.
         technique: what the schedule may do.
         schedule: the schedule.
         found: its period and makespan.
         bound: lower bounds on both.
         optimal: whether the bound, or a solver, certifies that nothing is better: no shorter period if staggered, no
             shorter makespan otherwise.
-        failures_per_stage: failed workers of every stage.
         solve_s: seconds that it took.
         spares: living workers that compute nothing, since the schedule does without them.
         note: what the user should know of a solver that added nothing, and what would do; empty if nothing.
     """
 
-    shop: Shop
+    problem: Problem
     technique: Technique
     schedule: Schedule
     found: Measure
     bound: Bound
     optimal: bool
-    failures_per_stage: tuple[int, ...]
     solve_s: float
     spares: frozenset[WorkerId] = frozenset()
     note: str = ""
@@ -103,9 +105,19 @@ class Planned:
     @property
     def plan(self) -> Plan:
         """The plan as a value of the core, made anew by each call."""
-        stages = self.shop.grid.stages
-        plan = to_plan(self.shop, rows_to_run(self.shop, self.schedule))
-        return with_listeners(plan, [(worker, stages[worker.stage]) for worker in self.spares])
+        plan = to_plan(self.problem, rows_to_run(self.problem, self.schedule))
+        held = ((worker, layers) for worker in self.spares for layers in self.problem.placement.held_by(worker))
+        return with_listeners(plan, held)
+
+    @property
+    def failed(self) -> frozenset[WorkerId]:
+        """The workers that are gone."""
+        return self.problem.failed - self.spares
+
+    @property
+    def failures_per_stage(self) -> tuple[int, ...]:
+        """Failed workers of every stage of a regular grid."""
+        return per_stage(self.failed, self.problem.num_groups) if self.problem.regular else ()
 
     @property
     def gap(self) -> float:
@@ -123,8 +135,16 @@ class Engine(StrEnum):
     """The list scheduler and its search."""
     CP_SAT = "cp-sat"
     """The list scheduler for a fifth of the time, then CP-SAT from what it found; proves optima of small problems."""
-    MILP = "milp"
-    """The paper's mixed-integer programme: a reference for the tiniest problems."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Effort:
+    """What a plan may cost: see :func:`make_plan`."""
+
+    time_limit_s: float
+    engine: Engine
+    seed: int
+    tries: int | None
 
 
 def make_plan(
@@ -163,30 +183,71 @@ def make_plan(
     if technique is Technique.ONE_F_ONE_B and gone:
         raise ConfigError("--technique 1f1b plans healthy grids only: use adaptive after failures")
     empty = gone if keep_home else lined_up(gone, len(grid.stages))
-    shop = open_shop(grid, empty, coupled=technique.rules.coupled)
+    problem = grid_problem(grid, empty, coupled=technique.rules.coupled)
     lower = plan_bound(grid, per_stage(gone, len(grid.stages)), technique)
-    asked, engine = engine, _suitable(shop, time_limit_s) if engine is Engine.AUTO else engine
-    share = 1.0 if engine is Engine.LIST else 0.2
-    best = _solve(shop, technique, lower, time_limit_s * share, seed, tries)
-    planned = judge(shop, technique, best.schedule, lower, started=started)
-    if engine is not Engine.LIST and not planned.optimal:
-        planned = _solve_exactly(planned, best, engine, time_limit_s * (1 - share), started)
-        planned = replace(planned, note="") if asked is Engine.AUTO else planned
+    effort = _Effort(time_limit_s=time_limit_s, engine=engine, seed=seed, tries=tries)
+    planned = _made(problem, technique, lower, effort, started)
     if empty == gone:
         return planned
-    shop, schedule = with_failed(shop, planned.schedule, gone)
-    check(shop, schedule)
-    return replace(planned, shop=shop, schedule=schedule, solve_s=time.perf_counter() - started)
+    problem, schedule = with_failed(problem, planned.schedule, gone)
+    check(problem, schedule)
+    return replace(planned, problem=problem, schedule=schedule, solve_s=time.perf_counter() - started)
 
 
-def _suitable(shop: Shop, time_limit_s: float) -> Engine:
+def plan_routes(
+    placement: Placement,
+    routes: Routes,
+    costs: Costs,
+    technique: Technique,
+    *,
+    ties: tuple[tuple[int, ...], ...] = (),
+    time_limit_s: float = 1.0,
+    engine: Engine = Engine.LIST,
+    seed: int = 0,
+    tries: int | None = None,
+) -> Planned:
+    """Returns the best schedule of these routes that an engine finds in time, checked.
+
+    Args:
+        placement: who holds what.
+        routes: where the micro-batches go, over workers of the placement.
+        costs: costs per layer.
+        technique: what the schedule may do.
+        ties: tuples of layers that share weights.
+        time_limit_s, engine, seed, tries: as for :func:`make_plan`.
+
+    Raises:
+        InfeasiblePlan: memory does not hold one micro-batch.
+        ConfigError: a solver is not installed.
+        SolverTimeout: the solver failed, or did not end long after its time.
+    """
+    started = time.perf_counter()
+    problem = routes_problem(placement, routes, costs, coupled=technique.rules.coupled, ties=ties)
+    effort = _Effort(time_limit_s=time_limit_s, engine=engine, seed=seed, tries=tries)
+    return _made(problem, technique, route_bound(problem, technique.rules), effort, started)
+
+
+def _made(problem: Problem, technique: Technique, lower: Bound, effort: _Effort, started: float) -> Planned:
+    """The plan of a problem."""
+    time_limit_s, engine = effort.time_limit_s, effort.engine
+    engine = _suitable(problem, time_limit_s) if engine is Engine.AUTO else engine
+    share = 1.0 if engine is Engine.LIST else 0.2
+    best = _solve(problem, technique, lower, replace(effort, time_limit_s=time_limit_s * share))
+    planned = judge(problem, technique, best.schedule, lower, started=started)
+    if engine is Engine.CP_SAT and not planned.optimal:
+        planned = _solve_exactly(planned, best, time_limit_s * (1 - share), started)
+        return replace(planned, note="") if effort.engine is Engine.AUTO else planned
+    return planned
+
+
+def _suitable(problem: Problem, time_limit_s: float) -> Engine:
     """What to ask where nobody says."""
-    worth = shop.num_operations <= _EXACTLY and _STARTING_S <= time_limit_s < inf
+    worth = problem.num_operations <= _EXACTLY and _STARTING_S <= time_limit_s < inf
     return Engine.CP_SAT if worth and installed() else Engine.LIST
 
 
 def judge(
-    shop: Shop, technique: Technique, schedule: Schedule, lower: Bound, *, started: float, proved: bool = False
+    problem: Problem, technique: Technique, schedule: Schedule, lower: Bound, *, started: float, proved: bool = False
 ) -> Planned:
     """Returns a schedule, with B where the split buys nothing, and what it comes to, once it is proved right.
 
@@ -194,61 +255,56 @@ def judge(
         InvalidSchedule: it breaks a rule.
     """
     staggered = technique is Technique.STAGGERED
-    schedule = fuse(shop, schedule, staggered=staggered)
-    check(shop, schedule)
-    found = measure(shop, schedule, staggered=staggered)
+    schedule = fuse(problem, schedule, staggered=staggered)
+    check(problem, schedule)
+    found = measure(problem, schedule, staggered=staggered)
     return Planned(
-        shop=shop,
+        problem=problem,
         technique=technique,
         schedule=schedule,
         found=found,
         bound=lower,
         optimal=proved or reached(technique.minimised(found), technique.minimised(lower)),
-        failures_per_stage=per_stage(shop.failed, shop.num_stages),
         solve_s=time.perf_counter() - started,
     )
 
 
-def _solve_exactly(planned: Planned, best: BestFound, engine: Engine, time_limit_s: float, started: float) -> Planned:
-    """Returns the better of a plan and what a solver makes of it, with the better bound of both.
+def _solve_exactly(planned: Planned, best: BestFound, time_limit_s: float, started: float) -> Planned:
+    """Returns the better of a plan and what CP-SAT makes of it, with the better bound of both.
 
-    Solvers know no B beside I and W. So they prove something only where B takes no less time than these.
+    It knows no B beside I and W. So it proves something only where B takes no less time than these.
     """
-    shop, technique = planned.shop, planned.technique
+    problem, technique = planned.problem, planned.technique
     staggered = technique is Technique.STAGGERED
     hint = best.schedule
     if hint.fused:
-        hint = as_soon_as_possible(shop, replace(hint, fused=frozenset()), [0] * shop.num_stages)
-    problem, scale = problem_of(
-        shop,
+        hint = as_soon_as_possible(problem, replace(hint, fused=frozenset()))
+    given, scale = given_of(
+        problem,
         staggered=staggered,
         hint=hint,
-        value=technique.minimised(measure(shop, hint, staggered=staggered)),
+        value=technique.minimised(measure(problem, hint, staggered=staggered)),
         goal=technique.minimised(planned.bound),
         time_limit_s=time_limit_s,
     )
-    answer = run_solver(engine.value.replace("-", "_"), shop, problem, scale)
+    answer = run_solver(problem, given, scale)
     if answer is None:
-        note = (
-            f"{engine} found no schedule in its {time_limit_s:.3g} s, this is the list scheduler's: {_would_do(engine)}"
-        )
-        return replace(planned, note=note, solve_s=time.perf_counter() - started)
-    proves = shop.coupled or not any(stage.split for stage in shop.grid.each)
+        return replace(planned, note=_nothing("no schedule", time_limit_s), solve_s=time.perf_counter() - started)
+    proves = problem.coupled or not any(part.split for part in problem.parts)
     lower = _raise_bound(planned, answer.bound) if proves else planned.bound
-    solved = judge(shop, technique, answer.schedule, lower, started=started, proved=answer.proved and proves)
+    solved = judge(problem, technique, answer.schedule, lower, started=started, proved=answer.proved and proves)
     better = solved.found.period < planned.found.period or solved.optimal
     if better:
         return replace(solved, bound=lower, solve_s=time.perf_counter() - started)
-    note = (
-        f"{engine} found nothing better in its {time_limit_s:.3g} s, this is the list scheduler's: {_would_do(engine)}"
-    )
+    note = _nothing("nothing better", time_limit_s)
     return replace(planned, note=note, bound=lower, solve_s=time.perf_counter() - started)
 
 
-def _would_do(engine: Engine) -> str:
-    """What to ask for instead of an engine that had too little time."""
-    more = "give it a longer --time-limit"
-    return more if engine is not Engine.MILP else f"{more}, or take --solver cp-sat, which needs far less time"
+def _nothing(found: str, time_limit_s: float) -> str:
+    """What to say of a solver that had too little time."""
+    return (
+        f"cp-sat found {found} in its {time_limit_s:.3g} s, this is the list scheduler's: give it a longer --time-limit"
+    )
 
 
 def _raise_bound(planned: Planned, proved: float) -> Bound:
@@ -256,7 +312,7 @@ def _raise_bound(planned: Planned, proved: float) -> Bound:
     lower = planned.bound
     if planned.technique is Technique.STAGGERED:
         return replace(lower, period=max(lower.period, proved))
-    longest = max(stage.optimizer for stage in planned.shop.grid.each)
+    longest = max(planned.problem.optimizer)
     return replace(
         lower, makespan=max(lower.makespan, proved), period=max(lower.period, max(lower.makespan, proved) + longest)
     )
@@ -273,38 +329,42 @@ def plan_bound(grid: CostedGrid, failures: tuple[int, ...], technique: Technique
     return bound(grid.each, grid.comm, [load(grid, count) for count in failures], technique.rules)
 
 
-def _solve(
-    shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int, tries: int | None
-) -> BestFound:
+def _solve(problem: Problem, technique: Technique, lower: Bound, effort: _Effort) -> BestFound:
+    """The best of the core's own builder, where it is asked, and of the search."""
     staggered, goal = technique is Technique.STAGGERED, technique.minimised(lower)
     if technique is Technique.ONE_F_ONE_B:
-        return _builders(shop, Held.CLASSIC)
-    small = shop.num_operations <= (_SMALL if time_limit_s else _AT_ONCE)
-    first = [_builders(shop, held) for held in Held] if shop.coupled and small else []
-    if not shop.coupled and any(stage.split for stage in shop.grid.each):
-        time_limit_s /= 2
-        if tries is not None:
-            tries = max(1, tries // 2)
-        first = [_all_fused(shop, technique, lower, time_limit_s, seed, tries)]
+        return _built(problem, technique, Held.CLASSIC)
+    small = problem.num_operations <= (_SMALL if effort.time_limit_s else _AT_ONCE)
+    first = [_built(problem, technique, held) for held in Held] if problem.coupled and small else []
+    first = first if first or problem.regular else [_built(problem, technique, Held.CLASSIC)]
+    split = not problem.coupled and any(part.split for part in problem.parts)
+    if split:
+        tries = effort.tries and max(1, effort.tries // 2)
+        effort = replace(effort, time_limit_s=effort.time_limit_s / 2, tries=tries)
+        first.append(_all_fused(problem, staggered, goal, effort))
     best = min(first, key=lambda found: found.value, default=None)
     if best is not None and reached(best.value, goal):
         return best
-    found = search(shop, staggered=staggered, goal=goal, time_limit_s=time_limit_s, seed=seed, tries=tries)
+    found = _searched(problem, staggered, goal, effort)
     return found if best is None or found.value < best.value else best
 
 
-def _all_fused(
-    shop: Shop, technique: Technique, lower: Bound, time_limit_s: float, seed: int, tries: int | None
-) -> BestFound:
+def _searched(problem: Problem, staggered: bool, goal: float, effort: _Effort) -> BestFound:
+    limit_s, seed, tries = effort.time_limit_s, effort.seed, effort.tries
+    return search(problem, staggered=staggered, goal=goal, time_limit_s=limit_s, seed=seed, tries=tries)
+
+
+def _all_fused(problem: Problem, staggered: bool, goal: float, effort: _Effort) -> BestFound:
     """The best schedule that has nothing but B: the split may cost more than it buys."""
-    staggered, goal = technique is Technique.STAGGERED, technique.minimised(lower)
-    coupled = open_shop(shop.grid, shop.failed, coupled=True, worker_of=shop.worker_of)
-    found = search(coupled, staggered=staggered, goal=goal, time_limit_s=time_limit_s, seed=seed, tries=tries)
-    return BestFound(schedule=split_up(shop, found.schedule), value=found.value)
+    found = _searched(replace(problem, coupled=True), staggered, goal, effort)
+    return replace(found, schedule=split_up(problem, found.schedule))
 
 
-def _builders(shop: Shop, held: Held) -> BestFound:
-    """The core's own 1F1B for any routes."""
-    placement = regular_placement(shop.grid.pipelines, shop.grid.stages).without(shop.failed)
-    schedule = from_orders(shop, one_f_one_b(placement, to_routes(shop), shop.grid.costs, limit=held))
-    return BestFound(schedule=schedule, value=measure(shop, schedule, staggered=False).makespan)
+def _built(problem: Problem, technique: Technique, held: Held) -> BestFound:
+    """The core's own 1F1B for any routes, which never has workers wait for one another's room."""
+    placement = problem.placement.without(problem.failed)
+    coupled = replace(problem, coupled=True)
+    schedule = from_orders(coupled, one_f_one_b(placement, to_routes(problem), problem.costs, limit=held))
+    schedule = schedule if problem.coupled else split_up(problem, schedule)
+    found = measure(problem, schedule, staggered=technique is Technique.STAGGERED)
+    return BestFound(schedule=schedule, value=technique.minimised(found))

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, product
+from math import inf
 
 from holdfast.planning.array_scheduler import array_schedule, suits
 from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urgency
-from holdfast.planning.shop import Shop
-from holdfast.planning.timing import as_late_as_possible, measure, settle, stage_windows
+from holdfast.planning.problem import Problem
+from holdfast.planning.timing import as_late_as_possible, group_windows, measure, settle
 
 __all__ = ["BestFound", "reached", "search"]
 
@@ -109,7 +110,7 @@ class _Rules:
 
     Attributes:
         patience: a worker stays idle for an I that arrives within this fraction of what it would start instead.
-        limits: micro-batches that a worker of stage 0, 1, ... may hold between F and I.
+        limits: micro-batches that a worker of group 0, 1, ... may hold between F and I.
         eager: the limits hold only from the first backward on; engine of large grids only.
         ahead: by how many indices micro-batches that leave their pipeline go before others.
         forward_first: F that memory and limits allow comes before I.
@@ -131,7 +132,7 @@ class BestFound:
 
 
 def search(
-    shop: Shop, *, staggered: bool, goal: float, time_limit_s: float, seed: int = 0, tries: int | None = None
+    problem: Problem, *, staggered: bool, goal: float, time_limit_s: float, seed: int = 0, tries: int | None = None
 ) -> BestFound:
     """Returns the best schedule found until one reaches the goal or the time is over; at least one is made.
 
@@ -140,7 +141,7 @@ def search(
     forwards lacks the memory, or the work, later on. Then come rules like the best of them, and urgencies by turns.
 
     Args:
-        shop: the problem.
+        problem: the problem.
         staggered: whether the period counts, else the makespan.
         goal: a lower bound; no schedule is better.
         time_limit_s: seconds; may be exceeded by one schedule.
@@ -154,9 +155,9 @@ def search(
     until = time.monotonic() + time_limit_s
     best: BestFound | None = None
     best_rules, made = None, 0
-    at_once = suits(shop)
-    follow = partial(_follow_at_once if at_once else _follow, shop, staggered)
-    known = _known_rules(shop, staggered, at_once)
+    at_once = suits(problem)
+    follow = partial(_follow_at_once if at_once else _follow, problem, staggered)
+    known = _known_rules(problem, staggered, at_once)
     for rules in known[:tries]:
         found = follow(rules)
         made += 1
@@ -166,8 +167,8 @@ def search(
             return best
     assert best is not None
     assert best_rules is not None
-    by_rules = 1.0 if at_once else _BY_RULES_LARGE if shop.num_operations > _MANY else _BY_RULES
-    climb = _climb(shop, best, best_rules, set(known), follow, by_rules, staggered, random.Random(seed))
+    by_rules = 1.0 if at_once else _BY_RULES_LARGE if problem.num_operations > _MANY else _BY_RULES
+    climb = _climb(problem, best, best_rules, set(known), follow, by_rules, staggered, random.Random(seed))
     for found in climb if tries is None else islice(climb, tries - made):
         best = found if found.value < best.value else best
         if reached(best.value, goal) or time.monotonic() >= until:
@@ -176,7 +177,7 @@ def search(
 
 
 def _climb(
-    shop: Shop,
+    problem: Problem,
     best: BestFound,
     rules: _Rules,
     known: set[_Rules],
@@ -192,39 +193,39 @@ def _climb(
     urgent it is; the next one follows these urgencies, with a little noise. What is not worse takes the place of what
     was before.
     """
-    current, least, most = best, best.value, _most(shop)
+    current, least, most = best, best.value, _most(problem)
     while True:
-        other = _other(shop, rules, most, known, rng) if rng.random() < by_rules else None
+        other = _other(problem, rules, most, known, rng) if rng.random() < by_rules else None
         if other is not None:
             found = follow(other)
             if found.value <= least:
                 rules, least = other, found.value
         else:
-            found = _urge(shop, current, rules, rng, staggered)
+            found = _urge(problem, current, rules, rng, staggered)
         if found.value <= current.value or rng.random() < 0.01:
             current = found
         yield found
 
 
-def _known_rules(shop: Shop, staggered: bool, at_once: bool) -> tuple[_Rules, ...]:
+def _known_rules(problem: Problem, staggered: bool, at_once: bool) -> tuple[_Rules, ...]:
     """The rules to begin with, each once: memory makes some alike, and so does a grid without failures.
 
     For the period, those for the makespan come in turns with its own, theirs first: what makes a short step with a
     synchronous optimizer makes one that is no longer with a staggered one. For large grids, of which few are made, they
     come last.
     """
-    memory_alone = _Start(float(shop.num_visits), 0)
+    memory_alone = _Start(float(problem.num_visits), 0)
     starts: tuple[_Start, ...] = _AT_ONCE_MAKESPAN if at_once else (*_DEPTHS[::-1], memory_alone)
     if staggered:
         by_turns = chain.from_iterable(zip(starts, _DEPTHS, strict=False))
         starts = (*_AT_ONCE, *starts) if at_once else (*by_turns, starts[-1])
-    most = _most(shop)
+    most = _most(problem)
     found = (
         _Rules(
             patience=patience,
-            limits=tuple(map(min, _limit(shop, start.factor, start.more), most)),
+            limits=tuple(map(min, _limit(problem, start.factor, start.more), most)),
             eager=start.eager,
-            ahead=start.ahead if shop.failed else 0,
+            ahead=start.ahead if problem.failed else 0,
             forward_first=start.forward_first,
         )
         for patience, start in product(_PATIENCE, starts)
@@ -232,90 +233,104 @@ def _known_rules(shop: Shop, staggered: bool, at_once: bool) -> tuple[_Rules, ..
     return tuple(dict.fromkeys(found))
 
 
-def _limit(shop: Shop, factor: float, more: int) -> tuple[int, ...]:
-    depth = shop.num_stages
-    return tuple(int((depth - stage) * factor) + more for stage in range(depth))
+def _limit(problem: Problem, factor: float, more: int) -> tuple[int, ...]:
+    return tuple(int(left * factor) + more for left in problem.left)
 
 
-def _most(shop: Shop) -> tuple[int, ...]:
-    """How many micro-batches the memory of a worker of every stage holds between F and I, if it has so many."""
-    load = max(Counter(shop.worker_of).values())
+def _most(problem: Problem) -> tuple[int, ...]:
+    """How many micro-batches the memory of a worker of every group holds between F and I, if it has so many."""
+    load = max(Counter(problem.worker_of).values())
     return tuple(
-        load if not stage.takes else int(min(load, room / stage.takes))
-        for stage, room in zip(shop.grid.each, shop.room, strict=True)
+        load if not takes else int(min(load, room / takes))
+        for takes, room in zip(_least(problem), problem.room, strict=True)
     )
 
 
-def _other(shop: Shop, rules: _Rules, most: tuple[int, ...], known: set[_Rules], rng: random.Random) -> _Rules | None:
+def _least(problem: Problem) -> list[float]:
+    """The least memory that a micro-batch takes of a worker of every group."""
+    if problem.regular:
+        return [part.takes for part in problem.parts]
+    found = [inf] * problem.num_groups
+    for worker, part in zip(problem.worker_of, problem.part_of, strict=True):
+        group = problem.group_of[worker]
+        found[group] = min(found[group], problem.parts[part].takes)
+    return found
+
+
+def _other(
+    problem: Problem, rules: _Rules, most: tuple[int, ...], known: set[_Rules], rng: random.Random
+) -> _Rules | None:
     """Rules like these that are not known yet, if that many draws find some; they are known from now on."""
     for _ in range(_DRAWS):
-        other = _varied(shop, rules, most, rng)
+        other = _varied(problem, rules, most, rng)
         if other not in known:
             known.add(other)
             return other
     return None
 
 
-def _varied(shop: Shop, rules: _Rules, most: tuple[int, ...], rng: random.Random) -> _Rules:
-    """Rules with another patience or precedence, or that let neighbouring stages hold one or two more, or fewer."""
+def _varied(problem: Problem, rules: _Rules, most: tuple[int, ...], rng: random.Random) -> _Rules:
+    """Rules with another patience or precedence, or that let neighbouring groups hold one or two more, or fewer."""
     if rng.random() < 0.15:
         return replace(rules, patience=rng.choice(_FINER_PATIENCE))
     if rng.random() < 0.05:
         return replace(rules, forward_first=not rules.forward_first)
-    if shop.failed and rng.random() < 0.15:
+    if problem.failed and rng.random() < 0.15:
         return replace(rules, ahead=rng.randrange(4))
     limits = list(rules.limits)
     first = rng.randrange(len(limits))
     last = first if rng.random() < 0.5 else rng.randrange(len(limits))
     more = rng.choice((-2, -1, -1, 1, 1, 2))
-    for stage in range(min(first, last), max(first, last) + 1):
-        limits[stage] = min(most[stage], max(1, limits[stage] + more))
+    for group in range(min(first, last), max(first, last) + 1):
+        limits[group] = min(most[group], max(1, limits[group] + more))
     return replace(rules, limits=tuple(limits))
 
 
-def _follow(shop: Shop, staggered: bool, rules: _Rules) -> BestFound:
+def _follow(problem: Problem, staggered: bool, rules: _Rules) -> BestFound:
     """The schedule of some rules."""
-    urgency = plain_urgency(shop, rules.ahead, forward_first=rules.forward_first)
-    schedule = list_schedule(shop, urgency, patience=rules.patience, limits=rules.limits)
-    return _judge(shop, schedule, staggered)
+    urgency = plain_urgency(problem, rules.ahead, forward_first=rules.forward_first)
+    schedule = list_schedule(problem, urgency, patience=rules.patience, limits=rules.limits)
+    return _judge(problem, schedule, staggered)
 
 
-def _follow_at_once(shop: Shop, staggered: bool, rules: _Rules) -> BestFound:
+def _follow_at_once(problem: Problem, staggered: bool, rules: _Rules) -> BestFound:
     """The same by the engine of large grids."""
     schedule = array_schedule(
-        shop,
+        problem,
         patience=rules.patience,
         limits=rules.limits,
         eager=rules.eager,
         ahead=rules.ahead,
         forward_first=rules.forward_first,
     )
-    return _found(shop, settle(shop, schedule, staggered=staggered, rounds=2, early=True), staggered)
+    return _found(problem, settle(problem, schedule, staggered=staggered, rounds=2, early=True), staggered)
 
 
-def _urge(shop: Shop, before: BestFound, rules: _Rules, rng: random.Random, staggered: bool) -> BestFound:
+def _urge(problem: Problem, before: BestFound, rules: _Rules, rng: random.Random, staggered: bool) -> BestFound:
     """A schedule by the urgencies of another one, within the limits of the rules or within any."""
-    limits = rules.limits if rng.random() < 0.5 else _any_limits(shop, rng)
-    urgency = _urgency(shop, before.schedule, rng)
-    return _judge(shop, list_schedule(shop, urgency, patience=rng.choice(_PATIENCE), limits=limits), staggered)
+    limits = rules.limits if rng.random() < 0.5 else _any_limits(problem, rng)
+    urgency = _urgency(problem, before.schedule, rng)
+    return _judge(problem, list_schedule(problem, urgency, patience=rng.choice(_PATIENCE), limits=limits), staggered)
 
 
-def _any_limits(shop: Shop, rng: random.Random) -> tuple[int, ...] | None:
+def _any_limits(problem: Problem, rng: random.Random) -> tuple[int, ...] | None:
     if rng.random() < 0.3:
         return None
     factor = rng.uniform(1, 2)
-    return tuple(limit + rng.randrange(3) for limit in _limit(shop, factor, 0))
+    return tuple(limit + rng.randrange(3) for limit in _limit(problem, factor, 0))
 
 
-def _judge(shop: Shop, schedule: Schedule, staggered: bool) -> BestFound:
-    large = shop.num_operations > _LARGE
+def _judge(problem: Problem, schedule: Schedule, staggered: bool) -> BestFound:
+    if len(schedule.sequence) < problem.num_operations:
+        return BestFound(schedule=schedule, value=inf)
+    large = problem.num_operations > _LARGE
     if not (large and not staggered):
-        schedule = settle(shop, schedule, staggered=staggered, rounds=1 if large else 6)
-    return _found(shop, schedule, staggered)
+        schedule = settle(problem, schedule, staggered=staggered, rounds=1 if large else 6)
+    return _found(problem, schedule, staggered)
 
 
-def _found(shop: Shop, settled: Schedule, staggered: bool) -> BestFound:
-    found = measure(shop, settled, staggered=staggered)
+def _found(problem: Problem, settled: Schedule, staggered: bool) -> BestFound:
+    found = measure(problem, settled, staggered=staggered)
     return BestFound(schedule=settled, value=found.period if staggered else found.makespan)
 
 
@@ -324,7 +339,7 @@ def reached(value: float, goal: float) -> bool:
     return value <= goal * (1 + 1e-12)
 
 
-def _urgency(shop: Shop, schedule: Schedule, rng: random.Random) -> list[int]:
+def _urgency(problem: Problem, schedule: Schedule, rng: random.Random) -> list[int]:
     """Returns all operations by their latest starts that leave the end of every stage where it is, or by their starts.
 
     Noise moves either a little of everything, or some operations by much.
@@ -332,8 +347,8 @@ def _urgency(shop: Shop, schedule: Schedule, rng: random.Random) -> list[int]:
     if rng.random() < 0.5:
         keys = list(schedule.starts)
     else:
-        keys = as_late_as_possible(shop, schedule, stage_windows(shop, schedule)[1]).starts
-    unit = max(stage.total for stage in shop.grid.each)
+        keys = as_late_as_possible(problem, schedule, group_windows(problem, schedule)[1]).starts
+    unit = max(part.total for part in problem.parts)
     if rng.random() < 0.3:
         spread = unit * rng.choice(_NOISE)
         keys = [key + spread * rng.random() for key in keys]

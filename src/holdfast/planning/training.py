@@ -9,26 +9,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
-from holdfast.core.builders import adaptive_plan
 from holdfast.core.ids import WorkerId
-from holdfast.core.placement import LayerRange
+from holdfast.core.placement import LayerRange, Placement
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
+from holdfast.core.routes import Routes, reroute
 from holdfast.core.seats import Seats, exchanged, seats_of
 from holdfast.core.validate import validate
+from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.lining_up import exchanges
 from holdfast.planning.normalise import per_stage
-from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.shop import CostedGrid
+from holdfast.planning.planner import Planned, Technique, make_plan, plan_routes
 
 __all__ = [
     "WORTHWHILE",
     "Rerouted",
     "Terms",
     "looked_up",
-    "not_regular",
     "planned_grid",
+    "planned_routes",
     "regular_grid",
     "replanned",
     "rerouted",
@@ -73,12 +73,10 @@ class Rerouted:
     Attributes:
         plan: it.
         period: what the planner expects a step to take, in the units of the costs; None if it did not make the plan.
-        note: why it is not the planner's; empty if it is.
     """
 
     plan: Plan
     period: float | None = None
-    note: str = ""
 
 
 def within_limit(terms: Terms) -> Costs:
@@ -92,9 +90,13 @@ def regular_grid(pipelines: int, stages: tuple[LayerRange, ...], microbatches: i
     return CostedGrid(pipelines=pipelines, stages=stages, microbatches=microbatches, costs=costs, ties=terms.ties)
 
 
-def tries_for(grid: CostedGrid, *, at_once: bool) -> int:
-    """Returns how many schedules are made for a plan: the whole grid's before training, or one wanted ``at_once``."""
-    operations = 3 * grid.pipelines * len(grid.stages) * grid.microbatches
+def tries_for(operations: int, *, at_once: bool) -> int:
+    """Returns how many schedules are made for a plan: the whole grid's before training, or one wanted ``at_once``.
+
+    Args:
+        operations: of one step.
+        at_once: whether training waits for it.
+    """
     if at_once:
         return max(1, min(_AT_ONCE, _OPERATIONS_AT_ONCE // operations))
     return max(_FEWEST, min(_TRIES, _OPERATIONS // operations))
@@ -115,14 +117,12 @@ def planned_grid(pipelines: int, stages: tuple[LayerRange, ...], microbatches: i
     Cost: up to 200 schedules; a second for tens of workers.
     """
     grid = regular_grid(pipelines, stages, microbatches, terms)
-    tries = tries_for(grid, at_once=False)
+    tries = tries_for(grid.num_operations, at_once=False)
     return _proved(make_plan(grid, (), terms.technique, time_limit_s=inf, tries=tries).plan, terms)
 
 
 def rerouted(healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
     """Returns the plan for what is left of a grid, proved right; it depends on the set of the lost alone.
-
-    Where the grid is not regular, which the planner does not know, :func:`holdfast.core.builders.adaptive_plan` serves.
 
     Args:
         healthy: the plan of the whole grid.
@@ -141,20 +141,35 @@ def rerouted(healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
         return Rerouted(plan=healthy)
     seats = seats_of(healthy)
     if seats is None:
-        plan = adaptive_plan(healthy, gone, within_limit(terms))
-        return Rerouted(plan=_proved(plan, terms), note=not_regular(terms))
+        routes = reroute(healthy.placement, healthy.routes, gone)
+        planned = planned_routes(healthy.placement.without(gone), routes, terms, at_once=True)
+        return Rerouted(plan=_proved(planned.plan, terms), period=planned.found.period)
     return _planned(seats, seats.places(gone), terms)
 
 
-def not_regular(terms: Terms) -> str:
-    """Says why a plan is not the planner's."""
-    return f"the grid is not regular, which {terms.technique} does not know: planned by 1f1b's rules"
-
-
 def replanned(plan: Plan, terms: Terms) -> Plan:
-    """Returns a plan of a whole grid with the planner's orders, if it is regular; else as it is."""
+    """Returns a plan with the planner's orders, proved right."""
     seats = seats_of(plan)
-    return plan if seats is None else _planned(seats, (), terms).plan
+    if seats is None:
+        return _proved(planned_routes(plan.placement, plan.routes, terms, at_once=True).plan, terms)
+    return _planned(seats, (), terms).plan
+
+
+def planned_routes(placement: Placement, routes: Routes, terms: Terms, *, at_once: bool) -> Planned:
+    """Returns the planner's schedule of any routes.
+
+    Args:
+        placement: who holds what.
+        routes: where the micro-batches go, over workers of the placement.
+        terms: what the planner goes by.
+        at_once: whether training waits for it.
+
+    Raises:
+        InfeasiblePlan: a worker's memory cannot hold one micro-batch.
+    """
+    tries = tries_for(3 * sum(len(route.visits) for route in routes.routes), at_once=at_once)
+    costs, technique = within_limit(terms), terms.technique
+    return plan_routes(placement, routes, costs, technique, ties=terms.ties, time_limit_s=inf, tries=tries)
 
 
 def looked_up(library: PlanLibrary, healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted | None:
@@ -180,7 +195,7 @@ def looked_up(library: PlanLibrary, healthy: Plan, lost: Iterable[WorkerId], ter
     found = library.find(grid, len(gone), terms.technique)
     if found is None or found.failures_per_stage != per_stage(gone, len(grid.stages)):
         return None
-    without = found.shop.failed - found.spares
+    without = found.problem.failed - found.spares
     plan = seats.seat(exchanged(found.plan, exchanges(gone - without, without - gone)))
     return Rerouted(plan=_proved(plan, terms), period=found.found.period)
 
@@ -193,7 +208,7 @@ def seated_grid(seats: Seats, terms: Terms) -> CostedGrid:
 def _planned(seats: Seats, gone: Iterable[WorkerId], terms: Terms) -> Rerouted:
     """The planner's answer to places that are empty."""
     grid = seated_grid(seats, terms)
-    tries = tries_for(grid, at_once=True)
+    tries = tries_for(grid.num_operations, at_once=True)
     planned = make_plan(grid, gone, terms.technique, time_limit_s=inf, tries=tries)
     return Rerouted(plan=_proved(seats.seat(planned.plan), terms), period=planned.found.period)
 

@@ -138,13 +138,11 @@ Action = (
 class RecoveryPlan:
     """What takes the job from one plan to the next, in order, and the strategy that chose it.
 
-    ``note``: what the user should know of how its plan was made; empty if nothing. ``period``: what the planner expects
-    a step of its plan to take; None if the planner did not make it.
+    ``period``: what the planner expects a step of its plan to take; None if the planner did not make it.
     """
 
     strategy: str
     actions: tuple[Action, ...]
-    note: str = ""
     period: float | None = None
 
     @property

@@ -70,7 +70,7 @@ def _reroute(view: ClusterView, name: str, go_back: Action, *then: Action) -> Re
     except StateUnavailable as error:
         return fall_back(view, error.layers)
     actions: tuple[Action, ...] = (Abort(), InstallPlan(plan=found.plan), *then, go_back, Recompute())
-    return RecoveryPlan(strategy=name, actions=actions, note=found.note, period=found.period)
+    return RecoveryPlan(strategy=name, actions=actions, period=found.period)
 
 
 def _without_lost(view: ClusterView) -> Rerouted:
@@ -187,7 +187,7 @@ def at_boundary(view: ClusterView, grid: Plan | None = None) -> RecoveryPlan:
     validate(plan)
     copies = tuple(CopyState(layers=layers, target=worker) for worker, layers in rows)
     actions: tuple[Action, ...] = (*copies, InstallPlan(plan=plan, at_boundary=True, grid=grid))
-    return RecoveryPlan(strategy=answer.strategy, actions=actions, note=answer.note, period=answer.period)
+    return RecoveryPlan(strategy=answer.strategy, actions=actions, period=answer.period)
 
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(

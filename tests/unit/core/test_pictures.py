@@ -8,8 +8,8 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.pictures import render_svg, render_trace, ticks
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
+from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.shop import CostedGrid
 from holdfast.testing.traces import trace_faults
 
 COSTS = parse_costs(3, costs="3:5:4,2:6:4,4:1:3", comm="1:2", memory="2,1,1,6")

@@ -320,7 +320,6 @@ def test_memory_of_a_worker_holds_the_state_of_its_layers_too(plan_json):
 
 def test_a_solver_with_too_little_time_says_what_would_do(plan_json):
     flags = "--grid 3x4 --microbatches 6 --costs 10,11,9:13:9:9 --failed 1.2 --technique staggered --memory 2,1,1,8"
-    note = plan_json(f"{flags} --solver milp --time-limit 0.05")["note"]
-    assert "milp found no schedule in its 0.04 s" in note
+    note = plan_json(f"{flags} --solver cp-sat --time-limit 0.05")["note"]
+    assert "cp-sat found no" in note
     assert "longer --time-limit" in note
-    assert "--solver cp-sat" in note

@@ -10,8 +10,8 @@ from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
 from holdfast.core.schedule import parse_orders
+from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.shop import CostedGrid
 
 UNEVEN = dataclasses.replace(
     unit_costs(4), forward=(3, 5, 4, 4), input=(4, 3, 6, 2), weight=(2, 2, 1, 5), optimizer=(2, 1, 3, 1), comm=(1, 2, 1)

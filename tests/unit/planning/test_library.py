@@ -11,10 +11,10 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan
+from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.library import PlanLibrary, breakpoints, serve, straightened
 from holdfast.planning.normalise import place
 from holdfast.planning.planner import Technique
-from holdfast.planning.shop import CostedGrid
 from holdfast.planning.timing import Measure
 
 GRID = CostedGrid(
@@ -70,7 +70,7 @@ def test_a_plan_for_tied_layers_is_another(filled):
     tied = dataclasses.replace(GRID, ties=((0, 3),))
     assert library.find(tied, 1, STAGGERED) is None
     made = library.get(tied, 1, STAGGERED)
-    assert made.shop.grid.ties == ((0, 3),)
+    assert made.problem.ties == ((0, 3),)
     assert library.find(tied, 1, STAGGERED) is made
 
 
@@ -237,4 +237,4 @@ def test_a_plan_does_not_serve_failures_that_it_needs(filled):
     library, _ = filled
     planned = library.find(GRID, 1, STAGGERED)
     with pytest.raises(InfeasiblePlan, match=r"0\.0"):
-        serve(planned, [*place((0, 0, 0, 0), 4), next(iter(planned.plan.workers))])
+        serve(planned, GRID, [*place((0, 0, 0, 0), 4), next(iter(planned.plan.workers))])

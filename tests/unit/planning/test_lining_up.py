@@ -11,9 +11,9 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.core.validate import validate
+from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.lining_up import lined_up
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.shop import CostedGrid
 
 GRID = CostedGrid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory="2,1,1,8"))
 SCATTERED = [WorkerId(0, 1), WorkerId(1, 2), WorkerId(2, 3)]

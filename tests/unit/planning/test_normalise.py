@@ -6,6 +6,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.errors import InfeasiblePlan
+from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.normalise import (
     Normalisation,
     assigned,
@@ -17,7 +18,6 @@ from holdfast.planning.normalise import (
     place,
 )
 from holdfast.planning.planner import Technique
-from holdfast.planning.shop import CostedGrid
 
 
 def grid_of(pipelines, stages, microbatches, **costs):

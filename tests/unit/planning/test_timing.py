@@ -9,38 +9,39 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan, InvalidSchedule, StateUnavailable
+from holdfast.planning.costed_grid import CostedGrid, grid_problem
 from holdfast.planning.list_scheduler import list_schedule, plain_urgency
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.shop import CostedGrid, open_shop, to_plan
+from holdfast.planning.problem import to_plan
 from holdfast.planning.timing import check, from_orders, fuse, measure, rows_to_run, settle, to_timeline
 
 COSTS = parse_costs(3, costs="3:5:4,2:6:4,4:1:3", comm="1:2", optimizer="3:0:7", memory="3,1,2,12:9:6")
 GRID = CostedGrid(pipelines=2, stages=split_evenly(3, 3), microbatches=4, costs=COSTS)
-SHOP = open_shop(GRID, [WorkerId(0, 1)])
-SCHEDULE = list_schedule(SHOP, plain_urgency(SHOP))
+PROBLEM = grid_problem(GRID, [WorkerId(0, 1)])
+SCHEDULE = list_schedule(PROBLEM, plain_urgency(PROBLEM))
 
 
 def test_flat_and_object_form_agree():
-    plan = to_plan(SHOP, SCHEDULE.rows)
+    plan = to_plan(PROBLEM, SCHEDULE.rows)
     validate(plan, costs=COSTS)
     timeline = evaluate(plan, COSTS, staggered=True)
-    found = measure(SHOP, SCHEDULE, staggered=True)
+    found = measure(PROBLEM, SCHEDULE, staggered=True)
     assert (timeline.period, timeline.makespan) == (found.period, found.makespan)
-    assert to_timeline(SHOP, plan, SCHEDULE, staggered=True) == timeline
-    again = from_orders(SHOP, plan.orders)
+    assert to_timeline(PROBLEM, plan, SCHEDULE, staggered=True) == timeline
+    again = from_orders(PROBLEM, plan.orders)
     assert (again.rows, again.starts) == (SCHEDULE.rows, SCHEDULE.starts)
 
 
 @pytest.mark.parametrize("ties", [((0, 2),), ((0, 1), (1, 2))])
 def test_flat_and_object_form_agree_on_tied_stages(ties):
     costs = parse_costs(3, costs="3:2:1,2:1:1,1:2:9", comm="1:2", optimizer="3:6:7")
-    shop = open_shop(dataclasses.replace(GRID, costs=costs, ties=ties), [])
-    schedule = list_schedule(shop, plain_urgency(shop))
-    plan = to_plan(shop, schedule.rows)
+    problem = grid_problem(dataclasses.replace(GRID, costs=costs, ties=ties), [])
+    schedule = list_schedule(problem, plain_urgency(problem))
+    plan = to_plan(problem, schedule.rows)
     timeline = evaluate(plan, costs, staggered=True, ties=ties)
-    assert timeline.period == measure(shop, schedule, staggered=True).period
+    assert timeline.period == measure(problem, schedule, staggered=True).period
     assert timeline.period > evaluate(plan, costs, staggered=True).period
-    assert to_timeline(shop, plan, schedule, staggered=True) == timeline
+    assert to_timeline(problem, plan, schedule, staggered=True) == timeline
 
 
 def test_a_stage_waits_for_those_that_share_a_weight_with_it():
@@ -52,10 +53,10 @@ def test_a_stage_waits_for_those_that_share_a_weight_with_it():
 
 
 def test_later_starts_never_make_the_period_longer():
-    settled = settle(SHOP, SCHEDULE, staggered=True)
-    check(SHOP, settled)
+    settled = settle(PROBLEM, SCHEDULE, staggered=True)
+    check(PROBLEM, settled)
     assert settled.rows == SCHEDULE.rows
-    assert measure(SHOP, settled, staggered=True).period <= measure(SHOP, SCHEDULE, staggered=True).period
+    assert measure(PROBLEM, settled, staggered=True).period <= measure(PROBLEM, SCHEDULE, staggered=True).period
 
 
 def broken(change):
@@ -78,7 +79,7 @@ def overlap(starts, rows):
 
 def hurry(kind, visit):
     def change(starts, rows):
-        starts[kind * SHOP.num_visits + visit] = 0
+        starts[kind * PROBLEM.num_visits + visit] = 0
 
     return change
 
@@ -95,16 +96,16 @@ def hurry(kind, visit):
     ],
 )
 def test_every_broken_rule_is_found(change, rule):
-    check(SHOP, SCHEDULE)
+    check(PROBLEM, SCHEDULE)
     with pytest.raises(InvalidSchedule, match=rule):
-        check(SHOP, broken(change))
+        check(PROBLEM, broken(change))
 
 
 def test_too_much_memory_is_found():
     costs = dataclasses.replace(COSTS, capacity=(3, 9, 6))
-    shop = open_shop(dataclasses.replace(GRID, costs=costs), [WorkerId(0, 1)])
+    problem = grid_problem(dataclasses.replace(GRID, costs=costs), [WorkerId(0, 1)])
     with pytest.raises(InvalidSchedule, match="more than the 3"):
-        check(shop, SCHEDULE)
+        check(problem, SCHEDULE)
 
 
 def test_what_cannot_be_planned_is_named():
@@ -117,28 +118,28 @@ def test_what_cannot_be_planned_is_named():
 
 def test_backwards_are_fused_where_the_split_buys_nothing():
     grid = dataclasses.replace(GRID, pipelines=1)
-    shop = open_shop(grid, [])
-    schedule = settle(shop, list_schedule(shop, plain_urgency(shop)), staggered=True)
-    fused = fuse(shop, schedule, staggered=True)
-    check(shop, fused)
-    plan = to_plan(shop, rows_to_run(shop, fused))
+    problem = grid_problem(grid, [])
+    schedule = settle(problem, list_schedule(problem, plain_urgency(problem)), staggered=True)
+    fused = fuse(problem, schedule, staggered=True)
+    check(problem, fused)
+    plan = to_plan(problem, rows_to_run(problem, fused))
     kinds = [op.kind.value for _, row in plan.orders.rows for op in row]
     assert 0 < kinds.count("B") < 3 * grid.microbatches
     assert kinds.count("I") == kinds.count("W") == 3 * grid.microbatches - kinds.count("B")
     validate(plan, costs=COSTS)
-    timeline = to_timeline(shop, plan, fused, staggered=True)
-    assert timeline.period == measure(shop, schedule, staggered=True).period
+    timeline = to_timeline(problem, plan, fused, staggered=True)
+    assert timeline.period == measure(problem, schedule, staggered=True).period
     assert evaluate(plan, COSTS).makespan <= timeline.makespan
 
 
 def test_a_b_in_two_parts_is_found():
-    shop = open_shop(dataclasses.replace(GRID, pipelines=1), [])
-    schedule = settle(shop, list_schedule(shop, plain_urgency(shop)), staggered=True)
-    visits = shop.num_visits
+    problem = grid_problem(dataclasses.replace(GRID, pipelines=1), [])
+    schedule = settle(problem, list_schedule(problem, plain_urgency(problem)), staggered=True)
+    visits = problem.num_visits
     inputs = [pair for row in schedule.rows for pair in pairwise(row) if pair[0] // visits == 1]
     apart = next(before for before, after in inputs if after != before + visits)
     with pytest.raises(InvalidSchedule, match="do not follow one another"):
-        check(shop, dataclasses.replace(schedule, fused=frozenset([apart - visits])))
+        check(problem, dataclasses.replace(schedule, fused=frozenset([apart - visits])))
 
 
 @pytest.mark.parametrize("split", ["1:3:2", "9:8:7"])
@@ -151,7 +152,7 @@ def test_a_split_that_costs_time_is_made_only_where_it_buys_more(split):
     assert free.found.period <= made.found.period <= coupled.found.period
     assert made.bound.period <= made.found.period
     validate(made.plan, costs=costs)
-    timeline = to_timeline(made.shop, made.plan, made.schedule, staggered=True)
+    timeline = to_timeline(made.problem, made.plan, made.schedule, staggered=True)
     assert timeline.period == made.found.period
     lengths = {(str(span.op.kind), span.worker.stage): span.end - span.start for span in timeline.spans}
     expected = {
@@ -169,10 +170,10 @@ def test_fused_operations_shorten_a_schedule_whose_split_costs_time():
     grid = CostedGrid(
         pipelines=1, stages=split_evenly(1, 1), microbatches=4, costs=parse_costs(1, costs="3,2,4", split="1")
     )
-    shop = open_shop(grid, [])
-    schedule = list_schedule(shop, [n for v in range(4) for n in (v, 4 + v, 8 + v)])
-    assert measure(shop, schedule, staggered=True).period == 4 * (3 + 2 + 1 + 4)
-    fused = fuse(shop, schedule, staggered=True)
-    check(shop, fused)
-    assert measure(shop, fused, staggered=True).period == 4 * (3 + 2 + 4)
+    problem = grid_problem(grid, [])
+    schedule = list_schedule(problem, [n for v in range(4) for n in (v, 4 + v, 8 + v)])
+    assert measure(problem, schedule, staggered=True).period == 4 * (3 + 2 + 1 + 4)
+    fused = fuse(problem, schedule, staggered=True)
+    check(problem, fused)
+    assert measure(problem, fused, staggered=True).period == 4 * (3 + 2 + 4)
     assert make_plan(grid, [], Technique.STAGGERED).optimal

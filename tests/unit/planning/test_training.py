@@ -18,11 +18,11 @@ from holdfast.core.validate import validate
 from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import ConfigError, StateUnavailable
 from holdfast.planning import search
+from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.list_scheduler import list_schedule
 from holdfast.planning.normalise import normalised, per_stage
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.shop import CostedGrid
 from holdfast.planning.training import (
     Terms,
     looked_up,
@@ -66,7 +66,6 @@ def test_the_running_example_is_as_fast_as_nothing_can_beat(technique, healthy, 
     plan = example(which)
     assert period(plan, which) == healthy
     found = rerouted(plan, [WorkerId(1, 1)], which)
-    assert found.note == ""
     assert period(found.plan, which) == without
     assert any(op.kind is OpKind.I for _, row in found.plan.orders.rows for op in row)
 
@@ -122,18 +121,20 @@ def test_a_smaller_grid_is_planned_too():
     assert found.placement == smaller.placement
     assert period(found, which) < period(smaller, which)
     lost = rerouted(found, found.workers[:1], which)
-    assert lost.note == ""
     validate(lost.plan)
 
 
-def test_what_the_planner_does_not_know_is_planned_by_other_rules_and_said():
-    which = terms(costs=unit_costs(5))
+@pytest.mark.parametrize("technique", BOTH)
+def test_a_grid_that_is_not_regular_is_planned_too(technique):
+    which = terms(technique, costs=unit_costs(5), ties=())
     plan = regular_plan(3, split_evenly(5, 4), 2)
     uneven = shrunken_plan(plan.workers, plan.routes.microbatches[:5], 5, max_layers=2)
-    assert replanned(uneven, which) is uneven
+    assert period(replanned(uneven, which), which) <= period(uneven, which)
     found = rerouted(uneven, uneven.workers[:1], which)
-    assert "not regular" in found.note
-    assert found.plan == adaptive_plan(uneven, uneven.workers[:1], within_limit(which))
+    assert found == rerouted(uneven, uneven.workers[:1], which)
+    by_rules = adaptive_plan(uneven, uneven.workers[:1], within_limit(which))
+    assert found.plan.routes == by_rules.routes
+    assert period(found.plan, which) <= found.period < period(by_rules, which)
 
 
 def test_a_worker_that_is_not_in_the_grid():

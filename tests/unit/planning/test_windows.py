@@ -4,9 +4,9 @@ import pytest
 
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
+from holdfast.planning.costed_grid import CostedGrid, grid_problem
 from holdfast.planning.list_scheduler import list_schedule, plain_urgency
-from holdfast.planning.shop import CostedGrid, open_shop
-from holdfast.planning.solvers.process import answer_of, problem_of
+from holdfast.planning.solvers.process import answer_of, given_of
 from holdfast.planning.timing import check, measure
 
 windows = pytest.importorskip(
@@ -16,7 +16,7 @@ UNEVEN = {"costs": "10,11,8", "comm": "1", "optimizer": "5"}
 
 
 def poor(memory, *, coupled, ties=(), microbatches=20):
-    """A problem, and a schedule in which every worker holds one micro-batch at a time."""
+    """A given, and a schedule in which every worker holds one micro-batch at a time."""
     grid = CostedGrid(
         pipelines=1,
         stages=split_evenly(4, 4),
@@ -24,14 +24,14 @@ def poor(memory, *, coupled, ties=(), microbatches=20):
         costs=parse_costs(4, memory=memory, **UNEVEN),
         ties=ties,
     )
-    shop = open_shop(grid, [], coupled=coupled)
-    return shop, list_schedule(shop, plain_urgency(shop), limits=[1] * 4)
+    problem = grid_problem(grid, [], coupled=coupled)
+    return problem, list_schedule(problem, plain_urgency(problem), limits=[1] * 4)
 
 
-def asked(shop, hint, *, staggered, time_limit_s):
-    found = measure(shop, hint, staggered=staggered)
+def asked(problem, hint, *, staggered, time_limit_s):
+    found = measure(problem, hint, staggered=staggered)
     value = found.period if staggered else found.makespan
-    return problem_of(shop, staggered=staggered, hint=hint, value=value, goal=value - 1, time_limit_s=time_limit_s)
+    return given_of(problem, staggered=staggered, hint=hint, value=value, goal=value - 1, time_limit_s=time_limit_s)
 
 
 @pytest.mark.parametrize(
@@ -47,31 +47,31 @@ def asked(shop, hint, *, staggered, time_limit_s):
 )
 def test_windows_shorten_a_poor_schedule_and_keep_all_rules(memory, coupled, staggered, ties, monkeypatch):
     monkeypatch.setattr(windows, "_SMALL", 100)
-    shop, hint = poor(memory, coupled=coupled, ties=ties)
-    problem, scale = asked(shop, hint, staggered=staggered, time_limit_s=100.0)
-    assert windows.suits(problem)
-    given = windows.solve(problem)
-    answer = answer_of(shop, given, scale)
+    problem, hint = poor(memory, coupled=coupled, ties=ties)
+    given, scale = asked(problem, hint, staggered=staggered, time_limit_s=100.0)
+    assert windows.suits(given)
+    solved = windows.solve(given)
+    answer = answer_of(problem, solved, scale)
     assert not answer.proved
-    check(shop, answer.schedule)
-    found = measure(shop, answer.schedule, staggered=staggered)
-    assert (found.period if staggered else found.makespan) <= given["value"] < problem["value"]
+    check(problem, answer.schedule)
+    found = measure(problem, answer.schedule, staggered=staggered)
+    assert (found.period if staggered else found.makespan) <= solved["value"] < given["value"]
 
 
 def test_small_problems_and_rounded_times_are_not_for_windows():
-    shop, hint = poor("2,1,1,8", coupled=False, microbatches=55)
-    problem, _ = asked(shop, hint, staggered=True, time_limit_s=1.0)
-    assert windows.suits(problem)
-    assert not windows.suits({**problem, "exact": False})
-    assert not windows.suits({**problem, "worker_of": problem["worker_of"][:100]})
+    problem, hint = poor("2,1,1,8", coupled=False, microbatches=55)
+    given, _ = asked(problem, hint, staggered=True, time_limit_s=1.0)
+    assert windows.suits(given)
+    assert not windows.suits({**given, "exact": False})
+    assert not windows.suits({**given, "worker_of": given["worker_of"][:100]})
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_the_largest_problems_are_left_as_they_are(exact, monkeypatch):
     from holdfast.planning.solvers import cp_sat  # needs the solver, which may not be installed
 
-    shop, hint = poor("2,1,1,8", coupled=False, microbatches=55)
-    problem, _ = asked(shop, hint, staggered=True, time_limit_s=1.0)
+    problem, hint = poor("2,1,1,8", coupled=False, microbatches=55)
+    given, _ = asked(problem, hint, staggered=True, time_limit_s=1.0)
     monkeypatch.setattr(windows, "_LARGE", 3 * 4 * 55 - 1)
-    answer = cp_sat.solve({**problem, "exact": exact})
-    assert answer == {"status": "UNKNOWN", "value": None, "bound": problem["goal"], "starts": []}
+    answer = cp_sat.solve({**given, "exact": exact})
+    assert answer == {"status": "UNKNOWN", "value": None, "bound": given["goal"], "starts": []}

@@ -16,7 +16,6 @@ from holdfast.control.membership.state import (
     Output,
     Phase,
     departed,
-    noted,
     notice,
     prefixed,
     tell_each,
@@ -46,7 +45,7 @@ __all__ = ["carry_out", "on_status"]
 
 def carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
     """Carries out what a strategy has chosen: as far as it goes at once, the rest when all have said what they hold."""
-    return prefixed(noted(recovery), _proceed(replace(state, answer=recovery, pending=recovery.actions)))
+    return _proceed(replace(state, answer=recovery, pending=recovery.actions))
 
 
 def on_status(state: Membership, status: Status) -> Decision:

@@ -36,7 +36,6 @@ __all__ = [
     "departed",
     "expulsion",
     "held_for_lost",
-    "noted",
     "notice",
     "prefixed",
     "tell_each",
@@ -390,11 +389,6 @@ def tell_each(workers: Iterable[WorkerId], command: Command) -> tuple[Tell, ...]
 def notice(worker: WorkerId, text: str) -> Record:
     """Returns what tells the user something about a worker."""
     return Record(event=Notice(worker=str(worker), text=text))
-
-
-def noted(recovery: RecoveryPlan) -> tuple[Record, ...]:
-    """Returns what tells the user how a plan was made, if there is something to tell."""
-    return (Record(event=Notice(worker="coordinator", text=recovery.note)),) if recovery.note else ()
 
 
 def without(values: Mapping[WorkerId, _V], *workers: WorkerId) -> Mapping[WorkerId, _V]:

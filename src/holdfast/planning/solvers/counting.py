@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
 from ortools.sat.python import cp_model
 
-from holdfast.planning.solvers.child import Problem
+from holdfast.planning.solvers.child import Given
 
 __all__ = ["solve", "suits"]
 
@@ -30,32 +31,32 @@ _THREADS, _FEW_CELLS = 4, 4_000
 cells that proves in a second what takes half a minute otherwise; above, it takes the time from what finds schedules."""
 
 
-def suits(problem: dict[str, Any]) -> bool:
+def suits(given: dict[str, Any]) -> bool:
     """Returns whether a problem is small enough, in exact whole numbers, and has no operation without length.
 
     Args:
-        problem: as :func:`holdfast.planning.solvers.process.problem_of` makes it.
+        given: as :func:`holdfast.planning.solvers.process.given_of` makes it.
     """
-    shared = Problem(problem)
-    rows = problem["durations"][: shared.kinds]
-    if not problem["exact"] or min(map(min, rows)) < 1:
+    shared = Given(given)
+    rows = given["durations"][: shared.kinds]
+    if not given["exact"] or min(map(min, rows)) < 1:
         return False
-    return _cells(shared, problem["value"] // _unit(problem)) <= _MOST_CELLS
+    return _cells(shared, given["value"] // _unit(given)) <= _MOST_CELLS
 
 
-def solve(problem: dict[str, Any]) -> dict[str, Any]:
+def solve(given: dict[str, Any]) -> dict[str, Any]:
     """Returns ``{"status", "value", "bound", "starts"}`` as :func:`holdfast.planning.solvers.cp_sat.solve` does.
 
     Asks for something better than the hint, and than what it finds, until there is nothing, or no time.
     """
-    until, unit = time.monotonic() + problem["time_limit_s"], _unit(problem)
-    few = _cells(Problem(problem), problem["value"] // unit) <= _FEW_CELLS
-    threads = max(problem["threads"], _THREADS) if few else problem["threads"]
-    best, goal = problem["value"], problem["goal"]
-    starts: list[int] = problem["hint"]
+    until, unit = time.monotonic() + given["time_limit_s"], _unit(given)
+    few = _cells(Given(given), given["value"] // unit) <= _FEW_CELLS
+    threads = max(given["threads"], _THREADS) if few else given["threads"]
+    best, goal = given["value"], given["goal"]
+    starts: list[int] = given["hint"]
     status = "OPTIMAL" if best <= goal else "FEASIBLE"
     while status == "FEASIBLE" and time.monotonic() < until:
-        model = _Model(problem, unit, -(-best // unit) - 1)
+        model = _Model(given, unit, -(-best // unit) - 1)
         answer = model.solve(until - time.monotonic(), threads)
         if answer == cp_model.INFEASIBLE:
             status, goal = "OPTIMAL", best
@@ -67,22 +68,16 @@ def solve(problem: dict[str, Any]) -> dict[str, Any]:
     return {"status": status, "value": best, "bound": goal, "starts": starts}
 
 
-def _cells(shared: Problem, moments: int) -> int:
-    return (len(_routes(shared)) * shared.stages * 2 + len(shared.visits_of_workers())) * moments
+def _cells(shared: Given, moments: int) -> int:
+    return (2 * sum(map(len, shared.routes())) + len(shared.visits_of_workers())) * moments
 
 
-def _unit(problem: dict[str, Any]) -> int:
+def _unit(given: dict[str, Any]) -> int:
     """Returns the greatest number that divides all times: some best schedule has all its starts at multiples of it."""
-    return math.gcd(*(time for row in problem["durations"] for time in row), *problem["comm"], *problem["optimizer"])
+    return math.gcd(*(time for row in given["durations"] for time in row), *given["comm"], *given["optimizer"])
 
 
-def _routes(shared: Problem) -> dict[tuple[int, ...], list[int]]:
-    """Returns the first visits of the micro-batches of every route."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    workers = shared.given["worker_of"]
-    for entry in range(0, shared.visits, shared.stages):
-        found.setdefault(tuple(workers[entry : entry + shared.stages]), []).append(entry)
-    return found
+_Route = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,25 +100,26 @@ class _Series:
         return [start for start in self.starts[max(0, moment - length + 1) : moment + 1] if start is not None]
 
 
+_Counted = tuple[_Series, int]
+
+
 class _Model:
     """Asks for a period, or a makespan, of at most ``limit`` units; the first F of stage 0 starts at moment 0."""
 
-    def __init__(self, problem: dict[str, Any], unit: int, limit: int) -> None:
-        self._p, self._shared, self.limit, self._unit = problem, Problem(problem), limit, unit
-        self._stages, coupled = self._shared.stages, problem["coupled"]
-        self._f, self._b, weight = ([length // unit for length in row] for row in problem["durations"])
-        self._w = [0] * self._stages if coupled else weight
-        self._comm = [delay // unit for delay in problem["comm"]]
-        self._steps = [step // unit for step in problem["optimizer"]]
+    def __init__(self, given: dict[str, Any], unit: int, limit: int) -> None:
+        self._p, self._shared, self.limit, self._unit = given, Given(given), limit, unit
+        self._f, self._b, weight = ([length // unit for length in row] for row in given["durations"])
+        self._w = [0] * len(weight) if given["coupled"] else weight
+        self._comm = [delay // unit for delay in given["comm"]]
         self._workers = self._shared.visits_of_workers()
-        self._routes = _routes(self._shared)
+        self._routes = self._shared.routes()
         self._model = cp_model.CpModel()
         self._solver = cp_model.CpSolver()
         self._add_series()
         self._add_needs()
         for worker in self._workers:
             self._add_worker(worker)
-        if problem["staggered"]:
+        if given["staggered"]:
             self._add_windows()
 
     def solve(self, time_limit_s: float, threads: int) -> int:
@@ -138,12 +134,13 @@ class _Model:
         visits = self._shared.visits
         found = [0] * (3 * visits)
         for route, entries in self._routes.items():
-            for stage, worker in enumerate(route):
-                for kind, series in enumerate((self._forward[route, worker], self._back[route, worker])):
+            for place in range(len(route)):
+                for kind, series in enumerate((self._forward[route][place], self._back[route][place])):
                     for entry, start in zip(entries, self._times(series), strict=True):
-                        found[kind * visits + entry + stage] = start
-        for worker, series in self._weights.items():
-            order = sorted(self._workers[worker], key=lambda visit: found[visits + visit])
+                        found[kind * visits + entry + place] = start
+        for (worker, part), series in self._weights.items():
+            here = (visit for visit in self._workers[worker] if self._shared.part[visit] == part)
+            order = sorted(here, key=lambda visit: found[visits + visit])
             for visit, start in zip(order, self._times(series), strict=True):
                 found[2 * visits + visit] = start
         return found
@@ -155,42 +152,54 @@ class _Model:
             if start is not None and self._solver.boolean_value(start)
         ]
 
-    def _reaches(self) -> list[tuple[int, int, int]]:
-        """Returns when the first F of every stage can start, how long after an F its I can, and when the last I ends.
+    def _reaches(self, route: _Route) -> list[tuple[int, int, int]]:
+        """Returns when the first F of every visit can start, how long after an F its I can, and when the last I ends.
 
-        The last I of a stage is followed by the way back and a W of stage 0, whose window begins at moment 0.
+        The last I of a visit is followed by the way back and the W of the first visit, whose window begins at moment 0.
         """
-        down = list(accumulate((f + c for f, c in zip(self._f, self._comm, strict=False)), initial=0))
-        back = list(accumulate((b + c for b, c in zip(self._b, self._comm, strict=False)), initial=0))
-        step = self._steps[0] if self._p["staggered"] else 0
+        parts = [part for _, part in route]
+        down = list(accumulate((self._f[part] + self._comm[part] for part in parts[:-1]), initial=0))
+        back = list(accumulate((self._b[part] + self._comm[part] for part in parts[:-1]), initial=0))
+        step = self._shared.first_step() // self._unit if self._p["staggered"] else 0
+        turn = self._f[parts[-1]] + self._b[parts[-1]]
         return [
             (
-                down[s],
-                down[-1] - down[s] + self._f[-1] + back[-1] - back[s] + self._b[-1] - self._b[s],
-                self.limit - step - self._w[0] - back[s],
+                down[place],
+                down[-1] - down[place] + turn + back[-1] - back[place] - self._b[part],
+                self.limit - step - self._w[parts[0]] - back[place],
             )
-            for s in range(self._stages)
+            for place, part in enumerate(parts)
         ]
 
     def _add_series(self) -> None:
         """Makes the variables, each only for the moments at which an operation can start.
 
-        The W of another stage than 0 may end late, but after the last I of a worker nothing keeps them apart.
+        The W of later visits may end late, but after the last I of a worker nothing keeps them apart.
         """
-        workers = [(self._shared.stage_of(worker), worker, len(visits)) for worker, visits in self._workers.items()]
-        spans = self._reaches()
-        latest = max(spans[s][2] + load * self._w[s] for s, _, load in workers)
-        self._horizon = latest if self._p["staggered"] else self.limit
-        self._forward: dict[tuple[tuple[int, ...], int], _Series] = {}
-        self._back: dict[tuple[tuple[int, ...], int], _Series] = {}
+        reaches = {route: self._reaches(route) for route in self._routes}
+        last_input, loads, ready = Counter[int](), Counter[int](), dict[tuple[int, int], int]()
+        weights = Counter[tuple[int, int]]()
         for route, entries in self._routes.items():
-            for worker, (first, turn, last), length in zip(route, spans, self._b, strict=True):
-                self._forward[route, worker] = self._new(len(entries), first, last - length - turn)
-                self._back[route, worker] = self._new(len(entries), first + turn, last - length)
-        self._weights: dict[int, _Series] = {}
-        for s, worker, load in workers if not self._p["coupled"] else ():
-            first = spans[s][0] + spans[s][1] + self._b[s]
-            self._weights[worker] = self._new(load, first, self._horizon - self._w[s])
+            for (worker, part), (first, turn, last) in zip(route, reaches[route], strict=True):
+                last_input[worker] = max(last_input[worker], last)
+                loads[worker] += len(entries) * self._w[part]
+                weights[worker, part] += len(entries)
+                ready[worker, part] = min(first + turn + self._b[part], ready.get((worker, part), self.limit))
+        latest = max(last_input[worker] + load for worker, load in loads.items())
+        self._horizon = latest if self._p["staggered"] else self.limit
+        self._forward: dict[_Route, list[_Series]] = {}
+        self._back: dict[_Route, list[_Series]] = {}
+        for route, entries in self._routes.items():
+            spans = [(*span, self._b[part]) for (_, part), span in zip(route, reaches[route], strict=True)]
+            self._forward[route] = [
+                self._new(len(entries), first, last - length - turn) for first, turn, last, length in spans
+            ]
+            self._back[route] = [
+                self._new(len(entries), first + turn, last - length) for first, turn, last, length in spans
+            ]
+        self._weights: dict[tuple[int, int], _Series] = {}
+        for (worker, part), many in weights.items() if not self._p["coupled"] else ():
+            self._weights[worker, part] = self._new(many, ready[worker, part], self._horizon - self._w[part])
 
     def _new(self, total: int, first: int, last: int) -> _Series:
         """Returns ``total`` operations that start between two moments."""
@@ -215,57 +224,79 @@ class _Model:
             self._model.add_bool_or([])
 
     def _add_needs(self) -> None:
-        """F after the F of the stage before, and I after the I of the stage behind."""
+        """F after the F of the visit before, and I after the I of the visit behind."""
         for route in self._routes:
-            forward = [self._forward[route, worker] for worker in route]
-            back = [self._back[route, worker] for worker in route]
+            parts, forward, back = [part for _, part in route], self._forward[route], self._back[route]
             for moment in range(self._horizon + 1):
-                self._at_most(back[-1].by(moment), forward[-1].by(moment - self._f[-1]))
-                for s, delay in enumerate(self._comm):
-                    self._at_most(forward[s + 1].by(moment), forward[s].by(moment - self._f[s] - delay))
-                    self._at_most(back[s].by(moment), back[s + 1].by(moment - self._b[s + 1] - delay))
+                self._at_most(back[-1].by(moment), forward[-1].by(moment - self._f[parts[-1]]))
+                for place, (part, behind) in enumerate(pairwise(parts)):
+                    delay = self._comm[part]
+                    self._at_most(forward[place + 1].by(moment), forward[place].by(moment - self._f[part] - delay))
+                    self._at_most(back[place].by(moment), back[place + 1].by(moment - self._b[behind] - delay))
 
-    def _of(self, worker: int) -> tuple[list[_Series], list[_Series], list[_Series]]:
+    def _of(self, worker: int) -> tuple[list[_Counted], list[_Counted], list[_Counted]]:
         """The F, the I and the W of a worker."""
-        weights = [self._weights[worker]] if worker in self._weights else []
-        forward = [series for (_, other), series in self._forward.items() if other == worker]
-        return forward, [series for (_, other), series in self._back.items() if other == worker], weights
+        forward: list[_Counted] = []
+        back: list[_Counted] = []
+        for route in self._routes:
+            for place, (other, part) in enumerate(route):
+                if other == worker:
+                    forward.append((self._forward[route][place], part))
+                    back.append((self._back[route][place], part))
+        return forward, back, [(series, part) for (other, part), series in self._weights.items() if other == worker]
 
     def _add_worker(self, worker: int) -> None:
         """One operation at a time, W after I, and what is held within memory."""
-        s = self._shared.stage_of(worker)
         forward, back, weights = self._of(worker)
-        lengths = ((forward, self._f[s]), (back, self._b[s]), (weights, self._w[s]))
-        room = self._p["room"][s]
-        takes, gives_input, gives_weight = self._p["memory"][s]
-        gives_input += gives_weight if self._p["coupled"] else 0
+        lengths = ((forward, self._f), (back, self._b), (weights, self._w))
+        room, memory = self._p["room"][self._shared.group_of(worker)], self._p["memory"]
         for moment in range(self._horizon + 1):
             self._model.add_at_most_one(
-                [start for kind, length in lengths for each in kind for start in each.during(moment, length)]
+                [
+                    start
+                    for kind, length in lengths
+                    for series, part in kind
+                    for start in series.during(moment, length[part])
+                ]
             )
-            done = sum(each.by(moment - self._b[s]) for each in back)
-            for each in weights:
-                self._at_most(each.by(moment), done)
+            for series, part in weights:
+                done = sum(each.by(moment - self._b[part]) for each, other in back if other == part)
+                self._at_most(series.by(moment), done)
             if room is not None:
-                given = gives_input * done + sum(gives_weight * each.by(moment - self._w[s]) for each in weights)
-                self._at_most(takes * sum(each.by(moment) for each in forward), room + given)
+                taken = sum(memory[part][0] * series.by(moment) for series, part in forward)
+                self._at_most(taken, room + self._given(moment, back, weights))
+
+    def _given(self, moment: int, back: list[_Counted], weights: list[_Counted]) -> Any:
+        """What operations that have ended have given back."""
+        memory = self._p["memory"]
+        with_input = [memory[part][1] + (memory[part][2] if self._p["coupled"] else 0) for part in range(len(memory))]
+        return sum(with_input[part] * each.by(moment - self._b[part]) for each, part in back) + sum(
+            memory[part][2] * each.by(moment - self._w[part]) for each, part in weights
+        )
 
     def _add_windows(self) -> None:
-        """From the first F of a stage to its optimizer step, after its last W and those of tied stages, no more than
-        the limit passes.
-        """
-        opened = [[self._model.new_bool_var("") for _ in range(self._horizon + 1)] for _ in range(self._stages)]
-        self._model.add(opened[0][0] == 1)
-        for window in opened:
-            for before, after in pairwise(window):
-                self._model.add_implication(before, after)
-        for worker, weights in self._weights.items():
-            s = self._shared.stage_of(worker)
-            for moment in range(self._horizon + 1):
-                for start in (each.starts[moment] for each in self._of(worker)[0]):
+        """From the first F of a group to its optimizer step no more than the limit passes."""
+        opened = {group: self._opened(group) for group in sorted({group for group, _, _ in self._p["windows"]})}
+        for group, waits_for, step in self._p["windows"]:
+            for (worker, part), series in self._weights.items():
+                if self._shared.group_of(worker) in waits_for:
+                    self._close(series, self._w[part] + step // self._unit, opened[group])
+
+    def _opened(self, group: int) -> list[Any]:
+        """A variable per moment: whether the group has begun."""
+        opened = [self._model.new_bool_var("") for _ in range(self._horizon + 1)]
+        for before, after in pairwise(opened):
+            self._model.add_implication(before, after)
+        for worker in self._workers:
+            for series, _ in self._of(worker)[0] if self._shared.group_of(worker) == group else ():
+                for start, opens in zip(series.starts, opened, strict=True):
                     if start is not None:
-                        self._model.add_implication(start, opened[s][moment])
-                for other in self._p["waits_for"][s]:  # and the other way round
-                    closed = moment + self._w[s] + self._steps[other] - self.limit - 1
-                    if weights.starts[moment] is not None and closed >= 0:
-                        self._model.add_implication(weights.starts[moment], ~opened[other][closed])
+                        self._model.add_implication(start, opens)
+        return opened
+
+    def _close(self, weights: _Series, length: int, opened: list[Any]) -> None:
+        """What ends so long after the start of a W is the end of a window that opened no longer ago than the limit."""
+        for moment, start in enumerate(weights.starts):
+            closed = moment + length - self.limit - 1
+            if start is not None and closed >= 0:
+                self._model.add_implication(start, ~opened[closed])

@@ -15,19 +15,19 @@ from holdfast.planning.solvers.child import answer
 __all__ = ["solve"]
 
 
-def solve(problem: dict[str, Any]) -> dict[str, Any]:
+def solve(given: dict[str, Any]) -> dict[str, Any]:
     """Returns ``{"status", "value", "bound", "starts"}``; ``starts`` is empty if nothing was found.
 
     Args:
-        problem: as :func:`holdfast.planning.solvers.process.problem_of` makes it.
+        given: as :func:`holdfast.planning.solvers.process.given_of` makes it.
     """
-    if counting.suits(problem):
-        return counting.solve(problem)
-    if windows.suits(problem):
-        return windows.solve(problem)
-    if windows.too_large(problem):
-        return {"status": "UNKNOWN", "value": None, "bound": problem["goal"], "starts": []}
-    return starts.solve(problem)
+    if counting.suits(given):
+        return counting.solve(given)
+    if windows.suits(given):
+        return windows.solve(given)
+    if windows.too_large(given):
+        return {"status": "UNKNOWN", "value": None, "bound": given["goal"], "starts": []}
+    return starts.solve(given)
 
 
 if __name__ == "__main__":

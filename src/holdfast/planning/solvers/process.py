@@ -7,17 +7,17 @@ import json
 import math
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 from holdfast.errors import ConfigError, SolverTimeout
 from holdfast.planning.list_scheduler import Schedule
-from holdfast.planning.shop import Shop
+from holdfast.planning.problem import Problem
 
-__all__ = ["Answer", "Scale", "answer_of", "installed", "problem_of", "run_solver", "scale_of"]
+__all__ = ["Answer", "Scale", "answer_of", "installed", "given_of", "run_solver", "scale_of"]
 
 _GRACE_S = 20.0
 """What a solver may take beyond its own limit, for starting and for building the model."""
@@ -60,8 +60,8 @@ def scale_of(numbers: Sequence[float], most: int = 10**6) -> Scale:
     return Scale(per_unit=1000 / max(min((n for n in numbers if n > 0), default=1.0), 1e-12), exact=False)
 
 
-def problem_of(
-    shop: Shop,
+def given_of(
+    problem: Problem,
     *,
     staggered: bool,
     hint: Schedule,
@@ -70,10 +70,10 @@ def problem_of(
     time_limit_s: float,
     threads: int = 2,
 ) -> tuple[dict[str, Any], Scale]:
-    """Returns the problem as the solvers read it, and its scale.
+    """Returns a problem as the solvers read it, and its scale.
 
     Args:
-        shop: the problem.
+        problem: the problem.
         staggered: whether the period counts, else the makespan.
         hint: a schedule to begin with.
         value: what the hint comes to.
@@ -81,26 +81,27 @@ def problem_of(
         time_limit_s: seconds for the solver.
         threads: of the solver.
     """
-    each = shop.grid.each
-    times = [t for row in shop.durations for t in row] + list(shop.grid.comm) + [stage.optimizer for stage in each]
+    times = [*chain.from_iterable(problem.durations), *problem.comm, *problem.optimizer]
     scale = scale_of(times)
 
     def whole(time: float) -> int:
         return math.ceil(round(time * scale.per_unit, 6))
 
-    memory = [(stage.takes, stage.gives_input, stage.gives_weight) for stage in each]
+    memory = [(part.takes, part.gives_input, part.gives_weight) for part in problem.parts]
     bytes_scale = scale_of([m for row in memory for m in row] or [1.0])
     exact = scale.exact and bytes_scale.exact
     return {
-        "pipelines": shop.grid.pipelines,
-        "stages": shop.num_stages,
-        "worker_of": list(shop.worker_of),
-        "coupled": shop.coupled,
+        "worker_of": problem.worker_of,
+        "part_of": problem.part_of,
+        "journeys": [[journey.start, journey.stop] for journey in problem.journeys],
+        "pipelines": [worker.pipeline for worker in problem.workers],
+        "coupled": problem.coupled,
         "staggered": staggered,
-        "durations": [[whole(t) for t in row] for row in shop.durations],
-        "comm": [whole(t) for t in shop.grid.comm],
-        "optimizer": [whole(stage.optimizer) for stage in each],
-        "waits_for": shop.grid.waits_for,
+        "durations": [[whole(t) for t in row] for row in problem.durations],
+        "comm": [whole(t) for t in problem.comm],
+        "group_of": problem.group_of,
+        "optimizer": [whole(t) for t in problem.optimizer],
+        "windows": [[window.group, window.waits_for, whole(window.optimizer)] for window in problem.windows],
         "memory": [
             [
                 math.ceil(round(taken * bytes_scale.per_unit, 6)),
@@ -108,10 +109,10 @@ def problem_of(
             ]
             for taken, *given in memory
         ],
-        "room": [None if math.isinf(room) else int(room * bytes_scale.per_unit) for room in shop.room],
+        "room": [None if math.isinf(room) else int(room * bytes_scale.per_unit) for room in problem.room],
         "exact": exact,
         "value": whole(value),
-        "horizon": whole(_latest(shop, value, staggered) if exact else 2 * max(hint.starts) + value),
+        "horizon": whole(_latest(problem, value, staggered) if exact else 2 * max(hint.starts) + value),
         "goal": math.floor(goal * scale.per_unit) if exact else 0,
         "hint": [whole(start) for start in hint.starts],
         "time_limit_s": time_limit_s,
@@ -119,21 +120,26 @@ def problem_of(
     }, replace(scale, exact=exact)
 
 
-def _latest(shop: Shop, value: float, staggered: bool) -> float:
+def _latest(problem: Problem, value: float, staggered: bool) -> float:
     """Returns when some best schedule has ended, if it is not worse than ``value`` and begins at 0.
 
-    Staggered, the window of stage 0 begins first, and all I of a stage end before it does: the way back and a W of
-    stage 0 earlier. W that are left then may follow one another at once.
+    Staggered, the window of the first layer begins first, and all I of a micro-batch end before it does: the way back
+    and the W of its first visit earlier. W that are left then may follow one another at once.
     """
     if not staggered:
         return value
-    each, loads = shop.grid.each, Counter(shop.worker_of)
-    latest, ends = value - each[0].optimizer - each[0].weight, []
-    for s, stage in enumerate(each):
-        most = max(loads[s * shop.grid.pipelines + p] for p in range(shop.grid.pipelines))
-        ends.append(latest + most * stage.weight)
-        latest -= shop.durations[1][s] + (shop.grid.comm[s] if s < len(each) - 1 else 0)
-    return max(ends)
+    apart, weight = problem.durations[1:]
+    first = {problem.group_of[problem.worker_of[journey.start]] for journey in problem.journeys}
+    step = min(problem.optimizer[group] for group in first)
+    last_input, left = [-math.inf] * problem.num_workers, [0.0] * problem.num_workers
+    for journey in problem.journeys:
+        latest = value - step - weight[problem.part_of[journey.start]]
+        for visit in journey:
+            worker, part = problem.worker_of[visit], problem.part_of[visit]
+            last_input[worker] = max(last_input[worker], latest)
+            left[worker] += weight[part]
+            latest -= apart[part] + problem.comm[part]
+    return max(end + more for end, more in zip(last_input, left, strict=True))
 
 
 def installed() -> bool:
@@ -141,13 +147,12 @@ def installed() -> bool:
     return importlib.util.find_spec("ortools") is not None
 
 
-def run_solver(module: str, shop: Shop, problem: dict[str, Any], scale: Scale) -> Answer | None:
+def run_solver(problem: Problem, given: dict[str, Any], scale: Scale) -> Answer | None:
     """Returns what a solver found in a process of its own; None if its time was over before it found anything.
 
     Args:
-        module: ``cp_sat`` or ``milp``.
-        shop: the problem.
-        problem: of :func:`problem_of`.
+        problem: the problem.
+        given: of :func:`given_of`.
         scale: its scale.
 
     Raises:
@@ -155,12 +160,12 @@ def run_solver(module: str, shop: Shop, problem: dict[str, Any], scale: Scale) -
         SolverTimeout: it failed, or did not end long after its time.
     """
     if not installed():
-        raise ConfigError(f"--solver {module.replace('_', '-')} needs ortools: install holdfast[solver]")
-    limit = problem["time_limit_s"]
+        raise ConfigError("--solver cp-sat needs ortools: install holdfast[solver]")
+    limit = given["time_limit_s"]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", f"holdfast.planning.solvers.{module}"],
-            input=json.dumps(problem),
+            [sys.executable, "-m", "holdfast.planning.solvers.cp_sat"],
+            input=json.dumps(given),
             capture_output=True,
             text=True,
             timeout=limit + _GRACE_S,
@@ -168,26 +173,26 @@ def run_solver(module: str, shop: Shop, problem: dict[str, Any], scale: Scale) -
         )
     except subprocess.TimeoutExpired as error:
         raise SolverTimeout(
-            f"{module} had {limit:.3g} s and did not end {_GRACE_S:g} s after that: expected a longer --time-limit "
+            f"cp-sat had {limit:.3g} s and did not end {_GRACE_S:g} s after that: expected a longer --time-limit "
             "for a problem of this size, or --solver list"
         ) from error
     if done.returncode:
-        raise SolverTimeout(f"{module} failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
-    return answer_of(shop, json.loads(done.stdout), scale)
+        raise SolverTimeout(f"cp-sat failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+    return answer_of(problem, json.loads(done.stdout), scale)
 
 
-def answer_of(shop: Shop, answer: dict[str, Any], scale: Scale) -> Answer | None:
+def answer_of(problem: Problem, answer: dict[str, Any], scale: Scale) -> Answer | None:
     """Returns the answer of a solver in the units of the costs; None if it found nothing.
 
     Args:
-        shop: the problem.
+        problem: the problem.
         answer: what the solver's process printed.
         scale: of the problem that it was given.
     """
     if not answer["starts"]:
         return None
     return Answer(
-        schedule=_schedule(shop, [_unscaled(start, scale) for start in answer["starts"]]),
+        schedule=_schedule(problem, [_unscaled(start, scale) for start in answer["starts"]]),
         bound=_unscaled(answer["bound"], scale) if scale.exact else 0,
         proved=scale.exact and answer["status"] == "OPTIMAL",
     )
@@ -199,19 +204,18 @@ def _unscaled(time: int, scale: Scale) -> float:
     return int(value) if value.is_integer() else value
 
 
-def _schedule(shop: Shop, starts: list[float]) -> Schedule:
+def _schedule(problem: Problem, starts: list[float]) -> Schedule:
     """Returns the schedule; operations without length come before others that start with them."""
-    visits, stages = shop.num_visits, shop.num_stages
-    numbers = range(shop.num_operations)
+    visits, place = problem.num_visits, [nth for journey in problem.journeys for nth in range(len(journey))]
+    numbers = range(problem.num_operations)
 
     def when(number: int) -> tuple[float, float, int, int]:
         kind, visit = divmod(number, visits)
-        stage = visit % stages
-        length = shop.durations[kind][stage]
-        return starts[number], starts[number] + length, kind, stage if kind == 0 else -stage
+        length = problem.durations[kind][problem.part_of[visit]]
+        return starts[number], starts[number] + length, kind, place[visit] if kind == 0 else -place[visit]
 
     sequence = sorted(numbers, key=when)
-    rows: list[list[int]] = [[] for _ in range(shop.num_workers)]
+    rows: list[list[int]] = [[] for _ in range(problem.num_workers)]
     for number in sequence:
-        rows[shop.worker_of[number % visits]].append(number)
+        rows[problem.worker_of[number % visits]].append(number)
     return Schedule(starts=starts, rows=rows, sequence=sequence)

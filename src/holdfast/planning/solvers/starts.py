@@ -7,21 +7,21 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
-from holdfast.planning.solvers.child import Problem
+from holdfast.planning.solvers.child import Given
 
 __all__ = ["StartsModel", "solve"]
 
 
-def solve(problem: dict[str, Any]) -> dict[str, Any]:
+def solve(given: dict[str, Any]) -> dict[str, Any]:
     """Returns ``{"status", "value", "bound", "starts"}``; ``starts`` is empty if nothing was found.
 
     Args:
-        problem: as :func:`holdfast.planning.solvers.process.problem_of` makes it.
+        given: as :func:`holdfast.planning.solvers.process.given_of` makes it.
     """
-    model = _Whole(problem)
+    model = _Whole(given)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = problem["time_limit_s"]
-    solver.parameters.num_workers = problem["threads"]
+    solver.parameters.max_time_in_seconds = given["time_limit_s"]
+    solver.parameters.num_workers = given["threads"]
     solver.parameters.random_seed = 0
     status = solver.solve(model.model)
     found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
@@ -37,24 +37,24 @@ class StartsModel:
     """A problem as CP-SAT reads it.
 
     Args:
-        problem: as :func:`holdfast.planning.solvers.process.problem_of` makes it.
+        given: as :func:`holdfast.planning.solvers.process.given_of` makes it.
 
     Attributes:
         model: the model.
         starts: a variable per operation, by its number.
         value: what is to be small.
-        firsts: when every stage begins, if its optimizer step is staggered.
-        windows: how long every stage takes then, its optimizer step included.
+        firsts: when every window begins, if optimizer steps are staggered.
+        windows: how long every one takes then, the optimizer step included.
     """
 
-    def __init__(self, problem: dict[str, Any]) -> None:
-        self._p, shared = problem, Problem(problem)
-        self._visits, self._stages, self._kinds = shared.visits, shared.stages, shared.kinds
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._p, shared = given, Given(given)
+        self._visits, self._kinds = shared.visits, shared.kinds
         self._length, self._shared = shared.length, shared
-        self._horizon = problem["horizon"]
+        self._horizon = given["horizon"]
         self.model = cp_model.CpModel()
         self.starts: list[Any] = [self._start(number) for number in range(3 * self._visits)]
-        self.value = self.model.new_int_var(problem["goal"], self._horizon + max(problem["optimizer"]), "value")
+        self.value = self.model.new_int_var(given["goal"], self._horizon + max(given["optimizer"]), "value")
         self.firsts: list[Any] = []
         self.windows: list[Any] = []
         self._add_needs()
@@ -73,12 +73,12 @@ class StartsModel:
         return self.starts[number] + self._length(number)
 
     def _add_needs(self) -> None:
-        comm = self._p["comm"]
         for visit in range(self._visits):
-            stage, back = visit % self._stages, visit + self._visits
-            if stage < self._stages - 1:
-                self.model.add(self.starts[visit + 1] >= self._end(visit) + comm[stage])
-                self.model.add(self.starts[back] >= self._end(back + 1) + comm[stage])
+            back = visit + self._visits
+            if visit not in self._shared.ends:
+                delay = self._shared.delay(visit)
+                self.model.add(self.starts[visit + 1] >= self._end(visit) + delay)
+                self.model.add(self.starts[back] >= self._end(back + 1) + delay)
             else:
                 self.model.add(self.starts[back] >= self._end(visit))
             if self._kinds == 3:
@@ -101,13 +101,14 @@ class StartsModel:
         if not self._p["staggered"]:
             for end in ends:
                 self.model.add(value >= end)
-        for stage in range(self._stages) if self._p["staggered"] else ():
-            first = self.model.new_int_var(0, self._horizon, f"first{stage}")
-            window = self.model.new_int_var(0, self._horizon + max(self._p["optimizer"]), f"window{stage}")
-            for visit in range(stage, self._visits, self._stages):
+        visits = self._shared.visits_of_groups()
+        for nth, (opening, waits_for, step) in enumerate(self._p["windows"] if self._p["staggered"] else ()):
+            first = self.model.new_int_var(0, self._horizon, f"first{nth}")
+            window = self.model.new_int_var(0, self._horizon + max(self._p["optimizer"]), f"window{nth}")
+            for visit in visits[opening]:
                 self.model.add(first <= self.starts[visit])
-            for visit in self._shared.waited_for(stage):
-                self.model.add(window >= ends[visit] + self._p["optimizer"][stage] - first)
+            for visit in (visit for group in waits_for for visit in visits[group]):
+                self.model.add(window >= ends[visit] + step - first)
             self.model.add(value >= window)
             self.firsts.append(first)
             self.windows.append(window)
@@ -117,8 +118,8 @@ class StartsModel:
 class _Whole(StartsModel):
     """All operations in any order."""
 
-    def __init__(self, problem: dict[str, Any]) -> None:
-        super().__init__(problem)
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__(given)
         self._add_interchangeable()
         self._add_hint()
 
@@ -126,17 +127,17 @@ class _Whole(StartsModel):
         for worker, row in self._shared.visits_of_workers().items():
             numbers = [visit + kind * self._visits for visit in row for kind in range(self._kinds)]
             self._in_turn(numbers)
-            self._add_memory(self._shared.stage_of(worker), row)
+            self._add_memory(self._shared.group_of(worker), row)
 
-    def _add_memory(self, stage: int, row: list[int]) -> None:
-        room = self._p["room"][stage]
+    def _add_memory(self, group: int, row: list[int]) -> None:
+        room = self._p["room"][group]
         if room is None:
             return
-        takes, gives_input, gives_weight = self._p["memory"][stage]
-        kept = takes - gives_input - gives_weight
         spans: list[Any] = []
         demands: list[int] = []
         for visit in row:
+            takes, gives_input, gives_weight = self._p["memory"][self._shared.part[visit]]
+            kept = takes - gives_input - gives_weight
             back = visit + self._visits
             last = back + (self._visits if self._kinds == 3 else 0)
             for demand, end in ((gives_input, self._end(back)), (gives_weight, self._end(last)), (kept, self._horizon)):
@@ -154,27 +155,20 @@ class _Whole(StartsModel):
         If one overtakes another, let them exchange names from there on: the one that was first everywhere before is
         ready for the earlier turn, the other for the later one, and workers hold as many micro-batches as they did.
         """
-        for entries in self._equal_routes():
+        for route, entries in self._shared.routes().items():
             for before, entry in pairwise(entries):
-                for offset in self._offsets():
+                for offset in self._offsets(len(route)):
                     self.model.add(self.starts[entry + offset] >= self._end(before + offset))
 
-    def _equal_routes(self) -> list[list[int]]:
-        """The first visits of micro-batches with equal routes, in the order of their numbers."""
-        found: dict[tuple[int, ...], list[int]] = {}
-        for entry in range(0, self._visits, self._stages):
-            found.setdefault(tuple(self._p["worker_of"][entry : entry + self._stages]), []).append(entry)
-        return list(found.values())
-
-    def _offsets(self) -> list[int]:
-        """From a first visit to all operations of the micro-batch."""
-        return [kind * self._visits + stage for kind in range(self._kinds) for stage in range(self._stages)]
+    def _offsets(self, length: int) -> list[int]:
+        """From a first visit to all operations of a micro-batch with so many visits."""
+        return [kind * self._visits + place for kind in range(self._kinds) for place in range(length)]
 
     def _add_hint(self) -> None:
         """The hint, in the order in which micro-batches with equal routes have to be."""
         hints = list(self._p["hint"])
-        for entries in self._equal_routes():
-            for offset in self._offsets():
+        for route, entries in self._shared.routes().items():
+            for offset in self._offsets(len(route)):
                 turns = sorted(hints[entry + offset] for entry in entries)
                 for entry, turn in zip(entries, turns, strict=True):
                     hints[entry + offset] = turn

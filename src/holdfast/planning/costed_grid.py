@@ -1,9 +1,4 @@
-"""A scheduling problem in flat lists: workers, visits and operations are whole numbers, so that millions are cheap.
-
-Micro-batches are numbered by index and then by pipeline. Visit ``v = microbatch * stages + stage`` is one micro-batch
-on one stage. Operation ``kind * visits + v`` is F (kind 0), I (kind 1; B where the backward is coupled) or W (kind 2)
-of a visit. Worker ``stage * pipelines + pipeline``.
-"""
+"""Regular grids: what they cost, and the scheduling problem that they are, whole or without some workers."""
 
 from __future__ import annotations
 
@@ -11,15 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from holdfast.core.ids import Batch, WorkerId
+from holdfast.core.ids import Batch, MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, regular_placement
-from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, StageCosts
-from holdfast.core.routes import Route, Routes, Visit
-from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.errors import ConfigError, StateUnavailable
+from holdfast.planning.problem import Problem, Window, room_of
 
-__all__ = ["CostedGrid", "Shop", "open_shop", "rows_of", "to_plan", "to_routes"]
+__all__ = ["CostedGrid", "grid_problem"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +52,11 @@ class CostedGrid:
         return Batch((self.microbatches,) * self.pipelines)
 
     @property
+    def num_operations(self) -> int:
+        """Operations of one step, if the backward is two of them."""
+        return 3 * self.pipelines * len(self.stages) * self.microbatches
+
+    @property
     def waits_for(self) -> tuple[tuple[int, ...], ...]:
         """For stage 0, 1, ... the stages whose gradients its optimizer step needs: itself and those tied to it."""
         found = [{stage} for stage in range(len(self.stages))]
@@ -79,51 +77,10 @@ class CostedGrid:
         return tuple(self.costs.comm[layers.stop - 1] for layers in self.stages[:-1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shop:
-    """One problem: who runs what, how long it takes and what memory it needs.
-
-    Attributes:
-        grid: the grid without failures.
-        failed: the workers that are gone.
-        worker_of: the worker of every visit.
-        coupled: whether the backward is one operation, B.
-        durations: the time of F, I (or B) and W on stage 0, 1, ...
-        room: memory of a worker on stage 0, 1, ... (infinite without a limit), with a little tolerance.
-    """
-
-    grid: CostedGrid
-    failed: frozenset[WorkerId]
-    worker_of: tuple[int, ...]
-    coupled: bool
-    durations: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
-    room: tuple[float, ...]
-
-    @property
-    def num_stages(self) -> int:
-        """Stages of a pipeline."""
-        return len(self.grid.stages)
-
-    @property
-    def num_workers(self) -> int:
-        """Workers of the grid, failed ones included."""
-        return self.grid.pipelines * self.num_stages
-
-    @property
-    def num_visits(self) -> int:
-        """Micro-batches of all pipelines times stages."""
-        return len(self.worker_of)
-
-    @property
-    def num_operations(self) -> int:
-        """Operations of one step."""
-        return self.num_visits * (2 if self.coupled else 3)
-
-
-def open_shop(
+def grid_problem(
     grid: CostedGrid, failed: Iterable[WorkerId], *, coupled: bool = False, worker_of: tuple[int, ...] | None = None
-) -> Shop:
-    """Returns the problem of a grid without the failed workers; their micro-batches go to peers.
+) -> Problem:
+    """Returns the problem of a regular grid without the failed workers; their micro-batches go to peers.
 
     Args:
         grid: the grid.
@@ -136,50 +93,35 @@ def open_shop(
         InfeasiblePlan: memory does not hold one micro-batch.
         ConfigError: a failed worker is not in the grid.
     """
-    gone = frozenset(failed)
+    gone, each = frozenset(failed), grid.each
     _check_failed(grid, gone)
     worker_of = worker_of or _visits(grid, gone)
-    each = grid.each
     _check_memory(grid, worker_of)
-    return Shop(
-        grid=grid,
+    pipelines, stages = range(grid.pipelines), range(len(grid.stages))
+    waits = zip(grid.waits_for, each, strict=True)
+    return Problem(
+        placement=regular_placement(grid.pipelines, grid.stages),
         failed=gone,
+        costs=grid.costs,
+        ties=grid.ties,
+        workers=tuple(WorkerId(pipeline, stage) for stage in stages for pipeline in pipelines),
+        microbatches=_in_order(grid.batch.microbatches),
         worker_of=worker_of,
+        part_of=tuple(stages) * (len(worker_of) // len(stages)),
+        layers=grid.stages,
+        parts=each,
+        comm=(*grid.comm, 0),
         coupled=coupled,
-        durations=(
-            tuple(stage.forward for stage in each),
-            tuple(stage.backward if coupled else stage.input_apart for stage in each),
-            tuple(stage.weight for stage in each),
-        ),
-        room=tuple(float("inf") if (room := stage.room) is None else room * (1 + 1e-12) for stage in each),
+        group_of=tuple(stage for stage in stages for _ in pipelines),
+        room=tuple(map(room_of, each)),
+        optimizer=tuple(stage.optimizer for stage in each),
+        windows=tuple(Window(stage, tied, costs.optimizer) for stage, (tied, costs) in enumerate(waits)),
+        regular=True,
     )
 
 
-def to_plan(shop: Shop, rows: list[list[int]]) -> Plan:
-    """Returns the plan whose workers run these operations in this order.
-
-    Args:
-        shop: the problem.
-        rows: the operations of every worker; those of failed workers are empty.
-    """
-    pipelines, num_stages, visits = shop.grid.pipelines, shop.num_stages, shop.num_visits
-    kinds = (OpKind.F, OpKind.B if shop.coupled else OpKind.I, OpKind.W, OpKind.B)
-    microbatches = sorted(shop.grid.batch.microbatches, key=lambda each: (each.index, each.pipeline))
-
-    def op(number: int) -> Op:
-        kind, visit = divmod(number, visits)
-        return Op(kinds[kind], microbatches[visit // num_stages])
-
-    names = _names(shop)
-    orders = Orders(
-        tuple(
-            sorted(
-                (name, tuple(map(op, row))) for name, row in zip(names, rows, strict=True) if name not in shop.failed
-            )
-        )
-    )
-    placement = regular_placement(pipelines, shop.grid.stages).without(shop.failed)
-    return Plan(placement=placement, routes=to_routes(shop), orders=orders)
+def _in_order(microbatches: Iterable[MicroBatch]) -> tuple[MicroBatch, ...]:
+    return tuple(sorted(microbatches, key=lambda each: (each.index, each.pipeline)))
 
 
 def _visits(grid: CostedGrid, gone: frozenset[WorkerId]) -> tuple[int, ...]:
@@ -241,34 +183,3 @@ def _check_memory(grid: CostedGrid, worker_of: tuple[int, ...]) -> None:
     for number, stage in enumerate(grid.each):
         most = max(visits[number * grid.pipelines : (number + 1) * grid.pipelines])
         stage.check_memory(f"stage {number}", most)
-
-
-def to_routes(shop: Shop) -> Routes:
-    """Returns the visits of every micro-batch."""
-    num_stages, pipelines = shop.num_stages, shop.grid.pipelines
-    visits = [Visit(name, shop.grid.stages[name.stage]) for name in _names(shop)]
-    routes = []
-    for microbatch in shop.grid.batch.microbatches:
-        first = (microbatch.index * pipelines + microbatch.pipeline) * num_stages
-        way = tuple(visits[worker] for worker in shop.worker_of[first : first + num_stages])
-        routes.append(Route(microbatch, way))
-    return Routes(tuple(routes))
-
-
-def _names(shop: Shop) -> list[WorkerId]:
-    return [WorkerId(pipeline, stage) for stage in range(shop.num_stages) for pipeline in range(shop.grid.pipelines)]
-
-
-def rows_of(shop: Shop, orders: Orders) -> list[list[int]]:
-    """Returns the operations of every worker as numbers: the inverse of :func:`to_plan`, for orders of this shop."""
-    pipelines, visits = shop.grid.pipelines, shop.num_visits
-    offset = {OpKind.F: 0, OpKind.I: visits, OpKind.B: visits, OpKind.W: 2 * visits}
-    rows: list[list[int]] = [[] for _ in range(shop.num_workers)]
-    for worker, ops in orders.rows:
-        rows[worker.stage * pipelines + worker.pipeline] = [
-            offset[op.kind]
-            + (op.microbatch.index * pipelines + op.microbatch.pipeline) * shop.num_stages
-            + worker.stage
-            for op in ops
-        ]
-    return rows
