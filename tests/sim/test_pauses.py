@@ -56,7 +56,8 @@ class History:
             assert result.lost == lost
             assert (result.outcome, result.step) == ("done", STEPS)
             assert result.digest == self.calm.digest
-            assert set(result.fired) == {str(pause) for pause in pauses if pause.at < end_at(result)}
+            over = end_at(result)  # the last that is told; processes end after it, and can be stopped as they do
+            assert {str(pause) for pause in pauses if pause.at < over} <= set(result.fired)
             assert str(pauses[0]) in result.fired
         except BaseException as error:
             error.add_note(f"repeat: seed {self.seed}, grid {self.grid}, pauses {pauses}")
