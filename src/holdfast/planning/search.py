@@ -114,6 +114,8 @@ class _Rules:
         eager: the limits hold only from the first backward on; engine of large grids only.
         ahead: by how many indices micro-batches that leave their pipeline go before others.
         forward_first: F that memory and limits allow comes before I.
+        instant: whether messages are taken to need no time while the schedule is made; its times do count them. Who is
+            free just before a message comes would start something else otherwise, and be late for what all wait for.
     """
 
     patience: float
@@ -121,6 +123,7 @@ class _Rules:
     eager: bool = False
     ahead: int = 0
     forward_first: bool = False
+    instant: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,15 +223,18 @@ def _known_rules(problem: Problem, staggered: bool, at_once: bool) -> tuple[_Rul
         by_turns = chain.from_iterable(zip(starts, _DEPTHS, strict=False))
         starts = (*_AT_ONCE, *starts) if at_once else (*by_turns, starts[-1])
     most = _most(problem)
+    delays = (True, False) if any(problem.comm) else (False,)
     found = (
         _Rules(
             patience=patience,
+            instant=instant,
             limits=tuple(map(min, _limit(problem, start.factor, start.more), most)),
             eager=start.eager,
             ahead=start.ahead if problem.failed else 0,
             forward_first=start.forward_first,
         )
-        for patience, start in product(_PATIENCE, starts)
+        for patience, start, instant in product(_PATIENCE, starts, delays)
+        if not (instant and patience)
     )
     return tuple(dict.fromkeys(found))
 
@@ -275,6 +281,8 @@ def _varied(problem: Problem, rules: _Rules, most: tuple[int, ...], rng: random.
         return replace(rules, patience=rng.choice(_FINER_PATIENCE))
     if rng.random() < 0.05:
         return replace(rules, forward_first=not rules.forward_first)
+    if any(problem.comm) and rng.random() < 0.1:
+        return replace(rules, instant=not rules.instant)
     if problem.failed and rng.random() < 0.15:
         return replace(rules, ahead=rng.randrange(4))
     limits = list(rules.limits)
@@ -289,21 +297,28 @@ def _varied(problem: Problem, rules: _Rules, most: tuple[int, ...], rng: random.
 def _follow(problem: Problem, staggered: bool, rules: _Rules) -> BestFound:
     """The schedule of some rules."""
     urgency = plain_urgency(problem, rules.ahead, forward_first=rules.forward_first)
-    schedule = list_schedule(problem, urgency, patience=rules.patience, limits=rules.limits)
+    made_for = _with_instant_messages(problem) if rules.instant else problem
+    schedule = list_schedule(made_for, urgency, patience=rules.patience, limits=rules.limits)
     return _judge(problem, schedule, staggered)
+
+
+def _with_instant_messages(problem: Problem) -> Problem:
+    """The same problem with messages that need no time."""
+    return replace(problem, comm=(0,) * len(problem.comm))
 
 
 def _follow_at_once(problem: Problem, staggered: bool, rules: _Rules) -> BestFound:
     """The same by the engine of large grids."""
     schedule = array_schedule(
-        problem,
+        _with_instant_messages(problem) if rules.instant else problem,
         patience=rules.patience,
         limits=rules.limits,
         eager=rules.eager,
         ahead=rules.ahead,
         forward_first=rules.forward_first,
     )
-    return _found(problem, settle(problem, schedule, staggered=staggered, rounds=2, early=True), staggered)
+    settled = settle(problem, schedule, staggered=staggered, rounds=2, early=not rules.instant)
+    return _found(problem, settled, staggered)
 
 
 def _urge(problem: Problem, before: BestFound, rules: _Rules, rng: random.Random, staggered: bool) -> BestFound:
