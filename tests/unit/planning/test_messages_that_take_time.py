@@ -25,7 +25,7 @@ def planned(stages, pipelines, microbatches, failed, tries, **costs):
 
 def test_uneven_costs_with_messages_reach_the_bound():
     """240 was found in 30 s without looking at instant messages."""
-    found = planned(4, 3, 6, (), 60, costs="10,11,8", comm="1", optimizer="5", memory="2,1,1,8")
+    found = planned(4, 3, 6, (), 100, costs="10,11,8", comm="1", optimizer="5", memory="2,1,1,8")
     assert found.found.period == found.bound.period == 230
 
 
