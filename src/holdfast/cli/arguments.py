@@ -1,10 +1,16 @@
-"""Arguments, and ways to say things, that several commands share."""
+"""Arguments, their types, and ways to say things, that several commands share."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import re
+from collections.abc import Callable
 
-__all__ = ["add_overrides", "hours"]
+from holdfast.core.ids import WorkerId
+from holdfast.errors import ConfigError
+
+__all__ = ["above_0", "add_overrides", "grid_shape", "hours", "whole_number", "worker_names"]
 
 
 def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
@@ -26,3 +32,47 @@ def hours(seconds: int) -> str:
     ('12:34:09', '0:01:02')
     """
     return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Returns the type of an argument that is a whole number from ``least`` on."""
+
+    def parse(text: str) -> int:
+        if re.fullmatch(r"\d{1,9}", text, re.ASCII) is None or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is impossible: expected a whole number from {least}")
+        return int(text)
+
+    return parse
+
+
+def above_0(what: str) -> Callable[[str], float]:
+    """Returns the type of an argument that is a number above 0; ``what`` says of what, with an example."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text}: expected {what}") from None
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is impossible: expected {what}, and above 0")
+        return value
+
+    return parse
+
+
+def grid_shape(text: str) -> tuple[int, int]:
+    """The type of an argument that gives pipelines and stages."""
+    match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", text, re.ASCII)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text} is no grid: expected pipelines x stages, both at least 1, such as 3x4"
+        )
+    return int(match[1]), int(match[2])
+
+
+def worker_names(text: str) -> frozenset[WorkerId]:
+    """The type of an argument that names workers; none is named by an empty text."""
+    try:
+        return frozenset(WorkerId.parse(name) for name in text.split(",") if text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None

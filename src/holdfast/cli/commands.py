@@ -19,7 +19,7 @@ from holdfast.errors import ConfigError, DecisionsLost, HoldfastError, Infeasibl
 from holdfast.plain import one_line, plain
 from holdfast.version import __version__
 
-__all__ = ["run_command"]
+__all__ = ["make_parser", "run_command"]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,8 +30,8 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def run_command(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code; ``argv``: None takes the process's own arguments."""
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands."""
     about = "Trains PyTorch models and keeps training while workers die."
     parser: argparse.ArgumentParser = _Parser(prog="holdfast", description=about)
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
@@ -41,7 +41,12 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     add_profile_parser(commands)
     add_inspect_parser(commands)
     add_certs_parser(commands)
-    args = parser.parse_args(argv)
+    return parser
+
+
+def run_command(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code; ``argv``: None takes the process's own arguments."""
+    args = make_parser().parse_args(argv)
     try:
         code: int = args.run(args)
     except HoldfastError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
 import tempfile
 import time
@@ -12,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.cli.arguments import above_0, grid_shape, whole_number, worker_names
 from holdfast.cli.plan_shown import FORMATS, Shown
 from holdfast.config.job import GptModel, Job
 from holdfast.config.load import load_job, num_layers
@@ -77,8 +77,8 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument(
         "--profile", metavar="FILE", help="times, sizes and cuts from `holdfast profile`, in s and bytes"
     )
-    parser.add_argument("--grid", metavar="DPxPP", help="pipelines x stages, such as 3x4")
-    parser.add_argument("--microbatches", metavar="M", help="micro-batches per pipeline")
+    parser.add_argument("--grid", type=grid_shape, metavar="DPxPP", help="pipelines x stages, such as 3x4")
+    parser.add_argument("--microbatches", type=whole_number(1), metavar="M", help="micro-batches per pipeline")
     parser.add_argument("--costs", metavar="F,I,W", help="time of F, I and W; B takes I + W; default: 1,1,1")
     parser.add_argument("--comm", metavar="C", help="time of a message between stages; default: 0")
     parser.add_argument("--optimizer-cost", metavar="O", help="time of the optimizer step; default: 0")
@@ -90,10 +90,13 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
         "it holds parameters, optimizer state and sums of gradients, too",
     )
     failures = parser.add_mutually_exclusive_group()
-    failures.add_argument("--failed", default="", metavar="1.2,0.3", help="the workers that have failed")
+    failures.add_argument(
+        "--failed", type=worker_names, default=frozenset(), metavar="1.2,0.3", help="the workers that have failed"
+    )
     failures.add_argument(
         "--failures",
-        default="0",
+        type=whole_number(0),
+        default=0,
         metavar="N",
         help="that many failures, placed on the stages where they cost least",
     )
@@ -112,7 +115,12 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument(
         "--technique", choices=[each.value for each in Technique], help="default: adaptive after failures, else 1f1b"
     )
-    parser.add_argument("--time-limit", metavar="S", help="seconds for the search; default: 10, of a whole library 60")
+    parser.add_argument(
+        "--time-limit",
+        type=above_0("seconds, such as 10"),
+        metavar="S",
+        help="seconds for the search; default: 10, of a whole library 60",
+    )
     parser.add_argument("--format", choices=sorted(FORMATS), default="table")
     parser.add_argument(
         "--solver",
@@ -121,8 +129,10 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
         help="what makes the schedule: the list scheduler, and from what it found CP-SAT where it is installed and can "
         "add something (auto, the default); one of these; or the paper's programme, for the tiniest problems",
     )
-    parser.add_argument("--all-failures", metavar="N", help="fill a plan library for 1 to N failures, in --out")
-    parser.add_argument("--out", metavar="DIR", help="the folder of the plan library")
+    parser.add_argument(
+        "--all-failures", type=whole_number(1), metavar="N", help="fill a plan library for 1 to N failures, in --out"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the folder of the plan library")
     parser.set_defaults(run=run)
 
 
@@ -190,7 +200,7 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
     profile, ties = profile_of(job, layers), _known_ties(job, layers)
     terms, began = terms_of(job, layers, profile, ties), time.monotonic()
     placement = home_placement(stages_of(job, layers))
-    routes, failed = home_routes(placement, job.grid.batch), _parse_failed(args.failed, placement.workers)
+    routes, failed = home_routes(placement, job.grid.batch), _known(args.failed, placement.workers)
     routes, left = reroute(placement, routes, failed), placement.without(failed)
     costs = unit_costs(layers) if profile is None else costs_from_profile(profile)
     if args.technique or args.time_limit or args.solver != Engine.AUTO:
@@ -224,7 +234,7 @@ def _by_rules(
 
 def _check_flags_of_layout(args: argparse.Namespace) -> None:
     given = [flag for flag in _OF_REGULAR_GRIDS if getattr(args, flag) not in (None, False)]
-    given += ["failures"] if args.failures != "0" else []
+    given += ["failures"] if args.failures else []
     if given:
         name = f"--{given[0].replace('_', '-')}"
         raise ConfigError(
@@ -274,11 +284,9 @@ def _read(args: argparse.Namespace, job: Job | None) -> _Task:
     if job is not None and (trained := _as_trained(args, job)) is not None:
         return trained
     if job is not None:
-        args.grid = args.grid or f"{len(job.grid.depths)}x{job.grid.depths[0]}"
-        args.microbatches = args.microbatches or str(job.grid.batch.counts[0])
-    num_pipelines, num_stages = _parse_grid(args.grid)
-    microbatches = _parse_count("--microbatches", args.microbatches, 1)
-    _check_grid(num_pipelines, num_stages, microbatches)
+        args.grid = args.grid or (len(job.grid.depths), job.grid.depths[0])
+        args.microbatches = args.microbatches or job.grid.batch.counts[0]
+    num_pipelines, num_stages, microbatches = _checked_grid(args.grid, args.microbatches)
     profile = load_profile(args.profile) if args.profile else None
     costs, stages = _given(args, num_stages) if profile is None else _profiled(args, job, profile, num_stages)
     grid = CostedGrid(
@@ -288,7 +296,7 @@ def _read(args: argparse.Namespace, job: Job | None) -> _Task:
         costs=costs,
         ties=_known_ties(job, costs.num_layers),
     )
-    failing = args.failed or args.failures != "0" or args.all_failures
+    failing = args.failed or args.failures or args.all_failures
     technique = Technique(args.technique or ("adaptive" if failing else "1f1b"))
     failed, moved = _failures(args, grid, technique, profile)
     return _Task(
@@ -304,8 +312,7 @@ def _read(args: argparse.Namespace, job: Job | None) -> _Task:
 
 
 def _time_limit(args: argparse.Namespace) -> float:
-    text = args.time_limit or ("60" if args.all_failures else "10")
-    return _parse_above_0("--time-limit", text, "seconds, such as 10")
+    return args.time_limit or (60.0 if args.all_failures else 10.0)
 
 
 def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
@@ -368,7 +375,7 @@ def _profiled(
             f"--profile {args.profile} has {len(profile.layers)} layers, but the model of {args.job} has {expected}: "
             "is it the profile of another model?"
         )
-    room = None if args.memory is None else _parse_above_0("--memory", args.memory, "bytes, such as 16e9")
+    room = None if args.memory is None else _bytes(args.memory)
     copies = 1 if job is not None and job.resilience.commit == "undo" else 2
     sums = 1 if job is not None and job.train.numerics == "fast" else 2
     costs = costs_from_profile(profile, capacity_bytes=room, copies=copies, sums=sums)
@@ -382,7 +389,8 @@ def _known_ties(job: Job | None, num_layers: int) -> tuple[tuple[int, ...], ...]
 
 
 def _parse_fill(args: argparse.Namespace) -> tuple[int, Path] | None:
-    failures, folder = args.all_failures, args.out
+    failures: int | None = args.all_failures
+    folder: Path | None = args.out
     if failures is None and folder is None:
         return None
     if failures is None or folder is None:
@@ -392,51 +400,35 @@ def _parse_fill(args: argparse.Namespace) -> tuple[int, Path] | None:
             "--normalise paper: a library shares plans between counts, which needs assignments that contain one "
             "another: expected min-max with --all-failures"
         )
-    return _parse_count("--all-failures", failures, 1), Path(folder)
+    return failures, folder
 
 
-def _parse_grid(text: str | None) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", text or "", re.ASCII)
-    if match is None:
-        found = "is missing" if text is None else f"{text} is no grid"
-        raise ConfigError(f"--grid {found}: expected pipelines x stages, both at least 1, such as 3x4")
-    _check_grid(int(match[1]), int(match[2]))
-    return int(match[1]), int(match[2])
-
-
-def _check_grid(pipelines: int, stages: int, microbatches: int = 1) -> None:
-    """Refuses a grid that no machine has the memory to plan."""
+def _checked_grid(shape: tuple[int, int] | None, microbatches: int | None) -> tuple[int, int, int]:
+    """Returns pipelines, stages and micro-batches, if all are given and some machine has the memory to plan them."""
+    if shape is None:
+        raise ConfigError("--grid is missing: expected pipelines x stages, such as 3x4, or a job file that has them")
+    if microbatches is None:
+        raise ConfigError("--microbatches is missing: expected a whole number, or a job file that has it")
+    pipelines, stages = shape
     if pipelines * stages > _MOST_WORKERS or 3 * pipelines * stages * microbatches > _MOST_OPERATIONS:
         raise ConfigError(
             f"--grid {pipelines}x{stages} with {microbatches} micro-batches is more than can be planned: expected at "
             f"most {_MOST_WORKERS} workers and {_MOST_OPERATIONS} operations"
         )
+    return pipelines, stages, microbatches
 
 
-def _parse_count(flag: str, text: str | None, least: int) -> int:
-    if text is None or re.fullmatch(r"\d{1,9}", text, re.ASCII) is None or int(text) < least:
-        found = "is missing" if text is None else f"{text} is impossible"
-        raise ConfigError(f"{flag} {found}: expected a whole number from {least}")
-    return int(text)
-
-
-def _parse_above_0(flag: str, text: str, expected: str) -> float:
+def _bytes(text: str) -> float:
+    """The memory of a worker, where a profile gives all else."""
     try:
-        value = float(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag} {text}: expected {expected}") from error
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{flag} {text} is impossible: expected {expected}, and above 0")
-    return value
+        return above_0("bytes, such as 16e9")(text)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"--memory {error}") from None
 
 
-def _parse_failed(text: str, workers: tuple[WorkerId, ...]) -> tuple[WorkerId, ...]:
-    try:
-        failed = {WorkerId.parse(name) for name in text.split(",") if text}
-    except ConfigError as error:
-        raise ConfigError(f"--failed {text}: {error}") from error
-    for worker in sorted(failed - set(workers)):
-        raise ConfigError(f"--failed {worker}: no such worker, the grid has 0.0 to {workers[-1]}")
+def _known(failed: frozenset[WorkerId], there: tuple[WorkerId, ...]) -> tuple[WorkerId, ...]:
+    for worker in sorted(failed - set(there)):
+        raise ConfigError(f"--failed {worker}: no such worker, the grid has 0.0 to {there[-1]}")
     return tuple(sorted(failed))
 
 
@@ -444,7 +436,7 @@ def _failures(
     args: argparse.Namespace, grid: CostedGrid, technique: Technique, profile: Profile | None
 ) -> tuple[tuple[WorkerId, ...], tuple[Move, ...]]:
     """Returns the places that are empty, and who moved so that it is these."""
-    failed = _parse_failed(args.failed, regular_placement(grid.pipelines, grid.stages).workers)
+    failed = _known(args.failed, regular_placement(grid.pipelines, grid.stages).workers)
     how = Normalisation(args.normalise or Normalisation.MIN_MAX)
     if not failed:
         return _placed(args.failures, grid, technique, how), ()
@@ -463,10 +455,10 @@ def _state_bytes(profile: Profile | None, stages: tuple[LayerRange, ...]) -> tup
     return tuple(sum(profile.layers[layer].state_bytes for layer in layers.indices) for layers in stages)
 
 
-def _placed(text: str, grid: CostedGrid, technique: Technique, how: Normalisation) -> tuple[WorkerId, ...]:
+def _placed(count: int, grid: CostedGrid, technique: Technique, how: Normalisation) -> tuple[WorkerId, ...]:
     """Places a number of failures where they cost least."""
     num_stages = len(grid.stages)
-    count, most = _parse_count("--failures", text, 0), (grid.pipelines - 1) * num_stages
+    most = (grid.pipelines - 1) * num_stages
     if count > most:
         raise InfeasiblePlan(
             f"--failures {count}: a grid of {grid.pipelines}x{num_stages} survives at most {most}, "

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.cli.arguments import add_overrides, hours
+from holdfast.cli.arguments import add_overrides, hours, whole_number
 from holdfast.config.load import load_job
 from holdfast.config.profiles import save_profile
 from holdfast.core.profile import LayerProfile, Profile
@@ -29,7 +29,9 @@ def add_profile_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
     parser = commands.add_parser("profile", help="measure what each layer of a job costs", description=__doc__)
     parser.add_argument("job", metavar="JOB.yaml", help="the job file; its grid gives the size of a micro-batch")
     parser.add_argument("--out", metavar="FILE", required=True, help="where to write; must not exist, see --force")
-    parser.add_argument("--iterations", default="100", metavar="N", help="how often to measure; default 100")
+    parser.add_argument(
+        "--iterations", type=whole_number(1), default=100, metavar="N", help="how often to measure; default 100"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to compute; default cpu")
     add_overrides(parser, "model.checkpoint_activations=true")
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
@@ -44,23 +46,16 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: the job or a flag cannot be used; the message names it and what would be right.
     """
     job = load_job(args.job, args.overrides)
-    iterations = _count(args.iterations)
     _check_free(Path(args.out), force=args.force)
-    line = _ProgressLine(iterations, quiet=args.quiet)
+    line = _ProgressLine(args.iterations, quiet=args.quiet)
     try:
-        profile = measure_profile(job, iterations=iterations, device=args.device, on_iteration=line.show)
+        profile = measure_profile(job, iterations=args.iterations, device=args.device, on_iteration=line.show)
     finally:
         line.end()
     save_profile(profile, args.out)
     print(describe(profile))
     print(f"written to {args.out}")
     return 0
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or not int(text):
-        raise ConfigError(f"--iterations {text} is impossible: expected a whole number from 1")
-    return int(text)
 
 
 def _check_free(out: Path, *, force: bool) -> None:

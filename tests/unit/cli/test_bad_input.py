@@ -126,7 +126,8 @@ def complaint(done):
         (["profile", "job.yaml", "--out", ".", "--force"], "holdfast: --out .: is a folder; expected a file"),
         (
             ["profile", "job.yaml", "--out", "p.json", "--iterations", "0"],
-            "holdfast: --iterations 0 is impossible: expected a whole number from 1",
+            "holdfast profile: argument --iterations: 0 is impossible: expected a whole number from 1 "
+            "(see holdfast profile --help)",
         ),
         (
             ["profile", "job.yaml"],
