@@ -49,9 +49,9 @@ def test_workers_take_the_places_of_lost_ones(runs, tmp_path, name, layers_ms, s
     )
     events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
     (moved,) = [event for event in events if isinstance(event, Migrating)]
-    movers = {mover for mover, _ in moved.moves}
+    migrating = {worker for worker, _ in moved.moves}
     assert moved.period < moved.before
-    assert {event.worker for event in events if isinstance(event, Synced)} == movers
+    assert {event.worker for event in events if isinstance(event, Synced)} == migrating
     assert len([event for event in events if isinstance(event, Agreed)]) == 1 + len(DEATHS)
     last = {event.worker: event.ops for event in events if isinstance(event, StepOps) and event.step == steps - 1}
-    assert all(last[mover] for mover in movers), "they compute at their new places"
+    assert all(last[worker] for worker in migrating), "they compute at their new places"

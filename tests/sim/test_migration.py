@@ -14,7 +14,7 @@ from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
-from holdfast.core.seats import exchanged
+from holdfast.core.slots import exchanged
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import Rerouted, rerouted
 from holdfast.telemetry.events import Agreed, Installed, Migrating, Parted, StepOps, Synced
@@ -27,7 +27,7 @@ DEATHS = ["kill:0.1@2:backward", "kill:1.1@3:forward"]
 
 
 class Moving:
-    """Once both are lost, proposes that the mover takes the place of one of them; asks for it once, or ever again."""
+    """Once both are lost, proposes that the worker takes the place of one of them; asks for it once, or ever again."""
 
     def __init__(self, lost=frozenset({LOST, ALSO_LOST}), moves=((MOVER, LOST),)):
         self._lost, self._moves = lost, moves
@@ -38,7 +38,7 @@ class Moving:
             return None
         self.proposals += 1
         there = exchanged(state.healthy, self._moves)
-        lost = state.absent | {mover for mover, _ in self._moves}
+        lost = state.absent | {worker for worker, _ in self._moves}
         meanwhile = self._answer(state, there, lost)
         return Migration(
             moves=self._moves,
@@ -116,7 +116,7 @@ def test_whoever_returns_sits_where_the_mover_has_left(seed):
 
 @pytest.mark.parametrize("seed", range(3 * SEEDS))
 def test_anybody_dies_at_any_moment_of_it(seed):
-    """The mover, whoever gives it state, or anybody else; layers always have an owner left."""
+    """The worker, whoever gives it state, or anybody else; layers always have an owner left."""
     draw = random.Random(seed)
     victim = draw.choice([MOVER, WorkerId(0, 0), WorkerId(1, 0), WorkerId(1, 2), WorkerId(0, 2)])
     kills = [(victim, draw.randrange(120, 420))]
@@ -159,7 +159,7 @@ def test_two_move_at_once(seed):
 
 
 def test_a_death_is_answered_before_it_is_known_that_all_have_gone_over(monkeypatch):
-    """Messages are slow and deaths are seen at once, so the answer is about places that the mover has left by then."""
+    """Messages are slow and deaths are seen at once, so the answer is about places that the worker has left by then."""
     found = []
     recover = moving.recover
     monkeypatch.setattr(moving, "recover", lambda state: found.append(state) or recover(state))

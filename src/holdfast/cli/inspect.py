@@ -352,7 +352,7 @@ def _tell_members(event: Event) -> str | None:
             takes = ", ".join(f"{worker} takes layers {layers} over" for worker, layers in event.takes)
             return f"{takes}: generation {event.generation}"
         case Migrating():
-            moves = ", ".join(f"{mover} takes the place of {place}" for mover, place in event.moves)
+            moves = ", ".join(f"{worker} takes the place of {place}" for worker, place in event.moves)
             faster = 1 - event.period / event.before
             return f"{moves}, for steps that are {faster:.1%} shorter: generation {event.generation}"
         case Parted():

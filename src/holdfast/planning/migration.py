@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
-from holdfast.core.seats import exchanged, seats_of
+from holdfast.core.slots import exchanged, slots_of
 from holdfast.errors import InfeasiblePlan, StateUnavailable
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import moves, per_stage
-from holdfast.planning.training import WORTHWHILE, Rerouted, Terms, looked_up, rerouted, seated_grid
+from holdfast.planning.training import WORTHWHILE, Rerouted, Terms, grid_of_slots, looked_up, rerouted
 
 __all__ = ["Migration", "proposed"]
 
@@ -79,28 +79,28 @@ def proposed(
 
     Cost: up to 12 schedules; milliseconds for tens of workers.
     """
-    seats, gone = seats_of(healthy), frozenset(lost)
-    if seats is None or not gone or not terms.copy_s:
+    slots, gone = slots_of(healthy), frozenset(lost)
+    if slots is None or not gone or not terms.copy_s:
         return None
-    grid, empty = seated_grid(seats, terms), seats.places(gone)
+    grid, empty = grid_of_slots(slots, terms), slots.places(gone)
     found = library.find(grid, len(gone), terms.technique)
     if found is None or found.failures_per_stage == per_stage(empty, len(grid.stages)):
         return None
     if not 0 < found.found.period < before_s * (1 - WORTHWHILE):
         return None
-    sits = seats.workers
+    sits = slots.workers
     pairs = tuple((sits[move.worker], sits[move.takes]) for move in moves(grid, empty, found.failures_per_stage)[0])
-    movers = frozenset(mover for mover, _ in pairs)
+    migrating = frozenset(worker for worker, _ in pairs)
     there = exchanged(healthy, pairs)
     afterwards = looked_up(library, there, gone, terms)
     if afterwards is None:  # the library has become another one meanwhile
         return None
     try:
-        meanwhile = rerouted(there, gone | movers, terms)
+        meanwhile = rerouted(there, gone | migrating, terms)
     except (StateUnavailable, InfeasiblePlan):
         return None
     held = meanwhile.plan.placement
-    left = (layer for mover in movers for layer in healthy.placement.layers_of(mover))
+    left = (layer for worker in migrating for layer in healthy.placement.layers_of(worker))
     if any(len(held.owners(layer)) < _KEPT for layer in left):
         return None
     return Migration(
@@ -109,5 +109,5 @@ def proposed(
         meanwhile=meanwhile,
         afterwards=afterwards,
         before_s=before_s,
-        copy_s=sum(terms.copy_s[layer] for mover in movers for layer in there.placement.layers_of(mover)),
+        copy_s=sum(terms.copy_s[layer] for worker in migrating for layer in there.placement.layers_of(worker)),
     )

@@ -215,14 +215,14 @@ def moves(
         [WorkerId(p, stage) for p in reversed(range(grid.pipelines)) if WorkerId(p, stage) not in workers]
         for stage, workers in enumerate(lost)
     ]
-    movers = [
+    migrating = [
         worker for stage in range(len(counts)) for worker in alive[stage][: max(0, counts[stage] - len(lost[stage]))]
     ]
     found = tuple(
-        Move(worker=mover, takes=place, copied_bytes=None if state_bytes is None else state_bytes[place.stage])
-        for mover, place in zip(movers, excess, strict=True)
+        Move(worker=worker, takes=place, copied_bytes=None if state_bytes is None else state_bytes[place.stage])
+        for worker, place in zip(migrating, excess, strict=True)
     )
-    return found, tuple(sorted((set(gone) - set(excess)) | set(movers)))
+    return found, tuple(sorted((set(gone) - set(excess)) | set(migrating)))
 
 
 def _cheapest(best: Sequence[float], prices: Sequence[float], failures: int) -> int:

@@ -14,7 +14,7 @@ from holdfast.core.placement import LayerRange, Placement
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.routes import Routes, reroute
-from holdfast.core.seats import Seats, exchanged, seats_of
+from holdfast.core.slots import Slots, exchanged, slots_of
 from holdfast.core.validate import validate
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.library import PlanLibrary
@@ -32,7 +32,7 @@ __all__ = [
     "regular_grid",
     "replanned",
     "rerouted",
-    "seated_grid",
+    "grid_of_slots",
     "tries_for",
     "within_limit",
 ]
@@ -139,20 +139,20 @@ def rerouted(healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
     gone = frozenset(lost)
     if not gone:
         return Rerouted(plan=healthy)
-    seats = seats_of(healthy)
-    if seats is None:
+    slots = slots_of(healthy)
+    if slots is None:
         routes = reroute(healthy.placement, healthy.routes, gone)
         planned = planned_routes(healthy.placement.without(gone), routes, terms, at_once=True)
         return Rerouted(plan=_proved(planned.plan, terms), period=planned.found.period)
-    return _planned(seats, seats.places(gone), terms)
+    return _planned(slots, slots.places(gone), terms)
 
 
 def replanned(plan: Plan, terms: Terms) -> Plan:
     """Returns a plan with the planner's orders, proved right."""
-    seats = seats_of(plan)
-    if seats is None:
+    slots = slots_of(plan)
+    if slots is None:
         return _proved(planned_routes(plan.placement, plan.routes, terms, at_once=True).plan, terms)
-    return _planned(seats, (), terms).plan
+    return _planned(slots, (), terms).plan
 
 
 def planned_routes(placement: Placement, routes: Routes, terms: Terms, *, at_once: bool) -> Planned:
@@ -188,29 +188,29 @@ def looked_up(library: PlanLibrary, healthy: Plan, lost: Iterable[WorkerId], ter
         CorruptBlob: a file is not what was written.
         ConfigError: a lost worker is not in the plan.
     """
-    seats = seats_of(healthy)
-    if seats is None:
+    slots = slots_of(healthy)
+    if slots is None:
         return None
-    gone, grid = seats.places(lost), seated_grid(seats, terms)
+    gone, grid = slots.places(lost), grid_of_slots(slots, terms)
     found = library.find(grid, len(gone), terms.technique)
     if found is None or found.failures_per_stage != per_stage(gone, len(grid.stages)):
         return None
     without = found.problem.failed - found.spares
-    plan = seats.seat(exchanged(found.plan, exchanges(gone - without, without - gone)))
+    plan = slots.filled(exchanged(found.plan, exchanges(gone - without, without - gone)))
     return Rerouted(plan=_proved(plan, terms), period=found.found.period)
 
 
-def seated_grid(seats: Seats, terms: Terms) -> CostedGrid:
-    """Returns the planner's grid of these seats."""
-    return regular_grid(len(seats.rows), seats.stages, len(seats.microbatches[0]), terms)
+def grid_of_slots(slots: Slots, terms: Terms) -> CostedGrid:
+    """Returns the planner's grid of these slots."""
+    return regular_grid(len(slots.rows), slots.stages, len(slots.microbatches[0]), terms)
 
 
-def _planned(seats: Seats, gone: Iterable[WorkerId], terms: Terms) -> Rerouted:
+def _planned(slots: Slots, gone: Iterable[WorkerId], terms: Terms) -> Rerouted:
     """The planner's answer to places that are empty."""
-    grid = seated_grid(seats, terms)
+    grid = grid_of_slots(slots, terms)
     tries = tries_for(grid.num_operations, at_once=True)
     planned = make_plan(grid, gone, terms.technique, time_limit_s=inf, tries=tries)
-    return Rerouted(plan=_proved(seats.seat(planned.plan), terms), period=planned.found.period)
+    return Rerouted(plan=_proved(slots.filled(planned.plan), terms), period=planned.found.period)
 
 
 def _proved(plan: Plan, terms: Terms) -> Plan:

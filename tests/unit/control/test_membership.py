@@ -54,7 +54,7 @@ from holdfast.control.messages import (
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
-from holdfast.core.seats import exchanged
+from holdfast.core.slots import exchanged
 from holdfast.errors import ConfigError, InternalError
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import Rerouted
@@ -1004,12 +1004,12 @@ def test_workers_that_change_places_enter_there_and_what_was_promised_follows():
     job = Job(SIX).give(*hellos(SIX)).status(0).joined()
     for lost in (WorkerId(0, 0), WorkerId(1, 0)):
         job.give(died(lost)).status(3).joined()
-    mover, place, absent = WorkerId(0, 1), WorkerId(0, 0), job.state.absent
-    healthy = exchanged(SIX, [(mover, place)])
-    meanwhile = Rerouted(plan=adaptive_plan(healthy, absent | {mover}), period=3.0)
+    worker, place, absent = WorkerId(0, 1), WorkerId(0, 0), job.state.absent
+    healthy = exchanged(SIX, [(worker, place)])
+    meanwhile = Rerouted(plan=adaptive_plan(healthy, absent | {worker}), period=3.0)
     afterwards = Rerouted(plan=adaptive_plan(healthy, absent), period=1.0)
     migration = Migration(
-        moves=((mover, place),),
+        moves=((worker, place),),
         healthy=healthy,
         meanwhile=meanwhile,
         afterwards=afterwards,
@@ -1021,8 +1021,8 @@ def test_workers_that_change_places_enter_there_and_what_was_promised_follows():
     told = Migrating(generation=prepared, moves=(("0.1", "0.0"),), before=2.0, meanwhile=3.0, period=1.0)
     assert job.recorded[0] == told
     upcoming = job.state.upcoming
-    assert (upcoming.generation, upcoming.entering, upcoming.healthy) == (prepared, {mover}, healthy)
-    assert upcoming.plan.orders.of(mover) == (), "it computes nothing before it has its state"
+    assert (upcoming.generation, upcoming.entering, upcoming.healthy) == (prepared, {worker}, healthy)
+    assert upcoming.plan.orders.of(worker) == (), "it computes nothing before it has its state"
     job.joined(step=5)
     assert job.state.healthy == healthy
     assert (job.state.upcoming.plan, job.state.upcoming.period) == (afterwards.plan, afterwards.period)

@@ -174,17 +174,17 @@ def moving(tmp_path):
 
 def test_those_who_move_give_up_their_places_at_the_boundary(tmp_path):
     before, offer, state, outputs = moving(tmp_path)
-    movers = tuple(sorted(mover for mover, _ in offer.moves))
+    migrating = tuple(sorted(worker for worker, _ in offer.moves))
     told = [o.event.moves for o in outputs if isinstance(o, Record)]
-    assert told == [tuple((str(mover), str(place)) for mover, place in offer.moves)]
+    assert told == [tuple((str(worker), str(place)) for worker, place in offer.moves)]
     told = installs(outputs)
     assert len(told) == len(before.alive), "each is told once"
-    assert all(each.at_boundary and followers(each) == set(movers) for each in told)
-    assert all(told[0].plan.orders.of(mover) == () for mover in movers)
+    assert all(each.at_boundary and followers(each) == set(migrating) for each in told)
+    assert all(told[0].plan.orders.of(worker) == () for worker in migrating)
     assert (state.healthy, state.entering) == (PLAN, frozenset()), "until all have gone over"
-    state, _ = decide(state, Joined(worker=movers[0], generation=4, step=7))
-    assert (state.healthy, state.entering) == (offer.healthy, frozenset(movers))
-    assert state.absent == frozenset({*SAME_STAGE, *movers})
+    state, _ = decide(state, Joined(worker=migrating[0], generation=4, step=7))
+    assert (state.healthy, state.entering) == (offer.healthy, frozenset(migrating))
+    assert state.absent == frozenset({*SAME_STAGE, *migrating})
     for worker in state.alive:
         state, outputs = decide(state, Joined(worker=worker, generation=4))
     assert {each.plan for each in installs(outputs)} == {offer.afterwards.plan}, "what was priced is what comes next"

@@ -7,7 +7,7 @@ import pytest
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
-from holdfast.core.seats import exchanged, seats_of
+from holdfast.core.slots import exchanged, slots_of
 from holdfast.core.validate import validate
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.migration import CROSSING_S, Migration, proposed
@@ -30,17 +30,17 @@ def library(tmp_path_factory):
 
 def test_two_losses_of_one_stage_are_shared_out_to_others(library):
     found = proposed(library, PLAN, ONE_STAGE, TERMS, 54.0)
-    movers, places = map(set, zip(*found.moves, strict=True))
+    migrating, places = map(set, zip(*found.moves, strict=True))
     assert places <= set(ONE_STAGE)
-    assert not {mover for mover in movers if mover.stage == 1}
+    assert not {worker for worker in migrating if worker.stage == 1}
     assert found.healthy == exchanged(PLAN, found.moves)
-    assert seats_of(found.healthy) is not None
-    assert found.copy_s == TERMS.copy_s[1] * len(movers), "each gets the layer of the stage that it comes to"
+    assert slots_of(found.healthy) is not None
+    assert found.copy_s == TERMS.copy_s[1] * len(migrating), "each gets the layer of the stage that it comes to"
     assert found.before_s == 54.0
     assert found.after_s < 40, "nowhere has a worker to do the work of three any more"
     assert found.after_s == looked_up(library, found.healthy, ONE_STAGE, TERMS).period, "the library's plan fits then"
     assert found.afterwards == looked_up(library, found.healthy, ONE_STAGE, TERMS)
-    assert not movers & set(found.meanwhile.plan.workers)
+    assert not migrating & set(found.meanwhile.plan.workers)
     validate(found.meanwhile.plan)
 
 

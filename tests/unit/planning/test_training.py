@@ -12,8 +12,8 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import Costs, parse_costs, unit_costs
 from holdfast.core.schedule import OpKind
-from holdfast.core.seats import renamed
 from holdfast.core.shrink import shrunken_plan
+from holdfast.core.slots import renamed
 from holdfast.core.validate import validate
 from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import ConfigError, StateUnavailable

@@ -30,7 +30,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, OpKind
-from holdfast.core.seats import renamed
+from holdfast.core.slots import renamed
 from holdfast.errors import CommTimeout, CorruptBlob, InternalError, LedgerError, PeerLost, StaleGeneration
 from holdfast.protocol.executor import (
     Committed,

@@ -8,10 +8,10 @@ import pytest
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
-from holdfast.core.seats import seats_of
+from holdfast.core.slots import slots_of
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.planner import Technique
-from holdfast.planning.training import Terms, looked_up, planned_grid, seated_grid
+from holdfast.planning.training import Terms, grid_of_slots, looked_up, planned_grid
 from holdfast.runtime.main.library import fill_library
 from holdfast.runtime.node.entries import LIBRARY
 from holdfast.runtime.node.forks import ForkedProcess
@@ -31,7 +31,7 @@ def spec(tmp_path):
 
 
 def has_plans(spec):
-    library, grid = PlanLibrary(Path(spec.folder)), seated_grid(seats_of(PLAN), TERMS)
+    library, grid = PlanLibrary(Path(spec.folder)), grid_of_slots(slots_of(PLAN), TERMS)
     return all(library.find(grid, number, TERMS.technique) is not None for number in range(1, spec.failures + 1))
 
 

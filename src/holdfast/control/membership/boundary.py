@@ -199,17 +199,17 @@ def _may_become(state: Membership, grid: Plan) -> bool:
 
 def _migrate(state: Membership, migration: Migration) -> Decision:
     """Workers change places: those who move drop the state that they have, and enter at their new places."""
-    movers = frozenset(mover for mover, _ in migration.moves)
+    migrating = frozenset(worker for worker, _ in migration.moves)
     view = ClusterView(
         healthy=migration.healthy,
-        lost=state.absent | movers,
-        entering=movers,
+        lost=state.absent | migrating,
+        entering=migrating,
         terms=state.terms,
         offer=migration.meanwhile,
     )
     event = Migrating(
         generation=state.generation + 1,
-        moves=tuple((str(mover), str(place)) for mover, place in migration.moves),
+        moves=tuple((str(worker), str(place)) for worker, place in migration.moves),
         before=migration.before_s,
         meanwhile=migration.meanwhile.period or 0.0,
         period=migration.after_s,

@@ -11,7 +11,7 @@ from holdfast.control.membership.state import Decision, Membership, Phase
 from holdfast.control.messages import Status
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
-from holdfast.core.seats import exchanged
+from holdfast.core.slots import exchanged
 from holdfast.errors import InternalError
 
 __all__ = ["on_standing"]

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.core.seats import seats_of
+from holdfast.core.slots import slots_of
 from holdfast.errors import (
     HoldfastError,
 )
 from holdfast.planning.library import PlanLibrary
-from holdfast.planning.training import seated_grid
+from holdfast.planning.training import grid_of_slots
 from holdfast.runtime.specs import LibrarySpec
 from holdfast.telemetry.events import (
     Event,
@@ -38,9 +38,9 @@ def fill_library(
         search_s: seconds for each search.
         note: called with a line about a file that cannot be read or written.
     """
-    seats, library = seats_of(spec.plan), PlanLibrary(Path(spec.folder), note)
-    assert seats is not None
-    grid = seated_grid(seats, spec.terms)
+    slots, library = slots_of(spec.plan), PlanLibrary(Path(spec.folder), note)
+    assert slots is not None
+    grid = grid_of_slots(slots, spec.terms)
     while library.step(grid, spec.failures, spec.terms.technique, time_limit_s=search_s) is not None:
         pass
 

@@ -49,7 +49,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
-from holdfast.core.seats import seats_of
+from holdfast.core.slots import slots_of
 from holdfast.errors import (
     ConfigError,
     CoordinatorUnavailable,
@@ -521,7 +521,7 @@ class Agent:
         """Has plans made ahead meanwhile, in a process of its own that nobody waits for."""
         failures = tolerated(self.job)
         terms, folder = coordinator.terms, coordinator.library
-        if terms is None or folder is None or not failures or seats_of(coordinator.plan) is None:  # it is not regular
+        if terms is None or folder is None or not failures or slots_of(coordinator.plan) is None:  # it is not regular
             yield
             return
         spec = LibrarySpec(

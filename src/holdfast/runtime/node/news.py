@@ -39,8 +39,8 @@ class Reporter:
             case Parted(worker=worker, step=step):
                 return f"worker {worker} has gone as it was told to, before step {step}"
             case Migrating(moves=moves):
-                self._moving |= {mover for mover, _ in moves}
-                told = ", ".join(f"{mover} takes that of {place}" for mover, place in moves)
+                self._moving |= {worker for worker, _ in moves}
+                told = ", ".join(f"{worker} takes that of {place}" for worker, place in moves)
                 return f"workers change places, for a better plan: {told}"
             case HandingOver(takes=takes):
                 self._taking |= {worker for worker, _ in takes}

@@ -1,6 +1,6 @@
-"""Who sits where in a regular grid, so that plans for places become plans for the workers on them.
+"""Who fills which slot of a regular grid, so that plans for slots become plans for the workers in them.
 
-Planners name workers by their place, ``pipeline.stage``. Workers keep their ids for life, and sit elsewhere after the
+Planners name workers by their slot, ``pipeline.stage``. Workers keep their ids for life, and fill another slot after the
 grid has shrunk or after they have changed places.
 """
 
@@ -17,11 +17,11 @@ from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, Orders
 from holdfast.errors import ConfigError
 
-__all__ = ["Seats", "exchanged", "renamed", "seats_of"]
+__all__ = ["Slots", "exchanged", "renamed", "slots_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seats:
+class Slots:
     """A regular grid of workers: every pipeline is cut in the same way and has equally many micro-batches.
 
     Attributes:
@@ -36,11 +36,11 @@ class Seats:
 
     @property
     def workers(self) -> dict[WorkerId, WorkerId]:
-        """The worker on every place."""
+        """The worker in every slot."""
         return {WorkerId(p, s): worker for p, row in enumerate(self.rows) for s, worker in enumerate(row)}
 
     def places(self, workers: Iterable[WorkerId]) -> frozenset[WorkerId]:
-        """Returns the places of workers.
+        """Returns the slots of workers.
 
         Raises:
             ConfigError: one of them has none.
@@ -51,15 +51,15 @@ class Seats:
             raise ConfigError(f"worker {min(unknown)} has no place among the {len(place_of)} of the grid")
         return frozenset(place_of[worker] for worker in wanted)
 
-    def seat(self, plan: Plan) -> Plan:
-        """Returns the plan for workers that a plan for places is."""
+    def filled(self, plan: Plan) -> Plan:
+        """Returns the plan for workers that a plan for slots is."""
         places = Batch(tuple(map(len, self.microbatches))).microbatches
         names = dict(zip(places, chain.from_iterable(self.microbatches), strict=True))
         return renamed(plan, self.workers, names)
 
 
-def seats_of(plan: Plan) -> Seats | None:
-    """Returns who sits where in the plan of a whole grid; None if that is not regular.
+def slots_of(plan: Plan) -> Slots | None:
+    """Returns who fills which slot in the plan of a whole grid; None if that is not regular.
 
     Pipelines are in the order of their first micro-batches.
 
@@ -70,12 +70,12 @@ def seats_of(plan: Plan) -> Seats | None:
     for route in plan.routes.routes:
         served.setdefault(route.visits, []).append(route.microbatch)
     cuts = {tuple(visit.layers for visit in row) for row in served}
-    seated = sorted((visit.worker, visit.layers) for row in served for visit in row)
-    alone = tuple(seated) == plan.placement.ranges and not plan.placement.followed
+    filled = sorted((visit.worker, visit.layers) for row in served for visit in row)
+    alone = tuple(filled) == plan.placement.ranges and not plan.placement.followed
     if len(cuts) != 1 or not alone or len({len(each) for each in served.values()}) != 1:
         return None
     rows = tuple(tuple(visit.worker for visit in row) for row in served)
-    return Seats(stages=cuts.pop(), rows=rows, microbatches=tuple(map(tuple, served.values())))
+    return Slots(stages=cuts.pop(), rows=rows, microbatches=tuple(map(tuple, served.values())))
 
 
 def exchanged(plan: Plan, pairs: Iterable[tuple[WorkerId, WorkerId]]) -> Plan:
