@@ -20,7 +20,7 @@ from holdfast.planning.training import Rerouted, rerouted
 from holdfast.telemetry.events import Agreed, Installed, Notice, PlanImproved, StepOps
 from holdfast.testing.virtual import VirtualCluster
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100")) // 5
 GRID, STEPS = (3, 3, 3), 10
 POINTS = ["start", "forward", "backward", "reduce", "update", "commit"]
 PLANNED = [Technique.DECOUPLED, Technique.STAGGERED]
