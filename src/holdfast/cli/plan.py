@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.cli.arguments import above_0, grid_shape, whole_number, worker_names
@@ -26,7 +26,7 @@ from holdfast.core.routes import home_routes, reroute
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan
 from holdfast.planning.costed_grid import CostedGrid
-from holdfast.planning.jobs import healthy_plan, profile_of, stages_of, terms_of
+from holdfast.planning.jobs import grid_of, healthy_plan, in_flight_of, profile_of, stages_of, terms_of
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import Move, Normalisation, assigned, moves, normalised
 from holdfast.planning.partition import balanced_stages
@@ -35,7 +35,7 @@ from holdfast.planning.problem import routes_problem
 from holdfast.planning.route_bounds import route_bound
 from holdfast.planning.search import reached
 from holdfast.planning.timing import to_timeline
-from holdfast.planning.training import planned_routes, regular_grid, tries_for, within_limit
+from holdfast.planning.training import planned_routes, regular_grid, tries_for
 
 __all__ = ["add_plan_parser", "run"]
 
@@ -127,7 +127,7 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
         choices=[each.value for each in Engine],
         default="auto",
         help="what makes the schedule: the list scheduler, and from what it found CP-SAT where it is installed and can "
-        "add something (auto, the default); one of these; or the paper's programme, for the tiniest problems",
+        "add something (auto, the default); or one of these",
     )
     parser.add_argument(
         "--all-failures", type=whole_number(1), metavar="N", help="fill a plan library for 1 to N failures, in --out"
@@ -203,13 +203,17 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
     routes, failed = home_routes(placement, job.grid.batch), _known(args.failed, placement.workers)
     routes, left = reroute(placement, routes, failed), placement.without(failed)
     costs = unit_costs(layers) if profile is None else costs_from_profile(profile)
-    if args.technique or args.time_limit or args.solver != Engine.AUTO:
-        technique = Technique(args.technique or ("adaptive" if terms is None else terms.technique))
+    if args.technique or args.time_limit or args.solver == Engine.CP_SAT:
+        technique = Technique(args.technique or (terms.technique if terms else "adaptive" if failed else "1f1b"))
         if technique is Technique.ONE_F_ONE_B and failed:
             raise ConfigError("--technique 1f1b plans healthy grids only: use adaptive after failures")
-        costs = costs if terms is None else within_limit(terms)
+        if technique in (Technique.DECOUPLED, Technique.STAGGERED):
+            costs = replace(costs, in_flight=in_flight_of(job))
         limit_s, engine = _time_limit(args), Engine(args.solver)
         planned = plan_routes(left, routes, costs, technique, ties=ties, time_limit_s=limit_s, engine=engine)
+    elif terms is not None and (grid := grid_of(job, stages_of(job, layers), terms)) is not None:
+        tries = tries_for(grid.num_operations, at_once=bool(failed))
+        planned = make_plan(grid, failed, terms.technique, time_limit_s=math.inf, tries=tries)
     elif terms is not None:
         planned = planned_routes(left, routes, terms, at_once=bool(failed))
     else:
@@ -239,7 +243,7 @@ def _check_flags_of_layout(args: argparse.Namespace) -> None:
         name = f"--{given[0].replace('_', '-')}"
         raise ConfigError(
             f"{name}: {args.job} names its pipelines one by one (grid.layout): expected only --failed, --technique, "
-            "--time-limit and --solver"
+            "--time-limit, --solver and --format"
         )
 
 

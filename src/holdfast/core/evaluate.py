@@ -35,7 +35,8 @@ class Timeline:
         period: steady-state time between the starts of consecutive steps. With the optimizer step synchronous over all
             workers, the makespan and the longest optimizer step; staggered, the longest time over all workers from
             their first start to the end of their own optimizer step, which waits for the last end on any owner of any
-            of their layers. Where layers are tied, for that on any owner of any of them.
+            of their layers. Where layers are tied, for that on any owner of any of them. Followers are like owners;
+            workers that compute nothing are not counted.
         peak_memory: the most memory that each worker holds at any time, sorted by worker.
     """
 
@@ -127,8 +128,9 @@ def steady_period(
 ) -> float:
     """Returns the time between consecutive steps when many are run one after another, each as soon as it can be.
 
-    That is what a run should show. It is never longer than the period of a schedule with the same orders, whose stages
-    may have to wait for one another a little differently in the first steps.
+    That is what a run should show. Where every worker computes something, it is never longer than the period of a
+    schedule with the same orders, whose stages may have to wait for one another a little differently in the first
+    steps.
 
     Args:
         plan: a plan that :func:`holdfast.core.validate.validate` accepts.

@@ -1,7 +1,7 @@
 """Who fills which slot of a regular grid, so that plans for slots become plans for the workers in them.
 
-Planners name workers by their slot, ``pipeline.stage``. Workers keep their ids for life, and fill another slot after the
-grid has shrunk or after they have changed places.
+Planners name workers by their slot, ``pipeline.stage``. Workers keep their ids for life, and fill another slot after
+the grid has shrunk or after they have changed places.
 """
 
 from __future__ import annotations

@@ -15,11 +15,12 @@ from holdfast.core.profile import Profile, costs_from_profile, unit_costs
 from holdfast.core.routes import home_routes
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError
+from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Technique
-from holdfast.planning.training import Terms, planned_grid, planned_routes, within_limit
+from holdfast.planning.training import Terms, planned_grid, planned_routes, regular_grid, within_limit
 
-__all__ = ["healthy_plan", "profile_of", "stages_of", "terms_of", "tolerated"]
+__all__ = ["grid_of", "healthy_plan", "in_flight_of", "profile_of", "stages_of", "terms_of", "tolerated"]
 
 
 def profile_of(job: Job, num_layers: int) -> Profile | None:
@@ -55,10 +56,23 @@ def terms_of(
     return Terms(
         technique=Technique(job.train.technique),
         costs=unit_costs(num_layers) if profile is None else costs_from_profile(profile),
-        in_flight=job.train.in_flight or 2 * max(job.grid.depths),
+        in_flight=in_flight_of(job),
         ties=ties,
         copy_s=() if profile is None else _copy_s(profile),
     )
+
+
+def in_flight_of(job: Job) -> int:
+    """Returns how many micro-batches a worker may hold by the planner's schedules."""
+    return job.train.in_flight or 2 * max(job.grid.depths)
+
+
+def grid_of(job: Job, pipelines: Sequence[tuple[LayerRange, ...]], terms: Terms) -> CostedGrid | None:
+    """Returns the planner's grid of a job's pipelines; None if they are not alike."""
+    counts = job.grid.batch.counts
+    if len(set(pipelines)) > 1 or len(set(counts)) > 1:
+        return None
+    return regular_grid(len(pipelines), pipelines[0], counts[0], terms)
 
 
 def _copy_s(profile: Profile) -> tuple[float, ...]:
@@ -110,13 +124,14 @@ def healthy_plan(
 
     Raises:
         ConfigError: the grid does not fit the layers.
+        InfeasiblePlan: a worker's memory cannot hold one micro-batch.
 
     Cost: for the planner's techniques up to a second for tens of workers, else milliseconds.
     """
     terms, batch = terms_of(job, num_layers, profile, ties), job.grid.batch
     pipelines = stages_of(job, num_layers, None if terms is None else profile)
-    if terms is not None and len(set(pipelines)) == len(set(batch.counts)) == 1:
-        return planned_grid(len(pipelines), pipelines[0], batch.counts[0], terms)
+    if terms is not None and (grid := grid_of(job, pipelines, terms)) is not None:
+        return planned_grid(grid.pipelines, grid.stages, grid.microbatches, terms)
     placement = home_placement(pipelines)
     if terms is None:
         plan = home_plan(placement, batch, job.train.technique)

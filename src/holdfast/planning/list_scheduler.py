@@ -87,7 +87,8 @@ def list_schedule(
         problem: the problem.
         urgency: all operations, most urgent first.
         patience: a worker stays idle for an I that arrives within this fraction of what it would start instead; if an F
-            is the most urgent of all, only instead of W.
+            is the most urgent of all, only instead of W. On routes that are not alike, where one may arrive before
+            another that was sent earlier, it may wait for longer.
         limits: micro-batches that a worker of group 0, 1, ... may hold between F and I or B; default: memory alone.
 
     Cost: a few microseconds per operation.

@@ -33,6 +33,7 @@ from holdfast.planning.timing import (
     fuse,
     measure,
     rows_to_run,
+    settle,
     split_up,
 )
 
@@ -205,6 +206,7 @@ def plan_routes(
     engine: Engine = Engine.LIST,
     seed: int = 0,
     tries: int | None = None,
+    thorough: bool = True,
 ) -> Planned:
     """Returns the best schedule of these routes that an engine finds in time, checked.
 
@@ -215,6 +217,7 @@ def plan_routes(
         technique: what the schedule may do.
         ties: tuples of layers that share weights.
         time_limit_s, engine, seed, tries: as for :func:`make_plan`.
+        thorough: whether the bound looks at all that :func:`~holdfast.planning.route_bounds.route_bound` knows.
 
     Raises:
         InfeasiblePlan: memory does not hold one micro-batch.
@@ -224,7 +227,8 @@ def plan_routes(
     started = time.perf_counter()
     problem = routes_problem(placement, routes, costs, coupled=technique.rules.coupled, ties=ties)
     effort = _Effort(time_limit_s=time_limit_s, engine=engine, seed=seed, tries=tries)
-    return _made(problem, technique, route_bound(problem, technique.rules), effort, started)
+    lower = route_bound(problem, technique.rules, thorough=thorough)
+    return _made(problem, technique, lower, effort, started)
 
 
 def _made(problem: Problem, technique: Technique, lower: Bound, effort: _Effort, started: float) -> Planned:
@@ -234,6 +238,9 @@ def _made(problem: Problem, technique: Technique, lower: Bound, effort: _Effort,
     share = 1.0 if engine is Engine.LIST else 0.2
     best = _solve(problem, technique, lower, replace(effort, time_limit_s=time_limit_s * share))
     planned = judge(problem, technique, best.schedule, lower, started=started)
+    if engine is Engine.CP_SAT and technique is Technique.ONE_F_ONE_B:
+        note = "1f1b is one schedule: there is nothing to solve"
+        return planned if effort.engine is Engine.AUTO else replace(planned, note=note)
     if engine is Engine.CP_SAT and not planned.optimal:
         planned = _solve_exactly(planned, best, time_limit_s * (1 - share), started)
         return replace(planned, note="") if effort.engine is Engine.AUTO else planned
@@ -366,5 +373,7 @@ def _built(problem: Problem, technique: Technique, held: Held) -> BestFound:
     coupled = replace(problem, coupled=True)
     schedule = from_orders(coupled, one_f_one_b(placement, to_routes(problem), problem.costs, limit=held))
     schedule = schedule if problem.coupled else split_up(problem, schedule)
-    found = measure(problem, schedule, staggered=technique is Technique.STAGGERED)
+    staggered = technique is Technique.STAGGERED
+    schedule = settle(problem, schedule, staggered=staggered)
+    found = measure(problem, schedule, staggered=staggered)
     return BestFound(schedule=schedule, value=technique.minimised(found))

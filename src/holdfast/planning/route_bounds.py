@@ -19,7 +19,7 @@ from holdfast.planning.problem import Problem
 __all__ = ["route_bound"]
 
 
-def route_bound(problem: Problem, rules: BoundRules) -> Bound:
+def route_bound(problem: Problem, rules: BoundRules, *, thorough: bool = True) -> Bound:
     """Returns lower bounds for every schedule of a problem.
 
     Of each worker alone, for the whole step and, if the optimizer is staggered, for the window of each layer, which
@@ -34,15 +34,20 @@ def route_bound(problem: Problem, rules: BoundRules) -> Bound:
     Args:
         problem: the problem.
         rules: what schedules may do.
+        thorough: whether the window of every layer is looked at, which takes workers times visits, or only what each
+            worker itself needs for a step.
 
     Source:
         Jackson's preemptive schedule, for one machine with heads and tails (Carlier, 1982).
     """
     ways, machines = _Ways(problem, rules), _machines(problem, rules)
-    makespan = max(_least(machine, ways, _whole_step(problem)) for machine in machines)
+    step = _whole_step(problem)
+    makespan = max(_least(machine, ways, step) for machine in machines)
     if not rules.staggered:
         return Bound(period=makespan + max(problem.optimizer), makespan=makespan)
-    period = max(_least(machine, ways, frame) for frame in _frames(problem) for machine in machines)
+    period = max(_least(machine, ways, _alone(problem, machine.number)) for machine in machines)
+    for frame in _frames(problem) if thorough else ():
+        period = max(period, *(_least(machine, ways, frame) for machine in machines))
     return Bound(period=period, makespan=makespan)
 
 
@@ -56,7 +61,7 @@ class _Frame:
         step: the optimizer step that ends it; None for the whole step.
     """
 
-    entry: tuple[int, ...]
+    entry: Sequence[int]
     members: frozenset[int]
     step: float | None = None
 
@@ -71,16 +76,20 @@ def _frames(problem: Problem) -> Iterator[_Frame]:
     number = {worker: n for n, worker in enumerate(problem.workers)}
     steps = [problem.optimizer[group] for group in problem.group_of]
     visited = frozenset(problem.worker_of)
-    frames: dict[_Frame, None] = {}
     for layer, workers in enumerate(problem.placement.members_by_layer):
         members = visited & {number[worker] for worker in workers}
         has = [layer in layers for layers in problem.layers]
         entry = _entries(problem, [has[part] for part in problem.part_of])
-        frames[_Frame(entry, members, min(steps[member] for member in members))] = None
+        yield _Frame(entry, members, min(steps[member] for member in members))
     for worker in sorted(visited):
         entry = _entries(problem, [other == worker for other in problem.worker_of])
-        frames[_Frame(entry, frozenset({worker}), steps[worker])] = None
-    yield from frames
+        yield _Frame(entry, frozenset({worker}), steps[worker])
+
+
+def _alone(problem: Problem, worker: int) -> _Frame:
+    """Of a worker, as it concerns itself: its own visits enter it."""
+    step = problem.optimizer[problem.group_of[worker]]
+    return _Frame(range(problem.num_visits), frozenset({worker}), step)
 
 
 def _entries(problem: Problem, enters: Sequence[bool]) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ class _Start:
     """Rules that the search begins with.
 
     Attributes:
-        factor: limits as multiples of 1F1B's micro-batches per stage.
+        factor: limits as multiples of 1F1B's micro-batches per group; infinite: memory alone.
         more: and how many more.
         eager, ahead, forward_first: see :class:`_Rules`.
     """
@@ -53,6 +53,23 @@ _DEPTHS = (
     _Start(2.0, 0),
 )
 """First what is often best for the period, last what is for the makespan."""
+_MEMORY_ALONE = _Start(inf, 0)
+_WITH_MESSAGES = (
+    (_MEMORY_ALONE, 0.0, True),
+    (_MEMORY_ALONE, 0.5, False),
+    (_Start(1.25, 0), 0.0, True),
+    (_Start(2.0, 0), 0.5, True),
+    (_MEMORY_ALONE, 0.0, False),
+    (_Start(1.5, 0), 0.0, True),
+    (_Start(2.0, 0), 0.5, False),
+    (_Start(1.25, 1), 0.0, True),
+    (_Start(1.25, 0), 0.0, False),
+    (_Start(1.5, 3), 0.0, True),
+    (_Start(1.0, 2), 0.5, True),
+    (_Start(1.25, 2), 0.0, False),
+)
+"""Where messages take time, the dozen that left least to all others on 70 random grids: start, patience, and whether
+messages are taken to need no time."""
 _AT_ONCE = (
     _Start(1.5, 0, ahead=1),
     _Start(1.25, 2, eager=True, ahead=1),
@@ -139,7 +156,7 @@ def search(
 ) -> BestFound:
     """Returns the best schedule found until one reaches the goal or the time is over; at least one is made.
 
-    First come rules: how many micro-batches a stage may hold, as a multiple of 1F1B's own number and more, and for how
+    First come rules: how many micro-batches a group may hold, as a multiple of 1F1B's own number and more, and for how
     long a worker waits for a backward. 1F1B's number and a little more is often best, as in ZB-H1: who runs ahead with
     forwards lacks the memory, or the work, later on. Then come rules like the best of them, and urgencies by turns.
 
@@ -159,7 +176,8 @@ def search(
     best: BestFound | None = None
     best_rules, made = None, 0
     at_once = suits(problem)
-    follow = partial(_follow_at_once if at_once else _follow, problem, staggered)
+    instant = replace(problem, comm=(0,) * len(problem.comm))
+    follow = partial(_follow_at_once if at_once else _follow, problem, instant, staggered)
     known = _known_rules(problem, staggered, at_once)
     for rules in known[:tries]:
         found = follow(rules)
@@ -191,7 +209,7 @@ def _climb(
 ) -> Iterator[BestFound]:
     """Schedules without end, by a climb over rules and by forward-backward justification, from the best so far.
 
-    A share ``by_rules`` is made by rules in which some stages may hold a little more or less than by the best ones so
+    A share ``by_rules`` is made by rules in which some groups may hold a little more or less than by the best ones so
     far; only that shortens large schedules. For the others, the latest start of every operation in a schedule says how
     urgent it is; the next one follows these urgencies, with a little noise. What is not worse takes the place of what
     was before.
@@ -215,32 +233,33 @@ def _known_rules(problem: Problem, staggered: bool, at_once: bool) -> tuple[_Rul
 
     For the period, those for the makespan come in turns with its own, theirs first: what makes a short step with a
     synchronous optimizer makes one that is no longer with a staggered one. For large grids, of which few are made, they
-    come last.
+    come last. Where messages take time, others come first.
     """
-    memory_alone = _Start(float(problem.num_visits), 0)
-    starts: tuple[_Start, ...] = _AT_ONCE_MAKESPAN if at_once else (*_DEPTHS[::-1], memory_alone)
+    starts: tuple[_Start, ...] = _AT_ONCE_MAKESPAN if at_once else (*_DEPTHS[::-1], _MEMORY_ALONE)
     if staggered:
         by_turns = chain.from_iterable(zip(starts, _DEPTHS, strict=False))
-        starts = (*_AT_ONCE, *starts) if at_once else (*by_turns, starts[-1])
+        starts = (*_AT_ONCE, *starts) if at_once else (*by_turns, _MEMORY_ALONE)
+    ways = [(start, patience, False) for patience, start in product(_PATIENCE, starts)]
+    if any(problem.comm):
+        instant = [(start, 0.0, True) for start in starts]
+        ways = [*ways[: len(starts)], *instant, *ways[len(starts) :]] if at_once else [*_WITH_MESSAGES, *ways, *instant]
     most = _most(problem)
-    delays = (True, False) if any(problem.comm) else (False,)
     found = (
         _Rules(
             patience=patience,
-            instant=instant,
             limits=tuple(map(min, _limit(problem, start.factor, start.more), most)),
             eager=start.eager,
             ahead=start.ahead if problem.failed else 0,
             forward_first=start.forward_first,
+            instant=instant,
         )
-        for patience, start, instant in product(_PATIENCE, starts, delays)
-        if not (instant and patience)
+        for start, patience, instant in ways
     )
     return tuple(dict.fromkeys(found))
 
 
 def _limit(problem: Problem, factor: float, more: int) -> tuple[int, ...]:
-    return tuple(int(left * factor) + more for left in problem.left)
+    return tuple(int(min(left * factor, problem.num_visits)) + more for left in problem.left)
 
 
 def _most(problem: Problem) -> tuple[int, ...]:
@@ -294,23 +313,18 @@ def _varied(problem: Problem, rules: _Rules, most: tuple[int, ...], rng: random.
     return replace(rules, limits=tuple(limits))
 
 
-def _follow(problem: Problem, staggered: bool, rules: _Rules) -> BestFound:
-    """The schedule of some rules."""
+def _follow(problem: Problem, instant: Problem, staggered: bool, rules: _Rules) -> BestFound:
+    """The schedule of some rules; ``instant``: the same problem with messages that need no time."""
     urgency = plain_urgency(problem, rules.ahead, forward_first=rules.forward_first)
-    made_for = _with_instant_messages(problem) if rules.instant else problem
+    made_for = instant if rules.instant else problem
     schedule = list_schedule(made_for, urgency, patience=rules.patience, limits=rules.limits)
-    return _judge(problem, schedule, staggered)
+    return _judge(problem, schedule, staggered, early=not rules.instant)
 
 
-def _with_instant_messages(problem: Problem) -> Problem:
-    """The same problem with messages that need no time."""
-    return replace(problem, comm=(0,) * len(problem.comm))
-
-
-def _follow_at_once(problem: Problem, staggered: bool, rules: _Rules) -> BestFound:
+def _follow_at_once(problem: Problem, instant: Problem, staggered: bool, rules: _Rules) -> BestFound:
     """The same by the engine of large grids."""
     schedule = array_schedule(
-        _with_instant_messages(problem) if rules.instant else problem,
+        instant if rules.instant else problem,
         patience=rules.patience,
         limits=rules.limits,
         eager=rules.eager,
@@ -335,11 +349,12 @@ def _any_limits(problem: Problem, rng: random.Random) -> tuple[int, ...] | None:
     return tuple(limit + rng.randrange(3) for limit in _limit(problem, factor, 0))
 
 
-def _judge(problem: Problem, schedule: Schedule, staggered: bool) -> BestFound:
+def _judge(problem: Problem, schedule: Schedule, staggered: bool, *, early: bool = True) -> BestFound:
+    """What a schedule comes to; ``early``: whether every start is as early as it can be already."""
     if len(schedule.sequence) < problem.num_operations:
         return BestFound(schedule=schedule, value=inf)
     large = problem.num_operations > _LARGE
-    if not (large and not staggered):
+    if staggered or not early or not large:
         schedule = settle(problem, schedule, staggered=staggered, rounds=1 if large else 6)
     return _found(problem, schedule, staggered)
 
@@ -355,7 +370,7 @@ def reached(value: float, goal: float) -> bool:
 
 
 def _urgency(problem: Problem, schedule: Schedule, rng: random.Random) -> list[int]:
-    """Returns all operations by their latest starts that leave the end of every stage where it is, or by their starts.
+    """Returns all operations by their latest starts that leave the end of every group where it is, or by their starts.
 
     Noise moves either a little of everything, or some operations by much.
     """

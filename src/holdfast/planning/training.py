@@ -148,7 +148,11 @@ def rerouted(healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
 
 
 def replanned(plan: Plan, terms: Terms) -> Plan:
-    """Returns a plan with the planner's orders, proved right."""
+    """Returns a plan with the planner's orders, proved right.
+
+    Raises:
+        InfeasiblePlan: a worker's memory cannot hold one micro-batch.
+    """
     slots = slots_of(plan)
     if slots is None:
         return _proved(planned_routes(plan.placement, plan.routes, terms, at_once=True).plan, terms)
@@ -169,7 +173,9 @@ def planned_routes(placement: Placement, routes: Routes, terms: Terms, *, at_onc
     """
     tries = tries_for(3 * sum(len(route.visits) for route in routes.routes), at_once=at_once)
     costs, technique = within_limit(terms), terms.technique
-    return plan_routes(placement, routes, costs, technique, ties=terms.ties, time_limit_s=inf, tries=tries)
+    return plan_routes(
+        placement, routes, costs, technique, ties=terms.ties, time_limit_s=inf, tries=tries, thorough=not at_once
+    )
 
 
 def looked_up(library: PlanLibrary, healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted | None:

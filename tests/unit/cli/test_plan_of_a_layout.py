@@ -111,3 +111,14 @@ def test_what_does_not_go_with_it_is_refused(plan, flags, told):
     assert code == 2
     assert told in errors
     assert errors.count("\n") == 1
+
+
+def test_pipelines_that_are_alike_are_shown_as_training_has_them(plan, monkeypatch):
+    alike = {**JOB["grid"], "layout": [{"stages": [2, 2, 2], "microbatches": 6}] * 3}
+    monkeypatch.setitem(JOB, "grid", alike)
+    _, out, _ = plan("--format", "json", "--failed", "0.0,1.1", technique="staggered")
+    job, ties = load_job(plan.path), ((0, 5),)
+    healthy = healthy_plan(job, 6, ties=ties)
+    trained = rerouted(healthy, [WorkerId(0, 0), WorkerId(1, 1)], terms_of(job, 6, ties=ties)).plan
+    ran = {worker: [f"{kind}{p}.{i}" for kind, p, i, *_ in row] for worker, row in json.loads(out)["orders"].items()}
+    assert ran == {str(worker): [str(op) for op in row] for worker, row in trained.orders.rows}

@@ -332,3 +332,12 @@ def test_a_solver_with_too_little_time_says_what_would_do(plan_json):
     note = plan_json(f"{flags} --solver cp-sat --time-limit 0.05")["note"]
     assert "cp-sat found no" in note
     assert "longer --time-limit" in note
+
+
+def test_cp_sat_does_not_take_1f1b_for_something_else(plan_json):
+    """It knows no limit of micro-batches, and found 70 below the bound of 85."""
+    flags = "--grid 1x4 --microbatches 6 --costs 2:3:1:4,4:2:1:1,1:4:3:1 --comm 2 --time-limit 3 --technique 1f1b"
+    found, asked = plan_json(flags), plan_json(f"{flags} --solver cp-sat")
+    assert found["makespan"] == asked["makespan"] >= found["bound"]["makespan"]
+    assert "nothing to solve" in asked["note"]
+    assert found["note"] == ""

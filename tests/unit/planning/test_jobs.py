@@ -85,13 +85,14 @@ def test_a_profile_says_what_layers_cost_and_so_where_the_model_is_cut(tmp_path)
 
 
 def test_a_layout_says_where_each_pipeline_is_cut():
-    """The planner plans what is regular only; the rest is planned by 1F1B's rules, within the same memory."""
+    """The planner's technique holds there, too."""
     tree = {"layout": [{"stages": [3, 2], "microbatches": 2}, {"stages": [1, 1, 3], "microbatches": 1}]}
     found = job("train.technique=staggered", grid=tree)
     cuts = [[str(layers) for layers in stages] for stages in stages_of(found, 5)]
     assert cuts == [["0:3", "3:5"], ["0:1", "1:2", "2:5"]]
     plan = healthy_plan(found, 5)
     assert [len(plan.routes.through(worker)) for worker in plan.workers] == [2, 2, 1, 1, 1]
+    assert {op.kind for _, row in plan.orders.rows for op in row} >= {OpKind.I, OpKind.W}
     assert terms_of(found, 5).in_flight == 6
     assert tolerated(found) == 1
     with pytest.raises(

@@ -104,7 +104,7 @@ _Counted = tuple[_Series, int]
 
 
 class _Model:
-    """Asks for a period, or a makespan, of at most ``limit`` units; the first F of stage 0 starts at moment 0."""
+    """Asks for a period, or a makespan, of at most ``limit`` units; the first F of all starts at moment 0."""
 
     def __init__(self, given: dict[str, Any], unit: int, limit: int) -> None:
         self._p, self._shared, self.limit, self._unit = given, Given(given), limit, unit
