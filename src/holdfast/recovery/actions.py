@@ -94,7 +94,8 @@ class Spawn:
 class Await:
     """Nothing is trained until workers have come for the lost layers, for ``limit_s`` seconds at most.
 
-    ``everyone``: until the grid is whole again, not only every layer held by somebody.
+    Then all load the last checkpoint, so there must be one. ``everyone``: until the grid is whole again, not only every
+    layer held by somebody.
     """
 
     limit_s: float

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from holdfast.control.membership import Membership, Tell
-from holdfast.control.membership.acting import carry_out, on_status
+from holdfast.control.membership.acting import _FUNCTIONS, carry_out, on_status
 from holdfast.control.messages import Install, Resume, StartWorker, StateAt, Status
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import InternalError
-from holdfast.recovery.actions import Abort, InstallPlan, LoadState, Recompute, RecoveryPlan, Spawn, TakeBack
+from holdfast.recovery.actions import (
+    Abort,
+    Action,
+    Await,
+    InstallPlan,
+    LoadState,
+    Recompute,
+    RecoveryPlan,
+    Spawn,
+    TakeBack,
+)
 from holdfast.recovery.strategies import resume
 
 PLAN = regular_plan(2, split_evenly(3, 2), 2)
@@ -63,3 +74,13 @@ def test_a_state_that_is_not_there_is_named():
         carry_out(state, resume("mine", LEFT, LoadState(step=5)))
     with pytest.raises(InternalError, match="those that there are: none"):
         carry_out(STATE, resume("mine", LEFT, LoadState(step=5)))
+
+
+def test_every_action_has_its_function():
+    assert set(_FUNCTIONS) == set(get_args(Action))
+
+
+def test_nobody_waits_for_workers_who_would_have_nothing_to_load():
+
+    with pytest.raises(InternalError, match="no state that all could load"):
+        carry_out(STATE, RecoveryPlan(strategy="patient", actions=(Abort(), Await(limit_s=5, everyone=True))))

@@ -115,6 +115,8 @@ def _replace_grid(state: Membership, action: ReplaceGrid) -> Decision:
 def _await(state: Membership, action: Await) -> Decision:
     if state.preempted:
         return end_preempted(state, NOT_ALL_THERE)
+    if not state.restorable:
+        raise InternalError("a strategy chose to wait for workers, but there is no state that all could load then")
     until = _after_now(state, action.limit_s) if state.wait_until is None else state.wait_until
     state, told = install(state, None)
     if state.phase is Phase.ENDED:
