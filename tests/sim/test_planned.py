@@ -58,7 +58,8 @@ def kinds(result, generation):
 
 
 def last_generation(result):
-    return max(event.generation for _, event in result.events if isinstance(event, Installed))
+    """The last one in which anything was run: one that begins behind the last step runs nothing."""
+    return max(event.generation for _, event in result.events if isinstance(event, StepOps))
 
 
 def notices(result):
