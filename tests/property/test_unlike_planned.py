@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -30,7 +31,7 @@ TECHNIQUES = st.sampled_from([Technique.ADAPTIVE, Technique.DECOUPLED, Technique
 
 
 @st.composite
-def instances(draw, pipelines=4, layers=6, microbatches=5, splits=True, tied=False):
+def instances(draw, pipelines=4, layers=6, microbatches=5, splits=True, tied=False, longest=9):
     """Any cuts, any counts, any costs, and any loss that leaves each layer an owner."""
     layers = draw(st.integers(1, layers))
     rows = []
@@ -48,11 +49,11 @@ def instances(draw, pipelines=4, layers=6, microbatches=5, splits=True, tied=Fal
 
     gives_input, gives_weight = row(0, 2), row(1, 2)
     costs = Costs(
-        forward=row(1, 9),
-        input=row(1, 9),
-        weight=row(1, 9),
-        optimizer=row(0, 5),
-        comm=row(0, 4, layers - 1),
+        forward=row(1, longest),
+        input=row(1, longest),
+        weight=row(1, longest),
+        optimizer=row(0, longest),
+        comm=row(0, longest // 2, layers - 1),
         split=draw(st.none() | st.just(row(0, 6))) if splits else None,
         takes=tuple(a + b for a, b in zip(gives_input, gives_weight, strict=True)),
         gives_input=gives_input,
@@ -60,7 +61,19 @@ def instances(draw, pipelines=4, layers=6, microbatches=5, splits=True, tied=Fal
         in_flight=draw(st.none() | st.integers(1, 5)),
     )
     ties = ((0, layers - 1),) if tied and layers > 1 and draw(st.booleans()) else ()
-    return placement.without(gone), routes, costs, ties
+    return following(draw, placement.without(gone)), routes, costs, ties
+
+
+def following(draw, placement):
+    """Some workers follow a layer besides what they hold."""
+    others = [
+        (worker, LayerRange(layer, layer + 1))
+        for worker in placement.workers
+        for layer in range(placement.num_layers)
+        if layer not in placement.held_layers(worker)
+    ]
+    followed = draw(st.lists(st.sampled_from(others), unique_by=lambda row: row[0], max_size=2)) if others else []
+    return dataclasses.replace(placement, followed=tuple(sorted(followed)))
 
 
 @MANY
@@ -76,7 +89,9 @@ def test_plans_are_right_and_take_what_they_say(instance, technique, tries):
     timeline = to_timeline(planned.problem, plan, planned.schedule, staggered=staggered)
     assert (timeline.makespan, timeline.period) == (planned.found.makespan, planned.found.period)
     assert evaluate(plan, costs, ties=ties).makespan <= planned.found.makespan + 1e-9
-    assert steady_period(plan, costs, staggered=staggered, ties=ties) <= planned.found.period + 1e-9
+    visited = {visit.worker for route in routes.routes for visit in route.visits}
+    if visited == set(placement.workers) or not staggered:
+        assert steady_period(plan, costs, staggered=staggered, ties=ties) <= planned.found.period + 1e-9
     again = plan_routes(placement, routes, costs, technique, ties=ties, time_limit_s=math.inf, tries=tries)
     assert again.plan == plan
 
@@ -139,7 +154,7 @@ def test_bound_search_and_all_orders_agree(instance):
 
 
 @FEWER
-@given(instances(pipelines=3, layers=4, microbatches=2, splits=False, tied=True), TECHNIQUES)
+@given(instances(pipelines=3, layers=3, microbatches=2, splits=False, tied=True, longest=2), TECHNIQUES)
 def test_both_models_of_cp_sat_find_the_same_optimum_and_no_bound_is_above_it(instance, technique):
     counting = pytest.importorskip(
         "holdfast.planning.solvers.counting", reason="CP-SAT is not installed: pip install holdfast[solver]"

@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any
 
-from holdfast.errors import ConfigError, SolverTimeout
+from holdfast.errors import ConfigError, InternalError, SolverTimeout
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.problem import Problem
 
@@ -80,7 +80,12 @@ def given_of(
         goal: a lower bound.
         time_limit_s: seconds for the solver.
         threads: of the solver.
+
+    Raises:
+        InternalError: the optimizer is staggered and the backward coupled, for which the solvers have no windows.
     """
+    if staggered and problem.coupled:
+        raise InternalError("solvers know no staggered optimizer where the backward is one operation")
     times = [*chain.from_iterable(problem.durations), *problem.comm, *problem.optimizer]
     scale = scale_of(times)
 
