@@ -241,8 +241,10 @@ def _known_rules(problem: Problem, staggered: bool, at_once: bool) -> tuple[_Rul
         starts = (*_AT_ONCE, *starts) if at_once else (*by_turns, _MEMORY_ALONE)
     ways = [(start, patience, False) for patience, start in product(_PATIENCE, starts)]
     if any(problem.comm):
-        instant = [(start, 0.0, True) for start in starts]
-        ways = [*ways[: len(starts)], *instant, *ways[len(starts) :]] if at_once else [*_WITH_MESSAGES, *ways, *instant]
+        timeless = [(start, 0.0, True) for start in starts]
+        ways = (
+            [*ways[: len(starts)], *timeless, *ways[len(starts) :]] if at_once else [*_WITH_MESSAGES, *ways, *timeless]
+        )
     most = _most(problem)
     found = (
         _Rules(

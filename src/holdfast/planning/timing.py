@@ -126,7 +126,7 @@ def as_late_as_possible(problem: Problem, schedule: Schedule, deadlines: Sequenc
         return _late_at_once(problem, schedule, moments, deadlines)
     visits, at, comm, part_of = problem.num_visits, problem.worker_of, problem.comm, problem.part_of
     begins, ends, lengths = problem.begins, problem.ends, _lengths(problem, schedule.fused)
-    left = [deadlines[group] for group in problem.group_of]
+    left, fused = [deadlines[group] for group in problem.group_of], schedule.fused
     starts: list[float] = [0] * (3 * visits)
     for number in reversed(schedule.sequence):
         kind, visit = divmod(number, visits)
@@ -137,6 +137,8 @@ def as_late_as_possible(problem: Problem, schedule: Schedule, deadlines: Sequenc
         elif kind == 1 and not begins[visit]:
             end = min(end, starts[number - 1] - comm[part_of[visit - 1]])
         starts[number] = left[worker] = end - lengths[number]
+        if kind == 1 and visit in fused:
+            starts[number + visits] = end  # W is a part of this B, and ends with it
     return replace(schedule, starts=starts)
 
 
