@@ -353,6 +353,10 @@ def _solve(problem: Problem, technique: Technique, lower: Bound, effort: _Effort
     if best is not None and reached(best.value, goal):
         return best
     found = _searched(problem, staggered, goal, effort)
+    if split:  # what B makes of it is what counts
+        schedule = fuse(problem, found.schedule, staggered=staggered)
+        value = technique.minimised(measure(problem, schedule, staggered=staggered))
+        found = replace(found, schedule=schedule, value=value)
     return found if best is None or found.value < best.value else best
 
 

@@ -319,6 +319,14 @@ def fuse(problem: Problem, schedule: Schedule, *, staggered: bool) -> Schedule:
     """
     if problem.coupled or schedule.fused:
         return schedule
+    made = _fused(problem, schedule, staggered=staggered)
+    if not staggered or not any(part.split for part in problem.parts):
+        return made
+    early = _fused(problem, as_soon_as_possible(problem, schedule), staggered=True)  # more of it may fit there
+    return min(made, early, key=lambda each: _worth(measure(problem, each, staggered=True), staggered=True))
+
+
+def _fused(problem: Problem, schedule: Schedule, *, staggered: bool) -> Schedule:
     visits, starts, fused = problem.num_visits, list(schedule.starts), frozenset(_fusible(problem, schedule))
     for visit in fused:
         starts[visit + 2 * visits] = starts[visit + visits] + problem.parts[problem.part_of[visit]].backward
@@ -326,10 +334,12 @@ def fuse(problem: Problem, schedule: Schedule, *, staggered: bool) -> Schedule:
     if not fused or not any(part.split for part in problem.parts):
         return found
     settled = settle(problem, found, staggered=staggered)
-    return min(settled, found, key=lambda made: _worth(measure(problem, made, staggered=staggered), staggered))
+    return min(
+        settled, found, key=lambda made: _worth(measure(problem, made, staggered=staggered), staggered=staggered)
+    )
 
 
-def _worth(found: Measure, staggered: bool) -> float:
+def _worth(found: Measure, *, staggered: bool) -> float:
     return found.period if staggered else found.makespan
 
 
