@@ -35,7 +35,7 @@ from holdfast.planning.problem import routes_problem
 from holdfast.planning.route_bounds import route_bound
 from holdfast.planning.search import reached
 from holdfast.planning.timing import to_timeline
-from holdfast.planning.training import planned_routes, regular_grid, tries_for
+from holdfast.planning.training import planned_grid, planned_routes, tries_for
 
 __all__ = ["add_plan_parser", "run"]
 
@@ -58,6 +58,7 @@ _OF_REGULAR_GRIDS = (
     *(flag for flag in _OTHER_THAN_TRAINED if flag not in ("technique", "time_limit")),
     "normalise",
     "keep_home",
+    "failures",
 )
 """Flags that do not go with a grid whose pipelines are unlike."""
 _MOST_WORKERS, _MOST_OPERATIONS = 100_000, 20_000_000
@@ -199,7 +200,8 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
     layers = num_layers(job) or sum(job.grid.layout[0].stages)
     profile, ties = profile_of(job, layers), _known_ties(job, layers)
     terms, began = terms_of(job, layers, profile, ties), time.monotonic()
-    placement = home_placement(stages_of(job, layers))
+    pipelines = stages_of(job, layers)
+    placement = home_placement(pipelines)
     routes, failed = home_routes(placement, job.grid.batch), _known(args.failed, placement.workers)
     routes, left = reroute(placement, routes, failed), placement.without(failed)
     costs = unit_costs(layers) if profile is None else costs_from_profile(profile)
@@ -211,9 +213,8 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
             costs = replace(costs, in_flight=in_flight_of(job))
         limit_s, engine = _time_limit(args), Engine(args.solver)
         planned = plan_routes(left, routes, costs, technique, ties=ties, time_limit_s=limit_s, engine=engine)
-    elif terms is not None and (grid := grid_of(job, stages_of(job, layers), terms)) is not None:
-        tries = tries_for(grid.num_operations, at_once=bool(failed))
-        planned = make_plan(grid, failed, terms.technique, time_limit_s=math.inf, tries=tries)
+    elif terms is not None and (grid := grid_of(job, pipelines, terms)) is not None:
+        planned = planned_grid(grid, failed, terms, at_once=bool(failed))
     elif terms is not None:
         planned = planned_routes(left, routes, terms, at_once=bool(failed))
     else:
@@ -237,8 +238,7 @@ def _by_rules(
 
 
 def _check_flags_of_layout(args: argparse.Namespace) -> None:
-    given = [flag for flag in _OF_REGULAR_GRIDS if getattr(args, flag) not in (None, False)]
-    given += ["failures"] if args.failures else []
+    given = [flag for flag in _OF_REGULAR_GRIDS if getattr(args, flag) not in (None, False, 0)]
     if given:
         name = f"--{given[0].replace('_', '-')}"
         raise ConfigError(
@@ -335,8 +335,9 @@ def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
     terms = terms_of(job, layers, profile, _known_ties(job, layers))
     if terms is None:
         return None
-    pipelines = stages_of(job, layers, profile)
-    grid = regular_grid(len(pipelines), pipelines[0], job.grid.batch.counts[0], terms)
+    grid = grid_of(job, stages_of(job, layers, profile), terms)
+    if grid is None:
+        return None
     failed, moved = _failures(args, grid, terms.technique, profile)
     return _Task(
         grid=grid,

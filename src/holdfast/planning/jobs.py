@@ -130,11 +130,11 @@ def healthy_plan(
     """
     terms, batch = terms_of(job, num_layers, profile, ties), job.grid.batch
     pipelines = stages_of(job, num_layers, None if terms is None else profile)
-    if terms is not None and (grid := grid_of(job, pipelines, terms)) is not None:
-        return planned_grid(grid.pipelines, grid.stages, grid.microbatches, terms)
     placement = home_placement(pipelines)
     if terms is None:
         plan = home_plan(placement, batch, job.train.technique)
+    elif (grid := grid_of(job, pipelines, terms)) is not None:
+        plan = planned_grid(grid, (), terms, at_once=False).plan
     else:
         plan = planned_routes(placement, home_routes(placement, batch), terms, at_once=False).plan
     validate(plan, ties=ties, costs=None if terms is None else within_limit(terms))

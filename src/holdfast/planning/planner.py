@@ -234,22 +234,22 @@ def plan_routes(
 def _made(problem: Problem, technique: Technique, lower: Bound, effort: _Effort, started: float) -> Planned:
     """The plan of a problem."""
     time_limit_s, engine = effort.time_limit_s, effort.engine
-    engine = _suitable(problem, time_limit_s) if engine is Engine.AUTO else engine
+    engine = _suitable(problem, technique, time_limit_s) if engine is Engine.AUTO else engine
     share = 1.0 if engine is Engine.LIST else 0.2
     best = _solve(problem, technique, lower, replace(effort, time_limit_s=time_limit_s * share))
     planned = judge(problem, technique, best.schedule, lower, started=started)
     if engine is Engine.CP_SAT and technique is Technique.ONE_F_ONE_B:
-        note = "1f1b is one schedule: there is nothing to solve"
-        return planned if effort.engine is Engine.AUTO else replace(planned, note=note)
+        return replace(planned, note="1f1b is one schedule: there is nothing to solve")
     if engine is Engine.CP_SAT and not planned.optimal:
         planned = _solve_exactly(planned, best, time_limit_s * (1 - share), started)
         return replace(planned, note="") if effort.engine is Engine.AUTO else planned
     return planned
 
 
-def _suitable(problem: Problem, time_limit_s: float) -> Engine:
-    """What to ask where nobody says."""
+def _suitable(problem: Problem, technique: Technique, time_limit_s: float) -> Engine:
+    """What to ask where nobody says; there is but one schedule of 1F1B."""
     worth = problem.num_operations <= _EXACTLY and _STARTING_S <= time_limit_s < inf
+    worth = worth and technique is not Technique.ONE_F_ONE_B
     return Engine.CP_SAT if worth and installed() else Engine.LIST
 
 
@@ -378,6 +378,6 @@ def _built(problem: Problem, technique: Technique, held: Held) -> BestFound:
     schedule = from_orders(coupled, one_f_one_b(placement, to_routes(problem), problem.costs, limit=held))
     schedule = schedule if problem.coupled else split_up(problem, schedule)
     staggered = technique is Technique.STAGGERED
-    schedule = settle(problem, schedule, staggered=staggered)
+    schedule = settle(problem, schedule, staggered=staggered, early=True)
     found = measure(problem, schedule, staggered=staggered)
     return BestFound(schedule=schedule, value=technique.minimised(found))

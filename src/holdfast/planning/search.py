@@ -363,7 +363,7 @@ def _judge(problem: Problem, schedule: Schedule, staggered: bool, *, early: bool
 
 def _found(problem: Problem, settled: Schedule, staggered: bool) -> BestFound:
     found = measure(problem, settled, staggered=staggered)
-    return BestFound(schedule=settled, value=found.period if staggered else found.makespan)
+    return BestFound(schedule=settled, value=found.worth(staggered=staggered))
 
 
 def reached(value: float, goal: float) -> bool:

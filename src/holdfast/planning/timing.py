@@ -47,6 +47,10 @@ class Measure:
     period: float
     makespan: float
 
+    def worth(self, *, staggered: bool) -> float:
+        """What is to be short: the period if the optimizer is staggered, else the makespan."""
+        return self.period if staggered else self.makespan
+
 
 def measure(problem: Problem, schedule: Schedule, *, staggered: bool) -> Measure:
     """Returns the period and the makespan of a schedule, exactly as its times give them."""
@@ -323,7 +327,7 @@ def fuse(problem: Problem, schedule: Schedule, *, staggered: bool) -> Schedule:
     if not staggered or not any(part.split for part in problem.parts):
         return made
     early = _fused(problem, as_soon_as_possible(problem, schedule), staggered=True)  # more of it may fit there
-    return min(made, early, key=lambda each: _worth(measure(problem, each, staggered=True), staggered=True))
+    return min(made, early, key=lambda each: measure(problem, each, staggered=True).worth(staggered=True))
 
 
 def _fused(problem: Problem, schedule: Schedule, *, staggered: bool) -> Schedule:
@@ -334,13 +338,7 @@ def _fused(problem: Problem, schedule: Schedule, *, staggered: bool) -> Schedule
     if not fused or not any(part.split for part in problem.parts):
         return found
     settled = settle(problem, found, staggered=staggered)
-    return min(
-        settled, found, key=lambda made: _worth(measure(problem, made, staggered=staggered), staggered=staggered)
-    )
-
-
-def _worth(found: Measure, *, staggered: bool) -> float:
-    return found.period if staggered else found.makespan
+    return min(settled, found, key=lambda made: measure(problem, made, staggered=staggered).worth(staggered=staggered))
 
 
 def _fusible(problem: Problem, schedule: Schedule) -> Iterator[int]:

@@ -102,23 +102,23 @@ def tries_for(operations: int, *, at_once: bool) -> int:
     return max(_FEWEST, min(_TRIES, _OPERATIONS // operations))
 
 
-def planned_grid(pipelines: int, stages: tuple[LayerRange, ...], microbatches: int, terms: Terms) -> Plan:
-    """Returns the plan of a whole regular grid, proved right.
+def planned_grid(grid: CostedGrid, failed: Iterable[WorkerId], terms: Terms, *, at_once: bool) -> Planned:
+    """Returns the planner's schedule of a regular grid.
 
     Args:
-        pipelines: at least 1.
-        stages: the layers of stage 0, 1, ...
-        microbatches: per pipeline, at least 1.
+        grid: of :func:`regular_grid`.
+        failed: the slots that are empty.
         terms: what the planner goes by.
+        at_once: whether training waits for it.
 
     Raises:
-        ConfigError: an impossible grid.
+        StateUnavailable: a stage has no living worker.
+        InfeasiblePlan: a worker's memory cannot hold one micro-batch.
 
-    Cost: up to 200 schedules; a second for tens of workers.
+    Cost: before training up to 200 schedules, a second for tens of workers; at once up to 12, milliseconds.
     """
-    grid = regular_grid(pipelines, stages, microbatches, terms)
-    tries = tries_for(grid.num_operations, at_once=False)
-    return _proved(make_plan(grid, (), terms.technique, time_limit_s=inf, tries=tries).plan, terms)
+    tries = tries_for(grid.num_operations, at_once=at_once)
+    return make_plan(grid, failed, terms.technique, time_limit_s=inf, tries=tries)
 
 
 def rerouted(healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
@@ -213,9 +213,7 @@ def grid_of_slots(slots: Slots, terms: Terms) -> CostedGrid:
 
 def _planned(slots: Slots, gone: Iterable[WorkerId], terms: Terms) -> Rerouted:
     """The planner's answer to places that are empty."""
-    grid = grid_of_slots(slots, terms)
-    tries = tries_for(grid.num_operations, at_once=True)
-    planned = make_plan(grid, gone, terms.technique, time_limit_s=inf, tries=tries)
+    planned = planned_grid(grid_of_slots(slots, terms), gone, terms, at_once=True)
     return Rerouted(plan=_proved(slots.filled(planned.plan), terms), period=planned.found.period)
 
 

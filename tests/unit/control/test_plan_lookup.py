@@ -34,7 +34,7 @@ from holdfast.telemetry.events import PlanImproved
 STAGES = split_evenly(4, 4)
 TERMS = Terms(technique=Technique.STAGGERED, costs=unit_costs(4), in_flight=8)
 GRID = regular_grid(3, STAGES, 6, TERMS)
-PLAN = planned_grid(3, STAGES, 6, TERMS)
+PLAN = planned_grid(regular_grid(3, STAGES, 6, TERMS), (), TERMS, at_once=False).plan
 (PLACE,) = normalised(GRID, 1, TERMS.technique.rules)
 ELSEWHERE = WorkerId(0, (PLACE.stage + 1) % 4)
 

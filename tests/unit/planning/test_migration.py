@@ -16,7 +16,7 @@ from holdfast.planning.training import Rerouted, Terms, looked_up, planned_grid,
 
 TERMS = Terms(technique=Technique.STAGGERED, costs=unit_costs(4), in_flight=8, copy_s=(1.0, 2.0, 3.0, 4.0))
 STAGES = split_evenly(4, 4)
-PLAN = planned_grid(3, STAGES, 6, TERMS)
+PLAN = planned_grid(regular_grid(3, STAGES, 6, TERMS), (), TERMS, at_once=False).plan
 ONE_STAGE = (WorkerId(0, 1), WorkerId(1, 1))
 
 
@@ -70,7 +70,7 @@ def test_nobody_moves_for_steps_that_are_hardly_shorter(library, before_s):
 
 def test_nobody_leaves_a_layer_to_one_worker(tmp_path):
     """In a grid of two pipelines, whoever moves leaves one behind, whose death would lose the layer."""
-    plan = planned_grid(2, STAGES, 6, TERMS)
+    plan = planned_grid(regular_grid(2, STAGES, 6, TERMS), (), TERMS, at_once=False).plan
     library, grid = PlanLibrary(tmp_path), regular_grid(2, STAGES, 6, TERMS)
     while library.step(grid, 1, TERMS.technique, time_limit_s=0.05) is not None:
         pass

@@ -52,7 +52,7 @@ def terms(technique=Technique.STAGGERED, costs=None, in_flight=8, ties=((0, 3),)
 
 
 def example(which):
-    return planned_grid(3, STAGES, 6, which)
+    return planned_grid(regular_grid(3, STAGES, 6, which), (), which, at_once=False).plan
 
 
 def period(plan, which):
@@ -85,8 +85,8 @@ def test_no_worker_holds_more_micro_batches_than_it_may(technique, in_flight):
 @pytest.mark.parametrize("technique", BOTH)
 def test_every_loss_of_up_to_two_has_a_proved_plan_that_is_equal_whenever_it_is_made(technique):
     which = terms(technique, UNEVEN)
-    plan = planned_grid(2, STAGES, 3, which)
-    assert plan == planned_grid(2, STAGES, 3, which)
+    plan = planned_grid(regular_grid(2, STAGES, 3, which), (), which, at_once=False).plan
+    assert plan == planned_grid(regular_grid(2, STAGES, 3, which), (), which, at_once=False).plan
     for lost in (*combinations(plan.workers, 1), *combinations(plan.workers, 2)):
         if len({worker.stage for worker in lost}) < len(lost):
             with pytest.raises(StateUnavailable):
@@ -115,7 +115,7 @@ def test_it_is_about_places_not_names(technique):
 
 def test_a_smaller_grid_is_planned_too():
     which = terms(Technique.DECOUPLED)
-    plan = planned_grid(2, STAGES, 6, which)
+    plan = planned_grid(regular_grid(2, STAGES, 6, which), (), which, at_once=False).plan
     smaller = shrunken_plan(plan.workers[2:], plan.routes.microbatches, 4, max_layers=2)
     found = replanned(smaller, which)
     assert found.placement == smaller.placement
@@ -195,7 +195,7 @@ def test_a_library_serves_names_by_their_places(tmp_path, technique):
 def test_two_of_one_stage_may_be_any_two(tmp_path):
     slow, quick = (9.0,) * 3, (0.125,)
     which = terms(costs=replace(UNEVEN, forward=slow + quick, input=slow + quick, weight=slow + quick))
-    plan = planned_grid(4, STAGES, 3, which)
+    plan = planned_grid(regular_grid(4, STAGES, 3, which), (), which, at_once=False).plan
     library, grid = filled(tmp_path, which, 2, pipelines=4, microbatches=3)
     assert per_stage(normalised(grid, 2, which.technique.rules), 4) == (0, 0, 0, 2)
     for lost in combinations([WorkerId(p, 3) for p in range(4)], 2):
@@ -218,7 +218,7 @@ def test_a_split_that_costs_something_takes_no_more_schedules(technique, monkeyp
     monkeypatch.setattr(search, "list_schedule", lambda *args, **more: made.append(1) or list_schedule(*args, **more))
     costs = parse_costs(2, costs="10,11,8", split="3")
     terms = Terms(technique=technique, costs=costs, in_flight=2)
-    healthy = planned_grid(2, split_evenly(2, 2), 4, terms)
+    healthy = planned_grid(regular_grid(2, split_evenly(2, 2), 4, terms), (), terms, at_once=False).plan
     assert 1 <= len(made) <= 200
     made.clear()
     rerouted(healthy, [WorkerId(0, 1)], terms)

@@ -11,7 +11,7 @@ from holdfast.core.profile import unit_costs
 from holdfast.core.slots import slots_of
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.planner import Technique
-from holdfast.planning.training import Terms, grid_of_slots, looked_up, planned_grid
+from holdfast.planning.training import Terms, grid_of_slots, looked_up, planned_grid, regular_grid
 from holdfast.runtime.main.library import fill_library
 from holdfast.runtime.node.entries import LIBRARY
 from holdfast.runtime.node.forks import ForkedProcess
@@ -19,7 +19,7 @@ from holdfast.runtime.specs import LibrarySpec
 from holdfast.telemetry.events import LibraryFilled, Notice, read_events
 
 TERMS = Terms(technique=Technique.DECOUPLED, costs=unit_costs(4), in_flight=4)
-PLAN = planned_grid(3, split_evenly(4, 2), 3, TERMS)
+PLAN = planned_grid(regular_grid(3, split_evenly(4, 2), 3, TERMS), (), TERMS, at_once=False).plan
 LIMIT_S = 60.0
 
 
