@@ -10,51 +10,27 @@ import asyncio
 import contextlib
 import enum
 import os
-import queue
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeGuard
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 import msgspec
 
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
+from holdfast.control.decider import Decider, Happening, Log, Remarks, Store
 from holdfast.control.doorkeeper import TokenCheck, bounded
-from holdfast.control.etcd import EtcdStore
 from holdfast.control.injection import CoordinatorInjector
-from holdfast.control.membership import (
-    AnswerPlanned,
-    Closed,
-    Improved,
-    Membership,
-    Output,
-    Phase,
-    Record,
-    Tell,
-    Tick,
-    decide,
-    end,
-    plan_recovery,
-    to_store,
-    unplanned,
-)
+from holdfast.control.membership import Closed, Membership, Output, Tell, plan_recovery
 from holdfast.control.messages import (
     LONGEST_PARCEL,
     Command,
     Ended,
     Expel,
     Failure,
-    Gathered,
-    Heartbeat,
     Hello,
-    Install,
     Message,
-    News,
-    Remark,
-    StepDone,
-    Told,
     decode_message,
     encode,
     may_say,
@@ -62,25 +38,14 @@ from holdfast.control.messages import (
     unpack,
 )
 from holdfast.control.plan_lookup import PlanLookup
-from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.token import bearer
-from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
-from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, StoreAway
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.recovery.actions import RecoveryPlan
 from holdfast.storage.checkpoints import Checkpoints, Facts
-from holdfast.telemetry.events import (
-    CoordinatorReady,
-    Detected,
-    Event,
-    EventLog,
-    HandingOver,
-    Migrating,
-    Notice,
-    Parted,
-    Synced,
-)
+from holdfast.telemetry.events import CoordinatorReady
 
-__all__ = ["METHOD", "SERVICE", "Committer", "Coordinator", "Remarks", "serve"]
+__all__ = ["METHOD", "SERVICE", "Committer", "Coordinator", "serve"]
 
 SERVICE = "holdfast.Control"
 METHOD = "Attach"
@@ -98,19 +63,12 @@ _OPTIONS = [
 ]
 
 
-_DECIDES_NOTHING = (Heartbeat, StepDone, Remark, AnswerPlanned)
-"""Events that need not wait for those before them."""
-
-
 class _End(enum.Enum):
     """Why a stream ends."""
 
     DONE = enum.auto()
     REPLACED = enum.auto()
 
-
-Remarks = queue.SimpleQueue[tuple[str, str]]
-"""What the user should hear of, from any thread: its kind and a line; see :class:`Remark`."""
 
 _Queue = asyncio.Queue[bytes | _End]
 _Peer = tuple[WorkerId | None, int]
@@ -143,11 +101,10 @@ class Committer:
         return Settled(step=commit.step, url=self.checkpoints.url)
 
 
-@dataclass(slots=True)
 class Coordinator:
-    """Carries out what ``decide`` says: stores it, then sends it.
+    """Lets workers and the agent speak with a decider.
 
-    Attributes:
+    Args:
         membership: the state so far.
         store: where decisions go before they are sent; None if that cannot be used, and nothing is to be stored.
         log: where events go.
@@ -156,102 +113,45 @@ class Coordinator:
         committer: writes the manifests of checkpoints.
         injector: strikes this process at named points; None: nothing is to happen to it.
         lookup: knows of better plans than those made at once; None: nobody does.
-        remarks: passed on to the agent.
+        remarks: passed on to the agent; None: nobody makes any.
     """
 
-    membership: Membership
-    store: DecisionStore | EtcdStore | None
-    log: EventLog
-    clock: Callable[[], float]
-    awake: Callable[[], float]
-    committer: Committer | None = None
-    injector: CoordinatorInjector | None = None
-    lookup: PlanLookup | None = None
-    remarks: Remarks = field(default_factory=queue.SimpleQueue)
+    def __init__(
+        self,
+        *,
+        membership: Membership,
+        store: Store | None,
+        log: Log,
+        clock: Callable[[], float],
+        awake: Callable[[], float],
+        committer: Committer | None = None,
+        injector: CoordinatorInjector | None = None,
+        lookup: PlanLookup | None = None,
+        remarks: Remarks | None = None,
+    ) -> None:
+        self.decider = Decider(
+            membership=membership,
+            store=store,
+            log=log,
+            clock=clock,
+            awake=awake,
+            outside=self,
+            injector=injector,
+            remarks=Remarks() if remarks is None else remarks,
+        )
+        self._began_at = membership.generation
+        self._committer = committer
+        self._lookup = lookup
+        self._queues: dict[_Peer, _Queue] = {_AGENT: asyncio.Queue()}
+        self._agent_here = asyncio.Event()
+        self._goodbye = asyncio.Event()
+        self._dying: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._committing = asyncio.Lock()
+        self._planning: asyncio.Task[None] | None = None
 
-    _queues: dict[_Peer, _Queue] = field(default_factory=lambda: {_AGENT: asyncio.Queue()})
-    _agent_here: asyncio.Event = field(default_factory=asyncio.Event)
-    _dying: asyncio.Task[None] | None = None
-    _goodbye: asyncio.Event = field(default_factory=asyncio.Event)
-    _resigned: bool = False
-    _began_at: int = 0
-    _unplannable: set[tuple[int, frozenset[WorkerId]]] = field(default_factory=set)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _committing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _planning: asyncio.Task[None] | None = None
-    _waiting: list[Message | Closed | Tick | AnswerPlanned | Improved | Settled] = field(default_factory=list)
-    _away: str = ""
-    _told_waiting: set[str] = field(default_factory=set)
-    _ahead: Membership = field(init=False)
-    """What the membership will be once that is handled."""
-
-    def __post_init__(self) -> None:
-        """Keeps the generation that the store told, for the log."""
-        self._began_at, self._ahead = self.membership.generation, self.membership
-
-    def handle(self, event: Message | Closed | Tick | AnswerPlanned | Improved | Settled) -> None:
-        """Takes one event: decides, stores, records, sends."""
-        before = self.membership
-        after, outputs = decide(before, event, now=self.awake())
-        if after.lost - before.lost:
-            self._reach(Point.DETECT)
-        if decision := to_store(before, after):
-            self._reach(Point.PERSIST)
-            self._put(decision, last=after.phase is Phase.ENDED)
-        for output in outputs:
-            if isinstance(output, Record):
-                self.log.write(self.clock(), output.event)
-        if decision:
-            self._reach(Point.BROADCAST)
-        self.membership = after
-        self._report(before, outputs)
-        self._send(self._halved(before, outputs))
-        if after.phase is Phase.ENDED:
-            self._goodbye.set()
-        self._reach(Point.START)
-        self._reach(Point.COPY)
-
-    def _report(self, before: Membership, outputs: Sequence[Output]) -> None:
-        """Tells the agent what its user waits for, or should hear of."""
-        after, told = self.membership, list[Gathered | Told]()
-        if Phase.GATHERING in (before.phase, after.phase) and before.pids.keys() != after.pids.keys():
-            workers = after.healthy.workers
-            told.append(Gathered(missing=tuple(w for w in workers if w not in after.pids), of=len(workers)))
-        for output in outputs:
-            if isinstance(output, Record) and _is_news(output.event):
-                told.append(Told(news=output.event))
-        for each in told:
-            self._tell(_AGENT, encode(each), each)
-
-    def _put(self, decision: StoredDecision, *, last: bool) -> None:
-        """Stores a decision; the last one is told even if it cannot be stored, as nobody will go on from there."""
-        assert self.store is not None, "only what follows upon a known past is stored"
-        try:
-            self.store.put(decision)
-        except StoreAway:
-            if not last:
-                raise
-
-    def _reach(self, point: Point) -> None:
-        if self.injector is not None:
-            self.injector.reach(point, self.membership)
-
-    def _halved(self, before: Membership, outputs: Sequence[Output]) -> Sequence[Output]:
-        """Outputs as they are; if our death is due in the middle of sending a plan: what goes out before it."""
-        told = [output for output in outputs if isinstance(output, Tell) and isinstance(output.command, Install)]
-        if self.injector is None or not told or not self.injector.due(Point.INSTALL, before):
-            return outputs
-        half = told[: len(told) // 2]
-        queues = [self._queues[peer] for peer in map(self._peer_of, half) if peer in self._queues]
-        self._dying = asyncio.get_running_loop().create_task(self._die_when_sent(queues))
-        return half
-
-    async def _die_when_sent(self, queues: Sequence[_Queue]) -> None:
-        with contextlib.suppress(TimeoutError):  # a worker may have died meanwhile
-            await asyncio.wait_for(asyncio.gather(*(queue.join() for queue in queues)), DRAIN_S)
-        self._reach(Point.INSTALL)
-
-    def _send(self, outputs: Sequence[Output]) -> None:
+    def send(self, outputs: Sequence[Output]) -> None:
+        """See :class:`holdfast.control.decider.Outside`."""
         encoded: dict[int, bytes] = {}  # the same command often goes to many
         for output in outputs:
             if isinstance(output, Tell):
@@ -262,10 +162,22 @@ class Coordinator:
             elif isinstance(output, WriteManifest):
                 self._start_commit(output)
 
+    def send_last(self, outputs: Sequence[Output], die: Callable[[], None]) -> None:
+        """See :class:`holdfast.control.decider.Outside`."""
+        peers = [self._peer_of(output) for output in outputs if isinstance(output, Tell)]
+        self.send(outputs)
+        queues = [self._queues[peer] for peer in peers if peer in self._queues]
+        self._dying = asyncio.get_running_loop().create_task(self._die_when_sent(queues, die))
+
+    async def _die_when_sent(self, queues: Sequence[_Queue], die: Callable[[], None]) -> None:
+        with contextlib.suppress(TimeoutError):  # a worker may have died meanwhile
+            await asyncio.wait_for(asyncio.gather(*(queue.join() for queue in queues)), DRAIN_S)
+        die()
+
     def _peer_of(self, tell: Tell) -> _Peer:
         if tell.to is None:
             return _AGENT
-        return (tell.to, self.membership.pids.get(tell.to, 0) if tell.pid is None else tell.pid)
+        return (tell.to, self.decider.membership.pids.get(tell.to, 0) if tell.pid is None else tell.pid)
 
     def _start_commit(self, commit: WriteManifest) -> None:
         task = asyncio.get_running_loop().create_task(self._commit(commit))
@@ -274,9 +186,9 @@ class Coordinator:
 
     async def _commit(self, commit: WriteManifest) -> None:
         """Writes a manifest in a thread, since a store may take its time; one after another, in order."""
-        assert self.committer is not None
+        assert self._committer is not None
         async with self._committing:
-            self._take([await asyncio.to_thread(self.committer.commit, commit)])
+            self._take([await asyncio.to_thread(self._committer.commit, commit)])
 
     def _tell(self, to: _Peer, wire: bytes, command: Command) -> None:
         queue = self._queues.get(to)
@@ -352,7 +264,7 @@ class Coordinator:
         foreign = next((each for each in messages if not may_say(*peer, each)), None)
         if foreign is not None:
             who = "the agent" if peer == _AGENT else f"worker {peer[0]} (process {peer[1]})"
-            self._note(f"{who} sent a {type(foreign).__name__} that is not its own: its connection ends")
+            self.decider.note(f"{who} sent a {type(foreign).__name__} that is not its own: its connection ends")
         return foreign is None
 
     def _on_gone(self, peer: _Peer) -> None:
@@ -364,99 +276,34 @@ class Coordinator:
             del self._queues[peer]
         self._take([Closed(worker=worker, pid=pid)])
 
-    def _take(self, events: Sequence[Message | Closed | Tick | AnswerPlanned | Improved | Settled]) -> None:
-        """Takes events; if a decision fails, or is refused for good, the job ends and everyone is told."""
-        try:
-            for event in events:
-                self._handle_in_turn(event)
-        except CoordinatorUnavailable as error:  # another one leads; nothing was stored, so nothing is told
-            self._note(str(error))
-            self._resigned = True
+    def _take(self, events: Sequence[Happening]) -> None:
+        self.decider.take(events)
+        self._part_if_over()
+
+    def _part_if_over(self) -> None:
+        if self.decider.over:
             self._goodbye.set()
-        except Exception as error:  # noqa: BLE001 - the last resort of a service: nobody else would notice
-            self._give_up(f"coordinator: {type(error).__name__}: {error}")
-
-    def _handle_in_turn(self, event: Message | Closed | Tick | AnswerPlanned | Improved | Settled) -> None:
-        """Handles an event now; or later, if what it decides, or what came before it, cannot be stored yet."""
-        if self._waiting and not isinstance(event, _DECIDES_NOTHING):
-            if not isinstance(event, Tick):
-                self._wait_with(event, self._away, self._ahead)
-            return
-        try:
-            self.handle(event)
-        except StoreAway as error:
-            self._wait_with(event, str(error), self.membership)
-
-    def _wait_with(
-        self, event: Message | Closed | Tick | AnswerPlanned | Improved | Settled, away: str, before: Membership
-    ) -> None:
-        """Puts an event off until the store can be written, and says so; ``before``: what it will be decided in.
-
-        Training goes on meanwhile, unless everybody waits for the very decision.
-        """
-        self._waiting.append(event)
-        self._away, (self._ahead, _) = away, decide(before, event, now=self.awake())
-        if self._ahead.phase is Phase.RUNNING:
-            return self._tell_waiting("store", f"{away}; decisions wait until it can be written, training goes on")
-        lost = ", ".join(map(str, sorted(self._ahead.lost - self.membership.lost)))
-        what = f"the answer to the loss of {lost}" if lost else f"what follows upon {type(event).__name__}"
-        text = f"{away}; {what} waits until it can be written: training stands still"
-        return self._tell_waiting("store-all", text)
-
-    def _tell_waiting(self, kind: str, text: str) -> None:
-        """Once each time that the store goes away; whatever waits is tried again and again."""
-        if kind not in self._told_waiting:
-            self._told_waiting.add(kind)
-            self.remarks.put((kind, text))
-
-    def _try_again(self) -> None:
-        """Handles what waits for the store, in the order in which it came."""
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            self._take(waiting)
-            if not self._waiting:
-                self._told_waiting.clear()
-                self._note("decisions can be stored again")
-
-    def _note(self, text: str) -> None:
-        self.log.write(self.clock(), Notice(worker="coordinator", text=text))
-
-    def _give_up(self, detail: str) -> None:
-        self.membership, outputs = end(self.membership, detail)
-        self._send(outputs)
-        self._goodbye.set()
 
     async def run(self) -> bool:
         """Lets time pass until the job has ended and everyone was told; returns False if another one leads now.
 
         To be called once connections are accepted.
         """
-        self.log.write(self.clock(), CoordinatorReady(pid=os.getpid(), generation=self._began_at))
-        self._pass_remarks_on()  # before anybody is heard: the job may end before the first tick
-        if self.membership.phase is Phase.ENDED:  # we were started again, after the end
-            self._goodbye.set()
-        looked_at = self.clock()
+        decider = self.decider
+        decider.log.write(decider.clock(), CoordinatorReady(pid=os.getpid(), generation=self._began_at))
+        decider.pass_remarks_on()  # before anybody is heard: the job may end before the first tick
+        self._part_if_over()  # we may have been started again after the end
         while not self._goodbye.is_set():
             await _set_within(self._goodbye, TICK_S)
-            now = self.clock()
-            self._take([Tick(gap_s=now - looked_at)])
-            looked_at = now
-            self._try_again()
-            self._pass_remarks_on()
-            if not self._waiting:
-                self._keep_planning()
-            if self._resigned:
+            decider.pass_time()
+            self._part_if_over()
+            self._keep_planning()
+            if decider.resigned:
                 return False
-        until = self.awake() + AGENT_S  # it may still be on its way, and waits to hear how the job ended
-        while not self._agent_here.is_set() and self.awake() < until:
+        until = decider.awake() + AGENT_S  # it may still be on its way, and waits to hear how the job ended
+        while not self._agent_here.is_set() and decider.awake() < until:
             await _set_within(self._agent_here, TICK_S)
         return True
-
-    def _pass_remarks_on(self) -> None:
-        while not self.remarks.empty():
-            kind, text = self.remarks.get()
-            remark = Remark(worker=None, kind=kind, text=text)
-            self._tell(_AGENT, encode(remark), remark)
 
     def _keep_planning(self) -> None:
         """Plans ahead beside everything else: time passes, and messages come, however long a plan takes."""
@@ -468,34 +315,31 @@ class Coordinator:
 
     async def _plan_ahead(self) -> None:
         """Prepares the answers to the losses that could come next, while nothing else is to be done."""
-        for lost in unplanned(self.membership):
-            before = self.membership
-            if (before.generation, lost) in self._unplannable:
-                continue
+        for lost in self.decider.unanswered():
+            before = self.decider.membership
+            recovery: RecoveryPlan | HoldfastError
             try:
                 recovery = await asyncio.to_thread(plan_recovery, before, lost)
-            except HoldfastError as error:  # to be met again, and told, if it ever comes to that
-                names = ", ".join(map(str, sorted(lost)))
-                self._note(f"no answer could be prepared for the loss of {names}: {error}")
-                self._unplannable.add((before.generation, lost))
-                continue
-            if self.membership.generation != before.generation or lost not in unplanned(self.membership):
-                return  # somebody was lost or has moved meanwhile: other answers are needed now
-            self._take([AnswerPlanned(lost=lost, recovery=recovery)])
-        await self._look_up()
+            except HoldfastError as error:
+                recovery = error
+            if not self.decider.answer(before, lost, recovery):
+                return
+            self._part_if_over()
+        if not self.decider.waits:
+            await self._look_up()
 
     async def _look_up(self) -> None:
         """Looks for better plans; they may be late, and then change nothing."""
-        if self.lookup is None:
+        if self._lookup is None:
             return
-        before = self.membership
+        before = self.decider.membership
         try:
-            news = await asyncio.to_thread(self.lookup.news, before)
+            news = await asyncio.to_thread(self._lookup.news, before)
         except Exception as error:  # noqa: BLE001 - it was advice: whatever is wrong with it is not worth a coordinator
-            self._note(f"no plan is looked up any more: {type(error).__name__}: {error}")
-            self.lookup = None
+            self.decider.note(f"no plan is looked up any more: {type(error).__name__}: {error}")
+            self._lookup = None
             return
-        if self.membership.generation == before.generation:
+        if self.decider.membership.generation == before.generation:
             self._take(news)
 
 
@@ -503,13 +347,6 @@ async def _set_within(event: asyncio.Event, limit_s: float) -> None:
     """Returns when an event is set, or time is up."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), limit_s)
-
-
-def _is_news(event: Event) -> TypeGuard[News]:
-    """Whether something happened to a worker that the user should hear of."""
-    return isinstance(event, Detected | Parted | Synced | Migrating | HandingOver) or (
-        isinstance(event, Notice) and event.worker[0].isdigit()
-    )
 
 
 async def _first_parcel(request: AsyncIterator[bytes]) -> tuple[list[Message], str]:

@@ -87,11 +87,11 @@ def test_the_coordinator_goes_on_while_a_manifest_is_being_written(tmp_path):
     async def run():
         for step in (2, 4):
             for shard in written(folder, step):
-                coordinator.handle(ShardWritten(worker=W, generation=1, step=step, shard=shard))
+                coordinator.decider.handle(ShardWritten(worker=W, generation=1, step=step, shard=shard))
         await until(lambda: begun)
-        assert coordinator.membership.checkpoints.committing == {2, 4}, "the loop is not held up"
+        assert coordinator.decider.membership.checkpoints.committing == {2, 4}, "the loop is not held up"
         held.set()
-        await until(lambda: not coordinator.membership.checkpoints.committing)
+        await until(lambda: not coordinator.decider.membership.checkpoints.committing)
 
     asyncio.run(run())
     assert begun == ["step-00000002/manifest.json", "step-00000004/manifest.json"]

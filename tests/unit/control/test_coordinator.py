@@ -199,7 +199,7 @@ def test_a_wrong_token_is_refused_and_nothing_is_answered(service, connect):
     assert isinstance(error, ConfigError)
     assert str(error) == f"coordinator at {service.address}: wrong or missing job token"
     assert client.got_nothing()
-    assert service.coordinator.membership.pids == {}
+    assert service.coordinator.decider.membership.pids == {}
 
 
 def test_no_token_is_refused(service):
@@ -208,7 +208,7 @@ def test_no_token_is_refused(service):
         with pytest.raises(grpc.RpcError) as caught:
             next(call)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert service.coordinator.membership.pids == {}
+    assert service.coordinator.decider.membership.pids == {}
 
 
 def test_nobody_there_is_told():
@@ -277,7 +277,7 @@ def test_a_stream_that_is_replaced_does_not_look_like_the_end_of_the_job(service
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert caught.value.details() == "replaced by a newer connection"
         told.put(None)
-    assert service.coordinator.membership.lost == frozenset()
+    assert service.coordinator.decider.membership.lost == frozenset()
     newer.close()
     assert newer.closed() is None, "one that goes by itself still ends in good order"
 
@@ -368,10 +368,10 @@ def test_a_worker_that_talks_nonsense_is_lost(service, connect, nonsense):
 def test_who_speaks_for_somebody_else_is_not_heard(service, connect, forged):
     """Its connection ends, and nothing else happens."""
     agent, a, b = attached(connect)
-    before = service.coordinator.membership
+    before = service.coordinator.decider.membership
     a.send(forged)
     assert a.closed() is None
-    after = service.coordinator.membership
+    after = service.coordinator.decider.membership
     assert (after.lost, after.pids, after.phase) == (before.lost, before.pids, before.phase)
     assert (after.leaving, after.offers, after.raised) == (frozenset(), (), ())
     assert agent.got_nothing()
@@ -384,7 +384,7 @@ def test_the_agent_does_not_speak_for_workers(service, connect):
     agent, a, b = attached(connect)
     agent.send(Leaving(worker=B))
     assert agent.closed() is None
-    assert service.coordinator.membership.leaving == frozenset()
+    assert service.coordinator.decider.membership.leaving == frozenset()
     assert b.got_nothing()
     assert a.got_nothing()
 
@@ -396,7 +396,7 @@ def test_a_first_message_for_two_is_refused(service):
         with pytest.raises(grpc.RpcError) as caught:
             list(attach(iter([parcel]), metadata=((TOKEN_KEY, TOKEN),), timeout=LIMIT_S))
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert service.coordinator.membership.pids == {}
+    assert service.coordinator.decider.membership.pids == {}
 
 
 def test_who_is_expelled_is_not_heard_any_more(service, connect):
@@ -422,7 +422,7 @@ def test_the_share_of_one_worker_is_good_for_no_other_name(service, worker):
         with pytest.raises(grpc.RpcError) as caught:
             list(attach(iter([parcel]), metadata=((TOKEN_KEY, share(TOKEN, str(A))),), timeout=LIMIT_S))
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert service.coordinator.membership.pids == {}
+    assert service.coordinator.decider.membership.pids == {}
     assert not service.coordinator._agent_here.is_set()
 
 
@@ -505,11 +505,11 @@ def test_everything_is_timed_by_the_clock_that_stands_still_with_us_and_logged_b
     store, log = DecisionStore(tmp_path / "control.db"), EventLog(tmp_path / "events.jsonl")
     coordinator = a_coordinator(store, log, clock=lambda: 1000.0, awake=lambda: 7.0)
     for event in (Hello(worker=A, pid=1), Hello(worker=B, pid=1), Closed(worker=A, pid=1), Tick(gap_s=5.0)):
-        coordinator.handle(event)
-    assert (coordinator.membership.detached, coordinator.membership.watch.now) == ({A: 7.0}, 7.0)
+        coordinator.decider.handle(event)
+    assert (coordinator.decider.membership.detached, coordinator.decider.membership.watch.now) == ({A: 7.0}, 7.0)
     assert {at for at, _ in read_events(tmp_path / "events.jsonl")} == {1000.0}
-    coordinator.store.close()
-    coordinator.log.close()
+    coordinator.decider.store.close()
+    coordinator.decider.log.close()
 
 
 def test_a_port_in_use_is_named(tmp_path):
@@ -520,8 +520,8 @@ def test_a_port_in_use_is_named(tmp_path):
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"control\.port: cannot listen on 127\.0\.0\.1:{port}"):
             asyncio.run(serve(coordinator, host="127.0.0.1", port=port, token=TOKEN, ready=pytest.fail))
-    coordinator.store.close()
-    coordinator.log.close()
+    coordinator.decider.store.close()
+    coordinator.decider.log.close()
 
 
 def test_a_socket_that_cannot_be_listened_on_is_named(tmp_path):
@@ -530,7 +530,7 @@ def test_a_socket_that_cannot_be_listened_on_is_named(tmp_path):
     with pytest.raises(ConfigError) as caught:
         asyncio.run(serve(coordinator, host="127.0.0.1", port=0, token=TOKEN, ready=pytest.fail, also=path))
     assert str(caught.value) == f"cannot listen on {path}: its folder cannot be used, or its name is too long"
-    coordinator.log.close()
+    coordinator.decider.log.close()
 
 
 def test_what_waits_for_the_store_is_told_and_whether_training_does_too(tmp_path, make_disk):
@@ -540,29 +540,31 @@ def test_what_waits_for_the_store_is_told_and_whether_training_does_too(tmp_path
     coordinator = a_coordinator(store, log, steps=9)
     statuses = [Status(worker=w, generation=1, layer_steps=((0, 0), (1, 0)), executed=()) for w in (A, B)]
     joined = [Joined(worker=w, generation=1) for w in (A, B)]
-    coordinator._take([Hello(worker=A, pid=1), Hello(worker=B, pid=1), *statuses, *joined])
+    coordinator.decider.take([Hello(worker=A, pid=1), Hello(worker=B, pid=1), *statuses, *joined])
     with contextlib.suppress(OSError):
         (disk / "filler").write_bytes(b"x" * (1 << 18))
     with contextlib.suppress(StoreAway):
         for number in range(1000, 1100):  # its last page has room yet
-            coordinator.store.put(StoredDecision(revision=number, generation=1, healthy=PLAN, plan=PLAN))
-    coordinator._take([Leaving(worker=A)])
-    kind, text = coordinator.remarks.get_nowait()
+            coordinator.decider.store.put(StoredDecision(revision=number, generation=1, healthy=PLAN, plan=PLAN))
+    coordinator.decider.take([Leaving(worker=A)])
+    kind, text = coordinator.decider.remarks.get_nowait()
     assert kind == "store"
     assert text.endswith(
         "control.db: database or disk is full; decisions wait until it can be written, training goes on"
     )
-    coordinator._take([Exited(worker=B, pid=1, status=-9)])
-    kind, text = coordinator.remarks.get_nowait()
+    coordinator.decider.take([Exited(worker=B, pid=1, status=-9)])
+    kind, text = coordinator.decider.remarks.get_nowait()
     assert kind == "store-all", "told although another line was"
     assert text.endswith(f"full; the answer to the loss of {B} waits until it can be written: training stands still")
-    coordinator._try_again()
-    assert (coordinator.membership.generation, coordinator.remarks.empty()) == (1, True), "it is told once"
+    coordinator.decider._try_again()
+    assert (coordinator.decider.membership.generation, coordinator.decider.remarks.empty()) == (1, True), (
+        "it is told once"
+    )
     (disk / "filler").unlink()
-    coordinator._try_again()
-    assert (coordinator.membership.lost, coordinator.membership.generation > 1) == ({B}, True)
-    coordinator.store.close()
-    coordinator.log.close()
+    coordinator.decider._try_again()
+    assert (coordinator.decider.membership.lost, coordinator.decider.membership.generation > 1) == ({B}, True)
+    coordinator.decider.store.close()
+    coordinator.decider.log.close()
 
 
 def test_the_agent_is_told_who_is_awaited_and_who_is_lost(service, connect):

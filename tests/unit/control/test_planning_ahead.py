@@ -33,8 +33,8 @@ def coordinator(tmp_path):
         awake=time.monotonic,
     )
     yield made
-    made.store.close()
-    made.log.close()
+    made.decider.store.close()
+    made.decider.log.close()
 
 
 async def until(condition):
@@ -56,18 +56,18 @@ def test_time_passes_while_a_plan_is_made(coordinator, monkeypatch):
     async def run():
         running = asyncio.create_task(coordinator.run())
         await until(begun.is_set)
-        before = coordinator.membership.watch.now
-        await until(lambda: coordinator.membership.watch.now not in (None, before))
-        assert coordinator.membership.planned == {}
+        before = coordinator.decider.membership.watch.now
+        await until(lambda: coordinator.decider.membership.watch.now not in (None, before))
+        assert coordinator.decider.membership.planned == {}
         held.set()
-        await until(lambda: len(coordinator.membership.planned) == len(PLAN.workers))
+        await until(lambda: len(coordinator.decider.membership.planned) == len(PLAN.workers))
         coordinator._agent_here.set()
         coordinator._goodbye.set()
         await running
 
     asyncio.run(run())
-    for lost, prepared in coordinator.membership.planned.items():
-        assert prepared == plan_recovery(coordinator.membership, lost)
+    for lost, prepared in coordinator.decider.membership.planned.items():
+        assert prepared == plan_recovery(coordinator.decider.membership, lost)
 
 
 def test_a_bug_in_planning_is_not_kept_quiet(coordinator, monkeypatch):

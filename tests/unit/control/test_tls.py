@@ -75,8 +75,8 @@ class Service:
         self.coordinator = coordinator_in(self._folder)
         credentials = server_credentials(self._tls)
         await serve(self.coordinator, host=HOST, port=0, token="t", ready=self._ports.put, credentials=credentials)
-        self.coordinator.store.close()
-        self.coordinator.log.close()
+        self.coordinator.decider.store.close()
+        self.coordinator.decider.log.close()
 
     def end(self):
         self._loop.call_soon_threadsafe(self.coordinator._goodbye.set)
@@ -121,14 +121,14 @@ def test_a_certificate_without_the_token_is_refused(service, ours):
         with pytest.raises(grpc.RpcError) as caught:
             next(call)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert service.coordinator.membership.pids == {}
+    assert service.coordinator.decider.membership.pids == {}
 
 
 def test_a_certificate_of_another_authority_is_refused(service, ours, theirs):
     assert isinstance(outcome(service, theirs), CoordinatorUnavailable), "it does not trust the server"
     mixed = Tls(ca=ours.ca, cert=theirs.cert, key=theirs.key)
     assert isinstance(outcome(service, mixed), CoordinatorUnavailable), "the server does not trust it"
-    assert service.coordinator.membership.pids == {}
+    assert service.coordinator.decider.membership.pids == {}
 
 
 def test_no_certificate_is_refused(service, ours):
@@ -148,7 +148,7 @@ def refused(service, channel):
         call = attach(iter([pack([encode(Hello(worker=A, pid=1))])]), metadata=(("holdfast-token", "t"),), timeout=5.0)
         with pytest.raises(grpc.RpcError):
             next(call)
-    return service.coordinator.membership.pids == {}
+    return service.coordinator.decider.membership.pids == {}
 
 
 def test_an_expired_certificate_is_refused(tmp_path, expired):

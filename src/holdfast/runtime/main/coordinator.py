@@ -14,7 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from holdfast.control.awake import AwakeClock
-from holdfast.control.coordinator import Committer, Coordinator, Remarks, serve
+from holdfast.control.coordinator import Committer, Coordinator, serve
+from holdfast.control.decider import Remarks
 from holdfast.control.detection import Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
 from holdfast.control.injection import CoordinatorInjector
