@@ -3,13 +3,13 @@
 import pytest
 
 from holdfast.planning.planner import Technique
-from holdfast.testing.virtual import VirtualCluster
+from holdfast.testing.scenario import Scenario
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["synchronous", "staggered"])
 def staggered(request, monkeypatch):
     """Every test runs twice: with updates after the verdict, and ahead of it with the planner's plans."""
-    defaults = VirtualCluster.__init__.__kwdefaults__
+    defaults = Scenario.__init__.__kwdefaults__
     monkeypatch.setitem(defaults, "staggered", request.param)
     monkeypatch.setitem(defaults, "technique", Technique.STAGGERED if request.param else None)
     return request.param

@@ -14,7 +14,8 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Agreed, Checkpointed, Detected, Installed, Notice, StepOps
-from holdfast.testing.virtual import Delays, VirtualCluster
+from holdfast.testing.scenario import Delays, Scenario
+from holdfast.testing.virtual import VirtualCluster
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100")) // 10
 STEPS = 9
@@ -34,7 +35,7 @@ def run(*faults, **options):
     plan = regular_plan(pipelines, split_evenly(2 * stages, stages), microbatches)
     options = {"checkpoint_every": EVERY, "steps": STEPS, "wait_for_replacement": 60.0, **options}
     parsed = [Fault.parse(text) for text in faults]
-    return VirtualCluster(plan, faults=parsed, **options).run()
+    return VirtualCluster(Scenario(plan=plan, faults=parsed, **options)).run()
 
 
 @cache

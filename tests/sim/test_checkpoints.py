@@ -11,7 +11,8 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Agreed, Checkpointed, Installed
-from holdfast.testing.virtual import VirtualCluster, VirtualResult
+from holdfast.testing.scenario import Scenario, VirtualResult
+from holdfast.testing.virtual import VirtualCluster
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100")) // 3
 STEPS = 6
@@ -27,7 +28,7 @@ def plan_of():
 
 
 def cluster(seed=0, every=EVERY, **options) -> VirtualResult:
-    run = VirtualCluster(plan_of(), steps=STEPS, seed=seed, checkpoint_every=every, **options)
+    run = VirtualCluster(Scenario(plan=plan_of(), steps=STEPS, seed=seed, checkpoint_every=every, **options))
     return run.run()
 
 

@@ -15,7 +15,8 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.work import WorkPhase
 from holdfast.telemetry.events import Detected, ExceptionRaised, Installed, Reattached
 from holdfast.testing.raising import Raise
-from holdfast.testing.virtual import VirtualCluster, VirtualResult
+from holdfast.testing.scenario import Scenario, VirtualResult
+from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 5
 GRID = (3, 3, 2)
@@ -31,7 +32,7 @@ def plan_of(pipelines: int, stages: int, microbatches: int):
 
 
 def cluster(*, grid=GRID, steps=STEPS, seed=0, **options) -> VirtualResult:
-    return VirtualCluster(plan_of(*grid), steps=steps, seed=seed, **options).run()
+    return VirtualCluster(Scenario(plan=plan_of(*grid), steps=steps, seed=seed, **options)).run()
 
 
 @cache

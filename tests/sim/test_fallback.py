@@ -11,6 +11,7 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Agreed, Installed, Notice
+from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 14
@@ -23,7 +24,7 @@ def run(*faults, grid=GRID, **options):
     plan = regular_plan(pipelines, split_evenly(2 * stages, stages), microbatches)
     parsed = [Fault.parse(text) for text in faults]
     options = {"checkpoint_every": 3, "steps": STEPS, **options}
-    return VirtualCluster(plan, faults=parsed, **options).run()
+    return VirtualCluster(Scenario(plan=plan, faults=parsed, **options)).run()
 
 
 @cache

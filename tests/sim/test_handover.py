@@ -12,7 +12,7 @@ from holdfast.control.membership import Handover, recovering
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, Synced
-from holdfast.testing.virtual import Delays
+from holdfast.testing.scenario import Delays
 
 from .test_unlike import alone, any_layout, effects, lost_layers, plan_of, run
 

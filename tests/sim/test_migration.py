@@ -18,7 +18,8 @@ from holdfast.core.slots import exchanged
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import Rerouted, rerouted
 from holdfast.telemetry.events import Agreed, Installed, Migrating, Parted, StepOps, Synced
-from holdfast.testing.virtual import Delays, VirtualCluster
+from holdfast.testing.scenario import Delays, Scenario
+from holdfast.testing.virtual import VirtualCluster
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100")) // 5
 PIPELINES, STAGES, MICROBATCHES, STEPS = 3, 3, 3, 14
@@ -58,7 +59,7 @@ class Moving:
 def run(*faults, seed=0, steps=STEPS, **options):
     plan = regular_plan(PIPELINES, split_evenly(2 * STAGES, STAGES), MICROBATCHES)
     parsed = [Fault.parse(text) for text in faults]
-    return VirtualCluster(plan, steps=steps, seed=seed, faults=parsed, **options).run()
+    return VirtualCluster(Scenario(plan=plan, steps=steps, seed=seed, faults=parsed, **options)).run()
 
 
 @cache

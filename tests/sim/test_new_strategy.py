@@ -14,6 +14,7 @@ from holdfast.recovery import strategies
 from holdfast.recovery.actions import ClusterView, RecoveryPlan, Spawn
 from holdfast.recovery.strategies import adaptive
 from holdfast.telemetry.events import Installed, Synced
+from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 20
@@ -38,11 +39,11 @@ def refilling(monkeypatch):
 @pytest.mark.parametrize("point", ["start", "forward", "backward", "reduce", "update", "commit", "install"])
 def test_a_strategy_is_a_function_and_a_row(point):
     plan = regular_plan(3, split_evenly(4, 2), 2)
-    whole = VirtualCluster(plan, steps=STEPS).run()
+    whole = VirtualCluster(Scenario(plan=plan, steps=STEPS)).run()
     faults = [Fault.parse("kill:1.1@2:backward"), Fault.parse(f"kill:0.0@6:{point}")]
     if point == "install":  # of the recovery from the first
         faults[1] = Fault.parse("kill:0.0@2:install")
-    result = VirtualCluster(plan, steps=STEPS, strategy="refill", faults=faults).run()
+    result = VirtualCluster(Scenario(plan=plan, steps=STEPS, strategy="refill", faults=faults)).run()
     assert (result.outcome, result.digest) == ("done", whole.digest), result.detail
     assert sorted(result.fired) == sorted(map(str, faults))
     assert result.lost == (), "whoever was lost has come back by itself"

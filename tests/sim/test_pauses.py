@@ -12,7 +12,9 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Detected, StepOps
-from holdfast.testing.virtual import HANG_S, Pause, VirtualCluster, VirtualResult
+from holdfast.testing.scenario import Pause, Scenario, VirtualResult
+from holdfast.testing.virtual import VirtualCluster
+from holdfast.testing.virtual_worker import HANG_S
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100")) // 5
 STEPS = 12
@@ -28,7 +30,7 @@ def plan_of(pipelines, stages):
 
 
 def cluster(grid, seed, *pauses) -> VirtualResult:
-    return VirtualCluster(plan_of(*grid), steps=STEPS, seed=seed, pauses=pauses).run()
+    return VirtualCluster(Scenario(plan=plan_of(*grid), steps=STEPS, seed=seed, pauses=pauses)).run()
 
 
 def warm_at(result: VirtualResult) -> float:

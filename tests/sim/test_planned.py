@@ -18,6 +18,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Rerouted, rerouted
 from holdfast.telemetry.events import Agreed, Installed, Notice, PlanImproved, StepOps
+from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100")) // 5
@@ -36,7 +37,7 @@ def run(*faults, technique, seed=0, grid=GRID, **options):
     plan = regular_plan(pipelines, split_evenly(2 * stages, stages), microbatches)
     options = {"steps": STEPS, "staggered": technique is Technique.STAGGERED, **options}
     parsed = [Fault.parse(text) for text in faults]
-    return VirtualCluster(plan, seed=seed, faults=parsed, technique=technique, **options).run()
+    return VirtualCluster(Scenario(plan=plan, seed=seed, faults=parsed, technique=technique, **options)).run()
 
 
 @cache

@@ -11,7 +11,8 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Checkpointed, FaultInjected, Installed, Parted, RolledBack, StepOps, Synced
-from holdfast.testing.virtual import VirtualCluster, VirtualResult
+from holdfast.testing.scenario import Scenario, VirtualResult
+from holdfast.testing.virtual import VirtualCluster
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100")) // 12
 STEPS = 16
@@ -26,7 +27,7 @@ def plan_of():
 
 
 def cluster(seed=0, **options) -> VirtualResult:
-    run = VirtualCluster(plan_of(), seed=seed, **{"steps": STEPS, **options})
+    run = VirtualCluster(Scenario(plan=plan_of(), seed=seed, **{"steps": STEPS, **options}))
     return run.run()
 
 

@@ -17,6 +17,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.planning.planner import Technique
 from holdfast.telemetry.events import Agreed, Detected, Installed, Notice, RolledBack, Synced
+from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 12
@@ -38,12 +39,14 @@ def run(*faults, scaled=SCALED, ahead=True, grid=GRID, **options):
     technique = Technique.STAGGERED if ahead else None
     parsed = [Fault.parse(text) for text in faults]
     cluster = VirtualCluster(
-        plan,
-        faults=parsed,
-        scaled=scaled,
-        staggered=ahead,
-        technique=technique,
-        **{"steps": STEPS, **options},
+        Scenario(
+            plan=plan,
+            faults=parsed,
+            scaled=scaled,
+            staggered=ahead,
+            technique=technique,
+            **{"steps": STEPS, **options},
+        )
     )
     return cluster.run()
 

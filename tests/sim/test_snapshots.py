@@ -15,6 +15,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.protocol import snapshots
 from holdfast.telemetry.events import Agreed, Detected, Installed, Notice, StepOps, Synced
+from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100")) // 5
@@ -29,7 +30,7 @@ def run(*faults, grid=GRID, **options):
     plan = regular_plan(pipelines, split_evenly(2 * stages, stages), microbatches)
     options = {"steps": STEPS, "strategy": "snapshots", "snapshot_every": EVERY, **options}
     parsed = [Fault.parse(text) for text in faults]
-    return VirtualCluster(plan, faults=parsed, **options).run()
+    return VirtualCluster(Scenario(plan=plan, faults=parsed, **options)).run()
 
 
 @cache
@@ -208,7 +209,7 @@ def test_who_leaves_in_order_makes_nobody_go_back():
 
 def test_without_an_owner_the_last_checkpoint_is_loaded_by_a_smaller_grid_which_takes_snapshots_too():
     faults = ["kill:0.1@5:forward", "kill:1.1@5:forward", "kill:0.0@10:forward"]
-    result = run(*faults, checkpoint_every=4, steps=30)
+    result = run(*faults, checkpoint_every=4, steps=30, seed=1)  # the second dies before the first is missed
     check(result, *faults, steps=30)
     assert [event.strategy for event in of(result, Installed)].count("fallback") >= 1
     assert steps_gone_back_to(result)[-1] in (4, 9)

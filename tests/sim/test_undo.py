@@ -12,6 +12,7 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.engine.build import build_stage, probe
+from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 3
@@ -38,7 +39,7 @@ class Undoing:
         parts = {worker: build_stage(self.job, self.plan, worker, self.boundaries) for worker in self.plan.workers}
         ties = parts[WorkerId(0, 0)].ties
         stage = {worker: part.stage for worker, part in parts.items()}.get
-        result = VirtualCluster(self.plan, stage=stage, ties=ties, **{"steps": STEPS, **options}).run()
+        result = VirtualCluster(Scenario(plan=self.plan, stage=stage, ties=ties, **{"steps": STEPS, **options})).run()
         living = {worker: part.stage for worker, part in parts.items() if worker not in result.lost}
         return result, living
 

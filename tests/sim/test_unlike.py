@@ -15,6 +15,7 @@ from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, home_placement
 from holdfast.planning.planner import Technique
 from holdfast.telemetry.events import Synced
+from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100"))
@@ -33,7 +34,7 @@ def plan_of(layout):
 
 
 def run(layout, seed=0, steps=STEPS, **options):
-    return VirtualCluster(plan_of(layout), steps=steps, seed=seed, **options).run()
+    return VirtualCluster(Scenario(plan=plan_of(layout), steps=steps, seed=seed, **options)).run()
 
 
 @cache

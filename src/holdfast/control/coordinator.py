@@ -19,7 +19,7 @@ import grpc.aio
 import msgspec
 
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
-from holdfast.control.decider import Decider, Happening, Log, Remarks, Store
+from holdfast.control.decider import Decider, Happening, Remarks, Store
 from holdfast.control.doorkeeper import TokenCheck, bounded
 from holdfast.control.injection import CoordinatorInjector
 from holdfast.control.membership import Closed, Membership, Output, Tell, plan_recovery
@@ -43,7 +43,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.storage.checkpoints import Checkpoints, Facts
-from holdfast.telemetry.events import CoordinatorReady
+from holdfast.telemetry.events import CoordinatorReady, Log
 
 __all__ = ["METHOD", "SERVICE", "Committer", "Coordinator", "serve"]
 

@@ -33,9 +33,9 @@ from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.errors import CoordinatorUnavailable, HoldfastError, StoreAway
 from holdfast.recovery.actions import RecoveryPlan
-from holdfast.telemetry.events import Detected, Event, HandingOver, Migrating, Notice, Parted, Synced
+from holdfast.telemetry.events import Detected, Event, HandingOver, Log, Migrating, Notice, Parted, Synced
 
-__all__ = ["Decider", "Happening", "Log", "Outside", "Remarks", "Store"]
+__all__ = ["Decider", "Happening", "Outside", "Remarks", "Store"]
 
 Happening = Message | Closed | Tick | AnswerPlanned | Improved | Settled
 """What a coordinator decides about."""
@@ -50,13 +50,6 @@ class Store(Protocol):
 
     def put(self, decision: StoredDecision) -> None:
         """Stores one, before it returns. Raises StoreAway: not now, safe to repeat."""
-
-
-class Log(Protocol):
-    """Where events go."""
-
-    def write(self, time: float, event: Event, /) -> bool:
-        """Appends one; returns whether that worked."""
 
 
 class Outside(Protocol):

@@ -8,24 +8,75 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from holdfast.control.messages import Message, Strike
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.isolation import wait_until_cut
-from holdfast.telemetry.events import EventLog, FaultInjected
+from holdfast.telemetry.events import Event, EventLog, FaultInjected
 
-__all__ = ["WorkerInjector", "strikes"]
+__all__ = ["Means", "OnThisProcess", "WorkerInjector"]
 
 _SIGNALS = {FaultKind.KILL: signal.SIGKILL, FaultKind.HANG: signal.SIGSTOP, FaultKind.LEAVE: signal.SIGTERM}
 _OF_THE_AGENT = (FaultKind.KILL_NODE, FaultKind.PARTITION)
 
 
-def strikes(fault: Fault, point: Point, step: int) -> bool:
+def _strikes(fault: Fault, point: Point, step: int) -> bool:
     """Whether a fault is due at a point; copies begin at a step that nobody can foretell, so theirs may come later."""
     if fault.kind in (FaultKind.SLOW, FaultKind.JOIN) or fault.point is not point:
         return False
     return step >= fault.step if point is Point.COPY else step == fault.step
+
+
+class Means(Protocol):
+    """How faults are carried out on a process."""
+
+    def signal(self, number: int) -> None:
+        """The process is sent a signal."""
+
+    def stand_still(self) -> None:
+        """The thread that computes does nothing any more."""
+
+    def wait_until_cut(self) -> None:
+        """The thread that computes waits until the process's network link is down."""
+
+    def sleep(self, seconds: float) -> None:
+        """The thread that computes takes its time."""
+
+    def note(self, event: Event) -> None:
+        """Writes down what is about to take effect."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OnThisProcess:
+    """The real means.
+
+    Attributes:
+        log: where faults are noted.
+    """
+
+    log: EventLog
+
+    def signal(self, number: int) -> None:
+        """See Means."""
+        os.kill(os.getpid(), number)
+
+    def stand_still(self) -> None:
+        """See Means."""
+        threading.Event().wait()
+
+    def wait_until_cut(self) -> None:
+        """See Means."""
+        wait_until_cut()
+
+    def sleep(self, seconds: float) -> None:
+        """See Means."""
+        time.sleep(seconds)
+
+    def note(self, event: Event) -> None:
+        """See Means."""
+        self.log.write(time.monotonic(), event)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,13 +86,13 @@ class WorkerInjector:
     Attributes:
         worker: whose.
         faults: what is scheduled.
-        log: where it is noted, before it takes effect.
+        means: how they are noted, before they take effect, and carried out.
         send: to the coordinator, for what the agent has to do.
     """
 
     worker: WorkerId
     faults: tuple[Fault, ...]
-    log: EventLog
+    means: Means
     send: Callable[[Message], None]
     _struck: set[Fault] = field(default_factory=set)
 
@@ -53,7 +104,7 @@ class WorkerInjector:
     def reach(self, point: Point, step: int) -> None:
         """Strikes with whatever is due here."""
         for fault in self.faults:
-            if fault not in self._struck and strikes(fault, point, step):
+            if fault not in self._struck and _strikes(fault, point, step):
                 self._struck.add(fault)
                 if fault.kind not in _OF_THE_AGENT:  # which notes every worker that it strikes
                     self._note(fault, point, step)
@@ -66,20 +117,20 @@ class WorkerInjector:
                 if fault not in self._struck:
                     self._struck.add(fault)
                     self._note(fault, Point.START, step)
-                time.sleep(duration_s * (fault.factor - 1.0))
+                self.means.sleep(duration_s * (fault.factor - 1.0))
 
     def _note(self, fault: Fault, point: Point, step: int) -> None:
         event = FaultInjected(worker=str(self.worker), kind=fault.kind, step=step, point=point, spec=str(fault))
-        self.log.write(time.monotonic(), event)
+        self.means.note(event)
 
     def _strike(self, fault: Fault) -> None:
         if fault.kind in _SIGNALS:
-            os.kill(os.getpid(), _SIGNALS[fault.kind])
+            self.means.signal(_SIGNALS[fault.kind])
         elif fault.kind is FaultKind.STALL:
-            threading.Event().wait()
+            self.means.stand_still()
         elif fault.kind in _OF_THE_AGENT:
             self.send(Strike(worker=self.worker, spec=str(fault)))
             if fault.kind is FaultKind.PARTITION:
-                wait_until_cut()  # and goes on, cut off
+                self.means.wait_until_cut()  # and goes on, cut off
             else:
-                threading.Event().wait()
+                self.means.stand_still()

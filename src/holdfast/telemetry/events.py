@@ -15,7 +15,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -32,6 +32,7 @@ __all__ = [
     "Detected",
     "Event",
     "EventLog",
+    "Log",
     "EventsMissing",
     "ExceptionRaised",
     "FaultInjected",
@@ -401,6 +402,13 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
 _COPY_BYTES = 1 << 20
 _BEGIN = b'{"time":'  # nowhere else in a line: within texts, quotes are escaped
+
+
+class Log(Protocol):
+    """Where events go."""
+
+    def write(self, time: float, event: Event, /) -> bool:
+        """Appends one that happened at ``time``, in seconds of a clock; returns whether that worked."""
 
 
 class EventLog:

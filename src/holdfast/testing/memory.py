@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -14,62 +13,18 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.data.items import spec_of
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.transport.port import MessageKey
+from holdfast.testing.mail import Group, Mail
 
-__all__ = ["Mail", "MemoryHub", "MemoryTransport"]
+__all__ = ["MemoryHub", "MemoryTransport"]
 
 T = TypeVar("T")
-Group = tuple[WorkerId, ...]
-
-
-@dataclass(slots=True)
-class Mail:
-    """What was sent and not yet taken, what was contributed and not yet summed, who has joined. Knows no time."""
-
-    _messages: dict[tuple[MessageKey, WorkerId, WorkerId], torch.Tensor] = field(default_factory=dict)
-    _sums: dict[object, dict[WorkerId, torch.Tensor]] = field(default_factory=dict)
-    _joined: dict[tuple[int, Group], set[WorkerId]] = field(default_factory=dict)
-
-    def post(self, key: MessageKey, source: WorkerId, target: WorkerId, tensor: torch.Tensor) -> None:
-        """Leaves a message; a second one under the same key is a bug."""
-        if (key, source, target) in self._messages:
-            raise InternalError(f"{key} from {source} to {target} was sent twice")
-        self._messages[key, source, target] = tensor.clone()
-
-    def collect(self, key: MessageKey, source: WorkerId, target: WorkerId) -> torch.Tensor | None:
-        """Takes a message, or returns None if it has not come yet."""
-        return self._messages.pop((key, source, target), None)
-
-    def contribute(self, name: object, worker: WorkerId, tensor: torch.Tensor) -> None:
-        """Adds one worker's part to the sum called ``name``."""
-        self._sums.setdefault(name, {})[worker] = tensor.clone()
-
-    def total(self, name: object, members: Group) -> torch.Tensor | None:
-        """The sum, added in the order in which the parts came, or None until all members contributed."""
-        parts = self._sums.get(name, {})
-        if set(parts) != set(members):
-            return None
-        first, *others = parts.values()
-        total = first.clone()
-        for part in others:
-            total += part
-        return total
-
-    def join(self, generation: int, groups: tuple[Group, ...], worker: WorkerId) -> None:
-        """Notes that ``worker`` has come to those of its groups."""
-        for group in groups:
-            if worker in group:
-                self._joined.setdefault((generation, group), set()).add(worker)
-
-    def complete(self, generation: int, groups: tuple[Group, ...], worker: WorkerId) -> bool:
-        """Whether all members have come to every group of ``worker``."""
-        return all(self._joined.get((generation, group)) == set(group) for group in groups if worker in group)
 
 
 class MemoryHub:
     """What connects the memory transports of one process: mail, the dead, and a lock."""
 
     def __init__(self) -> None:
-        self.mail = Mail()
+        self.mail: Mail[torch.Tensor] = Mail(copy=torch.clone)
         self.dead: set[WorkerId] = set()
         self.changed = threading.Condition()
 
@@ -105,7 +60,7 @@ class MemoryTransport:
         """See Transport.send."""
         with self._hub.changed:
             self._refuse_stale()
-            self._hub.mail.post(key, self._worker, peer, tensor)
+            self._hub.mail.post(key, self._worker, peer, tensor.clone())
             self._hub.changed.notify_all()
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> _Waiting:
@@ -126,7 +81,7 @@ class MemoryTransport:
         name = (self._generation, members, number)
         with self._hub.changed:
             self._refuse_stale()
-            self._hub.mail.contribute(name, self._worker, tensor)
+            self._hub.mail.contribute(name, self._worker, tensor.clone())
             self._hub.changed.notify_all()
         return _Waiting(lambda: self._wait(set(members), lambda: self._hub.mail.total(name, members)))
 

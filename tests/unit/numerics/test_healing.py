@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
@@ -124,7 +124,7 @@ def run_emulated(step: int, owner: EmulatedStage, *others: EmulatedStage) -> Non
         for stage in stages:
             stage.accept((layer,), total)
     for stage in stages:
-        stage.conclude(torch.tensor([[1.0, 1.0, 0.0]] * 2, dtype=torch.float64))
+        stage.conclude(np.array([[1.0, 1.0, 0.0]] * 2))
         for layer in range(2):
             stage.update(layer)
             stage.swap(layer)

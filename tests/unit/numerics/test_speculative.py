@@ -141,6 +141,8 @@ def test_a_stage_that_follows_catches_up_with_what_is_not_settled_yet() -> None:
 
 def test_tallies_survive_as_bytes() -> None:
     tally = torch.tensor([[0.0, 1.5, 1.0], [1.0, 2.0**-40, 0.0]], dtype=torch.float64)
-    emulated = EmulatedStage(layers=(0,), num_layers=1, num_microbatches=1)
+    emulated = EmulatedStage(
+        layers=(0,), num_layers=1, num_microbatches=1, sends=torch.from_numpy, receives=torch.Tensor.numpy
+    )
     for stage in (Stage, emulated):
         assert torch.equal(stage.unpack_tally(stage.pack_tally(tally)), tally)

@@ -70,12 +70,12 @@ class Board:
                     return stage.forward(step, number, value, layers)
                 return stage.backward(op.kind, step, number, value)
             case Give(send=send, step=step, value=value):
-                self._sent[send.payload, send.microbatch, step, worker, send.peer] = value.clone()
+                self._sent[send.payload, send.microbatch, step, worker, send.peer] = value.copy()
             case Take(receive=receive, step=step):
                 key = (receive.payload, receive.microbatch, step, receive.peer, worker)
                 return self._sent.pop(key) if key in self._sent else BLOCKED
             case StartReduce(reduction=reduction, step=step, value=value):
-                self._sums.setdefault((reduction, step), {})[worker] = value.clone()
+                self._sums.setdefault((reduction, step), {})[worker] = value.copy()
             case FinishReduce(reduction=reduction, step=step):
                 parts = self._sums[reduction, step]
                 return sum(parts.values()) if len(parts) == len(reduction.workers) else BLOCKED

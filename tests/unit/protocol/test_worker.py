@@ -2,8 +2,8 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
-import torch
 
 from holdfast.control.messages import (
     Attached,
@@ -63,6 +63,7 @@ from holdfast.protocol.worker import (
 from holdfast.recovery.actions import ClusterView
 from holdfast.recovery.strategies import at_boundary
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
+from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 2
@@ -133,10 +134,10 @@ class Driver:
                 return self.stage.backward(op.kind, step, number, value)
             case Take(receive=receive, step=step):
                 if receive.payload in (Payload.TALLY, Payload.VERDICT):
-                    return torch.tensor([[1.0, 1.0, 1.0]] * 5, dtype=torch.float64)
-                return torch.arange(WIDTH) + 1000 * step + 100 * receive.microbatch.index
+                    return np.array([[1.0, 1.0, 1.0]] * 5)
+                return np.arange(WIDTH) + 1000 * step + 100 * receive.microbatch.index
             case StartReduce(reduction=reduction, value=value):
-                self._started[reduction] = value.clone()
+                self._started[reduction] = value.copy()
             case FinishReduce(reduction=reduction):
                 return self._started.pop(reduction)
         return None
@@ -310,12 +311,12 @@ def test_steps_are_reported_with_their_loss(tmp_path):
 def test_losses_do_not_depend_on_what_was_interrupted():
     """A stage that had run a micro-batch, dropped it and did not get it again must not add to its loss."""
     stage = stage_of(LAST)
-    other = torch.arange(WIDTH)
+    other = np.arange(WIDTH)
     stage.forward(0, 1, other)
     stage.discard()
     stage.forward(0, 0, other)
     message = stage.message((4,), 0)
-    losses = message[-MICROBATCHES:].view(torch.float64).tolist()
+    losses = message[-MICROBATCHES:].view(np.float64).tolist()
     assert losses[1] == 0.0
 
 
@@ -385,7 +386,7 @@ def test_a_right_detour_does_not_change_the_digest():
     detours = {batch.named(0, 1): (w00, w11), batch.named(1, 1): (w10, w01)}
     routes = Routes(tuple(Route(r.microbatch, detours.get(r.microbatch, r.visits)) for r in plan.routes.routes))
     other = Plan(placement=plan.placement, routes=routes, orders=gpipe_orders(plan.placement, routes))
-    results = [VirtualCluster(p, steps=2).run() for p in (plan, other)]
+    results = [VirtualCluster(Scenario(plan=p, steps=2)).run() for p in (plan, other)]
     assert results[0].digest == results[1].digest != ""
 
 
@@ -398,7 +399,7 @@ def chain(activation_of):
         first.backward(OpKind.B, 0, m, last.backward(OpKind.B, 0, m, None))
     for layer, stage in enumerate((first, last)):
         stage.accept((layer,), stage.message((layer,), 0))
-        stage.conclude(torch.ones(2, 3, dtype=torch.float64))
+        stage.conclude(np.ones((2, 3)))
         stage.update(layer)
         stage.swap(layer)
     return first.layer_digest(0), last.layer_digest(1)
@@ -465,7 +466,7 @@ class Crosser(Driver):
                 install, self.prepared = self.prepared, None
                 return install
             case Take(receive=receive) if receive.payload in (Payload.TALLY, Payload.VERDICT):
-                return torch.tensor([[1.0, 1.0, 0.0]] * 5, dtype=torch.float64)
+                return np.array([[1.0, 1.0, 0.0]] * 5)
             case Reach(point=Point.COPY):
                 raise Crossed
         return super()._perform(effect)
@@ -579,11 +580,11 @@ class Entering(Driver):
     def compute(self, step):
         self.peer.begin(step)
         for number in range(len(TWO.routes.microbatches)):
-            self.peer.forward(step, number, torch.arange(WIDTH) + number)
+            self.peer.forward(step, number, np.arange(WIDTH) + number)
             self.peer.backward(OpKind.B, step, number, None)
 
     def conclude(self):
-        self.peer.conclude(torch.tensor([[1.0, 1.0, 1.0]] * 5, dtype=torch.float64))
+        self.peer.conclude(np.array([[1.0, 1.0, 1.0]] * 5))
         for layer in (3, 4):
             self.peer.update(layer)
             self.peer.swap(layer)

@@ -20,7 +20,7 @@ from holdfast.protocol.worker import WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter
 from holdfast.runtime.driver import Driver
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
-from holdfast.runtime.injection import WorkerInjector
+from holdfast.runtime.injection import OnThisProcess, WorkerInjector
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.transfer import StateServer
@@ -73,7 +73,7 @@ def driver(tmp_path):
         send=sent.put,
         log=log,
         spec_of=lambda payload: spec,
-        injector=WorkerInjector(worker=worker, faults=(), log=log, send=sent.put),
+        injector=WorkerInjector(worker=worker, faults=(), means=OnThisProcess(log=log), send=sent.put),
         copier=StateCopier(worker=worker, exchange=exchange, server=StateServer("127.0.0.1", "t"), token="t"),
         rebuild=lambda plan, state: pytest.fail("nothing is to be loaded"),
         expelled=pytest.fail,

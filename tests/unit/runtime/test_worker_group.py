@@ -85,7 +85,7 @@ def group(tmp_path):
             children=Children(process=starter),
             nodes=((A, B), (C, D)),
             faults=parsed,
-            spec_of=Spec,
+            spec_of=lambda worker, faults, begins: Spec(worker, faults, *(() if begins else (None,))),
             send=sent.append,
             cut=pytest.fail,
             log=log,

@@ -494,7 +494,12 @@ def build_stage(
 def _emulated(job: Job, owned: tuple[int, ...], profile: Profile) -> StageParts:
     layers = profile.layers
     stage = EmulatedStage(
-        layers=owned, num_layers=len(layers), num_microbatches=job.global_microbatches, profile=profile
+        layers=owned,
+        num_layers=len(layers),
+        num_microbatches=job.global_microbatches,
+        profile=profile,
+        sends=torch.from_numpy,
+        receives=torch.Tensor.numpy,
     )
     words = TensorSpec(shape=(WIDTH,), dtype="int64")
     return StageParts(

@@ -11,13 +11,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from holdfast.core.placement import LayerRange
@@ -25,16 +24,20 @@ from holdfast.core.profile import Profile
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError, LedgerError
 from holdfast.runtime.engine.stepped import SteppedStage
-from holdfast.runtime.engine.tallies import pack_tally, unpack_tally
 
 __all__ = ["WIDTH", "EmulatedStage"]
 
 _Words: TypeAlias = NDArray[np.int64]
 
 WIDTH = 8
+_AT_ONCE = nullcontext()
 _ODD = 0x5851F42D4C957F2D
 _LATE_STEP_S, _LATEST_S = 1e-5, 1e-3
 """How fast the expected lateness of a wake-up follows, and what it may be at most: a fiftieth of 50 ms."""
+
+
+def _as_it_is(value: NDArray[Any]) -> NDArray[Any]:
+    return value
 
 
 class EmulatedStage(SteppedStage[_Words, bool]):
@@ -49,6 +52,8 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         clock: seconds that only go forward.
         sleep: lets seconds pass.
         scaled: which share of the steps has gradients that must be scaled, as clipping by the global norm does.
+        sends: makes of an array what a transport carries; what is carried shares its memory.
+        receives: makes an array of that.
     """
 
     _as_is = False  # whether gradients are scaled
@@ -63,8 +68,11 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         scaled: float = 0.0,
+        sends: Callable[[NDArray[Any]], Any] = _as_it_is,
+        receives: Callable[[Any], NDArray[Any]] = _as_it_is,
     ) -> None:
         super().__init__(layers)
+        self._sends, self._receives = sends, receives
         self._profile = profile
         self._op_s: dict[tuple[OpKind, LayerRange], float] = {}
         self._update_s = {} if profile is None else {i: profile.layers[i].optimizer_s for i in layers}
@@ -92,9 +100,7 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         self._counts = {layer: np.zeros(self._num_microbatches, np.int64) for layer in self.layers}
         self._losses.fill(0.0)
 
-    def forward(
-        self, step: int, microbatch: int, activation: torch.Tensor | None, layers: LayerRange | None = None
-    ) -> torch.Tensor | None:
+    def forward(self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None) -> Any:
         """See StepEngine.forward."""
         self._ran[microbatch] = layers = layers or self._all()
         with self._lasting(self._seconds_of(OpKind.F, layers)):
@@ -107,27 +113,25 @@ class EmulatedStage(SteppedStage[_Words, bool]):
             self._op_s[kind, layers] = self._profile.seconds_of(kind, layers)
         return self._op_s[kind, layers]
 
-    def _forward(
-        self, step: int, microbatch: int, activation: torch.Tensor | None, layers: LayerRange
-    ) -> torch.Tensor | None:
-        value = _words(step, microbatch) if activation is None else activation.numpy()
+    def _forward(self, step: int, microbatch: int, activation: Any, layers: LayerRange) -> Any:
+        value = _words(step, microbatch) if activation is None else self._receives(activation)
         for layer in layers.indices:
             self._inputs[layer, microbatch] = value
             value = _mix(value, self._weight(layer), _words(step, microbatch, layer))
         if layers.stop < self._num_layers:
-            return torch.from_numpy(value)
+            return self._sends(value)
         self._losses[microbatch] = float(value[0]) / 2**63
         self._gradients[microbatch] = value
         return None
 
-    def backward(self, kind: OpKind, step: int, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def backward(self, kind: OpKind, step: int, microbatch: int, gradient: Any) -> Any:
         """See StepEngine.backward."""
         with self._lasting(self._seconds_of(kind, self._ran[microbatch])):
             return self._backward(kind, step, microbatch, gradient)
 
-    def _backward(self, kind: OpKind, step: int, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def _backward(self, kind: OpKind, step: int, microbatch: int, gradient: Any) -> Any:
         if kind is not OpKind.W:
-            value = self._gradients.pop(microbatch) if gradient is None else gradient.numpy()
+            value = self._gradients.pop(microbatch) if gradient is None else self._receives(gradient)
             self._gradients[microbatch] = value
         value = self._gradients[microbatch]
         layers = self._ran[microbatch]
@@ -139,18 +143,18 @@ class EmulatedStage(SteppedStage[_Words, bool]):
                 self._counts[layer][microbatch] += 1
         if kind is not OpKind.I:
             del self._gradients[microbatch]
-        return None if kind is OpKind.W or layers.start == 0 else torch.from_numpy(value)
+        return None if kind is OpKind.W or layers.start == 0 else self._sends(value)
 
-    def message(self, layers: tuple[int, ...], dissent: int) -> torch.Tensor:
+    def message(self, layers: tuple[int, ...], dissent: int) -> Any:
         """See StepEngine.message."""
         (layer,) = layers
         last = (self._losses.view(np.int64),) if layer == self._num_layers - 1 else ()
-        return torch.from_numpy(np.concatenate((self._sums[layer], [dissent], self._counts[layer], *last)))
+        return self._sends(np.concatenate((self._sums[layer], [dissent], self._counts[layer], *last)))
 
-    def accept(self, layers: tuple[int, ...], reduced: torch.Tensor) -> None:
+    def accept(self, layers: tuple[int, ...], reduced: Any) -> None:
         """See StepEngine.accept."""
         (layer,) = layers
-        total, dissent, counts, losses = np.split(reduced.numpy(), self._sections)
+        total, dissent, counts, losses = np.split(self._receives(reduced), self._sections)
         self._dissent += int(dissent[0])
         for microbatch, count in enumerate(counts.tolist()):
             if count != 1:
@@ -159,24 +163,30 @@ class EmulatedStage(SteppedStage[_Words, bool]):
             self._reduced_losses = losses.view(np.float64).tolist()
         self._reduced[layers] = total.copy()
 
-    def tally(self) -> torch.Tensor:
+    def tally(self) -> Any:
         """See StepEngine.tally: a mark for every own layer, its "norm", and how many owners are not ready."""
-        marks = torch.zeros(self._num_layers, 3, dtype=torch.float64)
+        marks = np.zeros((self._num_layers, 3))
         for (layer,), total in self._reduced.items():
             marks[layer, 0] = 1.0
             marks[layer, 1] = float(int(total[0]) % 997) + 1.0
         marks[self.layers[0], 2] = self._dissent
-        return marks
+        return self._sends(marks)
 
-    pack_tally = staticmethod(pack_tally)
-    unpack_tally = staticmethod(unpack_tally)
+    def pack_tally(self, tally: Any) -> bytes:
+        """See StepEngine.pack_tally."""
+        return self._receives(tally).astype("<f8").tobytes()
 
-    def merge_tallies(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    def unpack_tally(self, data: bytes) -> Any:
+        """See StepEngine.unpack_tally."""
+        return self._sends(np.frombuffer(bytearray(data), "<f8").reshape(-1, 3))
+
+    def merge_tallies(self, ours: Any, theirs: Any) -> Any:
         """See StepEngine.merge_tallies."""
-        return torch.maximum(ours, theirs)
+        return self._sends(np.maximum(self._receives(ours), self._receives(theirs)))
 
-    def _judge(self, tally: torch.Tensor) -> bool:
+    def _judge(self, tally: Any) -> bool:
         """Whether the gradients of a step have to be scaled."""
+        tally = self._receives(tally)
         if not bool((tally[:, 0] == 1.0).all()):
             raise InternalError(f"the verdict does not cover every layer: {tally[:, 0].tolist()}")
         return int(tally[:, 1].sum()) % 100 < 100 * self._share_scaled
@@ -248,8 +258,11 @@ class EmulatedStage(SteppedStage[_Words, bool]):
     def _weight(self, layer: int) -> _Words:
         return self._weights[layer][self._live[layer]]
 
+    def _lasting(self, seconds: float) -> AbstractContextManager[None]:
+        return self._ending_after(seconds) if seconds else _AT_ONCE
+
     @contextmanager
-    def _lasting(self, seconds: float) -> Iterator[None]:
+    def _ending_after(self, seconds: float) -> Iterator[None]:
         """Makes what is within end so long after it began; what it takes by itself is part of that.
 
         It is done in the middle of that time: where many workers share few cores and all begin and end together, it is

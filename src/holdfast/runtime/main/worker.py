@@ -33,7 +33,7 @@ from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
 from holdfast.runtime.driver import Driver
 from holdfast.runtime.engine.build import StageParts, build_stage
-from holdfast.runtime.injection import WorkerInjector
+from holdfast.runtime.injection import OnThisProcess, WorkerInjector
 from holdfast.runtime.specs import ResumeFrom, WorkerSpec
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.delayed import DelayedTransport
@@ -138,7 +138,9 @@ class _Worker:
             send=self._client.send,
             log=self._log,
             spec_of=parts.spec_of,
-            injector=WorkerInjector(worker=spec.worker, faults=spec.faults, log=self._log, send=self._client.send),
+            injector=WorkerInjector(
+                worker=spec.worker, faults=spec.faults, means=OnThisProcess(log=self._log), send=self._client.send
+            ),
             copier=StateCopier(
                 worker=spec.worker,
                 exchange=exchange,

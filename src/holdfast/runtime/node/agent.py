@@ -131,7 +131,7 @@ class _CoordinatorEnded:
     spec: CoordinatorSpec
 
 
-_Item = Command | Exception | _CoordinatorEnded | StartAgain | _Preempt
+_Item = Command | Exception | _CoordinatorEnded | StartAgain[CoordinatorSpec] | _Preempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -572,7 +572,7 @@ class Agent:
             children=self._children,
             nodes=nodes,
             faults=self.faults,
-            spec_of=lambda worker, faults: WorkerSpec(
+            spec_of=lambda worker, faults, begins: WorkerSpec(
                 worker=worker,
                 job=self.job,
                 plan=plan,
@@ -586,7 +586,7 @@ class Agent:
                 emulate=self.emulate,
                 namespace=None if networks is None else networks.node(number[worker]),
                 checkpoints=self._checkpoints,
-                resume=self.resume,
+                resume=self.resume if begins else None,  # later its peers give it the state of the running job
             ),
             send=send,
             cut=self._cut,
@@ -651,7 +651,7 @@ class Agent:
         threading.Thread(target=tell, name="supervisor", daemon=True).start()
         return int(port)
 
-    def _supervisor(self, log: EventLog) -> Supervisor:
+    def _supervisor(self, log: EventLog) -> Supervisor[CoordinatorSpec]:
         control = self.job.control
         return Supervisor(
             start=self._start_coordinator_again,
@@ -664,7 +664,7 @@ class Agent:
             limit=RestartLimit(within_s=control.restart_window_s),
         )
 
-    def _put_later(self, delay_s: float, item: StartAgain | _Preempt) -> None:
+    def _put_later(self, delay_s: float, item: StartAgain[CoordinatorSpec] | _Preempt) -> None:
         """Puts it into the inbox after a while; meanwhile whatever else comes is handled."""
         timer = threading.Timer(min(delay_s, threading.TIMEOUT_MAX), self._inbox.put, (item,))
         timer.daemon = True
@@ -787,7 +787,7 @@ class Agent:
         what = f"no checkpoint of the last steps, {detail}; {last}" if detail else written
         return f"{what}; go on with --run-dir {self.run_dir} --resume auto"
 
-    def _watch(self, supervisor: Supervisor, log: EventLog) -> Outcome:
+    def _watch(self, supervisor: Supervisor[CoordinatorSpec], log: EventLog) -> Outcome:
         """Follows the job until it ends."""
         assert self._group is not None
         self._waits_for_sigterm = bool(self.job.checkpoint_every and self.job.checkpoint.on_sigterm)
@@ -796,7 +796,7 @@ class Agent:
         finally:
             self._waits_for_sigterm = False
 
-    def _follow(self, group: WorkerGroup, supervisor: Supervisor, log: EventLog) -> Outcome:
+    def _follow(self, group: WorkerGroup, supervisor: Supervisor[CoordinatorSpec], log: EventLog) -> Outcome:
         while True:
             match item := self._next():
                 case _Preempt.BEGIN:
@@ -814,19 +814,17 @@ class Agent:
                     log.check()
                     self._last = item
                     self._checkpoint = max(self._checkpoint, item.checkpoint)
-                    group.reach(item.step + 1, item.generation)
+                    group.obey(item)
                     self.on_progress(item)
                 case _CoordinatorEnded(child=child, spec=spec):
                     supervisor.on_ended(spec, child.status)
                 case StartAgain():
                     supervisor.again(item)
-                case Fence(worker=worker, pid=pid):
-                    group.fence(worker, pid)
-                case StartWorker(worker=worker, first=first):
+                case Fence() | Strike():
+                    group.obey(item)
+                case StartWorker(worker=worker):
                     self._reporter.asked(str(worker), time.monotonic())
-                    group.start(worker, first=first)
-                case Strike(spec=text):
-                    group.strike(text)
+                    group.obey(item)
                 case Remark(kind=kind, text=text):
                     self._tell_once(kind, text)
                 case Ended():

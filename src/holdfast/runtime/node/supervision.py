@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from holdfast.errors import ConfigError, CoordinatorUnavailable, InternalError, describe_exit
-from holdfast.runtime.specs import CoordinatorSpec
-from holdfast.telemetry.events import CoordinatorLost, EventLog, Notice
+from holdfast.telemetry.events import CoordinatorLost, Log, Notice
 
 __all__ = ["RestartLimit", "StartAgain", "Supervisor"]
 
 RETRY_S = 0.5
+_Spec = TypeVar("_Spec")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,19 +47,19 @@ class RestartLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartAgain:
+class StartAgain(Generic[_Spec]):
     """It is time to start a coordinator again; ``since``: when that first could not be done, None at first."""
 
-    spec: CoordinatorSpec
+    spec: _Spec
     since: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
-class Supervisor:
+class Supervisor(Generic[_Spec]):
     """Starts dead coordinators again.
 
     Attributes:
-        start: starts one; raises ConfigError if it cannot listen, and InternalError if it dies before it does.
+        start: starts one, as its spec says; raises ConfigError if it cannot listen, InternalError if it dies before.
         later: hands what it is given to :meth:`again` after so many seconds.
         clock: seconds, monotonic; of the log.
         awake: seconds that this process has run; by them deaths are near each other, and patience ends.
@@ -69,18 +70,18 @@ class Supervisor:
         deaths: how many there were.
     """
 
-    start: Callable[[CoordinatorSpec], object]
-    later: Callable[[float, StartAgain], None]
+    start: Callable[[_Spec], object]
+    later: Callable[[float, StartAgain[_Spec]], None]
     clock: Callable[[], float]
     awake: Callable[[], float]
-    log: EventLog
+    log: Log
     delay_s: float
     patience_s: float
     limit: RestartLimit
     deaths: int = 0
     _obstacle: str = ""
 
-    def on_ended(self, spec: CoordinatorSpec, status: int | None) -> None:
+    def on_ended(self, spec: _Spec, status: int | None) -> None:
         """One has ended; ``status`` is its exit code, or minus the signal's number.
 
         Raises:
@@ -89,7 +90,7 @@ class Supervisor:
         if status != 0:
             self._on_death(StartAgain(spec=spec), describe_exit(status))
 
-    def again(self, wanted: StartAgain) -> None:
+    def again(self, wanted: StartAgain[_Spec]) -> None:
         """Starts one again, or tries later.
 
         Raises:
@@ -111,13 +112,13 @@ class Supervisor:
             return ConfigError(f"the coordinator died and cannot be started again: {self._obstacle}")
         return InternalError(f"the coordinator is gone, the job cannot go on: {why}")
 
-    def _on_death(self, wanted: StartAgain, how: str) -> None:
+    def _on_death(self, wanted: StartAgain[_Spec], how: str) -> None:
         self.deaths += 1
         self.log.write(self.clock(), CoordinatorLost(how=how))
         self.limit.note(self.awake(), how)
         self.later(self.delay_s, wanted)
 
-    def _on_obstacle(self, wanted: StartAgain, why: str) -> None:
+    def _on_obstacle(self, wanted: StartAgain[_Spec], why: str) -> None:
         now, self._obstacle = self.awake(), why
         if wanted.since is None:
             wanted = replace(wanted, since=now)

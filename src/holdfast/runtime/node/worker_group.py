@@ -6,17 +6,48 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from holdfast.control.messages import Exited, Hello, Message, NodeLost, Started, WorkerOffer
+from holdfast.control.messages import (
+    Command,
+    Exited,
+    Fence,
+    Hello,
+    Message,
+    NodeLost,
+    Progress,
+    Started,
+    StartWorker,
+    Strike,
+    WorkerOffer,
+)
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
-from holdfast.runtime.node.children import Child, Children
+from holdfast.runtime.node.children import Child
 from holdfast.runtime.node.entries import WORKER
-from holdfast.runtime.specs import WorkerSpec
-from holdfast.telemetry.events import EventLog, FaultInjected, Notice
+from holdfast.telemetry.events import FaultInjected, Log, Notice
 
-__all__ = ["WorkerGroup"]
+__all__ = ["Processes", "WorkerGroup"]
+
+
+class Processes(Protocol):
+    """What starts, watches and ends processes."""
+
+    def start(self, main: Callable[..., None], /, *arguments: object, name: str) -> Child:
+        """Starts one; it is to be attended to next."""
+
+    def attend(self, child: Child, on_end: Callable[[Child], None], /) -> None:
+        """From now on, takes note of its end; calls ``on_end`` then."""
+
+    def kill(self, child: Child, /) -> None:
+        """Ends it, unless it has ended."""
+
+
+def _after(delay_s: float, act: Callable[[], None]) -> None:
+    timer = threading.Timer(delay_s, act)
+    timer.daemon = True
+    timer.start()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,21 +58,25 @@ class WorkerGroup:
         children: starts them.
         nodes: which workers fail together.
         faults: all that is scheduled.
-        spec_of: what a worker is told, given its own faults.
+        spec_of: what a worker is told, given its own faults, and whether it begins with the job, not after others.
         send: to the coordinator; must not wait, nor ask for a hello.
         cut: takes a node's network link down.
         log: the job's events.
         grace_s: how long a process that was held for lost may take to end by itself.
+        clock: seconds, monotonic; of the log.
+        later: calls what it is given after so many seconds.
     """
 
-    children: Children
+    children: Processes
     nodes: tuple[tuple[WorkerId, ...], ...]
     faults: tuple[Fault, ...]
-    spec_of: Callable[[WorkerId, tuple[Fault, ...]], WorkerSpec]
+    spec_of: Callable[[WorkerId, tuple[Fault, ...], bool], object]
     send: Callable[[Message], None]
     cut: Callable[[int], None]
-    log: EventLog
+    log: Log
     grace_s: float
+    clock: Callable[[], float] = time.monotonic
+    later: Callable[[float, Callable[[], None]], None] = _after
     _current: dict[WorkerId, Child] = field(default_factory=dict)
     _running: dict[WorkerId, Child] = field(default_factory=dict)
     """Those of the current ones that have not ended and were not fenced."""
@@ -69,6 +104,18 @@ class WorkerGroup:
                 started=tuple(Started(worker=who, pid=child.pid) for who, child in sorted(self._running.items())),
             )
 
+    def obey(self, command: Command) -> None:
+        """Does what the coordinator asks the agent for, as far as it is about workers."""
+        match command:
+            case Progress(step=step, generation=generation):
+                self.reach(step + 1, generation)
+            case Fence(worker=worker, pid=pid):
+                self.fence(worker, pid)
+            case StartWorker(worker=worker, first=first):
+                self.start(worker, first=first)
+            case Strike(spec=spec):
+                self.strike(spec)
+
     def expect(self, worker: WorkerId) -> None:
         """Notes that a process of this worker was asked for, before it is started: an offer was taken up."""
         with self._lock:
@@ -88,14 +135,13 @@ class WorkerGroup:
         """
         if self._is_running(worker):
             text = "was asked for again while its process runs; no second one is started"
-            self.log.write(time.monotonic(), Notice(worker=str(worker), text=text))
+            self.log.write(self.clock(), Notice(worker=str(worker), text=text))
             return
         faults = self._faults_of(worker)
         if worker in self._current and not first:  # its peers give it the state of the running job
-            ahead = tuple(fault for fault in faults if fault.step > self._reached + 1)
-            spec = replace(self.spec_of(worker, ahead), resume=None)
+            spec = self.spec_of(worker, tuple(fault for fault in faults if fault.step > self._reached + 1), False)
         else:
-            spec = self.spec_of(worker, faults)
+            spec = self.spec_of(worker, faults, True)
         child = self._current[worker] = self.children.start(WORKER, spec, name=str(worker))
         with self._lock:
             self._running[worker] = child
@@ -139,11 +185,8 @@ class WorkerGroup:
             return
         with self._lock:
             self._running.pop(worker, None)  # another one may be started in its place now
-        if child.ended.is_set():
-            return
-        timer = threading.Timer(self.grace_s, self.children.kill, (child,))
-        timer.daemon = True
-        timer.start()
+        if not child.ended.is_set():
+            self.later(self.grace_s, lambda: self.children.kill(child))
 
     def reach(self, step: int, generation: int) -> None:
         """Offers the workers that are scheduled to come at this step, or earlier; a hello tells of the generation."""
@@ -185,4 +228,4 @@ class WorkerGroup:
     def _note(self, fault: Fault, worker: str) -> None:
         point = "" if fault.kind is FaultKind.JOIN else str(fault.point)
         event = FaultInjected(worker=worker, kind=fault.kind, step=fault.step, point=point, spec=str(fault))
-        self.log.write(time.monotonic(), event)
+        self.log.write(self.clock(), event)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload, Receive, Send
 from holdfast.core.tensorspec import TensorSpec
+
+if TYPE_CHECKING:  # keys are used where nobody has loaded torch
+    import torch
 
 __all__ = ["Exchange", "Handle", "MessageKey", "Transport"]
 

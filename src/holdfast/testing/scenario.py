@@ -1,0 +1,194 @@
+"""What a simulated job is, and how it ended: values only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+
+from holdfast.control.membership import Handover, Membership
+from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+from holdfast.core.profile import Profile
+from holdfast.planning.migration import Migration
+from holdfast.planning.planner import Technique
+from holdfast.planning.training import Rerouted
+from holdfast.protocol.worker import Engine
+from holdfast.telemetry.events import Event
+from holdfast.testing.raising import Raise
+
+__all__ = ["Delays", "Pause", "Scenario", "StageFactory", "VirtualPin", "VirtualResult"]
+
+StageFactory = Callable[[WorkerId], Engine]
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delays:
+    """Ranges, in virtual seconds, from which every delay is drawn.
+
+    Attributes:
+        control: of a message between the coordinator and a process.
+        message: of a message between workers, and of a part of a reduction.
+        compute: of an operation; not drawn where a profile says how long it takes.
+        detect: until a process that ended is missed.
+        connect: of one worker with its peers.
+        copy: of the state of all layers that a worker is given.
+        start: of a worker's process.
+        store: of one write to the store.
+        reattach: until a process connects to the coordinator again.
+    """
+
+    control: Range = (0.0005, 0.005)
+    message: Range = (0.0001, 0.003)
+    compute: Range = (0.01, 0.03)
+    detect: Range = (0.001, 0.05)
+    connect: Range = (0.001, 0.02)
+    copy: Range = (0.001, 0.3)
+    start: Range = (0.01, 0.5)
+    store: Range = (0.001, 0.1)
+    reattach: Range = (0.001, 0.06)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Some processes are stopped, and go on.
+
+    Attributes:
+        at: when they are stopped, in virtual seconds.
+        lasts_s: for how long.
+        workers: which.
+        coordinator: whether the coordinator is, too.
+
+    >>> str(Pause(at=1.5, lasts_s=0.2, workers=(WorkerId(0, 1),), coordinator=True))
+    'pause:0.1,coordinator#1.5'
+    """
+
+    at: float
+    lasts_s: float
+    workers: tuple[WorkerId, ...] = ()
+    coordinator: bool = False
+
+    def __str__(self) -> str:
+        who = [*map(str, self.workers), *(["coordinator"] if self.coordinator else [])]
+        return f"pause:{','.join(who)}#{self.at}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One job, and all that happens to it. One seed is one history.
+
+    Attributes:
+        plan: of the whole grid.
+        steps: of the job.
+        seed: of every delay.
+        faults: at named points.
+        kill_at_effect: workers that die when they yield their n-th effect, wherever that is.
+        kill_joiner_at_effect: a worker whose later processes die when they yield their n-th effect.
+        raises: exceptions of the user's code.
+        raise_at_effect: workers in which an exception comes when they yield their n-th effect, whatever that is.
+        tolerate: how many workers may be lost to exceptions within 100 steps.
+        delays: ranges of the delays.
+        profile: how long the operations, updates and messages of each layer take; None: operations take what is drawn,
+            and updates no time.
+        stage: makes a worker's compute engine; default an emulated one.
+        ties: the layers that share weights.
+        workers_per_node: consecutive workers that fail together.
+        checkpoint_every: a checkpoint after so many steps; 0 for none.
+        sets_interval: whether CheckFreq's rule changes that as it runs.
+        synchronous: whether training stands still until a checkpoint is written.
+        snapshot_every: a snapshot in every worker's memory after so many steps; 0 for none.
+        strategy: what answers a loss.
+        wait_for_replacement: virtual seconds to wait for a worker when a layer has no owner left.
+        coordinator_deaths: (when it dies, how long it is away), in virtual seconds; messages on their way are lost.
+        broken_streams: (when, whose) connections to the coordinator break; messages on their way are lost.
+        staggered: whether updates are made ahead of the verdict.
+        technique: of the planner, which then makes all plans, the first one too; None: they keep to 1F1B's rules.
+        scaled: which share of the steps has gradients that must be scaled.
+        preempted_at: when the agent is told to end, in virtual seconds, so that a checkpoint is made; None: never.
+        pauses: processes that are stopped for a while.
+        better: tells a better plan for who is here, if need be once some have changed places, or None; asked five
+            times a second.
+    """
+
+    plan: Plan
+    steps: int
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()
+    kill_at_effect: tuple[tuple[WorkerId, int], ...] = ()
+    kill_joiner_at_effect: tuple[WorkerId, int] | None = None
+    raises: tuple[Raise, ...] = ()
+    raise_at_effect: tuple[tuple[WorkerId, int], ...] = ()
+    tolerate: int = 0
+    delays: Delays = Delays()
+    profile: Profile | None = None
+    stage: StageFactory | None = None
+    ties: tuple[tuple[int, ...], ...] = ()
+    workers_per_node: int = 1
+    checkpoint_every: int = 0
+    sets_interval: bool = False
+    synchronous: bool = False
+    snapshot_every: int = 0
+    strategy: str = "auto"
+    wait_for_replacement: float = 0.0
+    coordinator_deaths: tuple[tuple[float, float], ...] = ()
+    broken_streams: tuple[tuple[float, WorkerId], ...] = ()
+    staggered: bool = False
+    technique: Technique | None = None
+    scaled: float = 0.0
+    preempted_at: float | None = None
+    pauses: tuple[Pause, ...] = ()
+    better: Callable[[Membership], Rerouted | Migration | Handover | None] = lambda membership: None
+
+    def __post_init__(self) -> None:
+        """Takes any iterable where there are several of something."""
+        for several in fields(self):
+            if several.default == ():
+                object.__setattr__(self, several.name, tuple(getattr(self, several.name)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualPin:
+    """A worker pinned a layer for the checkpoint of a step."""
+
+    worker: WorkerId
+    generation: int
+    step: int
+    layer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualResult:
+    """How a virtual job ended.
+
+    Attributes:
+        outcome: done, lost or error.
+        detail: what was wrong.
+        step: the last committed step number plus one.
+        generations: plans installed.
+        digest: over the digests of all layers, in order; empty unless done.
+        events: (virtual time, event), as a real run logs them.
+        fired: specs of the faults that fired; one by effect count is ``kill:WORKER#COUNT`` or ``raise:WORKER#COUNT``,
+            one at a time ``kill-coordinator#TIME``, ``break:WORKER#TIME`` or as :class:`Pause` says. What found nothing
+            to strike, or held nothing up, is not among them.
+        lost: the workers that died.
+        pinned: what was pinned for checkpoints, in order.
+        checkpoints: per step whose manifest was written, the digest of each layer's state.
+        saved: the layers that were saved at the end, however it came, and the digest of each.
+        layers: what each worker that lives at the end holds or follows.
+        effects: how many effects the last process of each worker has yielded; it can be killed at any of these.
+    """
+
+    outcome: str
+    detail: str
+    step: int
+    generations: int
+    digest: str
+    events: tuple[tuple[float, Event], ...]
+    fired: tuple[str, ...]
+    lost: tuple[WorkerId, ...]
+    pinned: tuple[VirtualPin, ...] = ()
+    checkpoints: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    saved: tuple[tuple[int, str | None], ...] = ()
+    layers: Mapping[WorkerId, tuple[int, ...]] = field(default_factory=dict)
+    effects: Mapping[WorkerId, int] = field(default_factory=dict)

@@ -1,0 +1,138 @@
+"""The agent of a simulated job: the real worker group and supervisor, over processes that are simulated."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace as replace_struct
+
+from holdfast.control.messages import Command, Hello, Preempted, StartWorker
+from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import group_into_nodes
+from holdfast.runtime.node.children import Child
+from holdfast.runtime.node.supervision import RestartLimit, StartAgain, Supervisor
+from holdfast.runtime.node.worker_group import WorkerGroup
+from holdfast.testing.scenario import Range
+from holdfast.testing.virtual_links import AGENT
+from holdfast.testing.virtual_worker import VirtualWorker, World
+
+__all__ = ["VirtualAgent", "VirtualProcesses"]
+
+_MOST_DEATHS, _WITHIN_S = 5, 10.0
+Spec = tuple[WorkerId, tuple[Fault, ...]]
+
+
+class VirtualProcesses:
+    """See :class:`holdfast.runtime.node.worker_group.Processes`.
+
+    Attributes:
+        by_pid: all that were ever started.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.by_pid: dict[int, VirtualWorker] = {}
+        self._world = world
+        self._pids = itertools.count(AGENT + 1)
+
+    def start(self, main: Callable[..., None], /, *arguments: Any, name: str) -> Child:
+        """Starts a worker; ``arguments``: what it is told."""
+        world, scenario = self._world, self._world.scenario
+        (spec,) = arguments
+        worker, faults = spec
+        joins = worker in world.running
+        deaths = dict([scenario.kill_joiner_at_effect] if scenario.kill_joiner_at_effect else ())
+        dies_at = (deaths if joins else dict(scenario.kill_at_effect)).get(worker)
+        child = Child(pid=next(self._pids), name=name)
+        made = VirtualWorker(worker, child.pid, faults, dies_at, world)
+        self.by_pid[child.pid] = world.running[worker] = made
+        return child
+
+    def attend(self, child: Child, on_end: Callable[[Child], None], /) -> None:
+        """Lets it begin."""
+        delays, process = self._world.scenario.delays, self.by_pid[child.pid]
+        first = len(self.by_pid) <= len(self._world.scenario.plan.workers)
+
+        def ended(status: int) -> None:
+            child.status = status
+            child.ended.set()
+            on_end(child)
+
+        takes: Range = delays.control if first else delays.start
+        self._world.after(takes, lambda: process.begin(ended))
+
+    def kill(self, child: Child, /) -> None:
+        """Ends it, unless it has ended."""
+        self.by_pid[child.pid].kill()
+
+
+class VirtualAgent:
+    """Starts workers, and coordinators that died.
+
+    Args:
+        world: what it lives in.
+        start_coordinator: starts one again.
+    """
+
+    def __init__(self, world: World, start_coordinator: Callable[[], None]) -> None:
+        scenario = world.scenario
+        self.processes = VirtualProcesses(world)
+        self._world = world
+        self._preempted = False
+        self._nodes = group_into_nodes(scenario.plan.workers, scenario.workers_per_node)
+        self._group = WorkerGroup(
+            children=self.processes,
+            nodes=self._nodes,
+            faults=scenario.faults,
+            spec_of=lambda worker, faults, begins: (worker, faults),
+            send=lambda message: world.links.say(AGENT, message),
+            cut=self._cut,
+            log=world.log,
+            grace_s=0.0,
+            clock=lambda: world.time.now,
+            later=world.time.after,
+        )
+        self._supervisor: Supervisor[float] = Supervisor(
+            start=lambda away_s: start_coordinator(),
+            later=self._later,
+            clock=lambda: world.time.now,
+            awake=lambda: world.time.now,
+            log=world.log,
+            delay_s=0.0,
+            patience_s=0.0,
+            limit=RestartLimit(num_restarts=_MOST_DEATHS, within_s=_WITHIN_S),
+        )
+
+    def begin(self) -> None:
+        """Starts all workers of the job."""
+        for worker in self._world.scenario.plan.workers:
+            self._group.start(worker)
+
+    def _later(self, delay_s: float, again: StartAgain[float]) -> None:
+        """A coordinator takes its time to start."""
+        self._world.time.after(delay_s + again.spec, lambda: self._supervisor.again(again))
+
+    def coordinator_died(self, away_s: float) -> None:
+        """It is started again; ``away_s``: how long that takes."""
+        self._supervisor.on_ended(away_s, -9)
+
+    def hello(self) -> Hello:
+        """What a coordinator is told that may know nothing."""
+        return replace_struct(self._group.hello(), pid=AGENT, preempted=self._preempted)
+
+    def preempt(self) -> None:
+        """The job is to end."""
+        self._preempted = True
+        self._world.links.say(AGENT, Preempted())
+
+    def obey(self, command: Command) -> None:
+        """Takes a command."""
+        if isinstance(command, StartWorker):
+            self._group.expect(command.worker)
+        self._group.obey(command)
+
+    def _cut(self, node: int) -> None:
+        for worker in self._nodes[node]:
+            self._world.running[worker].stopped = True

@@ -1,0 +1,170 @@
+"""The coordinator of a simulated job: the real one, without its sockets; it can die, be stopped, and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from holdfast.control.checkpoint_ledger import Settled, WriteManifest
+from holdfast.control.decider import Decider, Happening
+from holdfast.control.membership import Improved, Membership, Output, Tell, plan_recovery, restore
+from holdfast.control.messages import Ended
+from holdfast.control.store import StoredDecision
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+from holdfast.errors import InternalError
+from holdfast.planning.training import Terms
+from holdfast.recovery.actions import RecoveryPlan
+from holdfast.telemetry.events import CoordinatorReady
+from holdfast.testing.scenario import Scenario
+from holdfast.testing.virtual_log import VirtualLog
+from holdfast.testing.virtual_time import Sleep, VirtualTime
+
+__all__ = ["TICK_S", "VirtualCoordinator", "VirtualStore"]
+
+TICK_S = 0.2
+REATTACH_S = 60.0
+_ANSWERS: dict[tuple[str, Plan, frozenset[WorkerId], Terms | None], RecoveryPlan] = {}
+_MOST_ANSWERS = 4096
+
+
+def _answered(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan:
+    """What :func:`plan_recovery` returns: a function of a few values, and many runs ask for the same ones."""
+    about = (state.strategy, state.healthy, lost, state.terms)
+    if about not in _ANSWERS:
+        if len(_ANSWERS) >= _MOST_ANSWERS:
+            _ANSWERS.clear()
+        _ANSWERS[about] = plan_recovery(state, lost)
+    return _ANSWERS[about]
+
+
+class VirtualStore:
+    """What outlives a coordinator: its newest decision, and the manifests of checkpoints."""
+
+    def __init__(self) -> None:
+        self.newest: StoredDecision | None = None
+        self.checkpoints: dict[int, tuple[str, ...]] = {}
+
+    def put(self, decision: StoredDecision) -> None:
+        """See :class:`holdfast.control.decider.Store`."""
+        self.newest = decision
+
+
+class Telling(Protocol):
+    """Who is told what a coordinator says."""
+
+    def tell(self, tell: Tell, pid: int | None) -> None:
+        """Sends to a process; to the agent if ``pid`` is None."""
+
+
+class VirtualCoordinator:
+    """One process of it.
+
+    Args:
+        scenario: the job.
+        begins: the membership of a job that has not begun.
+        store: what the coordinators before left.
+        time: that passes.
+        log: where events go.
+        telling: carries what it says.
+        ended: told how the job ended.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        begins: Membership,
+        store: VirtualStore,
+        time: VirtualTime,
+        log: VirtualLog,
+        telling: Telling,
+        ended: Callable[[Ended], None],
+    ) -> None:
+        self.alive = True
+        self.asleep = Sleep(time, log.fire_once)
+        self._scenario = scenario
+        self._store = store
+        self._time = time
+        self._telling = telling
+        self._ended = ended
+        if store.newest is not None:
+            begins = restore(begins, store.newest, reattach_until=self.asleep.awake_s() + REATTACH_S)
+        self.decider = Decider(
+            membership=begins,
+            store=store,
+            log=log,
+            clock=lambda: time.now,
+            awake=self.asleep.awake_s,
+            outside=self,
+        )
+
+    def run(self, *, again: bool) -> None:
+        """Begins to look at what is overdue."""
+        if again:
+            ready = CoordinatorReady(pid=0, generation=self.decider.membership.generation)
+            self.decider.log.write(self._time.now, ready)
+        self._tick()
+
+    def _tick(self) -> None:
+        if not self.alive or self.asleep.puts_off(self._tick):
+            return
+        self._time.after(TICK_S, self._tick)
+        self.decider.pass_time()
+        self._complain()
+        before = self.decider.membership
+        if ahead := self.decider.unanswered():
+            lost = self._time.random.choice(ahead)
+            recovery = _answered(before, lost)
+            self._later(lambda: self.decider.answer(before, lost, recovery))
+        if offer := self._scenario.better(before):
+            self.take(Improved(lost=before.absent, offer=offer))
+
+    def _later(self, act: Callable[[], object]) -> None:
+        """What takes the time of a message happens if we live that long."""
+
+        def do() -> None:
+            if self.alive:
+                act()
+
+        self._time.after(self._time.draw(self._scenario.delays.control), do)
+
+    def take(self, event: Happening) -> None:
+        """An event is there."""
+        if not self.alive or self.asleep.puts_off(lambda: self.take(event)):
+            return
+        self.decider.take([event])
+        self._complain()
+
+    def _complain(self) -> None:
+        """A bug of ours ends a real job; here it is to be seen."""
+        ended = self.decider.membership.ended
+        if ended is not None and ended.detail.startswith("coordinator: "):
+            raise InternalError(ended.detail)
+
+    def send(self, outputs: Sequence[Output]) -> None:
+        """See :class:`holdfast.control.decider.Outside`."""
+        pids = self.decider.membership.pids
+        for output in outputs:
+            match output:
+                case WriteManifest():
+                    self._write(output)
+                case Tell(to=None, command=Ended() as ended):
+                    self._ended(ended)
+                case Tell(to=None):
+                    self._telling.tell(output, None)
+                case Tell(to=WorkerId() as to) if output.pid or to in pids:
+                    self._telling.tell(output, output.pid or pids[to])
+
+    def send_last(self, outputs: Sequence[Output], die: Callable[[], None]) -> None:
+        """See :class:`holdfast.control.decider.Outside`; no fault of this kind is scheduled here."""
+        raise InternalError("nothing strikes a simulated coordinator in the middle of what it does")
+
+    def _write(self, commit: WriteManifest) -> None:
+        """Writes a manifest: others may be begun meanwhile, but they are written one after another."""
+
+        def written() -> None:
+            if self.alive:
+                self._store.checkpoints[commit.step] = tuple(shard.sha256 for shard in commit.shards)
+                self.take(Settled(step=commit.step, url="virtual"))
+
+        self._time.after(self._time.draw(self._scenario.delays.store), written, "store")
