@@ -18,8 +18,21 @@ pytestmark = pytest.mark.dist
     ],
 )
 def test_a_kill_under_the_planners_plans(runs, name, technique, fault):
-    overrides = (f"train.technique={technique}",)
-    summary = runs.survives(name, fault, overrides=overrides, healthy=runs.healthy(name))
+    survives_under_plans(runs, name, technique, fault, runs.healthy(name))
+
+
+@pytest.mark.parametrize(
+    ("technique", "fault"), [("decoupled", "kill:1.1@1:backward"), ("staggered", "kill:0.0@2:update")]
+)
+def test_a_kill_under_the_planners_plans_for_pipelines_that_are_not_alike(runs, technique, fault):
+    """Two stages and five micro-batches beside three and three: the bits of one worker that has all of them."""
+    alone = runs.healthy("unlike", ("grid.layout=[{stages: [6], microbatches: 8}]",))
+    survives_under_plans(runs, "unlike", technique, fault, alone)
+
+
+def survives_under_plans(runs, name, technique, fault, healthy):
+    """The fault fires, the bits are those of the healthy run, and halves of the backward pass are apart throughout."""
+    summary = runs.survives(name, fault, overrides=(f"train.technique={technique}",), healthy=healthy)
     ran: dict[int, set[str]] = {}
     for _, event in read_events(summary.run_dir / "events.jsonl"):
         if isinstance(event, StepOps):

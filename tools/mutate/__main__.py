@@ -41,9 +41,6 @@ TARGETS = (
     *(f"runtime/{name}.py" for name in _DRIVEN.split()),
     *(f"runtime/transport/{name}.py" for name in _TRANSPORT.split()),
 )
-LEFT_OUT = ("core/pictures.py", "core/render.py")
-"""What is drawn for people: no test should say how many pixels a margin has."""
-
 PROCESSES = (
     "tests/dist/test_coming_and_going.py::test_a_lost_worker_is_replaced_and_works_again[1.1]",
     "tests/dist/test_checkpoints.py::test_only_the_last_k_are_kept",
@@ -93,7 +90,7 @@ class Session:
         self._pool = Pool(jobs)
         paths = sorted({path for pattern in TARGETS for path in PACKAGE.glob(pattern)})
         names = [path.relative_to(PACKAGE).as_posix() for path in paths]
-        self._sources = {name: (PACKAGE / name).read_text() for name in names if name not in LEFT_OUT}
+        self._sources = {name: (PACKAGE / name).read_text() for name in names}
         self._functions = {name: functions_of(source) for name, source in self._sources.items()}
         self._tests = _Tests(self._functions)
         self._results = _read_results(STATE / "results.jsonl")

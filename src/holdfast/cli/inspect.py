@@ -10,6 +10,9 @@ from pathlib import Path
 from holdfast.config.parsing import parsing
 from holdfast.control.store import DecisionStore
 from holdfast.core.plan import Plan
+from holdfast.drawing.run import run_to_svg
+from holdfast.drawing.run_text import run_to_text
+from holdfast.drawing.run_trace import run_to_trace
 from holdfast.errors import ConfigError, StorageError, place_of
 from holdfast.plain import one_line
 from holdfast.runtime.rundir import attempts
@@ -47,11 +50,9 @@ from holdfast.telemetry.events import (
     WorkerReady,
     read_events,
 )
-from holdfast.telemetry.picture import draw_svg, draw_text
 from holdfast.telemetry.report import FailureReport, attempt, report
 from holdfast.telemetry.shown import shown
 from holdfast.telemetry.timeline import BOUNDARY, run_timeline
-from holdfast.telemetry.trace import render_run_trace
 
 __all__ = ["add_inspect_parser", "narrate", "sum_up", "tell_checkpoint"]
 
@@ -87,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
     if args.perfetto:
         plans = _plans(Path(args.run_dir))
         with parsing(lambda text: ConfigError(f"{args.run_dir}: its log and its plans do not fit together: {text}")):
-            print(render_run_trace(timed, plans), end="")
+            print(run_to_trace(timed, plans), end="")
     elif args.format == "svg":
-        print(draw_svg(run_timeline(timed), title=_title(timed)), end="")
+        print(run_to_svg(run_timeline(timed), _title(timed)), end="")
     else:
         print(narrate_attempts(Path(args.run_dir)) + _text(timed, every=args.every))
     return 0
@@ -113,7 +114,7 @@ def _text(timed: list[tuple[float, Event]], *, every: bool) -> str:
     """What matters, the picture, and the story."""
     if not timed:
         return "nothing happened yet"
-    return "\n\n".join([sum_up(timed), draw_text(run_timeline(timed)), narrate(timed, every=every)])
+    return "\n\n".join([sum_up(timed), run_to_text(run_timeline(timed)), narrate(timed, every=every)])
 
 
 def narrate_attempts(run_dir: Path) -> str:

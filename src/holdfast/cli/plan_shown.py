@@ -10,11 +10,12 @@ from types import MappingProxyType
 from holdfast.core.bounds import Bound
 from holdfast.core.evaluate import Timeline
 from holdfast.core.ids import WorkerId
-from holdfast.core.pictures import render_svg, render_trace
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
-from holdfast.core.render import render_timeline
 from holdfast.core.routes import Visit
+from holdfast.drawing.schedule import schedule_to_svg
+from holdfast.drawing.schedule_text import schedule_to_text
+from holdfast.drawing.schedule_trace import schedule_to_trace
 from holdfast.planning.normalise import Move
 
 __all__ = ["FORMATS", "Shown"]
@@ -74,7 +75,7 @@ def _to_json(shown: Shown) -> str:
 
 
 def _to_table(shown: Shown) -> str:
-    lines = [render_timeline(shown.timeline).rstrip("\n")]
+    lines = [schedule_to_text(shown.timeline).rstrip("\n")]
     if (bound := shown.bound) is not None:
         reached = " (reached: optimal)" if shown.optimal else ""
         lines.append(f"bound     period {bound.period:g}, makespan {bound.makespan:g}{reached}")
@@ -107,11 +108,11 @@ def _told(move: Move) -> str:
 
 
 def _to_svg(shown: Shown) -> str:
-    return render_svg(shown.plan, shown.costs, shown.timeline, failed=shown.failed)
+    return schedule_to_svg(shown.plan, shown.costs, shown.timeline, failed=shown.failed)
 
 
 def _to_perfetto(shown: Shown) -> str:
-    return render_trace(shown.timeline) + "\n"
+    return schedule_to_trace(shown.timeline)
 
 
 FORMATS: Mapping[str, Callable[[Shown], str]] = MappingProxyType(

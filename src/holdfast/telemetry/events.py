@@ -55,6 +55,7 @@ __all__ = [
     "StepOps",
     "Suspected",
     "Synced",
+    "Timed",
     "WorkerReady",
     "read_events",
 ]
@@ -392,6 +393,9 @@ Event = (
     | JobEnded
 )
 
+Timed = tuple[float, Event]
+"""When it happened, and what."""
+
 
 class _Line(msgspec.Struct, frozen=True):
     time: float
@@ -541,7 +545,7 @@ def _is_at(file: int, path: Path) -> bool:
     return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) or not stat.S_ISREG(ours.st_mode)
 
 
-def read_events(path: str | Path) -> list[tuple[float, Event]]:
+def read_events(path: str | Path) -> list[Timed]:
     """Returns (time, event) of a log, in the order of time.
 
     What a full disk or a kill in the middle of a write cut off is left out: at the end of the log, or before the event

@@ -22,11 +22,10 @@ from holdfast.telemetry.events import (
     Resumed,
     StepOmitted,
     StepOps,
+    Timed,
 )
 
 __all__ = ["FATAL_KINDS", "AttemptReport", "FailureReport", "RunReport", "attempt", "report"]
-
-Timed = tuple[float, Event]
 
 FATAL_KINDS = ("kill", "hang", "stall", "partition", "kill-node")
 """Kinds of faults after which a worker is lost; others make nobody fail."""

@@ -18,13 +18,12 @@ from holdfast.telemetry.events import (
     Rebuilt,
     StepOps,
     Synced,
+    Timed,
     WorkerReady,
 )
 from holdfast.telemetry.report import report
 
 __all__ = ["BOUNDARY", "Generation", "Mark", "Mode", "Row", "RunTimeline", "Stretch", "run_timeline"]
-
-Timed = tuple[float, Event]
 
 BOUNDARY = "boundary"
 """The strategy of a generation that nobody's failure brought about: workers came or went between two steps."""

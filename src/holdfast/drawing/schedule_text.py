@@ -1,4 +1,4 @@
-"""Draws a timeline as text for people."""
+"""Draws a schedule as text for a terminal."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import defaultdict
 from holdfast.core.evaluate import Span, Timeline
 from holdfast.core.ids import WorkerId
 
-__all__ = ["render_timeline"]
+__all__ = ["schedule_to_text"]
 
 
-def render_timeline(timeline: Timeline, *, width: int = 400) -> str:
+def schedule_to_text(timeline: Timeline, *, width: int = 400) -> str:
     """Returns one row per worker and, below, the numbers that sum the timeline up.
 
     If all times are integers, a column is one unit of time, an operation stands in its first unit and ``=`` goes on.

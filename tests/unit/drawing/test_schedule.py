@@ -5,9 +5,11 @@ import pytest
 
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
-from holdfast.core.pictures import render_svg, render_trace, ticks
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
+from holdfast.drawing.axis import ticks
+from holdfast.drawing.schedule import schedule_to_svg
+from holdfast.drawing.schedule_trace import schedule_to_trace
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.planner import Technique, make_plan
 from holdfast.testing.traces import trace_faults
@@ -21,7 +23,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_the_picture_has_every_operation_every_worker_and_what_failed():
-    root = ElementTree.fromstring(render_svg(PLAN, COSTS, TIMELINE, failed=[LOST]))
+    root = ElementTree.fromstring(schedule_to_svg(PLAN, COSTS, TIMELINE, failed=[LOST]))
     titles = [title.text for title in root.iter(f"{SVG}title")]
     assert sorted(titles) == sorted(f"{span.op} {span.start:g} to {span.end:g}" for span in TIMELINE.spans)
     texts = {text.text for text in root.iter(f"{SVG}text")}
@@ -34,7 +36,7 @@ def test_the_picture_has_every_operation_every_worker_and_what_failed():
 
 
 def test_time_has_an_axis_with_round_numbers_and_the_borders_of_the_step():
-    root = ElementTree.fromstring(render_svg(PLAN, COSTS, TIMELINE, width=1000))
+    root = ElementTree.fromstring(schedule_to_svg(PLAN, COSTS, TIMELINE, width=1000))
     scale = (1000 - 52 - 10) / TIMELINE.makespan
     lines = [line for line in root.iter(f"{SVG}line") if line.get("class") in ("tick", "border")]
     places = {kind: [float(x.get("x1")) for x in lines if x.get("class") == kind] for kind in ("tick", "border")}
@@ -47,30 +49,22 @@ def test_time_has_an_axis_with_round_numbers_and_the_borders_of_the_step():
     assert max(float(text.get("y")) for text in root.iter(f"{SVG}text")) < float(root.get("height"))
 
 
-@pytest.mark.parametrize(
-    ("end", "found"), [(0, [0]), (8, [0, 1, 2, 3, 4, 5, 6, 7, 8]), (33, [0, 5, 10, 15, 20, 25, 30]), (0.02, [0, 0.002])]
-)
-def test_ticks_are_round_and_few(end, found):
-    assert ticks(end)[: len(found)] == pytest.approx(found)
-    assert len(ticks(end)) <= 11
-
-
 def test_a_long_step_gets_a_wide_picture_in_which_it_can_be_read():
     grid = CostedGrid(pipelines=1, stages=split_evenly(3, 3), microbatches=60, costs=COSTS)
     plan = make_plan(grid, [], Technique.DECOUPLED, time_limit_s=0.0).plan
     timeline = evaluate(plan, COSTS)
-    root = ElementTree.fromstring(render_svg(plan, COSTS, timeline))
+    root = ElementTree.fromstring(schedule_to_svg(plan, COSTS, timeline))
     assert 960 < int(root.get("width")) <= 4000
     labels = [
         text.text for text in root.iter(f"{SVG}text") if text.get("text-anchor") == "middle" and text.get("font-size")
     ]
     assert len(labels) > len(timeline.spans) / 2
-    assert ElementTree.fromstring(render_svg(plan, COSTS, timeline, width=500)).get("width") == "500"
+    assert ElementTree.fromstring(schedule_to_svg(plan, COSTS, timeline, width=500)).get("width") == "500"
 
 
 def test_the_trace_has_every_operation_at_its_time():
-    assert trace_faults(render_trace(TIMELINE, microseconds=2)) == []
-    events = json.loads(render_trace(TIMELINE, microseconds=2))["traceEvents"]
+    assert trace_faults(schedule_to_trace(TIMELINE, microseconds=2)) == []
+    events = json.loads(schedule_to_trace(TIMELINE, microseconds=2))["traceEvents"]
     found = {(e["pid"], e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
     assert found == {
         (span.worker.stage, span.worker.pipeline, str(span.op), span.start * 2, (span.end - span.start) * 2)

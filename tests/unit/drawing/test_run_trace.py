@@ -2,13 +2,11 @@
 
 import json
 
-import pytest
-
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
+from holdfast.drawing.run_trace import run_to_trace
 from holdfast.telemetry.events import Agreed, Detected, FaultInjected, Installed, Rebuilt, StepOps
-from holdfast.telemetry.trace import measured_costs, render_run_trace
 from holdfast.testing.traces import trace_faults
 
 PLAN = regular_plan(1, split_evenly(4, 2), 1)
@@ -34,14 +32,14 @@ def spans(text, pid):
 
 
 def test_what_ran_is_shown_in_microseconds_from_the_first_event():
-    text = render_run_trace(TIMED, {})
+    text = run_to_trace(TIMED, {})
     assert spans(text, 0) == [("F0.0", 1_000_000, 200_000), ("B0.0", 1_900_000, 400_000)]
     assert spans(text, 1) == [("F0.0", 1_250_000, 250_000), ("B0.0", 1_500_000, 400_000)]
     assert spans(text, 1000) == []
 
 
 def test_beside_it_stands_the_plan_from_the_start_of_the_same_step():
-    text = render_run_trace(TIMED, {1: PLAN})
+    text = run_to_trace(TIMED, {1: PLAN})
     assert spans(text, 1000) == [("F0.0", 1_000_000, 200_000), ("B0.0", 1_850_000, 400_000)]
     assert spans(text, 1001) == [("F0.0", 1_200_000, 250_000), ("B0.0", 1_450_000, 400_000)]
 
@@ -53,7 +51,7 @@ def test_planned_steps_that_overlap_stand_side_by_side():
         for n in (3, 4, 5)
         for w, ops in (("0.0", FIRST), ("0.1", LAST))
     )
-    text = render_run_trace([TIMED[0], *again], {1: PLAN}, unit_costs(4))
+    text = run_to_trace([TIMED[0], *again], {1: PLAN}, unit_costs(4))
     assert trace_faults(text) == []
     planned = [e for e in json.loads(text)["traceEvents"] if e["ph"] == "X" and e["pid"] == 1000]
     assert {(e["tid"], e["args"]["step"]) for e in planned} == {(0, 3), (1000, 4), (2000, 5)}
@@ -68,12 +66,12 @@ def shifted(ops, seconds):
 
 
 def test_a_profile_times_the_plan_instead():
-    text = render_run_trace(TIMED, {1: PLAN}, unit_costs(4))
+    text = run_to_trace(TIMED, {1: PLAN}, unit_costs(4))
     assert spans(text, 1001) == [("F0.0", 3_000_000, 2_000_000), ("B0.0", 5_000_000, 4_000_000)]
 
 
 def test_stages_are_named_and_sorted_with_their_plans_beside_them():
-    events = json.loads(render_run_trace(TIMED, {1: PLAN}))["traceEvents"]
+    events = json.loads(run_to_trace(TIMED, {1: PLAN}))["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {
         0: "workers *.0, measured",
@@ -87,22 +85,8 @@ def test_stages_are_named_and_sorted_with_their_plans_beside_them():
     assert {e["name"] for e in events if e["ph"] == "i"} == {"generation 1", "slow 0.1"}
 
 
-def test_medians_are_shared_by_the_layers_of_a_worker():
-    ran = [dict(zip(PLAN.workers, (FIRST, LAST), strict=True))] * 3
-    costs = measured_costs(PLAN, ran)
-    assert costs.forward == pytest.approx((0.1, 0.1, 0.125, 0.125))
-    assert costs.input == pytest.approx((0.2, 0.2, 0.2, 0.2))
-    assert costs.weight == (0.0,) * 4
-
-
-def test_halves_of_the_backward_pass_are_told_apart():
-    ops = (("F", 0, 0, 0.0, 1.0), ("I", 0, 0, 1.0, 3.0), ("W", 0, 0, 3.0, 6.0))
-    costs = measured_costs(PLAN, [dict.fromkeys(PLAN.workers, ops)])
-    assert (costs.input, costs.weight) == ((1.0,) * 4, (1.5,) * 4)
-
-
 def test_an_empty_run_is_an_empty_trace():
-    assert json.loads(render_run_trace([], {}))["traceEvents"] == []
+    assert json.loads(run_to_trace([], {}))["traceEvents"] == []
 
 
 # A step, and then a death of 0.1, of which 1.1 takes over: two pipelines of two stages.
@@ -151,11 +135,11 @@ def find(text, **wanted):
 
 def test_a_trace_keeps_the_rules_of_its_format():
     for timed, plans in ((LOST, {1: TWO}), (TIMED, {1: PLAN}), (TIMED, {}), ([], {})):
-        assert trace_faults(render_run_trace(timed, plans)) == []
+        assert trace_faults(run_to_trace(timed, plans)) == []
 
 
 def test_sums_and_updates_are_slices_of_their_worker():
-    text = render_run_trace(LOST, {1: TWO})
+    text = run_to_trace(LOST, {1: TWO})
     (one,) = find(text, cat="reduce", pid=1, tid=0)
     assert (one["name"], round(one["ts"]), round(one["dur"])) == ("reduce 1", 2_000_000, 100_000)
     assert one["args"] == {"step": 0, "layers": [1]}
@@ -163,7 +147,7 @@ def test_sums_and_updates_are_slices_of_their_worker():
 
 
 def test_messages_are_arrows_from_what_made_them_to_what_took_them():
-    text = render_run_trace(LOST, {1: TWO})
+    text = run_to_trace(LOST, {1: TWO})
     arrows = {}
     for event in find(text, cat="message"):
         arrows.setdefault(event["id"], {})[event["ph"]] = (
@@ -179,7 +163,7 @@ def test_messages_are_arrows_from_what_made_them_to_what_took_them():
 
 
 def test_a_recovery_is_a_slice_of_the_job_and_what_was_given_up_one_of_each_survivor():
-    text = render_run_trace(LOST, {})
+    text = run_to_trace(LOST, {})
     parts = [(e["name"], round(e["ts"]), round(e["dur"])) for e in find(text, pid=2000, ph="X")]
     assert parts == [
         ("recovery, generation 2", 2_600_000, 1_390_000),
@@ -195,7 +179,7 @@ def test_a_recovery_is_a_slice_of_the_job_and_what_was_given_up_one_of_each_surv
 
 
 def test_loss_and_memory_are_counters():
-    text = render_run_trace(LOST, {})
+    text = run_to_trace(LOST, {})
     (loss,) = find(text, ph="C", name="loss")
     assert (loss["args"], round(loss["ts"])) == ({"loss": 2.5}, 2_200_000)
     memory = find(text, ph="C", name="memory of 1.1")
@@ -203,30 +187,4 @@ def test_loss_and_memory_are_counters():
 
 
 def test_a_loss_that_is_no_number_leaves_the_trace_readable():
-    assert trace_faults(render_run_trace([TIMED[0], ran("0.0", 10.0, 0, loss=float("nan"))], {})) == []
-
-
-X = {"ph": "X", "name": "a", "pid": 0, "tid": 0, "ts": 1.0, "dur": 2.0}
-F = {**X, "ph": "f", "id": 1, "bp": "e"}
-BROKEN = {
-    "is no trace": "[",
-    "NaN is not JSON": '{"traceEvents": [{"ts": NaN}]}',
-    "unknown phase": [{**X, "ph": "Z"}],
-    "no process": [{**X, "pid": "0"}],
-    "no time": [{**X, "ts": -1}],
-    "no length": [{key: value for key, value in X.items() if key != "dur"}],
-    "no values": [{**X, "ph": "C", "args": {"loss": "2"}}],
-    "no id": [X, {**X, "ph": "s"}],
-    "comes after": [{**X, "ts": 9.0}, X],
-    "ends after the slice": [X, {**X, "ts": 2.0}],
-    "lies in no slice": [X, {**X, "ph": "s", "id": 1, "ts": 4.0}, {**F, "ts": 5.0}],
-    "begins 1 times and ends 0": [X, {**X, "ph": "s", "id": 1}],
-    "ends before it begins": [X, F, {**X, "ph": "s", "id": 1, "ts": 2.0}],
-    "binds to the next slice": [X, {**X, "ph": "s", "id": 1}, {**X, "ph": "f", "id": 1, "ts": 2.0}],
-}
-
-
-@pytest.mark.parametrize("what", BROKEN)
-def test_the_check_finds_what_is_wrong(what):
-    text = BROKEN[what] if isinstance(BROKEN[what], str) else json.dumps({"traceEvents": BROKEN[what]})
-    assert any(what in fault for fault in trace_faults(text)), trace_faults(text)
+    assert trace_faults(run_to_trace([TIMED[0], ran("0.0", 10.0, 0, loss=float("nan"))], {})) == []
