@@ -170,6 +170,13 @@ class ClusterView:
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
         offer: a plan for this very loss that is better than what would be made at once; None if there is none.
         target: the plan of the whole grid that is to come, by layers handed from worker to worker; None if it stays.
+        plan: what runs; None if nothing does.
+        step: the first that is not committed, as far as is known.
+        elapsed_s: how long it has been run.
+        resumes: the step from which all go on; None until that is known.
+        snapshot: the newest step of which all have a snapshot in their memory; None if there is none.
+        coming: whether new processes are started for the lost.
+        updates_ahead: whether updates are made ahead of the verdict.
     """
 
     healthy: Plan
@@ -180,3 +187,10 @@ class ClusterView:
     terms: Terms | None = None
     offer: Rerouted | None = None
     target: Plan | None = None
+    plan: Plan | None = None
+    step: int = 0
+    elapsed_s: float = 0.0
+    resumes: int | None = None
+    snapshot: int | None = None
+    coming: bool = False
+    updates_ahead: bool = False

@@ -9,11 +9,11 @@ from holdfast.control.membership import Handover, Membership
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
-from holdfast.core.profile import Profile
 from holdfast.planning.migration import Migration
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Rerouted
 from holdfast.protocol.worker import Engine
+from holdfast.recovery.price import Rates
 from holdfast.telemetry.events import Event
 from holdfast.testing.raising import Raise
 
@@ -89,8 +89,8 @@ class Scenario:
         raise_at_effect: workers in which an exception comes when they yield their n-th effect, whatever that is.
         tolerate: how many workers may be lost to exceptions within 100 steps.
         delays: ranges of the delays.
-        profile: how long the operations, updates and messages of each layer take; None: operations take what is drawn,
-            and updates no time.
+        rates: how long everything takes, in place of ``delays``; None: what is drawn, and updates, loading and saving
+            take no time.
         stage: makes a worker's compute engine; default an emulated one.
         ties: the layers that share weights.
         workers_per_node: consecutive workers that fail together.
@@ -121,7 +121,7 @@ class Scenario:
     raise_at_effect: tuple[tuple[WorkerId, int], ...] = ()
     tolerate: int = 0
     delays: Delays = Delays()
-    profile: Profile | None = None
+    rates: Rates | None = None
     stage: StageFactory | None = None
     ties: tuple[tuple[int, ...], ...] = ()
     workers_per_node: int = 1
@@ -141,10 +141,28 @@ class Scenario:
     better: Callable[[Membership], Rerouted | Migration | Handover | None] = lambda membership: None
 
     def __post_init__(self) -> None:
-        """Takes any iterable where there are several of something."""
+        """Takes any iterable where there are several of something; rates tell the delays."""
+        if self.rates is not None:
+            object.__setattr__(self, "delays", _as_delays(self.rates))
         for several in fields(self):
             if several.default == ():
                 object.__setattr__(self, several.name, tuple(getattr(self, several.name)))
+
+
+def _as_delays(rates: Rates) -> Delays:
+    """Nothing is drawn any more; a process that ended is missed, and one that connects again does so, at once."""
+    at_once = (0.0, 0.0)
+    return Delays(
+        control=(rates.control_s, rates.control_s),
+        message=(rates.message_s, rates.message_s),
+        compute=at_once,
+        detect=at_once,
+        connect=(rates.connect_s, rates.connect_s),
+        copy=at_once,
+        start=(rates.start_s, rates.start_s),
+        store=at_once,
+        reattach=at_once,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +182,7 @@ class VirtualResult:
     Attributes:
         outcome: done, lost or error.
         detail: what was wrong.
+        seconds: of virtual time that it took.
         step: the last committed step number plus one.
         generations: plans installed.
         digest: over the digests of all layers, in order; empty unless done.
@@ -181,6 +200,7 @@ class VirtualResult:
 
     outcome: str
     detail: str
+    seconds: float
     step: int
     generations: int
     digest: str

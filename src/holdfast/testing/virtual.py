@@ -88,6 +88,7 @@ class VirtualCluster:
         return VirtualResult(
             outcome=ended.outcome,
             detail=ended.detail,
+            seconds=self._time.now,
             step=ended.step,
             generations=ended.generations,
             digest=self._digest() if ended.outcome == "done" else "",
@@ -196,8 +197,8 @@ def _terms(scenario: Scenario) -> Terms:
     """What the planner goes by."""
     assert scenario.technique is not None
     placement, routes = scenario.plan.placement, scenario.plan.routes.routes
-    profile = scenario.profile
-    costs = unit_costs(placement.num_layers) if profile is None else costs_from_profile(profile)
+    rates = scenario.rates
+    costs = unit_costs(placement.num_layers) if rates is None else costs_from_profile(rates.profile)
     depth = max(len(route.visits) for route in routes)
     return Terms(technique=scenario.technique, costs=costs, in_flight=2 * depth, ties=scenario.ties)
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace as replace_struct
 
@@ -107,6 +107,17 @@ class World:
         """Lets something happen after a delay between these limits."""
         self.time.after(self.time.draw(limits), act, channel)
 
+    def seconds_of(self, what: Literal["copy", "load", "save"], layers: Iterable[int]) -> float:
+        """How long it takes to give layers, or to load or save them one by one; no time where there are no rates."""
+        rates = self.scenario.rates
+        if rates is None:
+            return 0.0
+        sizes = [rates.profile.layers[layer].state_bytes for layer in layers]
+        if what == "copy":
+            return rates.copy.seconds_of(sum(sizes)) if sizes else 0.0
+        link = rates.load if what == "load" else rates.save
+        return sum(map(link.seconds_of, sizes))
+
     def living(self, worker: WorkerId) -> bool:
         """Whether a worker's process is there and does something."""
         return self.running[worker].goes
@@ -177,7 +188,7 @@ class VirtualWorker:
             layers=placement.layers_of(self.worker) if self.worker in plan.workers else (),
             num_layers=placement.num_layers,
             num_microbatches=len(plan.routes.microbatches),
-            profile=scenario.profile,
+            profile=None if scenario.rates is None else scenario.rates.profile,
             clock=lambda: self._world.time.now + self._owed_s,
             sleep=self.sleep,
             scaled=scenario.scaled,
@@ -186,12 +197,17 @@ class VirtualWorker:
     def _raising(self, stage: Engine) -> Engine:
         """A stage that raises as scheduled and writes no files."""
         world, raises = self._world, self._world.scenario.raises
+
+        def saved(layer: int, digest: str | None) -> None:
+            self.sleep(world.seconds_of("save", (layer,)))
+            world.saved[layer] = digest
+
         return RaisingStage(  # type: ignore[return-value]
             stage,
             self.worker,
             [each for each in raises if not (each.once and str(each) in world.log.fired)],
             fired=lambda each: world.log.fire(str(each)),
-            saved=world.saved.__setitem__,
+            saved=saved,
         )
 
     # What the process as a whole does.
@@ -501,7 +517,8 @@ class VirtualWorker:
                 (states[layer],) = found
             self._fetched = states
 
-        world.after(world.scenario.delays.copy, attempt)
+        takes_s = world.time.draw(world.scenario.delays.copy) + world.seconds_of("copy", holders)
+        world.time.after(takes_s, attempt)
 
     def _later_written(self, act: Callable[[], None]) -> None:
         """Lets the writer do something, after all that it has to do before; not if the worker dies first."""
@@ -535,7 +552,9 @@ class VirtualWorker:
         stage = self._emulated(plan)
         if state is None:
             stage.inherit(self.protocol.stage)
-        elif state.url is not None:
+        else:
+            self.sleep(self._world.seconds_of("load", plan.placement.layers_of(self.worker)))
+        if state is not None and state.url is not None:
             for layer in plan.placement.layers_of(self.worker):
                 stage.restore(layer, self._world.stored[state.step, layer])
         return self._raising(stage)
@@ -572,7 +591,7 @@ class VirtualWorker:
             result = stage.forward(run.step, microbatch.number, run.value, run.layers)
         else:
             result = stage.backward(run.op.kind, run.step, microbatch.number, run.value)
-        if self._world.scenario.profile is None:
+        if self._world.scenario.rates is None:
             self.sleep(self._world.time.draw(self._world.scenario.delays.compute))
         self._injector.slow_down(run.step, self._owed_s)
         self.waiting = run
@@ -597,11 +616,11 @@ class VirtualWorker:
             world.mail.post(key, self.worker, peer, value)
             world.wake([peer])
 
-        profile, tensor = world.scenario.profile, key.payload in (Payload.ACTIVATION, Payload.GRADIENT)
-        if profile is None or not tensor:
+        rates, tensor = world.scenario.rates, key.payload in (Payload.ACTIVATION, Payload.GRADIENT)
+        if rates is None or not tensor:
             return world.after(world.scenario.delays.message, arrive)
-        size = profile.layers[key.boundary - 1].boundary_bytes
-        return world.time.after(profile.link.seconds_of(size), arrive)
+        size = rates.profile.layers[key.boundary - 1].boundary_bytes
+        return world.time.after(rates.profile.link.seconds_of(size), arrive)
 
     def _contribute(self, name: tuple[int, int, Any], value: Any) -> None:
         world = self._world

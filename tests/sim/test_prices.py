@@ -1,0 +1,220 @@
+"""What an action is said to cost is what it takes, where a cluster is as fast as the rates say."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from holdfast.core.builders import regular_plan
+from holdfast.core.evaluate import evaluate
+from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import LayerRange, split_evenly
+from holdfast.core.profile import LayerProfile, Link, Profile, costs_from_profile
+from holdfast.recovery.actions import (
+    Abort,
+    Await,
+    ClusterView,
+    CopyState,
+    InstallPlan,
+    LoadState,
+    Recompute,
+    ReplaceGrid,
+    Restore,
+    SaveCommitted,
+    Spawn,
+    TakeBack,
+)
+from holdfast.recovery.price import Rates, after, price, priced, step_seconds
+from holdfast.recovery.strategies import adaptive, checkpoint_restart, snapshots
+from holdfast.telemetry.events import Agreed, Detected, Installed, Rebuilt, StepOps, Synced
+from holdfast.testing.scenario import Scenario
+from holdfast.testing.virtual import VirtualCluster
+
+LAYERS = 8
+
+
+def a_profile(source: random.Random) -> Profile:
+    layers = tuple(
+        LayerProfile(
+            name=f"layer {index}",
+            forward_s=source.uniform(0.01, 0.05),
+            backward_input_s=source.uniform(0.01, 0.05),
+            backward_weight_s=source.uniform(0.01, 0.04),
+            held_after_forward_bytes=8,
+            held_after_input_bytes=4,
+            boundary_bytes=source.randint(10, 3000),
+            parameter_bytes=source.randint(1000, 50_000),
+            optimizer_bytes=20_000,
+            optimizer_s=source.uniform(0.0, 0.004),
+        )
+        for index in range(LAYERS)
+    )
+    return Profile(layers=layers, link=Link(latency_s=source.uniform(0.0, 0.002), bytes_per_s=1e6))
+
+
+def some_rates(seed: int = 0) -> Rates:
+    source = random.Random(seed)
+    return Rates(
+        profile=a_profile(source),
+        message_s=source.uniform(0.0, 0.001),
+        control_s=source.uniform(0.0005, 0.002),
+        connect_s=source.uniform(0.001, 0.05),
+        start_s=source.uniform(0.1, 0.5),
+        copy=Link(latency_s=0.002, bytes_per_s=source.uniform(1e6, 1e7)),
+        load=Link(latency_s=0.01, bytes_per_s=source.uniform(1e5, 1e6)),
+        save=Link(latency_s=0.003, bytes_per_s=source.uniform(1e5, 1e6)),
+    )
+
+
+RATES = some_rates()
+PLAN = regular_plan(3, split_evenly(LAYERS, 4), 6)
+VICTIM = WorkerId(1, 1)
+
+
+def close(seconds: float):
+    return pytest.approx(seconds, rel=0.01, abs=1e-9)
+
+
+class Run:
+    """A job, and when it happened."""
+
+    def __init__(self, *faults, plan=PLAN, rates=RATES, **options):
+        parsed = [Fault.parse(text) for text in faults]
+        scenario = Scenario(plan=plan, rates=rates, faults=parsed, **{"steps": 8, **options})
+        self.result = VirtualCluster(scenario).run()
+        self.plan = plan
+        assert set(self.result.fired) == {*map(str, parsed)}
+
+    def when(self, kind, generation=None):
+        """The first time of an event."""
+        return next(
+            at
+            for at, e in self.result.events
+            if isinstance(e, kind) and (generation is None or e.generation == generation)
+        )
+
+    def ops(self, step, generation):
+        """When the first operation of a step began, and when a worker had committed that begins the next one."""
+        told = [(at, e) for at, e in self.result.events if isinstance(e, StepOps)]
+        of = [(at, e) for at, e in told if (e.step, e.generation) == (step, generation)]
+        first = [at for at, e in of if WorkerId.parse(e.worker).stage == 0]
+        return min(op[3] for _, e in of for op in e.ops), min(first)
+
+    def began(self, step, generation):
+        return self.ops(step, generation)[0]
+
+    def ended(self, step, generation):
+        return self.ops(step, generation)[1]
+
+    def view(self, step, **options):
+        """What was known as the worker was found to be lost, in a step."""
+        elapsed_s = self.when(Detected) - self.began(step - 1, 1) - step_seconds(self.plan, RATES)
+        return ClusterView(
+            healthy=self.plan, lost=frozenset([VICTIM]), plan=self.plan, step=step, elapsed_s=elapsed_s, **options
+        )
+
+
+@pytest.fixture(autouse=True)
+def synchronous(staggered):
+    """Once is enough, but for the tests that say otherwise."""
+    if staggered:
+        pytest.skip("prices of steps whose updates are ahead of the verdict have a test of their own")
+
+
+def test_the_actions_that_answer_a_loss():
+    run = Run(f"kill:{VICTIM}@3:backward")
+    view = run.view(3)
+    recovery = adaptive(view)
+    prices = dict(zip(map(type, recovery.actions), priced(recovery, view, RATES), strict=True))
+    assert all(each.still for each in prices.values())
+    detected, agreed = run.when(Detected), run.when(Agreed, 2)
+    assert agreed - RATES.control_s - detected == close(prices[Abort].seconds)
+    assert run.when(Rebuilt, 2) - agreed == close(prices[InstallPlan].seconds), "the order to go on is there before"
+    assert prices[TakeBack].seconds == 0
+    began, ended = run.began(3, 2), run.ended(3, 2)
+    assert ended - began == close(prices[Recompute].seconds)
+    total = sum(each.seconds for each in prices.values())
+    assert total - RATES.connect_s < ended - detected <= total * 1.01, "who is connected does not wait for others"
+    assert (after(recovery.actions[-1], view).step, view.step) == (4, 3)
+
+
+def test_whoever_computes_hears_an_order_at_the_end_of_its_operation():
+    """And nobody else is waited for; the view tells how far the step is."""
+    spans = evaluate(PLAN, costs_from_profile(RATES.profile)).spans
+    longest = max(spans, key=lambda span: span.end - span.start)
+    view = ClusterView(healthy=PLAN, lost=frozenset(), plan=PLAN, elapsed_s=longest.start - RATES.control_s)
+    assert price(Abort(), view, RATES).seconds == pytest.approx(RATES.control_s + longest.end - longest.start)
+    alone = replace(view, lost=frozenset(PLAN.workers))
+    assert price(Abort(), alone, RATES).seconds == RATES.control_s
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_of_any_plan(seed):
+    source = random.Random(seed)
+    rates, stages = some_rates(seed), source.randint(1, 5)
+    plan = regular_plan(source.randint(1, 3), split_evenly(LAYERS, stages), source.randint(1, 7))
+    run = Run(plan=plan, rates=rates, steps=5)
+    assert run.began(4, 1) - run.began(3, 1) == close(step_seconds(plan, rates))
+
+
+def test_steps_that_are_run_again_from_a_snapshot():
+    late = replace(RATES, start_s=100.0)  # whoever comes for the lost one is not there yet
+    run = Run(f"kill:{VICTIM}@5:backward", rates=late, strategy="snapshots", snapshot_every=3)
+    view = replace(run.view(5), snapshot=3)
+    recovery = snapshots(view)
+    prices = dict(zip(map(type, recovery.actions), priced(recovery, view, RATES), strict=True))
+    assert prices[Restore].seconds == 0
+    assert (prices[Spawn].still, prices[Spawn].seconds) == (False, RATES.start_s + 2 * RATES.control_s)
+    assert run.ended(5, 2) - run.began(3, 2) == close(prices[Recompute].seconds)
+
+
+def test_a_checkpoint_is_waited_for_and_loaded():
+    run = Run(f"kill:{VICTIM}@5:backward", strategy="checkpoint-restart", checkpoint_every=2, wait_for_replacement=9.0)
+    view = run.view(5, wait_s=9.0, checkpoint=4, coming=True)
+    waits = next(each for each in checkpoint_restart(view).actions if isinstance(each, Await))
+    halted, again = run.when(Installed, 2), run.when(Installed, 3)
+    assert again - halted == close(price(waits, view, RATES).seconds)
+    assert price(waits, replace(view, coming=False), RATES).seconds == 9.0, "nobody is started"
+    whole = replace(view, lost=frozenset())
+    loads = price(LoadState(step=4), whole, RATES).seconds
+    assert run.when(Agreed, 3) - again - 2 * RATES.control_s == close(loads)
+    loaded = after(InstallPlan(plan=PLAN), after(LoadState(step=4), whole))
+    assert run.ended(5, 3) - run.began(4, 3) == close(price(Recompute(), loaded, RATES).seconds)
+
+
+def test_a_boundary_costs_a_connection_and_a_copy_nothing_but_its_time():
+    run = Run(f"kill:{VICTIM}@2:start", f"join:{VICTIM}@4", steps=14)
+    generation = next(
+        e.generation for _, e in run.result.events if isinstance(e, Installed) and e.strategy == "boundary"
+    )
+    first = min(e.step for _, e in run.result.events if isinstance(e, StepOps) and e.generation == generation)
+    view = ClusterView(healthy=PLAN, lost=frozenset([VICTIM]), plan=PLAN)
+    boundary = price(InstallPlan(plan=PLAN, at_boundary=True), view, RATES)
+    assert run.began(first, generation) - run.ended(first - 1, generation - 1) == close(boundary.seconds)
+
+
+@pytest.mark.parametrize("steps", [0.5, 1.5, 2.5, 4.5])
+def test_training_goes_on_during_a_copy(steps):
+    """Whoever was given state has caught up at the end of the step in which it came."""
+    layers = LayerRange(*PLAN.placement.layers_of(VICTIM)[:1], PLAN.placement.layers_of(VICTIM)[-1] + 1)
+    view = ClusterView(healthy=PLAN, lost=frozenset([VICTIM]), plan=PLAN)
+    size = sum(RATES.profile.layers[layer].state_bytes for layer in layers.indices)
+    step_s = step_seconds(adaptive(view).plan, RATES)
+    rates = replace(RATES, copy=Link(latency_s=0.0, bytes_per_s=size / (steps * step_s)))
+    copied = price(CopyState(layers=layers, target=VICTIM), view, rates)
+    assert (copied.still, copied.seconds) == (False, close(steps * step_s))
+    run = Run(f"kill:{VICTIM}@2:start", f"join:{VICTIM}@4", rates=rates, steps=14)
+    synced = next(e for _, e in run.result.events if isinstance(e, Synced))
+    assert synced.step - synced.entered == steps + 0.5
+
+
+def test_what_lives_is_saved():
+    others = [WorkerId(pipeline, 1) for pipeline in range(3)]
+    run = Run(*(f"kill:{worker}@3:backward" for worker in others))
+    assert run.result.outcome == "lost"
+    view = ClusterView(healthy=PLAN, lost=frozenset(others), plan=PLAN, step=3)
+    agreed = max(at for at, e in run.result.events if isinstance(e, Agreed))
+    assert run.result.seconds - agreed == close(price(SaveCommitted(), view, RATES).seconds)
+    smaller = replace(view, healthy=regular_plan(1, split_evenly(LAYERS, 4), 18))
+    assert price(ReplaceGrid(plan=smaller.healthy), view, RATES).seconds == 0
