@@ -6,10 +6,10 @@ import hashlib
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 from msgspec.structs import replace as replace_struct
 
 from holdfast.control.detection import PATIENCE
@@ -97,7 +97,7 @@ class World:
     log: VirtualLog
     order_of: Callable[[WorkerId, int], tuple[Op, ...] | None]
     running: dict[WorkerId, VirtualWorker] = field(default_factory=dict)
-    mail: Mail[Any] = field(default_factory=lambda: Mail(copy=copy))
+    mail: Mail[Any] = field(default_factory=lambda: Mail(copy=_copied))
     served: dict[tuple[int, WorkerId], dict[WorkerId, dict[int, bytes]]] = field(default_factory=dict)
     stored: dict[tuple[int, int], bytes] = field(default_factory=dict)
     pinned: list[VirtualPin] = field(default_factory=list)
@@ -456,10 +456,10 @@ class VirtualWorker:
                 self._compute(effect)
                 return False, None
             case Give(send=send, value=value, step=step):
-                self._send(MessageKey.of(send, protocol.generation, step), send.peer, copy(value))
+                self._send(MessageKey.of(send, protocol.generation, step), send.peer, _copied(value))
                 return True, None
             case StartReduce(reduction=reduction, value=value, step=step):
-                self._contribute((protocol.generation, step, reduction), copy(value))
+                self._contribute((protocol.generation, step, reduction), _copied(value))
                 return True, None
             case Pin(generation=generation, step=step, layers=layers):
                 self._pin(generation, step, layers)
@@ -646,6 +646,11 @@ class VirtualWorker:
         self._spans.clear()
         if ops != (self._world.order_of(self.worker, self.protocol.generation) or ops):
             raise InternalError(f"worker {self.worker} left its order in step {step}")
+
+
+def _copied(value: Any) -> Any:
+    """Of an array, or of a tensor where an engine computes with these."""
+    return value.copy() if isinstance(value, np.ndarray) else value.clone()
 
 
 def _peers(waiting: Any) -> set[WorkerId]:
