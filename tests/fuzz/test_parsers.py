@@ -558,7 +558,7 @@ def test_decisions(tmp_path, capsys, changed):
     _write_events(tmp_path)
     path = tmp_path / "control.db"
     store = DecisionStore(path)
-    decisions = [StoredDecision(revision=number, generation=number, healthy=PLAN, plan=PLAN) for number in (1, 2)]
+    decisions = [StoredDecision(revision=number, generation=number, baseline=PLAN, plan=PLAN) for number in (1, 2)]
     for decision in decisions:
         store.put(decision)
     store.close()

@@ -47,7 +47,7 @@ from holdfast.telemetry.events import Detected, Installed, Parted
 STEPS = 9
 DURABLE = ("generation", "generations", "plan", "upcoming", "lost", "arriving", "entering", "synced", "leaving")
 DURABLE += ("raised", "kept", "losses_by_exception", "blame")
-DURABLE += ("expected", "pids", "healthy", "target", "former", "restorable", "loading", "ended")
+DURABLE += ("expected", "pids", "baseline", "target", "former", "restorable", "loading", "ended")
 FOR_THE_AGENT = (Progress, Fence, StartWorker, Ended)
 
 
@@ -64,7 +64,7 @@ class Cluster(RuleBasedStateMachine):
     def start(self, pipelines, stages, more, microbatches, begun):
         plan = regular_plan(pipelines, split_evenly(stages + more, stages), microbatches)
         self.workers = plan.workers
-        self.blank = self.state = Membership(healthy=plan, steps=STEPS, strategy="auto", directory="final")
+        self.blank = self.state = Membership(baseline=plan, steps=STEPS, strategy="auto", directory="final")
         self.stored = None
         self.now = 0.0
         self.front = 0
@@ -124,7 +124,7 @@ class Cluster(RuleBasedStateMachine):
         if before.generation:  # until then, whoever dies is as if it had never come
             assert after.pids.keys() >= before.pids.keys()
         assert after.last_step >= before.last_step
-        assert after.healthy is before.healthy
+        assert after.baseline is before.baseline
         if before.phase is Phase.ENDED:
             assert after == before
         self.check_stored(before, after)
@@ -157,7 +157,7 @@ class Cluster(RuleBasedStateMachine):
             for worker in idle if plan is not None and after.phase is not Phase.GATHERING else ():
                 assert plan.orders.of(worker) == ()
         if after.plan is not None and after.phase in (Phase.RUNNING, Phase.FORMING):
-            assert after.healthy.placement.without(frozenset(self.workers) - set(after.full)).unowned_layers() == ()
+            assert after.baseline.placement.without(frozenset(self.workers) - set(after.full)).unowned_layers() == ()
 
     def check_recipients(self, event, before, after, tells):
         if before.phase is Phase.ENDED:
@@ -203,7 +203,7 @@ class Cluster(RuleBasedStateMachine):
 
     def check_plan(self, after, plan):
         absent = frozenset(self.workers) - frozenset(after.full)
-        unowned = after.healthy.placement.without(absent).unowned_layers()
+        unowned = after.baseline.placement.without(absent).unowned_layers()
         assert after.plan is plan
         assert after.lost_layers == unowned
         stops = bool(unowned or after.blame)
@@ -249,7 +249,7 @@ class Cluster(RuleBasedStateMachine):
         assert before.phase is not Phase.SAVING
         assert set(saves) == set(after.full)
         assert self.finished >= set(after.full) or after.lost_layers or after.blame
-        placement = after.healthy.placement
+        placement = after.baseline.placement
         written = sorted(layer for command in saves.values() for layer in command.layers)
         assert written == [layer for layer in range(placement.num_layers) if layer not in after.lost_layers]
         for worker, command in saves.items():
@@ -283,7 +283,7 @@ class Cluster(RuleBasedStateMachine):
         return self.state.generation if data.draw(st.floats(0, 1)) < current else data.draw(old)
 
     def status(self, worker, generation, ahead):
-        layers = self.state.healthy.placement.layers_of(worker)
+        layers = self.state.baseline.placement.layers_of(worker)
         steps = tuple((layer, min(STEPS, self.front + (layer in ahead))) for layer in layers)
         return Status(worker=worker, generation=generation, layer_steps=steps, executed=((self.front, 1),))
 
@@ -477,14 +477,14 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data(), digest=st.sampled_from(["a", "a", "a", "b"]))
     def one_saved(self, data, digest):
         worker = self.anyone(data)
-        digests = tuple((layer, digest) for layer in self.state.healthy.placement.layers_of(worker))
+        digests = tuple((layer, digest) for layer in self.state.baseline.placement.layers_of(worker))
         self.give(Saved(worker=worker, generation=self.some_generation(data), digests=digests))
 
     @precondition(lambda self: self.state.phase is Phase.SAVING)
     @rule()
     def all_saved(self):
         for worker in self.workers:
-            digests = tuple((layer, "a") for layer in self.state.healthy.placement.layers_of(worker))
+            digests = tuple((layer, "a") for layer in self.state.baseline.placement.layers_of(worker))
             self.give(Saved(worker=worker, generation=self.state.generation, digests=digests))
 
     @rule(data=st.data(), how=st.sampled_from(["exited", "closed", "node", "in order"]))

@@ -32,7 +32,7 @@ class Recut:
         self.asked = 0
 
     def __call__(self, state):
-        over = state.healthy.placement == self._grid.placement
+        over = state.baseline.placement == self._grid.placement
         if over or state.last_step < self._after or (self.asked and not self._ever):
             return None
         self.asked += 1

@@ -34,15 +34,15 @@ class Moving:
         self.proposals = 0
 
     def __call__(self, state):
-        if state.absent != self._lost or state.healthy.placement.layers_of(self._moves[0][0])[0] != 2 * STAGES - 2:
+        if state.absent != self._lost or state.baseline.placement.layers_of(self._moves[0][0])[0] != 2 * STAGES - 2:
             return None
         self.proposals += 1
-        there = exchanged(state.healthy, self._moves)
+        there = exchanged(state.baseline, self._moves)
         lost = state.absent | {worker for worker, _ in self._moves}
         meanwhile = self._answer(state, there, lost)
         return Migration(
             moves=self._moves,
-            healthy=there,
+            baseline=there,
             meanwhile=meanwhile,
             afterwards=replace(self._answer(state, there, state.absent), period=1.0),
             before_s=2.0,

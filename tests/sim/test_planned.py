@@ -120,9 +120,9 @@ class Alternating:
         asked = next(self._asked)
         if state.period is None or asked % self._every or state.terms is None:
             return None
-        plan = adaptive_plan(state.healthy, state.absent)
+        plan = adaptive_plan(state.baseline, state.absent)
         if plan == state.plan:
-            plan = rerouted(state.healthy, state.absent, state.terms).plan
+            plan = rerouted(state.baseline, state.absent, state.terms).plan
         return Rerouted(plan=plan, period=state.period * 0.9)
 
 

@@ -215,7 +215,7 @@ class Coordinator:
         """Tells the agent what its user waits for, or should hear of."""
         after, told = self.membership, list[Gathered | Told]()
         if Phase.GATHERING in (before.phase, after.phase) and before.pids.keys() != after.pids.keys():
-            workers = after.healthy.workers
+            workers = after.baseline.workers
             told.append(Gathered(missing=tuple(w for w in workers if w not in after.pids), of=len(workers)))
         for output in outputs:
             if isinstance(output, Record) and _is_news(output.event):

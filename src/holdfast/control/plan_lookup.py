@@ -62,7 +62,7 @@ class PlanLookup:
         assert state.terms is not None
         if state.period is None:
             return None
-        return proposed(self._library, state.healthy, state.absent, state.terms, state.period)
+        return proposed(self._library, state.baseline, state.absent, state.terms, state.period)
 
     def _migrating(self, state: Membership) -> Iterator[Improved]:
         every_s, migration = _failure_every_s(state), self._migration
@@ -75,7 +75,7 @@ class PlanLookup:
 
     def _offer(self, state: Membership, lost: frozenset[WorkerId]) -> Rerouted | None:
         assert state.terms is not None
-        return looked_up(self._library, state.healthy, lost, state.terms) if lost else None
+        return looked_up(self._library, state.baseline, lost, state.terms) if lost else None
 
     def _stamp(self) -> int:
         """What differs whenever a file was put into the folder."""

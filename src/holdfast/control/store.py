@@ -27,7 +27,7 @@ class StoredUpcoming(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     plan: Plan
     entering: tuple[WorkerId, ...]
     period: float | None = None
-    healthy: Plan | None = None
+    baseline: Plan | None = None
     pins: bool = False
     checkpoint_every: int = 0
 
@@ -42,7 +42,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     revision: int
     generation: int
     job: str = ""
-    healthy: Plan
+    baseline: Plan
     target: Plan | None = None
     former: Plan | None = None
     plan: Plan | None

@@ -162,7 +162,7 @@ class ClusterView:
     """What a strategy may look at.
 
     Attributes:
-        healthy: the plan of the whole grid.
+        baseline: the plan of the whole grid.
         lost: workers of it that cannot compute: gone, leaving, or without state.
         entering: those of them that are there and get their state now.
         checkpoint: the step of the newest state that can be loaded; None if there is none.
@@ -172,7 +172,7 @@ class ClusterView:
         target: the plan of the whole grid that is to come, by layers handed from worker to worker; None if it stays.
     """
 
-    healthy: Plan
+    baseline: Plan
     lost: frozenset[WorkerId]
     entering: frozenset[WorkerId] = frozenset()
     checkpoint: int | None = None

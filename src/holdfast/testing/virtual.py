@@ -201,7 +201,7 @@ class VirtualPin:
 
 def _answered(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan:
     """What :func:`plan_recovery` returns: a function of a few values, and many runs ask for the same ones."""
-    about = (state.strategy, state.healthy, lost, state.terms)
+    about = (state.strategy, state.baseline, lost, state.terms)
     if about not in _ANSWERS:
         if len(_ANSWERS) >= _MOST_ANSWERS:
             _ANSWERS.clear()
@@ -367,7 +367,7 @@ class VirtualCluster:
         watch = Watch(limit_s=HANG_S)
         start = (StateAt(url=None, step=0),) if checkpoint_every else ()
         self._blank = self._membership = Membership(
-            healthy=plan,
+            baseline=plan,
             steps=steps,
             strategy=strategy,
             directory="",

@@ -28,7 +28,7 @@ from holdfast.recovery.strategies import resume
 
 PLAN = regular_plan(2, split_evenly(3, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
-STATE = Membership(healthy=PLAN, steps=9, strategy="auto", directory="out", generation=1, lost=frozenset({W10}))
+STATE = Membership(baseline=PLAN, steps=9, strategy="auto", directory="out", generation=1, lost=frozenset({W10}))
 LEFT = adaptive_plan(PLAN, [W10])
 
 

@@ -150,7 +150,7 @@ class Job:
     """A membership that runs, and what its last event led to."""
 
     def __init__(self):
-        self.state = Membership(healthy=PLAN, steps=STEPS, strategy="auto", directory="out")
+        self.state = Membership(baseline=PLAN, steps=STEPS, strategy="auto", directory="out")
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
         for worker in PLAN.workers:
             steps = tuple((layer, 0) for layer in PLAN.placement.layers_of(worker))

@@ -51,7 +51,7 @@ from holdfast.telemetry.events import EventLog
 
 folder, port = sys.argv[1], int(sys.argv[2])
 store = DecisionStore(folder + "/control.db")
-state = Membership(healthy=regular_plan(2, split_evenly(2, 1), 1), steps=3, strategy="auto", directory="out")
+state = Membership(baseline=regular_plan(2, split_evenly(2, 1), 1), steps=3, strategy="auto", directory="out")
 if stored := store.latest():
     state = restore(state, stored, reattach_until=time.monotonic() + 60)
 log = EventLog(folder + "/events")

@@ -71,7 +71,7 @@ def test_the_coordinator_goes_on_while_a_manifest_is_being_written(tmp_path):
             super().put(name, data)
 
     coordinator = Coordinator(
-        membership=Membership(healthy=PLAN, steps=9, strategy="auto", directory="out"),
+        membership=Membership(baseline=PLAN, steps=9, strategy="auto", directory="out"),
         store=DecisionStore(tmp_path / "control.db"),
         log=EventLog(tmp_path / "events.jsonl"),
         clock=time.monotonic,

@@ -78,7 +78,7 @@ RAISED = Raised(worker=B, pid=1, generation=1, step=0, phase=WorkPhase.FORWARD, 
 
 def a_coordinator(store, log, *, steps=1, clock=time.monotonic, awake=time.monotonic):
     """Of the plan above."""
-    membership = Membership(healthy=PLAN, steps=steps, strategy="auto", directory="out")
+    membership = Membership(baseline=PLAN, steps=steps, strategy="auto", directory="out")
     return Coordinator(membership=membership, store=store, log=log, clock=clock, awake=awake)
 
 
@@ -545,7 +545,7 @@ def test_what_waits_for_the_store_is_told_and_whether_training_does_too(tmp_path
         (disk / "filler").write_bytes(b"x" * (1 << 18))
     with contextlib.suppress(StoreAway):
         for number in range(1000, 1100):  # its last page has room yet
-            coordinator.store.put(StoredDecision(revision=number, generation=1, healthy=PLAN, plan=PLAN))
+            coordinator.store.put(StoredDecision(revision=number, generation=1, baseline=PLAN, plan=PLAN))
     coordinator._take([Leaving(worker=A)])
     kind, text = coordinator.remarks.get_nowait()
     assert kind == "store"

@@ -25,7 +25,7 @@ LIMIT_S = 20.0
 
 
 def decision(number, lost=()):
-    return StoredDecision(revision=number, generation=1, healthy=PLAN, plan=PLAN, lost=lost)
+    return StoredDecision(revision=number, generation=1, baseline=PLAN, plan=PLAN, lost=lost)
 
 
 class Coordinator:
@@ -263,9 +263,9 @@ def key(text):
 def test_the_plans_of_a_large_grid_fit(etcd_server):
     """Its JSON is larger than any request that etcd takes by default."""
     plan = regular_plan(16, split_evenly(32, 16), 64)
-    lost = adaptive(ClusterView(healthy=plan, lost=frozenset([WorkerId(1, 1)]))).plan
+    lost = adaptive(ClusterView(baseline=plan, lost=frozenset([WorkerId(1, 1)]))).plan
     prepared = StoredUpcoming(generation=3, plan=plan, entering=(WorkerId(1, 1),))
-    large = StoredDecision(revision=1, generation=2, healthy=plan, plan=lost, upcoming=prepared)
+    large = StoredDecision(revision=1, generation=2, baseline=plan, plan=lost, upcoming=prepared)
     assert len(msgspec.json.encode(large)) > 1.5 * 2**20
     one = Coordinator(etcd_server)
     one.leadership.win()

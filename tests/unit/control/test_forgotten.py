@@ -26,7 +26,7 @@ from holdfast.telemetry.events import Detected, Parted, WorkerReady
 
 PLAN = regular_plan(2, split_evenly(4, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
-BLANK = Membership(healthy=PLAN, steps=9, strategy="auto", directory="out", reattach_until=60.0, job="j")
+BLANK = Membership(baseline=PLAN, steps=9, strategy="auto", directory="out", reattach_until=60.0, job="j")
 GENERATION = 5
 WHY = "the store of decisions is empty, though some were made"
 

@@ -70,7 +70,7 @@ class Job:
     """A membership, and what its last event led to."""
 
     def __init__(self, plan=PLAN, strategy="auto"):
-        self.state = Membership(healthy=plan, steps=STEPS, strategy=strategy, directory="out")
+        self.state = Membership(baseline=plan, steps=STEPS, strategy=strategy, directory="out")
         self.told = []
         self.recorded = []
 
@@ -89,7 +89,7 @@ class Job:
                     worker=worker,
                     generation=self.state.generation,
                     layer_steps=tuple(
-                        (layer, step + (worker in ahead)) for layer in self.state.healthy.placement.layers_of(worker)
+                        (layer, step + (worker in ahead)) for layer in self.state.baseline.placement.layers_of(worker)
                     ),
                     executed=executed,
                 )
@@ -543,13 +543,13 @@ def test_an_unknown_strategy_is_named():
 
 def test_one_worker_alone_has_no_one_to_go_on():
     job = Job(plan=regular_plan(1, split_evenly(1, 1), 1))
-    job.give(*hellos(job.state.healthy)).status(0, [W00]).give(died(W00))
+    job.give(*hellos(job.state.baseline)).status(0, [W00]).give(died(W00))
     assert job.ended.outcome == "lost"
     assert job.ended.lost_layers == (0,)
 
 
 def test_an_answer_prepared_ahead_is_used_and_is_the_same_as_one_made_in_time():
-    state = Membership(healthy=PLAN, steps=5, strategy="auto", directory="out", phase=Phase.RUNNING, plan=PLAN)
+    state = Membership(baseline=PLAN, steps=5, strategy="auto", directory="out", phase=Phase.RUNNING, plan=PLAN)
     state = replace(state, generation=1, pids=dict.fromkeys(PLAN.workers, 1))
     victim = PLAN.workers[-1]
     assert frozenset({victim}) in unplanned(state)
@@ -1005,12 +1005,12 @@ def test_workers_that_change_places_enter_there_and_what_was_promised_follows():
     for lost in (WorkerId(0, 0), WorkerId(1, 0)):
         job.give(died(lost)).status(3).joined()
     worker, place, absent = WorkerId(0, 1), WorkerId(0, 0), job.state.absent
-    healthy = exchanged(SIX, [(worker, place)])
-    meanwhile = Rerouted(plan=adaptive_plan(healthy, absent | {worker}), period=3.0)
-    afterwards = Rerouted(plan=adaptive_plan(healthy, absent), period=1.0)
+    baseline = exchanged(SIX, [(worker, place)])
+    meanwhile = Rerouted(plan=adaptive_plan(baseline, absent | {worker}), period=3.0)
+    afterwards = Rerouted(plan=adaptive_plan(baseline, absent), period=1.0)
     migration = Migration(
         moves=((worker, place),),
-        healthy=healthy,
+        baseline=baseline,
         meanwhile=meanwhile,
         afterwards=afterwards,
         before_s=2.0,
@@ -1021,10 +1021,10 @@ def test_workers_that_change_places_enter_there_and_what_was_promised_follows():
     told = Migrating(generation=prepared, moves=(("0.1", "0.0"),), before=2.0, meanwhile=3.0, period=1.0)
     assert job.recorded[0] == told
     upcoming = job.state.upcoming
-    assert (upcoming.generation, upcoming.entering, upcoming.healthy) == (prepared, {worker}, healthy)
+    assert (upcoming.generation, upcoming.entering, upcoming.baseline) == (prepared, {worker}, baseline)
     assert upcoming.plan.orders.of(worker) == (), "it computes nothing before it has its state"
     job.joined(step=5)
-    assert job.state.healthy == healthy
+    assert job.state.baseline == baseline
     assert (job.state.upcoming.plan, job.state.upcoming.period) == (afterwards.plan, afterwards.period)
 
 

@@ -41,7 +41,7 @@ ELSEWHERE = WorkerId(0, (PLACE.stage + 1) % 4)
 
 def running(*lost, period=100.0):
     """A membership in which steps are run without the lost, by a plan that takes so long."""
-    state = Membership(healthy=PLAN, terms=TERMS, steps=99, strategy="auto", directory="", phase=Phase.RUNNING)
+    state = Membership(baseline=PLAN, terms=TERMS, steps=99, strategy="auto", directory="", phase=Phase.RUNNING)
     plan = adaptive_plan(PLAN, lost)
     state = replace(state, lost=frozenset(lost), plan=plan, period=period, generation=3, staggered=True)
     return replace(state, pids=dict.fromkeys(PLAN.workers, 1), joined=frozenset(plan.workers))
@@ -181,9 +181,9 @@ def test_those_who_move_give_up_their_places_at_the_boundary(tmp_path):
     assert len(told) == len(before.alive), "each is told once"
     assert all(each.at_boundary and followers(each) == set(migrating) for each in told)
     assert all(told[0].plan.orders.of(worker) == () for worker in migrating)
-    assert (state.healthy, state.entering) == (PLAN, frozenset()), "until all have gone over"
+    assert (state.baseline, state.entering) == (PLAN, frozenset()), "until all have gone over"
     state, _ = decide(state, Joined(worker=migrating[0], generation=4, step=7))
-    assert (state.healthy, state.entering) == (offer.healthy, frozenset(migrating))
+    assert (state.baseline, state.entering) == (offer.baseline, frozenset(migrating))
     assert state.absent == frozenset({*SAME_STAGE, *migrating})
     for worker in state.alive:
         state, outputs = decide(state, Joined(worker=worker, generation=4))
@@ -193,7 +193,7 @@ def test_those_who_move_give_up_their_places_at_the_boundary(tmp_path):
 def test_a_coordinator_that_is_started_again_knows_of_a_migration(tmp_path):
     _, offer, state, _ = moving(tmp_path)
     stored = to_store(replace(state, revision=0), replace(state, revision=1))
-    assert restore(running(), stored, reattach_until=0.0).upcoming.healthy == offer.healthy
+    assert restore(running(), stored, reattach_until=0.0).upcoming.baseline == offer.baseline
 
 
 def test_a_migration_is_not_begun_while_something_else_is_under_way(tmp_path):
@@ -263,7 +263,7 @@ def test_a_coordinator_that_is_started_again_knows_the_periods():
     before = running(PLACE)
     state, _ = decide(before, offered(90.0))
     back = restore(
-        Membership(healthy=PLAN, steps=9, strategy="auto", directory=""), to_store(before, state), reattach_until=1.0
+        Membership(baseline=PLAN, steps=9, strategy="auto", directory=""), to_store(before, state), reattach_until=1.0
     )
     assert (back.period, back.upcoming.period) == (100.0, 90.0)
 

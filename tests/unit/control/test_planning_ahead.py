@@ -24,7 +24,7 @@ PLAN = replanned(regular_plan(2, split_evenly(4, 2), 2), TERMS)
 
 @pytest.fixture
 def coordinator(tmp_path):
-    membership = Membership(healthy=PLAN, terms=TERMS, steps=3, strategy="auto", directory="out", phase=Phase.RUNNING)
+    membership = Membership(baseline=PLAN, terms=TERMS, steps=3, strategy="auto", directory="out", phase=Phase.RUNNING)
     made = Coordinator(
         membership=membership,
         store=DecisionStore(tmp_path / "control.db"),

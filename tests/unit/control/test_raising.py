@@ -17,7 +17,7 @@ class Job:
     """A job that runs from step 1 on, and what its last events led to."""
 
     def __init__(self):
-        self.state = Membership(healthy=PLAN, steps=9, strategy="auto", directory="out")
+        self.state = Membership(baseline=PLAN, steps=9, strategy="auto", directory="out")
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers)).settle()
 
     def give(self, *events, now=0.0):
@@ -66,7 +66,7 @@ def test_the_next_to_raise_has_its_own_half_second():
 def test_whoever_cannot_save_what_lives_after_the_store_was_lost_is_lost_itself(ends):
     """Its layers are saved by the others that hold them."""
     job = Job()
-    job.state = Membership(healthy=PLAN, steps=9, strategy="auto", directory="out", reattach_until=60.0)
+    job.state = Membership(baseline=PLAN, steps=9, strategy="auto", directory="out", reattach_until=60.0)
     back = [Hello(worker=w, pid=1, generation=5, activity="running", step=1) for w in PLAN.workers]
     job.give(Hello(worker=None, pid=9, generation=5), *back).settle()
     assert job.state.phase is Phase.SAVING

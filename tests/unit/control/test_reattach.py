@@ -50,7 +50,7 @@ class Job:
     """A membership whose coordinator can die: what it stored is all that is left then."""
 
     def __init__(self):
-        self.blank = self.state = Membership(healthy=PLAN, steps=STEPS, strategy="auto", directory="out")
+        self.blank = self.state = Membership(baseline=PLAN, steps=STEPS, strategy="auto", directory="out")
         self.stored = None
         self.told, self.recorded = [], []
 

@@ -19,7 +19,7 @@ class Job:
     """A staggered job in its first generation, and what its last event led to."""
 
     def __init__(self):
-        self.state = Membership(healthy=PLAN, steps=99, strategy="auto", directory="out", staggered=True)
+        self.state = Membership(baseline=PLAN, steps=99, strategy="auto", directory="out", staggered=True)
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
         self.statuses(0)
 
@@ -121,8 +121,8 @@ def test_frequent_scaling_ends_updates_ahead_of_the_verdict():
     assert not job.state.staggered
     assert not any(each.staggered for each in job.commands(Install).values())
     assert any(isinstance(event, Notice) and "4, 9, 20" in event.text for event in job.recorded)
-    stored = to_store(Membership(healthy=PLAN, steps=99, strategy="auto", directory="out"), job.state)
-    blank = Membership(healthy=PLAN, steps=99, strategy="auto", directory="out", staggered=True)
+    stored = to_store(Membership(baseline=PLAN, steps=99, strategy="auto", directory="out"), job.state)
+    blank = Membership(baseline=PLAN, steps=99, strategy="auto", directory="out", staggered=True)
     restored = restore(blank, stored, reattach_until=0.0)
     assert (restored.staggered, restored.refusals) == (False, (4, 9, 20))
 

@@ -18,7 +18,7 @@ class Job:
 
     def __init__(self):
         self.state = Membership(
-            healthy=PLAN,
+            baseline=PLAN,
             steps=9,
             strategy="checkpoint-restart",
             directory="out",
@@ -110,7 +110,7 @@ def test_after_the_limit_whoever_is_there_goes_on():
     job.state = replace(job.state, watch=replace(job.state.watch, limit_s=1e9))  # nobody is heard of here
     job.give(Tick(), now=100.0 + LIMIT_S)
     assert job.state.phase is Phase.FORMING
-    assert W11 not in job.state.healthy.workers
+    assert W11 not in job.state.baseline.workers
     assert {install.load for install in job.installs().values()} == {NEWEST}
 
 
@@ -118,7 +118,7 @@ def test_the_limit_does_not_strike_while_steps_are_run():
     job = Job().give(Tick(), now=100.0).give(died(W11)).give(Hello(worker=W11, pid=2)).settle(4)
     job.state = replace(job.state, watch=replace(job.state.watch, limit_s=1e9))
     job.give(Tick(), now=101.0 + LIMIT_S)
-    assert (job.state.phase, job.state.healthy) == (Phase.RUNNING, PLAN)
+    assert (job.state.phase, job.state.baseline) == (Phase.RUNNING, PLAN)
 
 
 def test_who_has_not_loaded_yet_is_told_again_when_another_is_lost_meanwhile():

@@ -18,7 +18,7 @@ class Job:
     """A membership that runs, and what it tells."""
 
     def __init__(self):
-        blank = Membership(healthy=PLAN, steps=9, strategy="snapshots", directory="out")
+        blank = Membership(baseline=PLAN, steps=9, strategy="snapshots", directory="out")
         self.blank = self.state = blank
         self.stored, self.told = None, []
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))

@@ -22,7 +22,7 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 store, plan = DecisionStore(sys.argv[1]), regular_plan(1, split_evenly(2, 1), 1)
 for revision in range(1, 10**6):
-    store.put(StoredDecision(revision=revision, generation=1, healthy=plan, plan=None, lost_layers=tuple(range(500))))
+    store.put(StoredDecision(revision=revision, generation=1, baseline=plan, plan=None, lost_layers=tuple(range(500))))
     print(revision, flush=True)
 """
 
@@ -32,7 +32,7 @@ def decision(revision, plan=PLAN):
     return StoredDecision(
         revision=revision,
         generation=7,
-        healthy=PLAN,
+        baseline=PLAN,
         plan=plan,
         lost=(WorkerId(0, 1),),
         upcoming=upcoming,

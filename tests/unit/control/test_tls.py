@@ -52,7 +52,7 @@ def expired(tmp_path_factory):
 
 def coordinator_in(folder):
     return Coordinator(
-        membership=Membership(healthy=PLAN, steps=3, strategy="auto", directory=""),
+        membership=Membership(baseline=PLAN, steps=3, strategy="auto", directory=""),
         store=DecisionStore(folder / "control.db"),
         log=EventLog(folder / "events.jsonl"),
         clock=time.monotonic,

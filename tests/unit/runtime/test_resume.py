@@ -470,7 +470,7 @@ def restarted(tmp_path):
             faults=(),
             job_id="j",
         )
-        stored = StoredDecision(revision=1, generation=1, healthy=PLAN, plan=PLAN, restorable=known)
+        stored = StoredDecision(revision=1, generation=1, baseline=PLAN, plan=PLAN, restorable=known)
         return _membership(spec, stored, Checkpoints(store), log, 0.0).restorable
 
     yield restart, lambda: [event.text for _, event in read_events(tmp_path / "events.jsonl")]

@@ -96,12 +96,12 @@ def _load_state(state: Membership, action: LoadState) -> Decision:
 
 def _replace_grid(state: Membership, action: ReplaceGrid) -> Decision:
     """Everyone who has a place in the new grid stays; the others end."""
-    here = [worker for worker in state.healthy.workers if worker not in state.lost]
+    here = [worker for worker in state.baseline.workers if worker not in state.lost]
     idle = [worker for worker in here if worker not in action.plan.workers]
     reason = f"the grid shrinks to {len(action.plan.workers)} workers, which need no further one"
     state = replace(
         departed(state, frozenset(idle)),
-        healthy=action.plan,
+        baseline=action.plan,
         target=None,
         former=None,
         lost=frozenset(),

@@ -42,7 +42,7 @@ def _let_in(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
 
 def _is_over(state: Membership, worker: WorkerId, pid: int) -> bool:
     """Whether this process is none that may take part: it was held for lost, or another one has taken its place."""
-    if worker not in state.healthy.workers or (worker, pid) in state.starting.spent:
+    if worker not in state.baseline.workers or (worker, pid) in state.starting.spent:
         return True
     ours = state.pids.get(worker, pid) == pid
     return (ours and worker not in state.kept) if worker in state.lost else not ours
@@ -73,8 +73,8 @@ def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     )
     if state.generation:
         return on_return(state, worker, hello)
-    if set(state.pids) >= set(state.healthy.workers):
-        return carry_out(state, resume("", state.healthy))
+    if set(state.pids) >= set(state.baseline.workers):
+        return carry_out(state, resume("", state.baseline))
     return state, ()
 
 

@@ -69,13 +69,13 @@ def change_members(state: Membership) -> Decision:
     if not (entering or state.entering or going):
         return _go_on(state) if state.target is None or state.preempted else _hand_over(state, state.target)
     full = frozenset(state.alive) - going  # nobody goes over before whoever is entering now has caught up
-    lost = frozenset(state.healthy.workers) - full
+    lost = frozenset(state.baseline.workers) - full
     promised = state.promised
     offer = promised.offer if promised is not None and promised.lost == lost and not entering else None
-    view = ClusterView(healthy=state.healthy, lost=lost, entering=entering, terms=state.terms, offer=offer)
+    view = ClusterView(baseline=state.baseline, lost=lost, entering=entering, terms=state.terms, offer=offer)
     recovery = at_boundary(view)
     if recovery.plan is None:
-        layers = ", ".join(map(str, state.healthy.placement.unowned_layers(lost)))
+        layers = ", ".join(map(str, state.baseline.placement.unowned_layers(lost)))
         text = f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does"
         notices = (notice(worker, text) for worker in sorted(going))
         return prefixed(notices, change_members(replace(state, leaving=state.leaving - going)))
@@ -92,11 +92,11 @@ def _hand_over(state: Membership, target: Plan) -> Decision:
     if unowned := target.placement.unowned_layers(state.absent):
         names = ", ".join(map(str, unowned))
         return _stay(state, f"in the one that it was to become nobody is left to hold layer(s) {names}")
-    here = state.healthy.placement.without(state.absent)
+    here = state.baseline.placement.without(state.absent)
     takes = lacking(here, target.placement)
     if _hands_over(state) or not takes:
-        return _carry_out_if_possible(state, ClusterView(healthy=target, lost=state.absent, terms=state.terms), target)
-    view = ClusterView(healthy=state.healthy, lost=state.absent, terms=state.terms, target=target)
+        return _carry_out_if_possible(state, ClusterView(baseline=target, lost=state.absent, terms=state.terms), target)
+    view = ClusterView(baseline=state.baseline, lost=state.absent, terms=state.terms, target=target)
     told = tuple((str(worker), str(layers)) for worker, layers in takes)
     event = HandingOver(generation=state.generation + 1, takes=told)
     return prefixed((Record(event=event),), _carry_out_if_possible(state, view))
@@ -119,7 +119,7 @@ def _stay(state: Membership, why: str) -> Decision:
     state = replace(state, target=None)
     if not _hands_over(state):
         return prefixed((said,), change_members(state))
-    view = ClusterView(healthy=state.healthy, lost=state.absent, terms=state.terms)
+    view = ClusterView(baseline=state.baseline, lost=state.absent, terms=state.terms)
     return prefixed((said,), carry_out(state, at_boundary(view)))
 
 
@@ -190,7 +190,7 @@ def _may_become(state: Membership, grid: Plan) -> bool:
         InvalidSchedule: it is no plan.
     """
     validate(grid, ties=() if state.terms is None else state.terms.ties)
-    now, then = state.healthy, grid.placement
+    now, then = state.baseline, grid.placement
     alike = (now.workers, now.placement.num_layers, now.routes.microbatches)
     return alike == (grid.workers, then.num_layers, grid.routes.microbatches) and len(then.single_ranges) == len(
         grid.workers
@@ -201,7 +201,7 @@ def _migrate(state: Membership, migration: Migration) -> Decision:
     """Workers change places: those who move drop the state that they have, and enter at their new places."""
     migrating = frozenset(worker for worker, _ in migration.moves)
     view = ClusterView(
-        healthy=migration.healthy,
+        baseline=migration.baseline,
         lost=state.absent | migrating,
         entering=migrating,
         terms=state.terms,
@@ -215,7 +215,7 @@ def _migrate(state: Membership, migration: Migration) -> Decision:
         period=migration.after_s,
     )
     state = replace(state, promised=Promised(lost=state.absent, offer=migration.afterwards))
-    return prefixed((Record(event=event),), carry_out(state, at_boundary(view, migration.healthy)))
+    return prefixed((Record(event=event),), carry_out(state, at_boundary(view, migration.baseline)))
 
 
 def on_joined_upcoming(state: Membership, upcoming: Upcoming, joined: Joined) -> Decision:
@@ -239,9 +239,9 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
         departed(state, gone),
         generation=upcoming.generation,
         generations=state.generations + 1,
-        healthy=upcoming.healthy or state.healthy,
+        baseline=upcoming.baseline or state.baseline,
         plan=upcoming.plan,
-        target=None if upcoming.healthy == state.target else state.target,
+        target=None if upcoming.baseline == state.target else state.target,
         period=upcoming.period,
         arriving=state.arriving - upcoming.entering,
         entering=upcoming.entering,

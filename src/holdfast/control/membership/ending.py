@@ -39,7 +39,7 @@ def save(state: Membership, step: int, tallies: tuple[bytes, ...] = ()) -> Decis
 
 def _owners(state: Membership) -> dict[int, tuple[WorkerId, ...]]:
     """Who holds each layer: by the plan, or as all have said if it is not known who has changed places since."""
-    placement = state.healthy.placement.without(state.absent)
+    placement = state.baseline.placement.without(state.absent)
     layers = range(placement.num_layers)
     if not state.past_lost:
         return {layer: placement.owners(layer) for layer in layers}

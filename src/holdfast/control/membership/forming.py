@@ -102,7 +102,7 @@ def leave_behind(state: Membership) -> Decision:
     how = f"had stopped at another step than {step}, which is saved"
     told = tuple(output for worker in sorted(astray) for output in held_for_lost(state, worker, how))
     state = replace(departed(state, astray), statuses=without(state.statuses, *astray))
-    state = replace(state, lost_layers=state.healthy.placement.unowned_layers(state.absent))
+    state = replace(state, lost_layers=state.baseline.placement.unowned_layers(state.absent))
     return prefixed(told, (state, ()) if state.statuses else end_job(state, "program", state.blame, ""))
 
 

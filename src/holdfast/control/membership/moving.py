@@ -27,13 +27,13 @@ def on_standing(state: Membership, status: Status) -> Decision:
     known = {**state.statuses, status.worker: status}
     if state.past_lost or state.phase is not Phase.FORMING or not set(known) >= set(state.alive):
         return on_status(state, status)
-    moved = _without_their_layers(state, known, state.healthy)
+    moved = _without_their_layers(state, known, state.baseline)
     if not moved:
         return on_status(state, status)
     for other in (state.target, state.former):
         if other is not None and not _without_their_layers(state, known, other):
-            return _begin_anew(state, replace(state, healthy=other, target=None, former=None))
-    vacant, layers_of = sorted(state.absent), state.healthy.placement.layers_of
+            return _begin_anew(state, replace(state, baseline=other, target=None, former=None))
+    vacant, layers_of = sorted(state.absent), state.baseline.placement.layers_of
     pairs = []
     for worker in moved:
         place = next((place for place in vacant if layers_of(place) == known[worker].layers), None)
@@ -41,8 +41,8 @@ def on_standing(state: Membership, status: Status) -> Decision:
             raise InternalError(f"worker {worker} holds layers {known[worker].layers}, where no place is vacant")
         vacant.remove(place)
         pairs.append((worker, place))
-    healthy = exchanged(state.healthy, pairs)
-    return _begin_anew(state, replace(state, healthy=healthy, arriving=state.arriving | frozenset(moved)))
+    baseline = exchanged(state.baseline, pairs)
+    return _begin_anew(state, replace(state, baseline=baseline, arriving=state.arriving | frozenset(moved)))
 
 
 def _begin_anew(before: Membership, state: Membership) -> Decision:

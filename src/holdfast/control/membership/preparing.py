@@ -24,7 +24,7 @@ def prepare(
     plan: Plan,
     period: float | None,
     entering: frozenset[WorkerId],
-    healthy: Plan | None = None,
+    baseline: Plan | None = None,
 ) -> Decision:
     """Tells everyone of the generation to go over to."""
     generation = state.generation + 1
@@ -43,7 +43,7 @@ def prepare(
         plan=plan,
         entering=entering,
         period=period,
-        healthy=healthy,
+        baseline=baseline,
         pins=order.pins,
         checkpoint_every=order.checkpoint_every,
     )

@@ -46,7 +46,7 @@ def all_finished(state: Membership) -> bool:
 
 def on_shard(state: Membership, message: ShardWritten | ShardFailed) -> Decision:
     """What a worker wrote stays written, whatever became of the worker and its generation."""
-    ledger, follows = note_shard(state.checkpoints, message, state.healthy.placement.num_layers)
+    ledger, follows = note_shard(state.checkpoints, message, state.baseline.placement.num_layers)
     state = replace(state, checkpoints=ledger)
     if state.cadence is not None and isinstance(message, ShardWritten):
         state = replace(state, cadence=note_written(state.cadence, message))

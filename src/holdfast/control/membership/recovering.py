@@ -48,7 +48,7 @@ def plan_recovery(state: Membership, lost: frozenset[WorkerId], offer: Rerouted 
 
 def _view(state: Membership, lost: frozenset[WorkerId], wait_s: float, offer: Rerouted | None = None) -> ClusterView:
     return ClusterView(
-        healthy=state.healthy,
+        baseline=state.baseline,
         lost=lost,
         entering=state.arriving,
         checkpoint=state.restorable[0].step if state.restorable else None,
@@ -117,15 +117,15 @@ def _taken_for_over(state: Membership) -> Membership:
 
     They may have crossed that boundary, and let go, without anybody having heard of it here.
     """
-    now, then = state.healthy, state.target
+    now, then = state.baseline, state.target
     if then is None or not now.placement.unowned_layers(state.absent) or then.placement.unowned_layers(state.absent):
         return state
-    return replace(state, healthy=then, target=None, former=now)
+    return replace(state, baseline=then, target=None, former=now)
 
 
 def _irreplaceable(state: Membership) -> Program | None:
     """Why nobody can go on where workers have stopped: a layer is left to them."""
-    placement = state.healthy.placement
+    placement = state.baseline.placement
     layers = placement.unowned_layers(state.absent)
     stopped = [each for each in state.raised if set(placement.layers_of(each.worker)) & set(layers)]
     names = ", ".join(map(str, layers))
@@ -165,7 +165,7 @@ def _blame(state: Membership, program: Program) -> Decision:
 
 def _save_all(state: Membership) -> Decision:
     """A last generation, in which what lives is saved."""
-    return carry_out(state, give_up("", state.healthy.placement.unowned_layers(state.absent)))
+    return carry_out(state, give_up("", state.baseline.placement.unowned_layers(state.absent)))
 
 
 def bereft(state: Membership, gone: frozenset[WorkerId]) -> Membership:
@@ -186,10 +186,10 @@ def _newest(state: Membership) -> int:
 
 def restore_if_whole(state: Membership) -> Decision:
     """Once every layer has somebody again, or every place if all are waited for, all load the last checkpoint."""
-    missing = state.lost if state.wait_for_all else state.healthy.placement.unowned_layers(state.lost)
+    missing = state.lost if state.wait_for_all else state.baseline.placement.unowned_layers(state.lost)
     if missing:
         return state, ()
-    recovery = adaptive(ClusterView(healthy=state.healthy, lost=state.lost, terms=state.terms))
+    recovery = adaptive(ClusterView(baseline=state.baseline, lost=state.lost, terms=state.terms))
     assert recovery.plan is not None, "every layer has somebody again"
     strategy = state.strategy if state.wait_for_all else "fallback"
     state = replace(state, arriving=frozenset(), wait_for_all=False)

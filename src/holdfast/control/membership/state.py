@@ -111,7 +111,7 @@ class Upcoming:
         plan: its plan.
         entering: workers that enter in it; those that entered before have caught up by then, or it waits for them.
         period: what the planner expects a step to take; None if it did not make the plan.
-        healthy: the plan of the whole grid from then on; None if it stays as it is.
+        baseline: the plan of the whole grid from then on; None if it stays as it is.
         pins: whether a checkpoint is pinned at the boundary before it.
         checkpoint_every: steps between two checkpoints from then on; 0 if the job says that once and for all.
     """
@@ -120,7 +120,7 @@ class Upcoming:
     plan: Plan
     entering: frozenset[WorkerId]
     period: float | None = None
-    healthy: Plan | None = None
+    baseline: Plan | None = None
     pins: bool = False
     checkpoint_every: int = 0
 
@@ -163,7 +163,7 @@ class Membership:
     """All that the coordinator knows.
 
     Attributes:
-        healthy: the plan of the whole grid.
+        baseline: the plan of the whole grid.
         steps: how many steps the job has; the last committed one is ``steps - 1`` at the end.
         strategy: name of the recovery strategy.
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
@@ -210,7 +210,7 @@ class Membership:
         staggered: whether updates are made ahead of the verdict.
         began: when steps were first seen to run, in seconds of the coordinator's clock; None before.
         target: the plan that the whole grid is to have once layers were handed over; None if it stays as it is.
-        former: the plan of the whole grid that ``healthy`` was taken to have replaced, until all have said what they
+        former: the plan of the whole grid that ``baseline`` was taken to have replaced, until all have said what they
             hold; None otherwise.
         promised: the plan for when those who change places have caught up; None if nobody does.
         losses: how many times workers were lost since.
@@ -236,7 +236,7 @@ class Membership:
         told_gone: processes whose loss, or leaving, a coordinator has told of whose decisions are not known.
     """
 
-    healthy: Plan
+    baseline: Plan
     steps: int
     strategy: str
     directory: str
@@ -316,18 +316,18 @@ class Membership:
     @property
     def present(self) -> frozenset[WorkerId]:
         """Everyone who is not lost, in this generation or on the way to one."""
-        return frozenset(self.healthy.workers) - self.lost
+        return frozenset(self.baseline.workers) - self.lost
 
     @property
     def absent(self) -> frozenset[WorkerId]:
         """Who of the grid cannot compute: lost, or without its layers' state so far."""
-        return frozenset(self.healthy.workers) & (self.lost | self.arriving | (self.entering - self.synced))
+        return frozenset(self.baseline.workers) & (self.lost | self.arriving | (self.entering - self.synced))
 
     @property
     def full(self) -> tuple[WorkerId, ...]:
         """The members that hold their layers' state, in order: whoever can compute and recover."""
         absent = self.absent
-        return tuple(worker for worker in self.healthy.workers if worker not in absent)
+        return tuple(worker for worker in self.baseline.workers if worker not in absent)
 
     @property
     def only_saves(self) -> bool:
@@ -345,7 +345,7 @@ class Membership:
     def alive(self) -> tuple[WorkerId, ...]:
         """The members of this generation, in order: full ones and those that are entering."""
         absent = self.lost | self.arriving
-        return tuple(worker for worker in self.healthy.workers if worker not in absent)
+        return tuple(worker for worker in self.baseline.workers if worker not in absent)
 
 
 def departed(state: Membership, gone: frozenset[WorkerId]) -> Membership:

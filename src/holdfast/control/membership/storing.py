@@ -25,7 +25,7 @@ def counted(before: Membership, after: Membership) -> Membership:
 def _durable(state: Membership) -> tuple[object, ...]:
     """Whatever of these changes must be stored before anybody hears of it."""
     members = (state.lost, state.arriving, state.entering, state.synced, state.leaving, state.expected, state.pids)
-    layers = (state.healthy, state.target, state.former, state.restorable, state.loading)
+    layers = (state.baseline, state.target, state.former, state.restorable, state.loading)
     exceptions = (state.raised, state.kept, state.losses_by_exception, state.blame)
     return (
         state.generation,
@@ -57,7 +57,7 @@ def to_store(before: Membership, after: Membership) -> StoredDecision | None:
         job=after.job,
         revision=after.revision,
         generation=after.generation,
-        healthy=after.healthy,
+        baseline=after.baseline,
         target=after.target,
         former=after.former,
         plan=after.plan,
@@ -102,7 +102,7 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         revision=stored.revision,
         generation=stored.generation,
         generations=stored.generations,
-        healthy=stored.healthy,
+        baseline=stored.baseline,
         target=stored.target,
         former=stored.former,
         plan=stored.plan,
@@ -146,7 +146,7 @@ def _stored_upcoming(upcoming: Upcoming | None) -> StoredUpcoming | None:
         plan=upcoming.plan,
         entering=tuple(sorted(upcoming.entering)),
         period=upcoming.period,
-        healthy=upcoming.healthy,
+        baseline=upcoming.baseline,
         pins=upcoming.pins,
         checkpoint_every=upcoming.checkpoint_every,
     )
@@ -160,7 +160,7 @@ def _restored_upcoming(stored: StoredUpcoming | None) -> Upcoming | None:
         plan=stored.plan,
         entering=frozenset(stored.entering),
         period=stored.period,
-        healthy=stored.healthy,
+        baseline=stored.baseline,
         pins=stored.pins,
         checkpoint_every=stored.checkpoint_every,
     )

@@ -51,7 +51,7 @@ def answer_offers(state: Membership) -> Decision:
 
 def _neediest(state: Membership, vacant: set[WorkerId]) -> WorkerId | None:
     """The vacant place of a layer that has the fewest owners left."""
-    placement = state.healthy.placement
+    placement = state.baseline.placement
     left = placement.without(state.absent)
 
     def owners(worker: WorkerId) -> int:

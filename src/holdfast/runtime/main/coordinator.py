@@ -177,7 +177,7 @@ def _membership(
 ) -> Membership:
     every = spec.job.checkpoint_every
     begins = Membership(
-        healthy=spec.plan,
+        baseline=spec.plan,
         terms=spec.terms,
         steps=spec.job.train.steps,
         strategy=spec.job.resilience.strategy,
