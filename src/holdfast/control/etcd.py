@@ -240,7 +240,7 @@ class EtcdStore:
             CoordinatorUnavailable: we do not lead any more; nothing was stored.
             StorageError: another decision has this number, or etcd refuses it, as too large for example.
         """
-        key, body = f"{self._folder}{decision.revision:012d}", zlib.compress(msgspec.json.encode(decision))
+        key, body = f"{self._folder}{decision.revision:012d}", zlib.compress(decision.encoded)
         older = {"request_delete_range": {"key": _text(self._folder), "range_end": _text(key)}}
         ours = _created(self._leadership.key, self._leadership.revision)
         look = {"request_range": {"key": _text(key)}}

@@ -22,10 +22,14 @@ from holdfast.control.detection import PATIENCE, Watch
 from holdfast.control.membership import (
     AnswerPlanned,
     Closed,
+    Grid,
     Handover,
     Improved,
     Membership,
     Record,
+    Restoring,
+    Rules,
+    Running,
     Tell,
     Tick,
     decide,
@@ -201,7 +205,7 @@ class VirtualPin:
 
 def _answered(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan:
     """What :func:`plan_recovery` returns: a function of a few values, and many runs ask for the same ones."""
-    about = (state.strategy, state.baseline, lost, state.terms)
+    about = (state.rules.strategy, state.grid.baseline, lost, state.rules.terms)
     if about not in _ANSWERS:
         if len(_ANSWERS) >= _MOST_ANSWERS:
             _ANSWERS.clear()
@@ -367,17 +371,19 @@ class VirtualCluster:
         watch = Watch(limit_s=HANG_S)
         start = (StateAt(url=None, step=0),) if checkpoint_every else ()
         self._blank = self._membership = Membership(
-            baseline=plan,
-            steps=steps,
-            strategy=strategy,
-            directory="",
+            rules=Rules(
+                steps=steps,
+                strategy=strategy,
+                directory="",
+                terms=terms,
+                wait_s=wait_for_replacement,
+                tolerate=tolerate,
+            ),
+            grid=Grid(baseline=plan),
+            running=Running(staggered=staggered),
+            restoring=Restoring(restorable=start),
             watch=watch,
-            restorable=start,
             cadence=Cadence(every=checkpoint_every, wanted=checkpoint_every) if sets_interval else None,
-            wait_s=wait_for_replacement,
-            staggered=staggered,
-            terms=terms,
-            tolerate=tolerate,
         )
         self._nodes = group_into_nodes(plan.workers, workers_per_node)
         self._struck: set[Fault] = set()
@@ -464,7 +470,7 @@ class VirtualCluster:
             digest=self._digest() if ended.outcome == "done" else "",
             events=tuple(self._events),
             fired=tuple(self._fired),
-            lost=tuple(sorted(self._membership.lost)),
+            lost=tuple(sorted(self._membership.roster.lost)),
             pinned=tuple(self._pinned),
             checkpoints=tuple(sorted(self._checkpoints.items())),
             saved=tuple(sorted(self._saved_layers.items())),
@@ -473,7 +479,7 @@ class VirtualCluster:
         )
 
     def _digest(self) -> str:
-        digests = {layer: text for saved in self._membership.saved.values() for layer, text in saved.items()}
+        digests = {layer: text for saved in self._membership.reports.saved.values() for layer, text in saved.items()}
         return hashlib.sha256("".join(digests[layer] for layer in sorted(digests)).encode()).hexdigest()
 
     def _stuck(self) -> str:
@@ -572,8 +578,8 @@ class VirtualCluster:
                     self._ended = ended
                 case Tell(to=None, command=command):
                     self._tell_agent(command)
-                case Tell(to=WorkerId() as to, command=command) if output.pid or to in self._membership.pids:
-                    self._tell(self._processes[output.pid or self._membership.pids[to]], command)
+                case Tell(to=WorkerId() as to, command=command) if output.pid or to in self._membership.roster.pids:
+                    self._tell(self._processes[output.pid or self._membership.roster.pids[to]], command)
 
     def _write_manifest(self, commit: WriteManifest) -> None:
         self._checkpoints[commit.step] = tuple(shard.sha256 for shard in commit.shards)
@@ -1143,7 +1149,7 @@ class VirtualCluster:
         return False
 
     def _commit(self, worker: _Worker, step: int, ops: tuple[Op, ...]) -> None:
-        plan = self._membership.plan
+        plan = self._membership.running.plan
         stepped = StepOps(
             worker=str(worker.protocol.worker),
             generation=worker.protocol.generation,

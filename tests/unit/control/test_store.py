@@ -7,7 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from holdfast.control.store import DecisionStore, StoredDecision, StoredUpcoming
+from holdfast.control.membership import Grid, Roster, Running, Upcoming
+from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -17,25 +18,26 @@ PLAN = adaptive_plan(regular_plan(2, split_evenly(4, 2), 2), [WorkerId(0, 1)])
 
 WRITER = """
 import sys
+from holdfast.control.membership import Grid
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 store, plan = DecisionStore(sys.argv[1]), regular_plan(1, split_evenly(2, 1), 1)
 for revision in range(1, 10**6):
-    store.put(StoredDecision(revision=revision, generation=1, baseline=plan, plan=None, lost_layers=tuple(range(500))))
+    layers = tuple(range(500))
+    store.put(StoredDecision(revision=revision, generation=1, grid=Grid(baseline=plan), lost_layers=layers))
     print(revision, flush=True)
 """
 
 
 def decision(revision, plan=PLAN):
-    upcoming = StoredUpcoming(generation=8, plan=PLAN, entering=(WorkerId(1, 1),))
+    upcoming = Upcoming(generation=8, plan=PLAN, entering=frozenset({WorkerId(1, 1)}))
     return StoredDecision(
         revision=revision,
         generation=7,
-        baseline=PLAN,
-        plan=plan,
-        lost=(WorkerId(0, 1),),
-        upcoming=upcoming,
+        grid=Grid(baseline=PLAN),
+        running=Running(plan=plan, upcoming=upcoming),
+        roster=Roster(lost=frozenset({WorkerId(0, 1)})),
         pids=((WorkerId(0, 0), 123),),
     )
 

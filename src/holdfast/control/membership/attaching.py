@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import msgspec
 
-from holdfast.control.detection import forget
 from holdfast.control.membership.acting import carry_out
 from holdfast.control.membership.boundary import on_preempted
 from holdfast.control.membership.forgotten import forgotten, knows_more, note_exits, on_survivor, untold
@@ -14,7 +13,7 @@ from holdfast.control.membership.losses import on_exited
 from holdfast.control.membership.raising import on_raised
 from holdfast.control.membership.reattaching import on_return
 from holdfast.control.membership.recovering import plan_recovery
-from holdfast.control.membership.state import Decision, Membership, Output, Phase, Tell, expulsion, prefixed, without
+from holdfast.control.membership.state import Decision, Membership, Output, Phase, Tell, expulsion, prefixed
 from holdfast.control.membership.vacancies import answer_offers, spawn
 from holdfast.control.messages import Attached, Expel, Fence, Hello, Started, StartWorker, Strike
 from holdfast.core.ids import WorkerId
@@ -42,10 +41,10 @@ def _let_in(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
 
 def _is_over(state: Membership, worker: WorkerId, pid: int) -> bool:
     """Whether this process is none that may take part: it was held for lost, or another one has taken its place."""
-    if worker not in state.baseline.workers or (worker, pid) in state.starting.spent:
+    if worker not in state.grid.baseline.workers or (worker, pid) in state.vacancies.starting.spent:
         return True
-    ours = state.pids.get(worker, pid) == pid
-    return (ours and worker not in state.kept) if worker in state.lost else not ours
+    ours = state.roster.pids.get(worker, pid) == pid
+    return (ours and worker not in state.roster.kept) if worker in state.roster.lost else not ours
 
 
 def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
@@ -54,35 +53,36 @@ def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
         return prefixed(told, on_survivor(state, worker, hello))
     if state.past_lost:
         return on_survivor(state, worker, hello)
-    if worker in state.kept and state.pids[worker] == hello.pid:  # it has stopped: it is none of us, but stays
+    if (
+        worker in state.roster.kept and state.roster.pids[worker] == hello.pid
+    ):  # it has stopped: it is none of us, but stays
         return state, ()
-    if worker in state.kept:  # another process takes its place already
+    if worker in state.roster.kept:  # another process takes its place already
         told = expulsion(state, worker, "another process has taken its place")
-        return prefixed(told, _admit(replace(state, kept=state.kept - {worker}), worker, hello))
-    new = worker in state.lost
+        return prefixed(told, _admit(replace(state, roster=state.roster.released({worker})), worker, hello))
+    new = worker in state.roster.lost
+    starting = state.vacancies.starting
+    starting = starting.over(worker) if state.generation else starting.attached(worker)
+    state = state.attached(worker, hello.pid, arriving=new)
     state = replace(
         state,
-        pids={**state.pids, worker: hello.pid},
-        lost=state.lost - {worker},
-        arriving=state.arriving | ({worker} if new else frozenset()),
-        expected=state.expected - {worker},
-        detached=without(state.detached, worker),
-        watch=forget(state.watch, (worker,)),
-        starting=state.starting.over(worker) if state.generation else state.starting.attached(worker),
-        planned={} if new else state.planned,
+        roster=state.roster.not_awaiting({worker}),
+        vacancies=replace(state.vacancies, starting=starting),
+        prospects=replace(state.prospects, planned={}) if new else state.prospects,
     )
     if state.generation:
         return on_return(state, worker, hello)
-    if set(state.pids) >= set(state.baseline.workers):
-        return carry_out(state, resume("", state.baseline))
+    if set(state.roster.pids) >= set(state.grid.baseline.workers):
+        return carry_out(state, resume("", state.grid.baseline))
     return state, ()
 
 
 def on_started(state: Membership, started: Started, now: float) -> Decision:
     """The agent has started a process: from now on it is waited for, unless it is here already."""
-    if state.pids.get(started.worker) == started.pid:
+    if state.roster.pids.get(started.worker) == started.pid:
         return state, ()
-    return replace(state, starting=state.starting.begun(started, now)), ()
+    starting = state.vacancies.starting.begun(started, now)
+    return replace(state, vacancies=replace(state.vacancies, starting=starting)), ()
 
 
 def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
@@ -93,14 +93,14 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     if state.past_lost:
         state, hello = note_exits(state, hello), msgspec.structs.replace(hello, offers=(), started=())
     dead = {(exit_.worker, exit_.pid) for exit_ in hello.exits}
-    fenced = [(worker, state.pids.get(worker, 0)) for worker in sorted(state.lost - state.kept)]
+    fenced = [(worker, state.roster.pids.get(worker, 0)) for worker in sorted(state.roster.lost - state.roster.kept)]
     for started in hello.started:
         state, _ = on_started(state, started, now)
     outputs: tuple[Output, ...] = tuple(
         Tell(to=None, command=Fence(worker=worker, pid=pid)) for worker, pid in fenced if (worker, pid) not in dead
     )
     for exit_ in hello.exits:
-        if state.pids.get(exit_.worker, exit_.pid) == exit_.pid:
+        if state.roster.pids.get(exit_.worker, exit_.pid) == exit_.pid:
             state, more = on_exited(state, exit_.worker, exit_.pid, exit_.status)
             outputs += untold(state, exit_, more)
     if state.phase is Phase.ENDED:
@@ -108,21 +108,29 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     asked = {
         each.command.worker for each in outputs if isinstance(each, Tell) and isinstance(each.command, StartWorker)
     }
-    unheard = state.expected - frozenset(hello.coming) - asked
+    unheard = state.roster.expected - frozenset(hello.coming) - asked
     if state.phase is Phase.GATHERING and hello.preempted:
         return prefixed(outputs, on_preempted(state))
     if state.phase is Phase.GATHERING:
         again = tuple(Tell(to=None, command=StartWorker(worker=worker, first=True)) for worker in sorted(unheard))
-        return replace(state, offers=hello.offers, agent_away=False), (*outputs, *again)
-    state = replace(state, offers=hello.offers, expected=state.expected - unheard, agent_away=False)
+        return _agent_back(state, hello), (*outputs, *again)
+    state = _agent_back(replace(state, roster=state.roster.not_awaiting(unheard)), hello)
     state, spawned = spawn(state, tuple(sorted(unheard & _to_fill(state)))) if unheard else (state, ())
     state, preempted = on_preempted(state) if hello.preempted else (state, ())
     return prefixed((*outputs, *spawned, *preempted), answer_offers(state))
 
 
+def _agent_back(state: Membership, hello: Hello) -> Membership:
+    return replace(
+        state,
+        contact=replace(state.contact, agent_away=False),
+        vacancies=replace(state.vacancies, offers=hello.offers),
+    )
+
+
 def _to_fill(state: Membership) -> frozenset[WorkerId]:
     """The places for which processes are started without anybody's offer."""
-    if state.wait_for_all:
-        return state.lost
+    if state.forming.wait_for_all:
+        return state.roster.lost
     spawns = (each.workers for each in plan_recovery(state, state.absent).actions if isinstance(each, Spawn))
-    return frozenset(place for places in spawns for place in places) - state.abandoned
+    return frozenset(place for places in spawns for place in places) - state.vacancies.abandoned

@@ -56,6 +56,7 @@ from holdfast.control.membership.raising import on_committed, on_raised
 from holdfast.control.membership.reattaching import on_parted
 from holdfast.control.membership.recovering import on_unreadable
 from holdfast.control.membership.refusing import on_refused
+from holdfast.control.membership.running import Upcoming
 from holdfast.control.membership.state import (
     AnswerPlanned,
     Closed,
@@ -65,7 +66,6 @@ from holdfast.control.membership.state import (
     Phase,
     Tell,
     Tick,
-    Upcoming,
     notice,
     prefixed,
 )
@@ -123,7 +123,7 @@ def decide(
 
 def end(state: Membership, detail: str) -> Decision:
     """Ends the job because of a bug of ours; for the coordinator, when ``decide`` itself or its storing failed."""
-    after, outputs = end_job(state, "error", detail, state.directory)
+    after, outputs = end_job(state, "error", detail, state.rules.directory)
     return counted(state, after), outputs
 
 
@@ -141,7 +141,7 @@ def _decide(
             return on_started(state, event, now)
         case Exited(worker=worker, pid=pid, status=status):
             return on_exited(state, worker, pid, status)
-        case Closed(worker=worker, pid=pid) if worker is None or state.pids.get(worker, pid) == pid:
+        case Closed(worker=worker, pid=pid) if worker is None or state.roster.pids.get(worker, pid) == pid:
             return on_closed(state, worker, now)
         case NodeLost(node=node, workers=workers):
             return on_lost(state, dict.fromkeys(workers, f"node {node} is gone"))
@@ -154,11 +154,11 @@ def _decide(
         case Tick():
             return on_tick(state, event, now)
         case AnswerPlanned(lost=lost, recovery=recovery):
-            return replace(state, planned={**state.planned, lost: recovery}), ()
+            return replace(state, prospects=state.prospects.answered(lost, recovery)), ()
         case Improved():
             return on_improved(state, event)
         case Leaving(worker=worker) if worker in state.present:
-            return change_members(replace(state, leaving=state.leaving | {worker}))
+            return change_members(replace(state, roster=state.roster.told_to_go(worker)))
         case WorkerOffer(worker=worker):
             return on_offer(state, worker)
         case Preempted():
@@ -177,9 +177,9 @@ def _decide(
 def _on_failure(state: Membership, failure: Failure) -> Decision:
     """A member's error ends the job, unless that ends already; that of a process which only tried to come is told."""
     worker = failure.worker
-    if worker not in state.lost and state.pids.get(worker, failure.pid) == failure.pid:
+    if worker not in state.roster.lost and state.roster.pids.get(worker, failure.pid) == failure.pid:
         return on_lost(state, {worker: failure.error}) if state.only_saves else on_failure(state, failure)
-    return state, (notice(worker, f"could not come: {failure.error}"),) if worker in state.expected else ()
+    return state, (notice(worker, f"could not come: {failure.error}"),) if worker in state.roster.expected else ()
 
 
 def _on_generation_message(state: Membership, event: object, now: float) -> Decision:
@@ -187,8 +187,8 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
     if isinstance(event, CaughtUp) and event.worker in state.alive:
         return on_synced(state, event)
     generation, worker = getattr(event, "generation", None), getattr(event, "worker", None)
-    upcoming = state.upcoming
-    if upcoming is not None and generation == upcoming.generation and worker in state.pids:
+    upcoming = state.running.upcoming
+    if upcoming is not None and generation == upcoming.generation and worker in state.roster.pids:
         return _on_upcoming_message(state, upcoming, event, now)
     if generation != state.generation or state.phase is Phase.GATHERING or worker not in state.alive:
         return state, ()

@@ -1,0 +1,34 @@
+"""The plan of the whole grid, from which every other is derived: as it is, as it is to become, as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.core.plan import Plan
+
+__all__ = ["Grid"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The whole grid. All of it is stored.
+
+    Attributes:
+        baseline: the plan of the whole grid; strategies may replace it.
+        target: the plan that the whole grid is to have once layers were handed over; None if it stays as it is.
+        former: the plan of the whole grid that ``baseline`` was taken to have replaced, until all have said what they
+            hold; None otherwise.
+    """
+
+    baseline: Plan
+    target: Plan | None = None
+    former: Plan | None = None
+
+    def gone_over(self, baseline: Plan | None) -> Grid:
+        """Returns the grid behind a boundary; ``baseline``: what it becomes there, None if it stays as it is."""
+        target = None if baseline == self.target else self.target
+        return Grid(baseline=baseline or self.baseline, target=target, former=self.former)
+
+    def taken_for_over(self, target: Plan) -> Grid:
+        """Returns the grid if layers were handed over, of which nobody has told yet."""
+        return Grid(baseline=target, former=self.baseline)
