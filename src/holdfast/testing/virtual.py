@@ -287,6 +287,7 @@ class VirtualCluster:
         scaled: which share of the steps has gradients that must be scaled.
         preempted_at: when the agent is told to end, in virtual seconds, so that a checkpoint is made; None: never.
         pauses: processes that are stopped for a while.
+        spares: (when it is started, whose) further processes, that nobody asked for.
         better: tells a better plan for who is here, if need be once some have changed places, or None; asked five
             times a second.
     """
@@ -320,6 +321,7 @@ class VirtualCluster:
         scaled: float = 0.0,
         preempted_at: float | None = None,
         pauses: Iterable[Pause] = (),
+        spares: Iterable[tuple[float, WorkerId]] = (),
         better: Callable[[Membership], Rerouted | Migration | Handover | None] = lambda membership: None,
     ) -> None:
         terms = None
@@ -332,6 +334,7 @@ class VirtualCluster:
         self._preempted_at, self._preempted = preempted_at, False
         self._scaled = scaled
         self._pauses = tuple(pauses)
+        self._spares = tuple(spares)
         self._asleep = _Sleep()
         self._looked_at = 0.0
         self._coordinator_deaths = tuple(coordinator_deaths)
@@ -397,7 +400,7 @@ class VirtualCluster:
     def _emulated(self, plan: Plan) -> StageFactory:
         placement, total = plan.placement, len(plan.routes.microbatches)
         return lambda worker: EmulatedStage(
-            layers=placement.layers_of(worker),
+            layers=placement.layers_of(worker) if worker in placement.workers else (),
             num_layers=placement.num_layers,
             num_microbatches=total,
             scaled=self._scaled,
@@ -450,6 +453,8 @@ class VirtualCluster:
             self._after(at, lambda at=at, who=who: self._break_stream(at, who))  # type: ignore[misc]
         if self._preempted_at is not None:
             self._after(self._preempted_at, self._preempt)
+        for at, who in self._spares:
+            self._after(at, lambda who=who: self._start(who))  # type: ignore[misc]
         for pause in self._pauses:
             self._after(pause.at, lambda pause=pause: self._pause(pause))  # type: ignore[misc]
         for at, away_s in self._coordinator_deaths:
@@ -728,13 +733,18 @@ class VirtualCluster:
                 if taken in self._offers:
                     self._offers.remove(taken)
                 self._coming.add(worker)
-                self._workers[worker] = self._worker(worker)
-                later = {who: effect for who, effect in self._deaths.items() if who != worker}
-                self._deaths = later | dict(filter(None, [self._death_of_joiner]))
-                self._agent_up(self._started(self._workers[worker]))
-                self._begin(self._workers[worker], self._draw(self._delays.start))
+                self._start(worker)
             case Strike(spec=spec):
                 self._kill_node(Fault.parse(spec))
+
+    def _start(self, worker: WorkerId) -> None:
+        """Starts a process of a worker, the first one or another."""
+        if worker in self._workers:
+            later = {who: effect for who, effect in self._deaths.items() if who != worker}
+            self._deaths = later | dict(filter(None, [self._death_of_joiner]))
+        self._workers[worker] = self._worker(worker)
+        self._agent_up(self._started(self._workers[worker]))
+        self._begin(self._workers[worker], self._draw(self._delays.start))
 
     def _offer(self, step: int) -> None:
         for fault in self._faults:

@@ -172,8 +172,8 @@ def test_the_agent_attaches_without_becoming_a_member(forming):
     assert forming.give(Hello(worker=None, pid=1)).told == []
 
 
-def test_a_stranger_is_sent_away(forming):
-    (told,) = forming.give(Hello(worker=STRANGER, pid=1)).told
+def test_a_stranger_that_was_told_of_a_past_is_sent_away(forming):
+    (told,) = forming.give(Hello(worker=STRANGER, pid=1, generation=1)).told
     assert told == (STRANGER, Expel(reason="worker 7.7 is no member any more"))
 
 

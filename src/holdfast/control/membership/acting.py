@@ -20,7 +20,7 @@ from holdfast.control.membership.state import (
     prefixed,
     tell_each,
 )
-from holdfast.control.membership.vacancies import spawn
+from holdfast.control.membership.vacancies import matched, spawn
 from holdfast.control.messages import Expel, Resume, Status
 from holdfast.errors import InternalError
 from holdfast.recovery.actions import (
@@ -129,9 +129,13 @@ def _after_now(state: Membership, seconds: float) -> float | None:
 
 
 def _spawn(state: Membership, action: Spawn) -> Decision:
-    """Where a joiner has died without state, nobody is started again unasked, unless all wait for it."""
+    """Where a joiner has died without state, nobody is started again unasked, unless all wait for it.
+
+    Nor is anybody started where a spare is to take the place.
+    """
     given_up = frozenset() if state.phase is Phase.WAITING else state.vacancies.abandoned
-    return spawn(state, tuple(place for place in action.workers if place not in given_up))
+    left_out = given_up.union(place for place, _ in matched(state))
+    return spawn(state, tuple(place for place in action.workers if place not in left_out))
 
 
 def _take_back(state: Membership, action: TakeBack) -> Decision:

@@ -21,6 +21,7 @@ from holdfast.control.membership.state import (
     prefixed,
     tell_each,
 )
+from holdfast.control.membership.vacancies import seat
 from holdfast.control.messages import CaughtUp, Joined, Left, Resume
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking
@@ -60,6 +61,11 @@ def change_members(state: Membership) -> Decision:
         return state, ()
     if state.grid.target is not None and _hands_over(state):  # then first of all this comes to its end
         return _hand_over(state, state.grid.target)
+    state, seated = seat(state)
+    return prefixed(seated, _change_members(state))
+
+
+def _change_members(state: Membership) -> Decision:
     going = state.roster.leaving & frozenset(state.full)
     entering = state.roster.arriving
     if state.preempted:  # then nobody comes or goes any more

@@ -49,7 +49,7 @@ from holdfast.control.membership.boundary import (
 )
 from holdfast.control.membership.ending import end_job, on_failure, on_saved, tell_the_end
 from holdfast.control.membership.forming import relay
-from holdfast.control.membership.losses import on_exited, on_lost
+from holdfast.control.membership.losses import on_exited, on_lost, on_spare_leaving
 from holdfast.control.membership.moving import on_standing
 from holdfast.control.membership.progress import on_finished, on_settled, on_shard
 from holdfast.control.membership.raising import on_committed, on_raised
@@ -159,6 +159,8 @@ def _decide(
             return on_improved(state, event)
         case Leaving(worker=worker) if worker in state.present:
             return change_members(replace(state, roster=state.roster.told_to_go(worker)))
+        case Leaving(worker=worker) if worker in state.roster.spares:
+            return on_spare_leaving(state, worker)
         case WorkerOffer(worker=worker):
             return on_offer(state, worker)
         case Preempted():
@@ -175,10 +177,13 @@ def _decide(
 
 
 def _on_failure(state: Membership, failure: Failure) -> Decision:
-    """A member's error ends the job, unless that ends already; that of a process which only tried to come is told."""
+    """A member's error ends the job, unless that ends already; that of a spare, or of who tried to come, is told."""
     worker = failure.worker
+    if worker not in state.grid.baseline.workers and worker not in state.roster.spares:
+        return state, (notice(worker, f"could not come: {failure.error}"),)
     if worker not in state.roster.lost and state.roster.pids.get(worker, failure.pid) == failure.pid:
-        return on_lost(state, {worker: failure.error}) if state.only_saves else on_failure(state, failure)
+        harmless = state.only_saves or worker in state.roster.spares
+        return on_lost(state, {worker: failure.error}) if harmless else on_failure(state, failure)
     return state, (notice(worker, f"could not come: {failure.error}"),) if worker in state.roster.expected else ()
 
 

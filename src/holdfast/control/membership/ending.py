@@ -133,7 +133,7 @@ def end_job(state: Membership, outcome: str, detail: str, directory: str) -> Dec
     roster = replace(state.roster, expected=frozenset())
     state = replace(state, phase=Phase.ENDED, ended=ended, roster=roster)
     return state, (
-        *tell_each(sorted(state.present | state.roster.kept), Shutdown(reason=outcome)),
+        *tell_each(sorted(state.present | state.roster.kept | state.roster.spares), Shutdown(reason=outcome)),
         Tell(to=None, command=ended),
     )
 

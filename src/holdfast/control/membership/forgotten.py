@@ -32,7 +32,7 @@ def forgotten(state: Membership) -> Decision:
         state,
         past_lost=why,
         phase=Phase.REATTACHING,
-        roster=replace(state.roster, arriving=frozenset(state.roster.pids)),
+        roster=replace(state.roster, arriving=frozenset(state.roster.pids) - state.roster.spares),
         vacancies=replace(state.vacancies, offers=()),
     )
     told = Remark(worker=None, kind="store", text=f"{why}: what lives is saved, and the job ends")
@@ -43,7 +43,12 @@ def on_survivor(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     """A worker says where it stands; whoever is new, has no state yet, or one that is not sound, saves nothing."""
     broken = hello.raised is not None and not hello.raised.sound
     empty = hello.generation == 0 or not hello.has_state or broken
-    state = state.attached(worker, hello.pid, arriving=empty)
+    if worker in state.grid.baseline.workers:
+        state = state.attached(worker, hello.pid, arriving=empty)
+    else:
+        state = state.with_spare(worker, hello.pid)
+        if empty:
+            return state, ()
     state = replace(state, contact=state.contact.back(worker, hello))
     return conclude_return(state) if state.phase is Phase.REATTACHING else recover(state)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
+from holdfast.core.slots import exchanged
 
 __all__ = ["Grid"]
 
@@ -28,6 +31,12 @@ class Grid:
         """Returns the grid behind a boundary; ``baseline``: what it becomes there, None if it stays as it is."""
         target = None if baseline == self.target else self.target
         return Grid(baseline=baseline or self.baseline, target=target, former=self.former)
+
+    def exchanged(self, pairs: Iterable[tuple[WorkerId, WorkerId]]) -> Grid:
+        """Returns the grid in which the second worker of each pair has the place of the first."""
+        both = tuple(pairs)
+        target, former = (plan and exchanged(plan, both) for plan in (self.target, self.former))
+        return Grid(baseline=exchanged(self.baseline, both), target=target, former=former)
 
     def taken_for_over(self, target: Plan) -> Grid:
         """Returns the grid if layers were handed over, of which nobody has told yet."""

@@ -8,30 +8,34 @@ from dataclasses import replace
 from holdfast.control.detection import forget
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.reattaching import conclude_return, on_parted
-from holdfast.control.membership.recovering import bereft, recover
+from holdfast.control.membership.recovering import bereft, recover, to_fill
 from holdfast.control.membership.roster import without
 from holdfast.control.membership.state import (
     Decision,
     Membership,
     Output,
     Phase,
+    Record,
     Tell,
     expulsion,
     held_for_lost,
     notice,
     prefixed,
 )
-from holdfast.control.membership.vacancies import answer_offers
-from holdfast.control.messages import Fence, StartWorker
+from holdfast.control.membership.vacancies import NO_PLACES, answer_offers, matched, spawn
+from holdfast.control.messages import Fence, Shutdown, StartWorker
 from holdfast.core.ids import WorkerId
 from holdfast.errors import describe_exit
+from holdfast.telemetry.events import Parted
 
-__all__ = ["on_exited", "on_lost", "on_overdue"]
+__all__ = ["on_exited", "on_lost", "on_overdue", "on_spare_leaving"]
 
 
 def on_exited(state: Membership, worker: WorkerId, pid: int, status: int) -> Decision:
     """A process has ended: in order, early, or it is a loss."""
     how = f"process ended: {describe_exit(status)}"
+    if worker in state.roster.spares:
+        return on_lost(state, {worker: how}) if state.roster.pids[worker] == pid else (state, ())
     if state.phase is Phase.GATHERING or state.roster.pids.get(worker, pid) != pid:
         known = state.vacancies.starting.pid_of(worker) or (
             state.roster.pids.get(worker) if state.phase is Phase.GATHERING else None
@@ -47,7 +51,7 @@ def on_exited(state: Membership, worker: WorkerId, pid: int, status: int) -> Dec
 def on_no_show(state: Membership, worker: WorkerId, pid: int, how: str) -> Decision:
     """A process that was started does not come, or died before the job began: another one is tried, once."""
     begun, failed = state.phase is not Phase.GATHERING, (worker, pid) in state.vacancies.starting.spent
-    if failed or (begun and worker not in state.roster.expected):
+    if failed or worker not in (state.roster.expected if begun else state.grid.baseline.workers):
         return state, ()
     if worker in state.vacancies.starting.again:
         return _on_second_no_show(state, worker, how)
@@ -97,6 +101,9 @@ def on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
         told = tuple(output for worker in sorted(stopped) for output in expulsion(state, worker, how[worker]))
         state, free = answer_offers(replace(state, roster=state.roster.released(stopped)))
         return prefixed((*told, *free), on_lost(state, how))
+    if spares := state.roster.spares & frozenset(how):
+        state, before = _lose_spares(state, {worker: how[worker] for worker in sorted(spares)})
+        return prefixed(before, on_lost(state, how))
     news = {worker: text for worker, text in how.items() if worker in state.present}
     if not news:
         return state, ()
@@ -110,6 +117,23 @@ def on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
         return prefixed(noted, conclude_return(state))
     state, outputs = recover(state) if touched else (state, ())
     return prefixed((*noted, *outputs), answer_offers(state))
+
+
+def _lose_spares(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
+    """Nobody has to recover; but where they were to take a place, the strategy may have a process started there."""
+    told = [output for worker, text in how.items() for output in held_for_lost(state, worker, text)]
+    promised = frozenset(place for place, spare in matched(state) if spare in how)
+    state = state.departed(frozenset(how))
+    if not promised or state.phase in NO_PLACES:
+        return state, tuple(told)
+    return prefixed(told, spawn(state, tuple(sorted(promised & to_fill(state)))))
+
+
+def on_spare_leaving(state: Membership, worker: WorkerId) -> Decision:
+    """A spare was told to go: nobody needs it."""
+    parted = Record(event=Parted(worker=str(worker), step=state.last_step + 1))
+    shutdown = Tell(to=worker, pid=state.roster.pids[worker], command=Shutdown(reason="it has no place"))
+    return state.departed(frozenset({worker})), (parted, shutdown)
 
 
 def _lost_while_gathering(state: Membership, news: Mapping[WorkerId, str]) -> Decision:

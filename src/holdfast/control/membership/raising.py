@@ -16,7 +16,10 @@ __all__ = ["on_committed", "on_raised"]
 
 
 def on_raised(state: Membership, report: Raised, now: float | None = None) -> Decision:
-    """A worker has stopped: whose fault that is shows soon, see on_tick; one that was to save what lives is lost."""
+    """A worker has stopped: whose fault that is shows soon, see on_tick.
+
+    One that was only to save what lives is lost, and so is a spare.
+    """
     worker = report.worker
     known = any(each.pid == report.pid and each.worker == worker for each in state.exceptions.raised)
     if known or worker in state.roster.lost or state.roster.pids.get(worker) != report.pid:
@@ -33,7 +36,7 @@ def on_raised(state: Membership, report: Raised, now: float | None = None) -> De
             error=report.error,
         )
     )
-    if state.only_saves:
+    if state.only_saves or worker in state.roster.spares:
         return prefixed((record,), on_lost(state, {worker: f"raised: {described(report)}"}))
     raised_at = state.doubts.raised_at if state.unjudged and state.doubts.raised_at is not None else now
     state = replace(

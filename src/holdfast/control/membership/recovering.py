@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from holdfast.control.membership.acting import carry_out
 from holdfast.control.membership.blame import Program, described, judge, recent
+from holdfast.control.membership.boundary import change_members
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.state import (
     Decision,
@@ -16,20 +17,23 @@ from holdfast.control.membership.state import (
     notice,
     prefixed,
 )
+from holdfast.control.membership.vacancies import matched, seat, seat_survivors
 from holdfast.control.messages import Raised, Unreadable
 from holdfast.core.ids import WorkerId
 from holdfast.core.schedule import OpKind
 from holdfast.planning.training import Rerouted
-from holdfast.recovery.actions import ClusterView, LoadState, RecoveryPlan
+from holdfast.recovery.actions import ClusterView, LoadState, RecoveryPlan, Spawn
 from holdfast.recovery.strategies import adaptive, give_up, resume, strategy_named
 
 __all__ = [
     "bereft",
+    "fill_places",
     "on_unreadable",
     "plan_recovery",
     "recover",
     "restore_if_whole",
     "stop_waiting",
+    "to_fill",
     "unplanned",
 ]
 
@@ -86,7 +90,7 @@ def recover(state: Membership) -> Decision:
     )
     state = _taken_for_over(state)
     if state.past_lost:
-        return carry_out(state, give_up("", state.forming.lost_layers))
+        return carry_out(seat_survivors(state), give_up("", state.forming.lost_layers))
     if state.exceptions.blame:
         return _save_all(state)
     losses = (*state.exceptions.losses, *state.unjudged)
@@ -200,14 +204,10 @@ def _newest(state: Membership) -> int:
 
 def restore_if_whole(state: Membership) -> Decision:
     """Once every layer has somebody again, or every place if all are waited for, all load the last checkpoint."""
-    missing = (
-        state.roster.lost
-        if state.forming.wait_for_all
-        else state.grid.baseline.placement.unowned_layers(state.roster.lost)
-    )
-    if missing:
+    missing, waits_for_all = state.missing, state.forming.wait_for_all
+    if missing if waits_for_all else state.grid.baseline.placement.unowned_layers(missing):
         return state, ()
-    recovery = adaptive(ClusterView(baseline=state.grid.baseline, lost=state.roster.lost, terms=state.rules.terms))
+    recovery = adaptive(ClusterView(baseline=state.grid.baseline, lost=state.missing, terms=state.rules.terms))
     assert recovery.plan is not None, "every layer has somebody again"
     strategy = state.rules.strategy if state.forming.wait_for_all else "fallback"
     state = replace(
@@ -216,6 +216,24 @@ def restore_if_whole(state: Membership) -> Decision:
         forming=replace(state.forming, wait_for_all=False),
     )
     return carry_out(state, resume(strategy, recovery.plan, LoadState(step=state.restoring.restorable[0].step)))
+
+
+def fill_places(state: Membership) -> Decision:
+    """Spares take the places that are vacant, if it is time for that: at the next boundary, or as all wait for it."""
+    if not matched(state):
+        return state, ()
+    if state.phase is not Phase.WAITING:
+        return change_members(state)
+    state, seated = seat(state)
+    return prefixed(seated, restore_if_whole(state))
+
+
+def to_fill(state: Membership) -> frozenset[WorkerId]:
+    """Returns the places for which processes are started without anybody's offer."""
+    if state.forming.wait_for_all:
+        return state.missing
+    spawns = (each.workers for each in plan_recovery(state, state.absent).actions if isinstance(each, Spawn))
+    return frozenset(place for places in spawns for place in places) - state.vacancies.abandoned
 
 
 def on_unreadable(state: Membership, message: Unreadable) -> Decision:

@@ -21,13 +21,14 @@ class Roster:
 
     Attributes:
         pids: the process of each worker that attached, the last one if there were several.
-        lost: workers that are gone.
+        lost: workers that are gone, of the grid or not.
         arriving: workers that attached to the running job and are in no generation yet.
         entering: members of this generation without state.
         synced: those of ``entering`` that have caught up.
         leaving: workers that were told to go; one without state goes when it has caught up.
         expected: lost workers for which a new process is being started.
         kept: lost workers that have stopped and whose process stays until it is known whose fault it was.
+        spares: workers that are there and have no place in the grid: they own nothing and are in no plan.
     """
 
     pids: Mapping[WorkerId, int] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Roster:
     leaving: frozenset[WorkerId] = _NOBODY
     expected: frozenset[WorkerId] = _NOBODY
     kept: frozenset[WorkerId] = _NOBODY
+    spares: frozenset[WorkerId] = _NOBODY
 
     def departed(self, gone: frozenset[WorkerId]) -> Roster:
         """Returns the roster once ``gone`` are lost."""
@@ -48,6 +50,7 @@ class Roster:
             entering=self.entering - gone,
             synced=self.synced - gone,
             leaving=self.leaving - gone,
+            spares=self.spares - gone,
         )
 
     def attached(self, worker: WorkerId, pid: int, *, arriving: bool) -> Roster:
@@ -58,6 +61,17 @@ class Roster:
             lost=self.lost - {worker},
             arriving=self.arriving | {worker} if arriving else self.arriving,
         )
+
+    def waiting(self, worker: WorkerId, pid: int) -> Roster:
+        """Returns the roster once a process has attached for which there is no place: it is a spare."""
+        attached = self.attached(worker, pid, arriving=False)
+        return replace(attached, spares=self.spares | {worker})
+
+    def seated(self, spares: Iterable[WorkerId], *, arriving: bool) -> Roster:
+        """Returns the roster once spares have places; ``arriving``: they have yet to enter a generation."""
+        taken = frozenset(spares)
+        arrived = self.arriving | taken if arriving else self.arriving
+        return replace(self, spares=self.spares - taken, arriving=arrived)
 
     def to_enter_again(self) -> Roster:
         """Returns the roster once a generation is given up: whoever has no state by now has to enter again."""

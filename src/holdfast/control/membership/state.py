@@ -202,6 +202,16 @@ class Membership:
         )
 
     @property
+    def missing(self) -> frozenset[WorkerId]:
+        """Who of the grid is lost."""
+        return self.roster.lost.intersection(self.grid.baseline.workers)
+
+    @property
+    def vacant(self) -> frozenset[WorkerId]:
+        """Who of the grid is lost and nobody is expected to come for, nor could it still be needed itself."""
+        return self.missing - self.roster.expected - self.roster.kept
+
+    @property
     def full(self) -> tuple[WorkerId, ...]:
         """The members that hold their layers' state, in order: whoever can compute and recover."""
         absent = self.absent
@@ -247,6 +257,15 @@ class Membership:
         return replace(
             self,
             roster=self.roster.attached(worker, pid, arriving=arriving),
+            contact=self.contact.connected(worker),
+            watch=forget(self.watch, (worker,)),
+        )
+
+    def with_spare(self, worker: WorkerId, pid: int) -> Membership:
+        """Returns it once a process is here for which there is no place."""
+        return replace(
+            self,
+            roster=self.roster.waiting(worker, pid),
             contact=self.contact.connected(worker),
             watch=forget(self.watch, (worker,)),
         )

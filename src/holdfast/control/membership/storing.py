@@ -133,7 +133,12 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         generations=stored.generations,
         grid=stored.grid,
         roster=replace(stored.roster, pids=dict(stored.pids)),
-        contact=replace(state.contact, reattach_until=reattach_until, agent_away=True),
+        contact=replace(
+            state.contact,
+            detached=dict.fromkeys(sorted(stored.roster.spares), reattach_until),
+            reattach_until=reattach_until,
+            agent_away=True,
+        ),
         running=stored.running,
         forming=replace(state.forming, lost_layers=stored.lost_layers, lost_work=stored.lost_work),
         restoring=stored.restoring,

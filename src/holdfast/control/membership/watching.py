@@ -7,7 +7,7 @@ from dataclasses import replace
 from holdfast.control.detection import deadlocked, forget, overdue, pass_time
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.losses import on_lost, on_overdue
-from holdfast.control.membership.recovering import recover, stop_waiting
+from holdfast.control.membership.recovering import fill_places, recover, stop_waiting
 from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tick
 from holdfast.control.messages import Suspect
 from holdfast.core.ids import WorkerId
@@ -27,7 +27,7 @@ def on_closed(state: Membership, worker: WorkerId | None, now: float) -> Decisio
     """A connection is gone: of a dead worker, as the agent will say at once, or of one that will be back."""
     if worker is None:  # the agent's: what it is told from now on waits until it has said what it knows
         return replace(state, contact=replace(state.contact, agent_away=True)), ()
-    if worker not in state.present:
+    if worker not in state.present | state.roster.spares:
         return state, ()
     return replace(state, contact=state.contact.closed(worker, now)), ()
 
@@ -84,12 +84,15 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
         state = replace(state, forming=replace(state.forming, wait_until=now + state.rules.wait_s))
     if state.phase is Phase.WAITING and state.forming.wait_until is not None and now >= state.forming.wait_until:
         return stop_waiting(state)
+    filled, outputs = fill_places(state)
+    if outputs:
+        return filled, outputs
     running = state.phase in (Phase.FORMING, Phase.RUNNING)
     hung = overdue(state.watch, members, running=running)
     if hung:
         return on_lost(state, hung)
     suspected = state.doubts.suspected_at is not None and now - state.doubts.suspected_at >= SUSPICION_GRACE_S
-    stuck = running and not state.contact.detached and deadlocked(state.watch, members)
+    stuck = running and state.contact.detached.keys() <= state.roster.spares and deadlocked(state.watch, members)
     if not (suspected or stuck):
         return state, ()
     reason = state.doubts.suspicion if suspected else "all workers wait for one another"
