@@ -169,7 +169,7 @@ def test_the_coordinator_dies_while_a_spare_is_there(start):
     assert min(taken, reattached) > CHUNK * 3 // 4
 
 
-@pytest.mark.parametrize("point", ["copy", "install", "start", "commit"])
+@pytest.mark.parametrize("point", ["copy", "start", "forward", "commit"])
 @pytest.mark.parametrize("kind", ["kill", "hang"])
 def test_another_worker_is_lost_while_it_enters(kind, point):
     struck = 0
