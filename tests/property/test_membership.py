@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -53,6 +52,7 @@ from holdfast.control.messages import (
     WorkerOffer,
 )
 from holdfast.core.builders import regular_plan
+from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.validate import validate
 from holdfast.core.work import WorkPhase
@@ -60,12 +60,8 @@ from holdfast.telemetry.events import Detected, Installed, Parted
 
 STEPS = 9
 DURABLE = ("generation", "generations", "grid", "roster", "running", "restoring", "exceptions", "ended")
+OUTSIDERS = (WorkerId(8, 0), WorkerId(9, 1))
 FOR_THE_AGENT = (Progress, Fence, StartWorker, Ended)
-
-
-def decoded(stored):
-    """What a store gives back."""
-    return msgspec.json.decode(stored.encoded, type=StoredDecision)
 
 
 class Cluster(RuleBasedStateMachine):
@@ -81,6 +77,7 @@ class Cluster(RuleBasedStateMachine):
     def start(self, pipelines, stages, more, microbatches, begun):
         plan = regular_plan(pipelines, split_evenly(stages + more, stages), microbatches)
         self.workers = plan.workers
+        """Everyone who ever came, or is to come at first."""
         self.blank = self.state = Membership(
             grid=Grid(baseline=plan), rules=Rules(steps=STEPS, strategy="auto", directory="final")
         )
@@ -147,10 +144,21 @@ class Cluster(RuleBasedStateMachine):
         if before.generation:  # until then, whoever dies is as if it had never come
             assert after.roster.pids.keys() >= before.roster.pids.keys()
         assert after.last_step >= before.last_step
-        assert after.grid.baseline is before.grid.baseline
+        self.check_baseline(before, after)
         if before.phase is Phase.ENDED:
             assert after == before
         self.check_stored(before, after)
+
+    def check_baseline(self, before, after):
+        """It stays as it is, but that spares take the places of the lost; nobody is expected to come for these."""
+        if after.grid == before.grid:
+            return
+        old, new = set(before.grid.baseline.workers), set(after.grid.baseline.workers)
+        assert len(old) == len(new)
+        assert old - new <= after.roster.lost - before.roster.expected - before.roster.kept
+        if not after.past_lost:
+            assert new - old <= after.roster.arriving
+            assert after.phase is Phase.RUNNING
 
     def check_stored(self, before, after):
         """What a restart must know is stored whenever it changes, and comes back as it was."""
@@ -161,19 +169,22 @@ class Cluster(RuleBasedStateMachine):
         if stored is not None:
             assert stored.revision == before.revision + 1
             restored = restore(self.blank, stored, reattach_until=0.0)
-            for state in (restored, restore(self.blank, decoded(stored), reattach_until=0.0)):
+            for state in (restored, restore(self.blank, StoredDecision.decoded(stored.encoded), reattach_until=0.0)):
                 assert [getattr(state, name) for name in DURABLE] == [getattr(after, name) for name in DURABLE]
 
     def check_places(self, after):
         """Everyone is at exactly one place, and nobody without state counts as an owner."""
         without_state = after.roster.entering - after.roster.synced
-        places = [after.roster.lost, after.roster.arriving, without_state, frozenset(after.full)]
-        assert sorted(worker for place in places for worker in place) == sorted(self.workers)
+        places = [after.missing, after.roster.arriving, without_state, frozenset(after.full)]
+        ids = after.grid.baseline.workers
+        assert sorted(worker for place in places for worker in place) == sorted(ids)
+        assert not after.roster.spares & {*ids, *after.roster.lost}
+        assert after.roster.lost | after.roster.spares | set(ids) <= set(self.workers)
         assert after.roster.synced <= after.roster.entering
         assert after.roster.leaving <= after.present
-        assert frozenset(after.contact.detached) <= after.present
+        assert frozenset(after.contact.detached) <= after.present | after.roster.spares
         unborn = after.generation == 0  # then nobody is lost, and who did not come is started again
-        assert after.roster.expected <= (after.vacancies.starting.again if unborn else after.roster.lost)
+        assert after.roster.expected <= (after.vacancies.starting.again if unborn else after.missing)
         assert after.roster.kept <= after.roster.lost
         assert not (after.exceptions.blame and after.roster.kept), "who has stopped is back, to save what it holds"
         for plan in (after.running.plan, after.running.upcoming and after.running.upcoming.plan):
@@ -185,9 +196,7 @@ class Cluster(RuleBasedStateMachine):
             for worker in idle if plan is not None and after.phase is not Phase.GATHERING else ():
                 assert plan.orders.of(worker) == ()
         if after.running.plan is not None and after.phase in (Phase.RUNNING, Phase.FORMING):
-            assert (
-                after.grid.baseline.placement.without(frozenset(self.workers) - set(after.full)).unowned_layers() == ()
-            )
+            assert after.grid.baseline.placement.unowned_layers(after.absent) == ()
 
     def check_recipients(self, event, before, after, tells):
         if before.phase is Phase.ENDED:
@@ -197,7 +206,7 @@ class Cluster(RuleBasedStateMachine):
         for tell in tells:
             assert (tell.to is None) == isinstance(tell.command, FOR_THE_AGENT)
             if tell.to in after.roster.lost:
-                stopped = after.roster.kept | {each.worker for each in before.unjudged}
+                stopped = after.roster.kept | before.roster.spares | {each.worker for each in before.unjudged}
                 assert isinstance(tell.command, (Attached, Shutdown, Expel) if tell.to in stopped else Expel)
             elif tell.to is not None:
                 assert tell.to in self.workers
@@ -236,8 +245,7 @@ class Cluster(RuleBasedStateMachine):
             self.check_plan(after, command.plan)
 
     def check_plan(self, after, plan):
-        absent = frozenset(self.workers) - frozenset(after.full)
-        unowned = after.grid.baseline.placement.without(absent).unowned_layers()
+        unowned = after.grid.baseline.placement.unowned_layers(after.absent)
         assert after.running.plan is plan
         assert after.forming.lost_layers == unowned
         stops = bool(unowned or after.exceptions.blame)
@@ -318,8 +326,12 @@ class Cluster(RuleBasedStateMachine):
         old = st.integers(0, self.state.generation)
         return self.state.generation if data.draw(st.floats(0, 1)) < current else data.draw(old)
 
+    def layers_of(self, worker):
+        placement = self.state.grid.baseline.placement
+        return placement.layers_of(worker) if worker in placement.workers else ()
+
     def status(self, worker, generation, ahead):
-        layers = self.state.grid.baseline.placement.layers_of(worker)
+        layers = self.layers_of(worker)
         steps = tuple((layer, min(STEPS, self.front + (layer in ahead))) for layer in layers)
         return Status(worker=worker, generation=generation, layer_steps=steps, executed=((self.front, 1),))
 
@@ -344,6 +356,8 @@ class Cluster(RuleBasedStateMachine):
         if self.stored is None:  # who did not come is forgotten; only those that were started instead still live
             for worker, pid in self.state.vacancies.starting.spent:
                 self.processes[worker] = max(self.processes[worker], pid + 1)
+            for worker in self.state.roster.lost:  # spares: they were ended
+                self.processes[worker] += 1
         self.state = self.blank
         if self.stored is not None:
             self.state = restore(self.blank, self.stored, reattach_until=self.now + 1.0)
@@ -372,6 +386,21 @@ class Cluster(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(sorted(self.state.roster.lost)))
         self.processes[worker] += 1
         self.give(Hello(worker=worker, pid=self.processes[worker]))
+
+    @rule(data=st.data(), further=st.booleans())
+    def a_spare_comes(self, data, further):
+        """A process of an id that nobody knows; or of one whose process before is gone, or was never heard of."""
+        if further:
+            self.things_go_on_further()
+        spare = data.draw(st.sampled_from(OUTSIDERS))
+        if spare in self.state.roster.spares or spare in self.state.present:
+            return
+        if spare not in self.workers:
+            self.workers += (spare,)
+        self.processes[spare] = self.processes.get(spare, 0) + 1
+        self.give(Hello(worker=spare, pid=self.processes[spare]))
+        if self.state.phase is not Phase.ENDED:
+            assert spare in self.state.roster.spares | self.state.roster.arriving
 
     @precondition(lambda self: self.state.phase is Phase.GATHERING and self.state.roster.expected)
     @rule(data=st.data())
@@ -515,14 +544,14 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data(), digest=st.sampled_from(["a", "a", "a", "b"]))
     def one_saved(self, data, digest):
         worker = self.anyone(data)
-        digests = tuple((layer, digest) for layer in self.state.grid.baseline.placement.layers_of(worker))
+        digests = tuple((layer, digest) for layer in self.layers_of(worker))
         self.give(Saved(worker=worker, generation=self.some_generation(data), digests=digests))
 
     @precondition(lambda self: self.state.phase is Phase.SAVING)
     @rule()
     def all_saved(self):
         for worker in self.workers:
-            digests = tuple((layer, "a") for layer in self.state.grid.baseline.placement.layers_of(worker))
+            digests = tuple((layer, "a") for layer in self.layers_of(worker))
             self.give(Saved(worker=worker, generation=self.state.generation, digests=digests))
 
     @rule(data=st.data(), how=st.sampled_from(["exited", "closed", "node", "in order"]))

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from holdfast.control.store import StoredDecision, reading
 from holdfast.errors import ConfigError, CoordinatorUnavailable, CorruptBlob, StorageError, StoreAway
 
@@ -278,7 +276,7 @@ class EtcdStore:
         if not found:
             return None
         with reading(lambda text: CorruptBlob(f"{self._etcd}, {self._folder}", "a decision", text), zlib.error):
-            return msgspec.json.decode(zlib.decompress(base64.b64decode(found[0]["value"])), type=StoredDecision)
+            return StoredDecision.decoded(zlib.decompress(base64.b64decode(found[0]["value"])))
 
     def close(self) -> None:
         """Nothing is kept open."""

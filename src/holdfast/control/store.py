@@ -7,8 +7,6 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
-
 from holdfast.config.parsing import parsing
 from holdfast.control.membership.storing import StoredDecision
 from holdfast.core.plan import Plan
@@ -89,14 +87,14 @@ class DecisionStore:
         """Returns the newest decision; None if there is none. Raises CorruptBlob if it cannot be read."""
         with self._explained():
             row = self._db.execute("SELECT body FROM decisions ORDER BY revision DESC LIMIT 1").fetchone()
-            return None if row is None else msgspec.json.decode(row[0], type=StoredDecision)
+            return None if row is None else StoredDecision.decoded(row[0])
 
     def plans(self) -> dict[int, Plan]:
         """Returns the plan of every generation that had one. Raises CorruptBlob if a decision cannot be read."""
         found: dict[int, Plan] = {}
         with self._explained():
             for (body,) in self._db.execute("SELECT body FROM decisions ORDER BY revision"):
-                found |= msgspec.json.decode(body, type=StoredDecision).plans
+                found |= StoredDecision.decoded(body).plans
         return found
 
     def close(self) -> None:

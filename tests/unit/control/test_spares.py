@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from holdfast.control.membership import (
@@ -96,7 +95,7 @@ class Job:
         return self.give(*early, *(Joined(worker=w, generation=upcoming.generation, step=step) for w in others))
 
     def restarted(self):
-        stored = msgspec.json.decode(self.stored.encoded, type=StoredDecision)
+        stored = StoredDecision.decoded(self.stored.encoded)
         self.state = restore(self.blank, stored, reattach_until=60.0)
         return self
 

@@ -127,7 +127,24 @@ def test_a_table_of_other_columns_is_named(path):
         DecisionStore(path).latest()
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b'{"revision": 1}', b"\xff"])
+EARLIER = b'{"revision": 1, "generation": 1, "healthy": {}, "plan": null, "lost": []}'
+
+
+def test_one_decision_is_always_the_same_bytes():
+    """Sets have no order, and that of their values is another in every process."""
+    workers = [WorkerId(p, s) for p in range(9) for s in range(9)]
+    one, other = (
+        StoredDecision(revision=1, generation=1, grid=Grid(baseline=PLAN), roster=Roster(lost=frozenset(w)))
+        for w in (workers, reversed(workers))
+    )
+    assert one.encoded == other.encoded
+    assert b'"lost":[{"pipeline":0,"stage":0},{"pipeline":0,"stage":1}' in one.encoded
+
+
+LATER = decision(1).encoded.replace(b'"lost":', b'"loved":[],"lost":')
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"revision": 1}', b"\xff", EARLIER, LATER])
 def test_a_decision_that_is_none_is_named(path, body):
     DecisionStore(path).close()
     with closing(sqlite3.connect(path)) as opened:

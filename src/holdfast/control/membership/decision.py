@@ -22,6 +22,8 @@ that it knows (they agree on that among themselves, in the step's own messages).
 
     lost --attached again--> arriving --a generation with it--> entering --caught up--> member --(leaving)--> lost
 
+One that comes and has no place in the grid is a spare: it waits, and is arriving once it takes the place of a lost one.
+
 ``entering`` workers hold no state yet: they take part in reductions, compute nothing, and get the state from their
 peers. Any failure sends them back to ``arriving``; they enter again at the next occasion.
 

@@ -50,6 +50,18 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """Returns the decision as JSON; the same decision is always the same bytes."""
         return msgspec.json.encode(self, order="deterministic")
 
+    @classmethod
+    def decoded(cls, data: bytes) -> StoredDecision:
+        """Returns the decision that was encoded.
+
+        Raises:
+            msgspec.MsgspecError: it is none; or it says more than that, of which we know nothing.
+        """
+        found = msgspec.json.decode(data, type=cls)
+        if found.encoded != data:
+            raise msgspec.ValidationError("it is no decision of this version")
+        return found
+
     @property
     def plans(self) -> dict[int, Plan]:
         """The plans that it tells, by their generation."""
