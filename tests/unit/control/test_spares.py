@@ -233,18 +233,19 @@ def test_one_that_was_given_up_while_starting_is_sent_away(job):
     assert job.give(hello()).commands(Expel).keys() == {SPARE}
 
 
+RAISED = Raised(worker=SPARE, pid=9, generation=0, step=0, phase=WorkPhase.LOADING, kind="E", error="it")
+
+
 @pytest.mark.parametrize(
     ("event", "how"),
     [
         (died(SPARE, 9), "process ended: signal 9"),
         (NodeLost(node=3, workers=(SPARE,)), "node 3 is gone"),
         (Failure(worker=SPARE, pid=9, error="no disk", user_fault=True), "no disk"),
-        (
-            Raised(worker=SPARE, pid=9, generation=0, step=0, phase=WorkPhase.LOADING, kind="E", error="it"),
-            "raised: worker 7.0, step 0, loading a batch: it",
-        ),
+        (RAISED, "raised: worker 7.0, step 0, loading a batch: it"),
+        (hello(raised=RAISED), "raised: worker 7.0, step 0, loading a batch: it"),
     ],
-    ids=["exited", "node", "failure", "exception"],
+    ids=["exited", "node", "failure", "exception", "exception told again"],
 )
 def test_its_death_is_told_and_nobody_recovers(spared, event, how):
     spared.give(event)

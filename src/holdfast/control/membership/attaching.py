@@ -27,7 +27,8 @@ def on_hello(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     if _is_over(state, worker, hello):
         reason = f"worker {worker} is no member any more"
         return state, (Tell(to=worker, pid=hello.pid, command=Expel(reason=reason)),)
-    if hello.raised is not None and not state.past_lost:  # it may have been lost; time begins to count at the next tick
+    ids = state.grid.baseline.workers
+    if hello.raised is not None and worker in ids and not state.past_lost:  # time begins to count at the next tick
         state, told = on_raised(state, hello.raised)
         return prefixed(told, _let_in(state, worker, hello))
     return _let_in(state, worker, hello)
@@ -61,11 +62,10 @@ def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
         return prefixed(told, on_survivor(state, worker, hello))
     if state.past_lost:
         return on_survivor(state, worker, hello)
-    if (
-        worker in state.roster.kept and state.roster.pids[worker] == hello.pid
-    ):  # it has stopped: it is none of us, but stays
+    stopped = worker in state.roster.kept
+    if stopped and state.roster.pids[worker] == hello.pid:  # it is none of us, but stays
         return state, ()
-    if worker in state.roster.kept:  # another process takes its place already
+    if stopped:  # another process takes its place already
         told = expulsion(state, worker, "another process has taken its place")
         return prefixed(told, _admit(replace(state, roster=state.roster.released({worker})), worker, hello))
     if worker not in state.grid.baseline.workers:
@@ -95,6 +95,8 @@ def _admit_spare(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     """There is no place for it so far: it waits for one, unless it was told to go."""
     known = worker in state.roster.spares
     state = _came(state.with_spare(worker, hello.pid), worker)
+    if hello.raised is not None:
+        return on_raised(state, hello.raised)
     if hello.leaving:
         return on_spare_leaving(state, worker)
     told = () if known else (notice(worker, "is here as a spare, for the next place that is vacant"),)

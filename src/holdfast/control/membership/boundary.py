@@ -66,6 +66,7 @@ def change_members(state: Membership) -> Decision:
 
 
 def _change_members(state: Membership) -> Decision:
+    """Everybody who is to come has a place by now."""
     going = state.roster.leaving & frozenset(state.full)
     entering = state.roster.arriving
     if state.preempted:  # then nobody comes or goes any more

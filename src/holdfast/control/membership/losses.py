@@ -33,17 +33,13 @@ __all__ = ["on_exited", "on_lost", "on_overdue", "on_spare_leaving"]
 
 def on_exited(state: Membership, worker: WorkerId, pid: int, status: int) -> Decision:
     """A process has ended: in order, early, or it is a loss."""
-    how = f"process ended: {describe_exit(status)}"
-    if worker in state.roster.spares:
-        return on_lost(state, {worker: how}) if state.roster.pids[worker] == pid else (state, ())
-    if state.phase is Phase.GATHERING or state.roster.pids.get(worker, pid) != pid:
-        known = state.vacancies.starting.pid_of(worker) or (
-            state.roster.pids.get(worker) if state.phase is Phase.GATHERING else None
-        )
+    how, roster, gathering = f"process ended: {describe_exit(status)}", state.roster, state.phase is Phase.GATHERING
+    if worker in roster.spares:
+        return on_lost(state, {worker: how}) if roster.pids[worker] == pid else (state, ())
+    if gathering or roster.pids.get(worker, pid) != pid:
+        known = state.vacancies.starting.pid_of(worker) or (roster.pids.get(worker) if gathering else None)
         return on_no_show(state, worker, pid, how) if known in (None, pid) else (state, ())
-    if (
-        worker in state.roster.leaving and status == 0
-    ):  # it went in order, and has told or will tell so, if anybody is there
+    if worker in roster.leaving and status == 0:  # it went in order, and has told or will tell so, if anybody is there
         return on_parted(state, worker) if state.phase is Phase.REATTACHING else (state, ())
     return on_lost(state, {worker: how})
 

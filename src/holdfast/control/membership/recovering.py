@@ -204,10 +204,11 @@ def _newest(state: Membership) -> int:
 
 def restore_if_whole(state: Membership) -> Decision:
     """Once every layer has somebody again, or every place if all are waited for, all load the last checkpoint."""
-    missing, waits_for_all = state.missing, state.forming.wait_for_all
-    if missing if waits_for_all else state.grid.baseline.placement.unowned_layers(missing):
+    placement, missing = state.grid.baseline.placement, state.missing
+    awaited = missing if state.forming.wait_for_all else placement.unowned_layers(missing)
+    if awaited:
         return state, ()
-    recovery = adaptive(ClusterView(baseline=state.grid.baseline, lost=state.missing, terms=state.rules.terms))
+    recovery = adaptive(ClusterView(baseline=state.grid.baseline, lost=missing, terms=state.rules.terms))
     assert recovery.plan is not None, "every layer has somebody again"
     strategy = state.rules.strategy if state.forming.wait_for_all else "fallback"
     state = replace(

@@ -62,11 +62,6 @@ class Roster:
             arriving=self.arriving | {worker} if arriving else self.arriving,
         )
 
-    def waiting(self, worker: WorkerId, pid: int) -> Roster:
-        """Returns the roster once a process has attached for which there is no place: it is a spare."""
-        attached = self.attached(worker, pid, arriving=False)
-        return replace(attached, spares=self.spares | {worker})
-
     def seated(self, spares: Iterable[WorkerId], *, arriving: bool) -> Roster:
         """Returns the roster once spares have places; ``arriving``: they have yet to enter a generation."""
         taken = frozenset(spares)

@@ -263,12 +263,8 @@ class Membership:
 
     def with_spare(self, worker: WorkerId, pid: int) -> Membership:
         """Returns it once a process is here for which there is no place."""
-        return replace(
-            self,
-            roster=self.roster.waiting(worker, pid),
-            contact=self.contact.connected(worker),
-            watch=forget(self.watch, (worker,)),
-        )
+        state = self.attached(worker, pid, arriving=False)
+        return replace(state, roster=replace(state.roster, spares=state.roster.spares | {worker}))
 
 
 def held_for_lost(state: Membership, worker: WorkerId, how: str) -> tuple[Output, ...]:
