@@ -60,11 +60,9 @@ def main() -> int:
         off = [row["taken"][name] - row["price"][name] for row in good]
         worst = max(off, key=abs)
         met = sum(_within(row, name) for row in good)
-        summary.append(
-            {"action": name, "off_s": interval(off).to_json(), "worst_s": worst, "met": met, "of": len(good)}
-        )
+        off_by = interval(off)
+        summary.append({"action": name, "off_s": off_by.to_json(), "worst_s": worst, "met": met, "of": len(good)})
         price, taken = (statistics.median(row[which][name] for row in good) for which in ("price", "taken"))
-        off_ms, share = interval(off).show(1000), f"{met} of {len(good)}"
         times = [f"{price:.3f}", f"{taken:.3f}", f"{off_by.show(1000)} ms", f"{worst * 1e3:.1f} ms"]
         table.append([name, str(len(good)), *times, f"{met} of {len(good)}"])
     print_table("Prices, and what was taken", header, table)
@@ -119,7 +117,7 @@ def _row(job: Job, fault: Fault, profile: Profile, summary: Summary) -> dict[str
     plan = healthy_plan(job, _LAYERS)
     step_s = statistics.median(lengths)
     assert fault.worker is not None
-    view = ClusterView(healthy=plan, lost=frozenset([fault.worker]), plan=plan, step=fault.step)
+    view = ClusterView(baseline=plan, lost=frozenset([fault.worker]), plan=plan, step=fault.step)
     view = replace(view, elapsed_s=struck + failure.detected_s - began - step_s)
     return {
         "error": None,

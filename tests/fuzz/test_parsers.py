@@ -27,6 +27,7 @@ from holdfast.cli.commands import make_parser, run_command
 from holdfast.cli.plan import _read
 from holdfast.config.load import dump_job, load_job, parse_job
 from holdfast.config.profiles import load_profile, save_profile
+from holdfast.control.membership import Grid, Running
 from holdfast.control.messages import (
     Exited,
     Failure,
@@ -558,7 +559,10 @@ def test_decisions(tmp_path, capsys, changed):
     _write_events(tmp_path)
     path = tmp_path / "control.db"
     store = DecisionStore(path)
-    decisions = [StoredDecision(revision=number, generation=number, healthy=PLAN, plan=PLAN) for number in (1, 2)]
+    decisions = [
+        StoredDecision(revision=number, generation=number, grid=Grid(baseline=PLAN), running=Running(plan=PLAN))
+        for number in (1, 2)
+    ]
     for decision in decisions:
         store.put(decision)
     store.close()

@@ -8,7 +8,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.control.membership import Closed, Membership, Phase, Record, Tell, Tick, decide, restore, to_store
+from holdfast.control.membership import (
+    Closed,
+    Grid,
+    Membership,
+    Phase,
+    Record,
+    Rules,
+    Tell,
+    Tick,
+    decide,
+    restore,
+    to_store,
+)
+from holdfast.control.membership.storing import StoredDecision
 from holdfast.control.messages import (
     Attached,
     CaughtUp,
@@ -39,15 +52,15 @@ from holdfast.control.messages import (
     WorkerOffer,
 )
 from holdfast.core.builders import regular_plan
+from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.validate import validate
 from holdfast.core.work import WorkPhase
 from holdfast.telemetry.events import Detected, Installed, Parted
 
 STEPS = 9
-DURABLE = ("generation", "generations", "plan", "upcoming", "lost", "arriving", "entering", "synced", "leaving")
-DURABLE += ("raised", "kept", "losses_by_exception", "blame")
-DURABLE += ("expected", "pids", "healthy", "target", "former", "restorable", "loading", "ended")
+DURABLE = ("generation", "generations", "grid", "roster", "running", "restoring", "exceptions", "ended")
+OUTSIDERS = (WorkerId(8, 0), WorkerId(9, 1))
 FOR_THE_AGENT = (Progress, Fence, StartWorker, Ended)
 
 
@@ -64,7 +77,10 @@ class Cluster(RuleBasedStateMachine):
     def start(self, pipelines, stages, more, microbatches, begun):
         plan = regular_plan(pipelines, split_evenly(stages + more, stages), microbatches)
         self.workers = plan.workers
-        self.blank = self.state = Membership(healthy=plan, steps=STEPS, strategy="auto", directory="final")
+        """Everyone who ever came, or is to come at first."""
+        self.blank = self.state = Membership(
+            grid=Grid(baseline=plan), rules=Rules(steps=STEPS, strategy="auto", directory="final")
+        )
         self.stored = None
         self.now = 0.0
         self.front = 0
@@ -88,7 +104,11 @@ class Cluster(RuleBasedStateMachine):
 
     def give(self, event):
         before = self.state
-        copy = replace(before, statuses=dict(before.statuses), saved=dict(before.saved), pids=dict(before.pids))
+        copy = replace(
+            before,
+            reports=replace(before.reports, statuses=dict(before.reports.statuses), saved=dict(before.reports.saved)),
+            roster=replace(before.roster, pids=dict(before.roster.pids)),
+        )
         after, outputs = decide(before, event, now=self.now)
         assert decide(before, event, now=self.now) == (after, outputs)
         assert before == copy
@@ -122,12 +142,23 @@ class Cluster(RuleBasedStateMachine):
 
     def check_change(self, before, after):
         if before.generation:  # until then, whoever dies is as if it had never come
-            assert after.pids.keys() >= before.pids.keys()
+            assert after.roster.pids.keys() >= before.roster.pids.keys()
         assert after.last_step >= before.last_step
-        assert after.healthy is before.healthy
+        self.check_baseline(before, after)
         if before.phase is Phase.ENDED:
             assert after == before
         self.check_stored(before, after)
+
+    def check_baseline(self, before, after):
+        """It stays as it is, but that spares take the places of the lost; nobody is expected to come for these."""
+        if after.grid == before.grid:
+            return
+        old, new = set(before.grid.baseline.workers), set(after.grid.baseline.workers)
+        assert len(old) == len(new)
+        assert old - new <= after.roster.lost - before.roster.expected - before.roster.kept
+        if not after.past_lost:
+            assert new - old <= after.roster.arriving
+            assert after.phase is Phase.RUNNING
 
     def check_stored(self, before, after):
         """What a restart must know is stored whenever it changes, and comes back as it was."""
@@ -138,26 +169,34 @@ class Cluster(RuleBasedStateMachine):
         if stored is not None:
             assert stored.revision == before.revision + 1
             restored = restore(self.blank, stored, reattach_until=0.0)
-            assert [getattr(restored, name) for name in DURABLE] == [getattr(after, name) for name in DURABLE]
+            for state in (restored, restore(self.blank, StoredDecision.decoded(stored.encoded), reattach_until=0.0)):
+                assert [getattr(state, name) for name in DURABLE] == [getattr(after, name) for name in DURABLE]
 
     def check_places(self, after):
         """Everyone is at exactly one place, and nobody without state counts as an owner."""
-        without_state = after.entering - after.synced
-        places = [after.lost, after.arriving, without_state, frozenset(after.full)]
-        assert sorted(worker for place in places for worker in place) == sorted(self.workers)
-        assert after.synced <= after.entering
-        assert after.leaving <= after.present
-        assert frozenset(after.detached) <= after.present
+        without_state = after.roster.entering - after.roster.synced
+        places = [after.missing, after.roster.arriving, without_state, frozenset(after.full)]
+        ids = after.grid.baseline.workers
+        assert sorted(worker for place in places for worker in place) == sorted(ids)
+        assert not after.roster.spares & {*ids, *after.roster.lost}
+        assert after.roster.lost | after.roster.spares | set(ids) <= set(self.workers)
+        assert after.roster.synced <= after.roster.entering
+        assert after.roster.leaving <= after.present
+        assert frozenset(after.contact.detached) <= after.present | after.roster.spares
         unborn = after.generation == 0  # then nobody is lost, and who did not come is started again
-        assert after.expected <= (after.starting.again if unborn else after.lost)
-        assert after.kept <= after.lost
-        assert not (after.blame and after.kept), "who has stopped is back, to save what it holds"
-        for plan in (after.plan, after.upcoming and after.upcoming.plan):
-            idle = after.upcoming.entering if after.upcoming and plan is after.upcoming.plan else without_state
+        assert after.roster.expected <= (after.vacancies.starting.again if unborn else after.missing)
+        assert after.roster.kept <= after.roster.lost
+        assert not (after.exceptions.blame and after.roster.kept), "who has stopped is back, to save what it holds"
+        for plan in (after.running.plan, after.running.upcoming and after.running.upcoming.plan):
+            idle = (
+                after.running.upcoming.entering
+                if after.running.upcoming and plan is after.running.upcoming.plan
+                else without_state
+            )
             for worker in idle if plan is not None and after.phase is not Phase.GATHERING else ():
                 assert plan.orders.of(worker) == ()
-        if after.plan is not None and after.phase in (Phase.RUNNING, Phase.FORMING):
-            assert after.healthy.placement.without(frozenset(self.workers) - set(after.full)).unowned_layers() == ()
+        if after.running.plan is not None and after.phase in (Phase.RUNNING, Phase.FORMING):
+            assert after.grid.baseline.placement.unowned_layers(after.absent) == ()
 
     def check_recipients(self, event, before, after, tells):
         if before.phase is Phase.ENDED:
@@ -166,27 +205,31 @@ class Cluster(RuleBasedStateMachine):
             return
         for tell in tells:
             assert (tell.to is None) == isinstance(tell.command, FOR_THE_AGENT)
-            if tell.to in after.lost:
-                stopped = after.kept | {each.worker for each in before.unjudged}
+            if tell.to in after.roster.lost:
+                stopped = after.roster.kept | before.roster.spares | {each.worker for each in before.unjudged}
                 assert isinstance(tell.command, (Attached, Shutdown, Expel) if tell.to in stopped else Expel)
             elif tell.to is not None:
                 assert tell.to in self.workers
             if isinstance(tell.command, Expel):
                 self.expelled.add((tell.to, tell.pid))
-        members = {(worker, after.pids[worker]) for worker in after.pids if worker not in after.lost}
+        members = {
+            (worker, after.roster.pids[worker]) for worker in after.roster.pids if worker not in after.roster.lost
+        }
         assert not members & self.expelled, "nobody who was sent away is a member"
         told = [(tell.command.worker, tell.command.pid) for tell in tells if isinstance(tell.command, Fence)]
         if isinstance(event, Hello) and event.worker is None:
-            assert {worker for worker, _ in told} == set(after.lost - after.kept), "an agent that is back hears of all"
+            assert {worker for worker, _ in told} == set(after.roster.lost - after.roster.kept), (
+                "an agent that is back hears of all"
+            )
             told = [each for each in told if each not in self.fenced]
         self.fenced += told
         assert len(set(self.fenced)) == len(self.fenced), "each process is fenced once"
-        gone = {(worker, after.pids.get(worker, 0)) for worker in after.lost - after.kept}
+        gone = {(worker, after.roster.pids.get(worker, 0)) for worker in after.roster.lost - after.roster.kept}
         assert gone <= set(self.fenced) | self.parted, "whoever is lost is fenced or has gone by itself"
 
     def check_generation(self, before, after, tells):
         assert after.generation >= before.generation
-        assert after.upcoming is None or after.upcoming.generation > after.generation
+        assert after.running.upcoming is None or after.running.upcoming.generation > after.generation
         installs = [tell.command for tell in tells if isinstance(tell.command, Install)]
         for command in installs:
             assert self.plans.setdefault(command.generation, command.plan) is command.plan, "one number, one plan"
@@ -194,19 +237,18 @@ class Cluster(RuleBasedStateMachine):
         if not formed:
             return
         assert {tell.to for tell in tells if isinstance(tell.command, Install)} == set(after.alive) == set(after.full)
-        assert before.upcoming is None or after.generation > before.upcoming.generation
-        assert (after.upcoming, after.entering) == (None, frozenset())
+        assert before.running.upcoming is None or after.generation > before.running.upcoming.generation
+        assert (after.running.upcoming, after.roster.entering) == (None, frozenset())
         for command in installs:
             assert (command.generation, command.at_boundary) == (after.generation, False)
             assert command.plan is None or not command.plan.placement.followed
             self.check_plan(after, command.plan)
 
     def check_plan(self, after, plan):
-        absent = frozenset(self.workers) - frozenset(after.full)
-        unowned = after.healthy.placement.without(absent).unowned_layers()
-        assert after.plan is plan
-        assert after.lost_layers == unowned
-        stops = bool(unowned or after.blame)
+        unowned = after.grid.baseline.placement.unowned_layers(after.absent)
+        assert after.running.plan is plan
+        assert after.forming.lost_layers == unowned
+        stops = bool(unowned or after.exceptions.blame)
         assert (plan is None) == stops, "training goes on exactly while every layer lives, and the program works"
         if plan is not None:
             assert plan.placement.unowned_layers() == ()
@@ -218,25 +260,27 @@ class Cluster(RuleBasedStateMachine):
         told = {tell.to: tell.command for tell in tells if isinstance(tell.command, Install)}
         if not any(command.at_boundary for command in told.values()):
             return
-        assert before.upcoming is None or before.generation != after.generation
+        assert before.running.upcoming is None or before.generation != after.generation
         assert after.phase is Phase.RUNNING
-        entering = after.upcoming.entering
-        assert entering == (frozenset() if after.preempted else after.arriving), "who told it to end wants nobody more"
+        entering = after.running.upcoming.entering
+        assert entering == (frozenset() if after.preempted else after.roster.arriving), (
+            "who told it to end wants nobody more"
+        )
         assert set(told) == set(after.alive) | entering
         for worker, command in told.items():
-            assert command.generation == after.upcoming.generation
-            assert command.plan is after.upcoming.plan
-            assert command.at_boundary == (worker not in after.arriving)
+            assert command.generation == after.running.upcoming.generation
+            assert command.plan is after.running.upcoming.plan
+            assert command.at_boundary == (worker not in after.roster.arriving)
             assert {follower for follower, _ in command.plan.placement.followed} == entering
-        validate(after.upcoming.plan)
+        validate(after.running.upcoming.plan)
 
     def check_resume(self, before, after, tells):
         resumes = {tell.to: tell.command for tell in tells if isinstance(tell.command, Resume)}
         if not resumes:
             return
         if before.phase is Phase.RUNNING:
-            assert set(resumes) == before.arriving & before.upcoming.entering
-            assert set(resumes.values()) == {Resume(generation=after.generation, step=after.resume_step)}
+            assert set(resumes) == before.roster.arriving & before.running.upcoming.entering
+            assert set(resumes.values()) == {Resume(generation=after.generation, step=after.forming.resume_step)}
             return
         assert set(resumes) == set(after.alive) == set(self.heard)
         step = min(at for status in self.heard.values() for _, at in status.layer_steps)
@@ -248,21 +292,21 @@ class Cluster(RuleBasedStateMachine):
             return
         assert before.phase is not Phase.SAVING
         assert set(saves) == set(after.full)
-        assert self.finished >= set(after.full) or after.lost_layers or after.blame
-        placement = after.healthy.placement
+        assert self.finished >= set(after.full) or after.forming.lost_layers or after.exceptions.blame
+        placement = after.grid.baseline.placement
         written = sorted(layer for command in saves.values() for layer in command.layers)
-        assert written == [layer for layer in range(placement.num_layers) if layer not in after.lost_layers]
+        assert written == [layer for layer in range(placement.num_layers) if layer not in after.forming.lost_layers]
         for worker, command in saves.items():
             assert set(command.layers) <= set(placement.layers_of(worker))
-            assert (command.generation, command.step) == (after.generation, after.resume_step)
-            assert command.step == STEPS or after.lost_layers or after.blame
+            assert (command.generation, command.step) == (after.generation, after.forming.resume_step)
+            assert command.step == STEPS or after.forming.lost_layers or after.exceptions.blame
 
     def check_records(self, before, after, outputs):
         events = [output.event for output in outputs if isinstance(output, Record)]
         found = [event.worker for event in events if isinstance(event, Detected | Parted)]
-        assert sorted(found) == sorted(str(worker) for worker in after.lost - before.lost)
+        assert sorted(found) == sorted(str(worker) for worker in after.roster.lost - before.roster.lost)
         left = {event.worker for event in events if isinstance(event, Parted)}
-        self.parted |= {(worker, after.pids[worker]) for worker in self.workers if str(worker) in left}
+        self.parted |= {(worker, after.roster.pids[worker]) for worker in self.workers if str(worker) in left}
         for event in events:
             if isinstance(event, Installed):
                 assert event.workers == tuple(str(worker) for worker in after.alive)
@@ -282,8 +326,12 @@ class Cluster(RuleBasedStateMachine):
         old = st.integers(0, self.state.generation)
         return self.state.generation if data.draw(st.floats(0, 1)) < current else data.draw(old)
 
+    def layers_of(self, worker):
+        placement = self.state.grid.baseline.placement
+        return placement.layers_of(worker) if worker in placement.workers else ()
+
     def status(self, worker, generation, ahead):
-        layers = self.state.healthy.placement.layers_of(worker)
+        layers = self.layers_of(worker)
         steps = tuple((layer, min(STEPS, self.front + (layer in ahead))) for layer in layers)
         return Status(worker=worker, generation=generation, layer_steps=steps, executed=((self.front, 1),))
 
@@ -306,8 +354,10 @@ class Cluster(RuleBasedStateMachine):
         """What it had not stored is forgotten; a loss that it had not decided on is found out again."""
         self.heard, self.finished = {}, set()
         if self.stored is None:  # who did not come is forgotten; only those that were started instead still live
-            for worker, pid in self.state.starting.spent:
+            for worker, pid in self.state.vacancies.starting.spent:
                 self.processes[worker] = max(self.processes[worker], pid + 1)
+            for worker in self.state.roster.lost:  # spares: they were ended
+                self.processes[worker] += 1
         self.state = self.blank
         if self.stored is not None:
             self.state = restore(self.blank, self.stored, reattach_until=self.now + 1.0)
@@ -321,26 +371,41 @@ class Cluster(RuleBasedStateMachine):
             self.give(self.standing(worker, before.generation, activity))
         if (
             activity != "waiting"
-            and not before.returned
-            and before.upcoming is None
-            and not before.entering
-            and set(before.plan.workers if before.plan else ()) == set(before.alive)
+            and not before.contact.returned
+            and before.running.upcoming is None
+            and not before.roster.entering
+            and set(before.running.plan.workers if before.running.plan else ()) == set(before.alive)
         ):
             assert self.state.generation == before.generation, "they all run it: nothing is interrupted"
 
-    @precondition(lambda self: self.state.lost)
+    @precondition(lambda self: self.state.roster.lost)
     @rule(data=st.data(), further=st.booleans())
     def a_lost_worker_has_a_new_process(self, data, further):
         if further:
             self.things_go_on_further()
-        worker = data.draw(st.sampled_from(sorted(self.state.lost)))
+        worker = data.draw(st.sampled_from(sorted(self.state.roster.lost)))
         self.processes[worker] += 1
         self.give(Hello(worker=worker, pid=self.processes[worker]))
 
-    @precondition(lambda self: self.state.phase is Phase.GATHERING and self.state.expected)
+    @rule(data=st.data(), further=st.booleans())
+    def a_spare_comes(self, data, further):
+        """A process of an id that nobody knows; or of one whose process before is gone, or was never heard of."""
+        if further:
+            self.things_go_on_further()
+        spare = data.draw(st.sampled_from(OUTSIDERS))
+        if spare in self.state.roster.spares or spare in self.state.present:
+            return
+        if spare not in self.workers:
+            self.workers += (spare,)
+        self.processes[spare] = self.processes.get(spare, 0) + 1
+        self.give(Hello(worker=spare, pid=self.processes[spare]))
+        if self.state.phase is not Phase.ENDED:
+            assert spare in self.state.roster.spares | self.state.roster.arriving
+
+    @precondition(lambda self: self.state.phase is Phase.GATHERING and self.state.roster.expected)
     @rule(data=st.data())
     def one_that_did_not_start_has_a_new_process(self, data):
-        worker = data.draw(st.sampled_from(sorted(self.state.expected)))
+        worker = data.draw(st.sampled_from(sorted(self.state.roster.expected)))
         self.processes[worker] += 1
         self.give(Hello(worker=worker, pid=self.processes[worker]))
 
@@ -352,13 +417,13 @@ class Cluster(RuleBasedStateMachine):
         if state.phase is Phase.FORMING:
             for worker in state.alive:
                 self.give(self.status(worker, state.generation, set()))
-        elif state.phase is Phase.RUNNING and state.upcoming is not None:
-            for worker in (*state.arriving, *state.alive):
-                self.cross(worker, state.upcoming)
-        elif state.phase is Phase.RUNNING and state.joined < set(state.alive):
+        elif state.phase is Phase.RUNNING and state.running.upcoming is not None:
+            for worker in (*state.roster.arriving, *state.alive):
+                self.cross(worker, state.running.upcoming)
+        elif state.phase is Phase.RUNNING and state.reports.joined < set(state.alive):
             self.all_joined()
         elif state.phase is Phase.RUNNING:
-            for worker in state.entering - state.synced:
+            for worker in state.roster.entering - state.roster.synced:
                 self.give(CaughtUp(worker=worker, generation=state.generation, step=self.front, entered=0, bytes=1))
 
     @rule()
@@ -377,7 +442,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def synced(self, data):
-        worker = data.draw(st.sampled_from(sorted(self.state.entering) or self.workers))
+        worker = data.draw(st.sampled_from(sorted(self.state.roster.entering) or self.workers))
         self.give(CaughtUp(worker=worker, generation=self.some_generation(data), step=self.front, entered=0, bytes=1))
 
     @rule()
@@ -387,23 +452,25 @@ class Cluster(RuleBasedStateMachine):
 
     def cross(self, worker, upcoming):
         """What a worker that has gone over says: that it is connected there, or gone."""
-        if worker in self.state.arriving:
+        if worker in self.state.roster.arriving:
             self.give(Joined(worker=worker, generation=upcoming.generation))
         elif worker in upcoming.plan.workers:
             self.give(Joined(worker=worker, generation=upcoming.generation, step=self.front))
         else:
             self.give(Left(worker=worker, generation=upcoming.generation, step=self.front))
 
-    @precondition(lambda self: self.state.upcoming)
+    @precondition(lambda self: self.state.running.upcoming)
     @rule(data=st.data())
     def one_goes_over(self, data):
-        self.cross(data.draw(st.sampled_from([*self.state.alive, *self.state.arriving])), self.state.upcoming)
+        self.cross(
+            data.draw(st.sampled_from([*self.state.alive, *self.state.roster.arriving])), self.state.running.upcoming
+        )
 
-    @precondition(lambda self: self.state.upcoming)
+    @precondition(lambda self: self.state.running.upcoming)
     @rule(data=st.data())
     def all_go_over(self, data):
-        upcoming = self.state.upcoming
-        for worker in data.draw(st.permutations([*self.state.alive, *self.state.arriving])):
+        upcoming = self.state.running.upcoming
+        for worker in data.draw(st.permutations([*self.state.alive, *self.state.roster.arriving])):
             self.cross(worker, upcoming)
 
     @rule()
@@ -477,14 +544,14 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data(), digest=st.sampled_from(["a", "a", "a", "b"]))
     def one_saved(self, data, digest):
         worker = self.anyone(data)
-        digests = tuple((layer, digest) for layer in self.state.healthy.placement.layers_of(worker))
+        digests = tuple((layer, digest) for layer in self.layers_of(worker))
         self.give(Saved(worker=worker, generation=self.some_generation(data), digests=digests))
 
     @precondition(lambda self: self.state.phase is Phase.SAVING)
     @rule()
     def all_saved(self):
         for worker in self.workers:
-            digests = tuple((layer, "a") for layer in self.state.healthy.placement.layers_of(worker))
+            digests = tuple((layer, "a") for layer in self.layers_of(worker))
             self.give(Saved(worker=worker, generation=self.state.generation, digests=digests))
 
     @rule(data=st.data(), how=st.sampled_from(["exited", "closed", "node", "in order"]))

@@ -32,7 +32,7 @@ class Recut:
         self.asked = 0
 
     def __call__(self, state):
-        over = state.healthy.placement == self._grid.placement
+        over = state.grid.baseline.placement == self._grid.placement
         if over or state.last_step < self._after or (self.asked and not self._ever):
             return None
         self.asked += 1
@@ -92,7 +92,7 @@ def test_a_loss_is_answered_before_it_is_known_that_all_have_let_go(staggered, m
         if result.outcome == "done":
             assert result.digest == alone(BEFORE, STEPS, staggered)
             assert held(result) == {"0.1": (2, 3, 4, 5), "1.0": (0, 1, 2, 3)}
-        found.append((result.outcome, any(state.former is not None for state in supposed)))
+        found.append((result.outcome, any(state.grid.former is not None for state in supposed)))
     outcomes = [outcome for outcome, _ in found]
     assert outcomes == sorted(outcomes, reverse=True), "once they have taken the layers nothing is lost any more"
     assert {("lost", True), ("done", True)} <= set(found)

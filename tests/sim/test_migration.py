@@ -35,15 +35,18 @@ class Moving:
         self.proposals = 0
 
     def __call__(self, state):
-        if state.absent != self._lost or state.healthy.placement.layers_of(self._moves[0][0])[0] != 2 * STAGES - 2:
+        if (
+            state.absent != self._lost
+            or state.grid.baseline.placement.layers_of(self._moves[0][0])[0] != 2 * STAGES - 2
+        ):
             return None
         self.proposals += 1
-        there = exchanged(state.healthy, self._moves)
+        there = exchanged(state.grid.baseline, self._moves)
         lost = state.absent | {worker for worker, _ in self._moves}
         meanwhile = self._answer(state, there, lost)
         return Migration(
             moves=self._moves,
-            healthy=there,
+            baseline=there,
             meanwhile=meanwhile,
             afterwards=replace(self._answer(state, there, state.absent), period=1.0),
             before_s=2.0,
@@ -51,9 +54,9 @@ class Moving:
         )
 
     def _answer(self, state, there, lost):
-        if state.terms is None:
+        if state.rules.terms is None:
             return Rerouted(plan=adaptive_plan(there, lost))
-        return rerouted(there, lost, state.terms)
+        return rerouted(there, lost, state.rules.terms)
 
 
 def run(*faults, seed=0, steps=STEPS, **options):
@@ -169,4 +172,4 @@ def test_a_death_is_answered_before_it_is_known_that_all_have_gone_over(monkeypa
     while not found:  # ends with StopIteration if the moment is never met
         kills = [(WorkerId(0, 0), next(counts))]
         check(run(*DEATHS, seed=2, delays=delays, kill_at_effect=kills, better=Moving()), *DEATHS, kills=kills)
-    assert all(state.arriving == {MOVER} for state in found)
+    assert all(state.roster.arriving == {MOVER} for state in found)

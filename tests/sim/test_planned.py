@@ -119,12 +119,12 @@ class Alternating:
 
     def __call__(self, state):
         asked = next(self._asked)
-        if state.period is None or asked % self._every or state.terms is None:
+        if state.running.period is None or asked % self._every or state.rules.terms is None:
             return None
-        plan = adaptive_plan(state.healthy, state.absent)
-        if plan == state.plan:
-            plan = rerouted(state.healthy, state.absent, state.terms).plan
-        return Rerouted(plan=plan, period=state.period * 0.9)
+        plan = adaptive_plan(state.grid.baseline, state.absent)
+        if plan == state.running.plan:
+            plan = rerouted(state.grid.baseline, state.absent, state.rules.terms).plan
+        return Rerouted(plan=plan, period=state.running.period * 0.9)
 
 
 @pytest.mark.parametrize("technique", PLANNED)

@@ -111,7 +111,7 @@ class Run:
         """What was known as the worker was found to be lost, in a step."""
         elapsed_s = self.when(Detected) - self.began(step - 1, 1) - step_seconds(self.plan, RATES)
         return ClusterView(
-            healthy=self.plan, lost=frozenset([VICTIM]), plan=self.plan, step=step, elapsed_s=elapsed_s, **options
+            baseline=self.plan, lost=frozenset([VICTIM]), plan=self.plan, step=step, elapsed_s=elapsed_s, **options
         )
 
 
@@ -143,7 +143,7 @@ def test_whoever_computes_hears_an_order_at_the_end_of_its_operation():
     """And nobody else is waited for; the view tells how far the step is."""
     spans = evaluate(PLAN, costs_from_profile(RATES.profile)).spans
     longest = max(spans, key=lambda span: span.end - span.start)
-    view = ClusterView(healthy=PLAN, lost=frozenset(), plan=PLAN, elapsed_s=longest.start - RATES.control_s)
+    view = ClusterView(baseline=PLAN, lost=frozenset(), plan=PLAN, elapsed_s=longest.start - RATES.control_s)
     assert price(Abort(), view, RATES).seconds == pytest.approx(RATES.control_s + longest.end - longest.start)
     alone = replace(view, lost=frozenset(PLAN.workers))
     assert price(Abort(), alone, RATES).seconds == RATES.control_s
@@ -189,7 +189,7 @@ def test_a_boundary_costs_a_connection_and_a_copy_nothing_but_its_time():
         e.generation for _, e in run.result.events if isinstance(e, Installed) and e.strategy == "boundary"
     )
     first = min(e.step for _, e in run.result.events if isinstance(e, StepOps) and e.generation == generation)
-    view = ClusterView(healthy=PLAN, lost=frozenset([VICTIM]), plan=PLAN)
+    view = ClusterView(baseline=PLAN, lost=frozenset([VICTIM]), plan=PLAN)
     boundary = price(InstallPlan(plan=PLAN, at_boundary=True), view, RATES)
     assert run.began(first, generation) - run.ended(first - 1, generation - 1) == close(boundary.seconds)
 
@@ -198,7 +198,7 @@ def test_a_boundary_costs_a_connection_and_a_copy_nothing_but_its_time():
 def test_training_goes_on_during_a_copy(steps):
     """Whoever was given state has caught up at the end of the step in which it came."""
     layers = LayerRange(*PLAN.placement.layers_of(VICTIM)[:1], PLAN.placement.layers_of(VICTIM)[-1] + 1)
-    view = ClusterView(healthy=PLAN, lost=frozenset([VICTIM]), plan=PLAN)
+    view = ClusterView(baseline=PLAN, lost=frozenset([VICTIM]), plan=PLAN)
     size = sum(RATES.profile.layers[layer].state_bytes for layer in layers.indices)
     step_s = step_seconds(adaptive(view).plan, RATES)
     rates = replace(RATES, copy=Link(latency_s=0.0, bytes_per_s=size / (steps * step_s)))
@@ -213,8 +213,8 @@ def test_what_lives_is_saved():
     others = [WorkerId(pipeline, 1) for pipeline in range(3)]
     run = Run(*(f"kill:{worker}@3:backward" for worker in others))
     assert run.result.outcome == "lost"
-    view = ClusterView(healthy=PLAN, lost=frozenset(others), plan=PLAN, step=3)
+    view = ClusterView(baseline=PLAN, lost=frozenset(others), plan=PLAN, step=3)
     agreed = max(at for at, e in run.result.events if isinstance(e, Agreed))
     assert run.result.seconds - agreed == close(price(SaveCommitted(), view, RATES).seconds)
-    smaller = replace(view, healthy=regular_plan(1, split_evenly(LAYERS, 4), 18))
-    assert price(ReplaceGrid(plan=smaller.healthy), view, RATES).seconds == 0
+    smaller = replace(view, baseline=regular_plan(1, split_evenly(LAYERS, 4), 18))
+    assert price(ReplaceGrid(plan=smaller.baseline), view, RATES).seconds == 0

@@ -177,7 +177,7 @@ class Coordinator:
     def _peer_of(self, tell: Tell) -> _Peer:
         if tell.to is None:
             return _AGENT
-        return (tell.to, self.decider.membership.pids.get(tell.to, 0) if tell.pid is None else tell.pid)
+        return (tell.to, self.decider.membership.roster.pids.get(tell.to, 0) if tell.pid is None else tell.pid)
 
     def _start_commit(self, commit: WriteManifest) -> None:
         task = asyncio.get_running_loop().create_task(self._commit(commit))

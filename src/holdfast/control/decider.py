@@ -137,7 +137,7 @@ class Decider:
         """
         before = self.membership
         after, outputs = decide(before, event, now=self.awake())
-        if after.lost - before.lost:
+        if after.roster.lost - before.roster.lost:
             self._reach(Point.DETECT)
         if decision := to_store(before, after):
             self._reach(Point.PERSIST)
@@ -192,7 +192,7 @@ class Decider:
         self._away, (self._ahead, _) = away, decide(before, event, now=self.awake())
         if self._ahead.phase is Phase.RUNNING:
             return self._tell_waiting("store", f"{away}; decisions wait until it can be written, training goes on")
-        lost = ", ".join(map(str, sorted(self._ahead.lost - self.membership.lost)))
+        lost = ", ".join(map(str, sorted(self._ahead.roster.lost - self.membership.roster.lost)))
         what = f"the answer to the loss of {lost}" if lost else f"what follows upon {type(event).__name__}"
         text = f"{away}; {what} waits until it can be written: training stands still"
         return self._tell_waiting("store-all", text)
@@ -261,9 +261,9 @@ class Decider:
 def _reports(before: Membership, after: Membership, outputs: Sequence[Output]) -> tuple[Tell, ...]:
     """What tells the agent what its user waits for, or should hear of."""
     told = list[Gathered | Told]()
-    if Phase.GATHERING in (before.phase, after.phase) and before.pids.keys() != after.pids.keys():
-        workers = after.healthy.workers
-        told.append(Gathered(missing=tuple(w for w in workers if w not in after.pids), of=len(workers)))
+    if Phase.GATHERING in (before.phase, after.phase) and before.roster.pids.keys() != after.roster.pids.keys():
+        workers = after.grid.baseline.workers
+        told.append(Gathered(missing=tuple(w for w in workers if w not in after.roster.pids), of=len(workers)))
     for output in outputs:
         if isinstance(output, Record) and _is_news(output.event):
             told.append(Told(news=output.event))

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from holdfast.control.store import StoredDecision, reading
 from holdfast.errors import ConfigError, CoordinatorUnavailable, CorruptBlob, StorageError, StoreAway
 
@@ -240,7 +238,7 @@ class EtcdStore:
             CoordinatorUnavailable: we do not lead any more; nothing was stored.
             StorageError: another decision has this number, or etcd refuses it, as too large for example.
         """
-        key, body = f"{self._folder}{decision.revision:012d}", zlib.compress(msgspec.json.encode(decision))
+        key, body = f"{self._folder}{decision.revision:012d}", zlib.compress(decision.encoded)
         older = {"request_delete_range": {"key": _text(self._folder), "range_end": _text(key)}}
         ours = _created(self._leadership.key, self._leadership.revision)
         look = {"request_range": {"key": _text(key)}}
@@ -278,7 +276,7 @@ class EtcdStore:
         if not found:
             return None
         with reading(lambda text: CorruptBlob(f"{self._etcd}, {self._folder}", "a decision", text), zlib.error):
-            return msgspec.json.decode(zlib.decompress(base64.b64decode(found[0]["value"])), type=StoredDecision)
+            return StoredDecision.decoded(zlib.decompress(base64.b64decode(found[0]["value"])))
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -36,7 +36,7 @@ class CoordinatorInjector:
         step = _step(membership)
         if point is Point.START and membership.phase is not Phase.RUNNING:
             return None
-        if point is Point.COPY and not membership.entering - membership.synced:
+        if point is Point.COPY and not membership.roster.entering - membership.roster.synced:
             return None
         return next((f for f in self._faults if f.point is point and f.step <= step + slack), None)
 
@@ -56,4 +56,4 @@ def _step(membership: Membership) -> int:
     """The step that runs, as far as we heard; -1 before the first generation."""
     if membership.generation == 0:
         return -1
-    return max(membership.resume_step, membership.last_step + 1)
+    return max(membership.forming.resume_step, membership.last_step + 1)

@@ -37,45 +37,51 @@ class PlanLookup:
 
         Cost: microseconds if neither the folder nor the membership has changed; else plans are read and proved.
         """
-        if state.phase is not Phase.RUNNING or state.terms is None:
+        if state.phase is not Phase.RUNNING or state.rules.terms is None:
             return ()
-        seen = self._stamp(), state.generation, state.upcoming is None, len(state.planned), len(state.joined)
+        seen = (
+            self._stamp(),
+            state.generation,
+            state.running.upcoming is None,
+            len(state.prospects.planned),
+            len(state.reports.joined),
+        )
         found: tuple[AnswerPlanned | Improved, ...] = ()
         if seen != self._seen:
             found = (*self._answers(state), *self._improvement(state))
-            self._migration = None if state.upcoming is not None else self._proposal(state)
+            self._migration = None if state.running.upcoming is not None else self._proposal(state)
             self._seen = seen
         return (*found, *self._migrating(state))
 
     def _answers(self, state: Membership) -> Iterator[AnswerPlanned]:
-        for lost, prepared in state.planned.items():
+        for lost, prepared in state.prospects.planned.items():
             offer = self._offer(state, lost)
             if offer is not None and _is_better(offer, prepared):
                 yield AnswerPlanned(lost=lost, recovery=plan_recovery(state, lost, offer))
 
     def _improvement(self, state: Membership) -> Iterator[Improved]:
         offer = self._offer(state, state.absent)
-        if offer is not None and offer.plan != state.plan:
+        if offer is not None and offer.plan != state.running.plan:
             yield Improved(lost=state.absent, offer=offer)
 
     def _proposal(self, state: Membership) -> Migration | None:
-        assert state.terms is not None
-        if state.period is None:
+        assert state.rules.terms is not None
+        if state.running.period is None:
             return None
-        return proposed(self._library, state.healthy, state.absent, state.terms, state.period)
+        return proposed(self._library, state.grid.baseline, state.absent, state.rules.terms, state.running.period)
 
     def _migrating(self, state: Membership) -> Iterator[Improved]:
         every_s, migration = _failure_every_s(state), self._migration
-        if migration is None or every_s is None or state.expected:
+        if migration is None or every_s is None or state.roster.expected:
             return
-        left_s = (state.steps - 1 - state.last_step) * migration.before_s
+        left_s = (state.rules.steps - 1 - state.last_step) * migration.before_s
         if migration.steps_gained(min(every_s, left_s)) > 0:
             self._migration = None
             yield Improved(lost=state.absent, offer=migration)
 
     def _offer(self, state: Membership, lost: frozenset[WorkerId]) -> Rerouted | None:
-        assert state.terms is not None
-        return looked_up(self._library, state.healthy, lost, state.terms) if lost else None
+        assert state.rules.terms is not None
+        return looked_up(self._library, state.grid.baseline, lost, state.rules.terms) if lost else None
 
     def _stamp(self) -> int:
         """What differs whenever a file was put into the folder."""
@@ -91,11 +97,11 @@ def _failure_every_s(state: Membership) -> float | None:
     Failures that keep no schedule are expected as far ahead at any moment. A coordinator that was started again counts
     anew.
     """
-    if state.failure_every_s > 0:
-        return state.failure_every_s
-    if state.began is None or state.watch.now is None or state.losses == 0:
+    if state.rules.failure_every_s > 0:
+        return state.rules.failure_every_s
+    if state.prospects.began is None or state.watch.now is None or state.prospects.losses == 0:
         return None
-    return (state.watch.now - state.began) / state.losses
+    return (state.watch.now - state.prospects.began) / state.prospects.losses
 
 
 def _is_better(offer: Rerouted, prepared: RecoveryPlan) -> bool:

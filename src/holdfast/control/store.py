@@ -7,69 +7,14 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
-
 from holdfast.config.parsing import parsing
-from holdfast.control.messages import Ended, Raised, StateAt
-from holdfast.core.ids import WorkerId
+from holdfast.control.membership.storing import StoredDecision
 from holdfast.core.plan import Plan
 from holdfast.errors import CorruptBlob, HoldfastError, StoreAway
 
-__all__ = ["DecisionStore", "StoredDecision", "StoredUpcoming", "reading"]
+__all__ = ["DecisionStore", "StoredDecision", "reading"]
 
 _IS = "a database of decisions"
-
-
-class StoredUpcoming(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A generation that was prepared; see :class:`holdfast.control.membership.Upcoming`."""
-
-    generation: int
-    plan: Plan
-    entering: tuple[WorkerId, ...]
-    period: float | None = None
-    healthy: Plan | None = None
-    pins: bool = False
-    checkpoint_every: int = 0
-
-
-class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All that a coordinator which is started again must know, as it was after one decision.
-
-    ``revision`` counts decisions; ``checkpoint_every`` and ``checkpoint_wanted`` are of its cadence, 0 without one;
-    everything else is as in :class:`holdfast.control.membership.Membership`.
-    """
-
-    revision: int
-    generation: int
-    job: str = ""
-    healthy: Plan
-    target: Plan | None = None
-    former: Plan | None = None
-    plan: Plan | None
-    period: float | None = None
-    restorable: tuple[StateAt, ...] = ()
-    loading: StateAt | None = None
-    lost: tuple[WorkerId, ...] = ()
-    generations: int = 0
-    lost_layers: tuple[int, ...] = ()
-    lost_work: tuple[tuple[int, int], ...] = ()
-    last_step: int = -1
-    upcoming: StoredUpcoming | None = None
-    arriving: tuple[WorkerId, ...] = ()
-    entering: tuple[WorkerId, ...] = ()
-    synced: tuple[WorkerId, ...] = ()
-    leaving: tuple[WorkerId, ...] = ()
-    expected: tuple[WorkerId, ...] = ()
-    pids: tuple[tuple[WorkerId, int], ...] = ()
-    staggered: bool = False
-    checkpoint_every: int = 0
-    checkpoint_wanted: int = 0
-    refusals: tuple[int, ...] = ()
-    raised: tuple[Raised, ...] = ()
-    kept: tuple[WorkerId, ...] = ()
-    losses_by_exception: tuple[Raised, ...] = ()
-    blame: str = ""
-    ended: Ended | None = None
 
 
 @contextlib.contextmanager
@@ -134,7 +79,7 @@ class DecisionStore:
             StoreAway: it cannot be written now. Safe to repeat.
             CorruptBlob: the database is damaged.
         """
-        body = msgspec.json.encode(decision)
+        body = decision.encoded
         with self._explained():
             self._db.execute("INSERT INTO decisions VALUES (?, ?)", (decision.revision, body))
 
@@ -142,17 +87,14 @@ class DecisionStore:
         """Returns the newest decision; None if there is none. Raises CorruptBlob if it cannot be read."""
         with self._explained():
             row = self._db.execute("SELECT body FROM decisions ORDER BY revision DESC LIMIT 1").fetchone()
-            return None if row is None else msgspec.json.decode(row[0], type=StoredDecision)
+            return None if row is None else StoredDecision.decoded(row[0])
 
     def plans(self) -> dict[int, Plan]:
         """Returns the plan of every generation that had one. Raises CorruptBlob if a decision cannot be read."""
         found: dict[int, Plan] = {}
         with self._explained():
             for (body,) in self._db.execute("SELECT body FROM decisions ORDER BY revision"):
-                decision = msgspec.json.decode(body, type=StoredDecision)
-                for each in (decision, decision.upcoming):
-                    if each is not None and each.plan is not None:
-                        found[each.generation] = each.plan
+                found |= StoredDecision.decoded(body).plans
         return found
 
     def close(self) -> None:

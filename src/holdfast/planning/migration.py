@@ -27,7 +27,7 @@ class Migration:
 
     Attributes:
         moves: who moves, and the lost worker whose place it takes.
-        healthy: the plan of the whole grid with everyone at the new places.
+        baseline: the plan of the whole grid with everyone at the new places.
         meanwhile: the plan that trains while those who move get their state.
         afterwards: the plan that trains from then on.
         before_s: seconds of a step if nobody moves.
@@ -35,7 +35,7 @@ class Migration:
     """
 
     moves: tuple[tuple[WorkerId, WorkerId], ...]
-    healthy: Plan
+    baseline: Plan
     meanwhile: Rerouted
     afterwards: Rerouted
     before_s: float
@@ -59,7 +59,7 @@ class Migration:
 
 
 def proposed(
-    library: PlanLibrary, healthy: Plan, lost: Iterable[WorkerId], terms: Terms, before_s: float
+    library: PlanLibrary, baseline: Plan, lost: Iterable[WorkerId], terms: Terms, before_s: float
 ) -> Migration | None:
     """Returns the migration after which the library's plan for so many failures fits; None if there is none.
 
@@ -68,7 +68,7 @@ def proposed(
 
     Args:
         library: the library.
-        healthy: the plan of the whole grid.
+        baseline: the plan of the whole grid.
         lost: all workers that are gone.
         terms: what the planner goes by; costs are in seconds.
         before_s: seconds of a step if nobody moves.
@@ -79,7 +79,7 @@ def proposed(
 
     Cost: up to 12 schedules; milliseconds for tens of workers.
     """
-    slots, gone = slots_of(healthy), frozenset(lost)
+    slots, gone = slots_of(baseline), frozenset(lost)
     if slots is None or not gone or not terms.copy_s:
         return None
     grid, empty = grid_of_slots(slots, terms), slots.places(gone)
@@ -91,7 +91,7 @@ def proposed(
     sits = slots.workers
     pairs = tuple((sits[move.worker], sits[move.takes]) for move in moves(grid, empty, found.failures_per_stage)[0])
     migrating = frozenset(worker for worker, _ in pairs)
-    there = exchanged(healthy, pairs)
+    there = exchanged(baseline, pairs)
     afterwards = looked_up(library, there, gone, terms)
     if afterwards is None:  # the library has become another one meanwhile
         return None
@@ -100,12 +100,12 @@ def proposed(
     except (StateUnavailable, InfeasiblePlan):
         return None
     held = meanwhile.plan.placement
-    left = (layer for worker in migrating for layer in healthy.placement.layers_of(worker))
+    left = (layer for worker in migrating for layer in baseline.placement.layers_of(worker))
     if any(len(held.owners(layer)) < _KEPT for layer in left):
         return None
     return Migration(
         moves=pairs,
-        healthy=there,
+        baseline=there,
         meanwhile=meanwhile,
         afterwards=afterwards,
         before_s=before_s,

@@ -121,11 +121,11 @@ def planned_grid(grid: CostedGrid, failed: Iterable[WorkerId], terms: Terms, *, 
     return make_plan(grid, failed, terms.technique, time_limit_s=inf, tries=tries)
 
 
-def rerouted(healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
+def rerouted(baseline: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
     """Returns the plan for what is left of a grid, proved right; it depends on the set of the lost alone.
 
     Args:
-        healthy: the plan of the whole grid.
+        baseline: the plan of the whole grid.
         lost: all workers that are gone.
         terms: what the planner goes by.
 
@@ -138,11 +138,11 @@ def rerouted(healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
     """
     gone = frozenset(lost)
     if not gone:
-        return Rerouted(plan=healthy)
-    slots = slots_of(healthy)
+        return Rerouted(plan=baseline)
+    slots = slots_of(baseline)
     if slots is None:
-        routes = reroute(healthy.placement, healthy.routes, gone)
-        planned = planned_routes(healthy.placement.without(gone), routes, terms, at_once=True)
+        routes = reroute(baseline.placement, baseline.routes, gone)
+        planned = planned_routes(baseline.placement.without(gone), routes, terms, at_once=True)
         return Rerouted(plan=_proved(planned.plan, terms), period=planned.found.period)
     return _planned(slots, slots.places(gone), terms)
 
@@ -178,7 +178,7 @@ def planned_routes(placement: Placement, routes: Routes, terms: Terms, *, at_onc
     )
 
 
-def looked_up(library: PlanLibrary, healthy: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted | None:
+def looked_up(library: PlanLibrary, baseline: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted | None:
     """Returns the plan that a library has for what is left of a grid, proved right; None if it has none.
 
     Libraries have plans for numbers of failures at certain stages. The workers of a stage hold the same layers, so any
@@ -186,7 +186,7 @@ def looked_up(library: PlanLibrary, healthy: Plan, lost: Iterable[WorkerId], ter
 
     Args:
         library: the library.
-        healthy: the plan of the whole grid.
+        baseline: the plan of the whole grid.
         lost: all workers that are gone.
         terms: what the planner goes by.
 
@@ -194,7 +194,7 @@ def looked_up(library: PlanLibrary, healthy: Plan, lost: Iterable[WorkerId], ter
         CorruptBlob: a file is not what was written.
         ConfigError: a lost worker is not in the plan.
     """
-    slots = slots_of(healthy)
+    slots = slots_of(baseline)
     if slots is None:
         return None
     gone, grid = slots.places(lost), grid_of_slots(slots, terms)

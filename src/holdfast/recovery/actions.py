@@ -162,7 +162,7 @@ class ClusterView:
     """What a strategy may look at.
 
     Attributes:
-        healthy: the plan of the whole grid.
+        baseline: the plan of the whole grid.
         lost: workers of it that cannot compute: gone, leaving, or without state.
         entering: those of them that are there and get their state now.
         checkpoint: the step of the newest state that can be loaded; None if there is none.
@@ -179,7 +179,7 @@ class ClusterView:
         updates_ahead: whether updates are made ahead of the verdict.
     """
 
-    healthy: Plan
+    baseline: Plan
     lost: frozenset[WorkerId]
     entering: frozenset[WorkerId] = frozenset()
     checkpoint: int | None = None

@@ -92,9 +92,9 @@ def after(action: Action, view: ClusterView) -> ClusterView:
     """Returns the view once an action is carried out."""
     match action:
         case InstallPlan(plan=plan, grid=grid):
-            return replace(view, plan=plan, healthy=grid or view.healthy, elapsed_s=0.0)
+            return replace(view, plan=plan, baseline=grid or view.baseline, elapsed_s=0.0)
         case ReplaceGrid(plan=plan):
-            return replace(view, healthy=plan, lost=frozenset(), entering=frozenset())
+            return replace(view, baseline=plan, lost=frozenset(), entering=frozenset())
         case TakeBack():
             return replace(view, resumes=view.step if view.resumes is None else view.resumes)
         case Restore():
@@ -145,7 +145,7 @@ def _load_state(action: LoadState, view: ClusterView, rates: Rates) -> Price:
 
 def _longest(link: Link, view: ClusterView, rates: Rates) -> float:
     """Until the last worker has read or written its layers, one after another."""
-    left, layers = view.healthy.placement.without(view.lost), rates.profile.layers
+    left, layers = view.baseline.placement.without(view.lost), rates.profile.layers
     each = [[link.seconds_of(layers[index].state_bytes) for index in left.layers_of(who)] for who in left.workers]
     return max(map(sum, each), default=0.0)
 

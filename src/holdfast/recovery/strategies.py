@@ -57,7 +57,7 @@ def adaptive(view: ClusterView) -> RecoveryPlan:
     When a layer has no owner left, see :func:`fall_back`.
 
     Source: SlipStream, section 3.1 and "Rerouting micro-batches" in 4.3. Here the plan is always computed from the
-    healthy one and the set of all lost workers, so that it does not depend on the order of the failures. With the
+    baseline and the set of all lost workers, so that it does not depend on the order of the failures. With the
     ``decoupled`` and ``staggered`` techniques (3.2, 3.3) the planner makes it.
     """
     return _reroute(view, "adaptive", TakeBack())
@@ -78,8 +78,8 @@ def _without_lost(view: ClusterView) -> Rerouted:
     if view.offer is not None:
         return view.offer
     if view.terms is not None:
-        return rerouted(view.healthy, view.lost, view.terms)
-    plan = adaptive_plan(view.healthy, view.lost)
+        return rerouted(view.baseline, view.lost, view.terms)
+    plan = adaptive_plan(view.baseline, view.lost)
     validate(plan)
     return Rerouted(plan=plan)
 
@@ -94,21 +94,21 @@ def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
         view: the cluster.
         layers: that nobody holds.
     """
-    healthy = view.healthy
-    left = [worker for worker in healthy.workers if worker not in view.lost or worker in view.entering]
+    baseline = view.baseline
+    left = [worker for worker in baseline.workers if worker not in view.lost or worker in view.entering]
     if view.checkpoint is None or not left:
         return give_up("fallback", layers)
     if view.wait_s > 0:
         return RecoveryPlan(strategy="fallback", actions=(Abort(), Await(limit_s=view.wait_s)))
-    most = max(held.stop - held.start for _, held in healthy.placement.ranges)
-    plan = _shrunken(left, healthy, 2 * most, view.terms)
+    most = max(held.stop - held.start for _, held in baseline.placement.ranges)
+    plan = _shrunken(left, baseline, 2 * most, view.terms)
     return resume("fallback", plan, LoadState(step=view.checkpoint), ReplaceGrid(plan=plan))
 
 
-def _shrunken(left: list[WorkerId], healthy: Plan, max_layers: int, terms: Terms | None) -> Plan:
+def _shrunken(left: list[WorkerId], baseline: Plan, max_layers: int, terms: Terms | None) -> Plan:
     """The smaller grid, proved right; the planner schedules it where it can."""
     costs = None if terms is None else terms.costs
-    num_layers, microbatches = healthy.placement.num_layers, healthy.routes.microbatches
+    num_layers, microbatches = baseline.placement.num_layers, baseline.routes.microbatches
     plan = shrunken_plan(left, microbatches, num_layers, max_layers=max_layers, costs=costs)
     validate(plan)
     return plan if terms is None else replanned(plan, terms)
@@ -135,7 +135,7 @@ def checkfreq(view: ClusterView) -> RecoveryPlan:
 
 def _restart(view: ClusterView, name: str) -> RecoveryPlan:
     if view.checkpoint is None or view.wait_s <= 0:
-        return fall_back(view, view.healthy.placement.unowned_layers(view.lost))
+        return fall_back(view, view.baseline.placement.unowned_layers(view.lost))
     missing = Spawn(workers=_vacant(view))
     return RecoveryPlan(strategy=name, actions=(Abort(), Await(limit_s=view.wait_s, everyone=True), missing))
 
@@ -177,10 +177,10 @@ def at_boundary(view: ClusterView, grid: Plan | None = None) -> RecoveryPlan:
         grid: the plan of the whole grid from then on; None if it stays as it is.
     """
     # No checkpoint: nobody goes back for this.
-    answer = adaptive(ClusterView(healthy=view.healthy, lost=view.lost, terms=view.terms, offer=view.offer))
+    answer = adaptive(ClusterView(baseline=view.baseline, lost=view.lost, terms=view.terms, offer=view.offer))
     if answer.plan is None:
         return answer
-    rows = [row for row in view.healthy.placement.ranges if row[0] in view.entering]
+    rows = [row for row in view.baseline.placement.ranges if row[0] in view.entering]
     if view.target is not None:
         rows += lacking(answer.plan.placement, view.target.placement)
     plan = with_followers(answer.plan, rows)

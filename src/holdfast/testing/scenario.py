@@ -92,6 +92,7 @@ class Scenario:
         rates: how long everything takes, in place of ``delays``; None: what is drawn, and updates, loading and saving
             take no time.
         stage: makes a worker's compute engine; default an emulated one.
+        spares: (when it is started, whose) further processes, that nobody asked for.
         ties: the layers that share weights.
         workers_per_node: consecutive workers that fail together.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
@@ -123,6 +124,7 @@ class Scenario:
     delays: Delays = Delays()
     rates: Rates | None = None
     stage: StageFactory | None = None
+    spares: tuple[tuple[float, WorkerId], ...] = ()
     ties: tuple[tuple[int, ...], ...] = ()
     workers_per_node: int = 1
     checkpoint_every: int = 0

@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import replace
 
 from holdfast.control.detection import Watch
-from holdfast.control.membership import Closed, Membership, Tell
+from holdfast.control.membership import Closed, Grid, Membership, Restoring, Rules, Running, Tell
 from holdfast.control.membership.cadence import Cadence
 from holdfast.control.messages import Command, Ended, StateAt
 from holdfast.core.ids import WorkerId
@@ -72,6 +72,8 @@ class VirtualCluster:
         self._coordinator.run(again=False)
         for at, who in scenario.broken_streams:
             time.after(at, lambda at=at, who=who: self._break_stream(at, who))  # type: ignore[misc]
+        for at, who in scenario.spares:
+            time.after(at, lambda who=who: self._agent.start_spare(who))  # type: ignore[misc]
         if scenario.preempted_at is not None:
             time.after(scenario.preempted_at, self._agent.preempt)
         for pause in scenario.pauses:
@@ -94,7 +96,7 @@ class VirtualCluster:
             digest=self._digest() if ended.outcome == "done" else "",
             events=tuple(self._log.events),
             fired=tuple(self._log.fired),
-            lost=tuple(sorted(membership.lost)),
+            lost=tuple(sorted(membership.roster.lost)),
             pinned=tuple(world.pinned),
             checkpoints=tuple(sorted(self._store.checkpoints.items())),
             saved=tuple(sorted(world.saved.items())),
@@ -103,7 +105,7 @@ class VirtualCluster:
         )
 
     def _digest(self) -> str:
-        saved_by = self._coordinator.decider.membership.saved
+        saved_by = self._coordinator.decider.membership.reports.saved
         digests = {layer: text for saved in saved_by.values() for layer, text in saved.items()}
         return hashlib.sha256("".join(digests[layer] for layer in sorted(digests)).encode()).hexdigest()
 
@@ -113,9 +115,10 @@ class VirtualCluster:
     def _order_of(self, worker: WorkerId, generation: int) -> tuple[Op, ...] | None:
         """What a worker is to run in a step of a generation; None if that is not what runs, as far as is known."""
         membership = self._coordinator.decider.membership
-        if membership.plan is None or membership.generation != generation:
+        plan = membership.running.plan
+        if plan is None or membership.generation != generation:
             return None
-        return membership.plan.orders.of(worker)
+        return plan.orders.of(worker)
 
     # The coordinator, which comes and goes.
 
@@ -207,15 +210,17 @@ def _begins(scenario: Scenario, terms: Terms | None) -> Membership:
     """The membership of the job before it has begun."""
     every = scenario.checkpoint_every
     return Membership(
-        healthy=scenario.plan,
-        steps=scenario.steps,
-        strategy=scenario.strategy,
-        directory="",
+        rules=Rules(
+            steps=scenario.steps,
+            strategy=scenario.strategy,
+            directory="",
+            terms=terms,
+            wait_s=scenario.wait_for_replacement,
+            tolerate=scenario.tolerate,
+        ),
+        grid=Grid(baseline=scenario.plan),
+        running=Running(staggered=scenario.staggered),
+        restoring=Restoring(restorable=(StateAt(url=None, step=0),) if every else ()),
         watch=Watch(limit_s=HANG_S),
-        restorable=(StateAt(url=None, step=0),) if every else (),
         cadence=Cadence(every=every, wanted=every) if scenario.sets_interval else None,
-        wait_s=scenario.wait_for_replacement,
-        staggered=scenario.staggered,
-        terms=terms,
-        tolerate=scenario.tolerate,
     )

@@ -110,6 +110,10 @@ class VirtualAgent:
         for worker in self._world.scenario.plan.workers:
             self._group.start(worker)
 
+    def start_spare(self, worker: WorkerId) -> None:
+        """Starts a process that nobody asked for."""
+        self._group.start(worker)
+
     def _later(self, delay_s: float, again: StartAgain[float]) -> None:
         """A coordinator takes its time to start."""
         self._world.time.after(delay_s + again.spec, lambda: self._supervisor.again(again))

@@ -30,7 +30,7 @@ _MOST_ANSWERS = 4096
 
 def _answered(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan:
     """What :func:`plan_recovery` returns: a function of a few values, and many runs ask for the same ones."""
-    about = (state.strategy, state.healthy, lost, state.terms)
+    about = (state.rules.strategy, state.grid.baseline, lost, state.rules.terms)
     if about not in _ANSWERS:
         if len(_ANSWERS) >= _MOST_ANSWERS:
             _ANSWERS.clear()
@@ -143,7 +143,7 @@ class VirtualCoordinator:
 
     def send(self, outputs: Sequence[Output]) -> None:
         """See :class:`holdfast.control.decider.Outside`."""
-        pids = self.decider.membership.pids
+        pids = self.decider.membership.roster.pids
         for output in outputs:
             match output:
                 case WriteManifest():

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from holdfast.control.membership import Membership, Tell
+from holdfast.control.membership import Grid, Membership, Roster, Rules, Tell
 from holdfast.control.membership.acting import _FUNCTIONS, carry_out, on_status
 from holdfast.control.messages import Install, Resume, StartWorker, StateAt, Status
 from holdfast.core.builders import adaptive_plan, regular_plan
@@ -28,7 +28,12 @@ from holdfast.recovery.strategies import resume
 
 PLAN = regular_plan(2, split_evenly(3, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
-STATE = Membership(healthy=PLAN, steps=9, strategy="auto", directory="out", generation=1, lost=frozenset({W10}))
+STATE = Membership(
+    grid=Grid(baseline=PLAN),
+    rules=Rules(steps=9, strategy="auto", directory="out"),
+    generation=1,
+    roster=Roster(lost=frozenset({W10})),
+)
 LEFT = adaptive_plan(PLAN, [W10])
 
 
@@ -48,13 +53,13 @@ def test_what_needs_all_to_have_told_waits_for_the_last_of_them():
     state, outputs = carry_out(STATE, RecoveryPlan(strategy="mine", actions=actions))
     assert told(outputs, Install).keys() == {W00, W01, W11}
     assert told(outputs, StartWorker) == {None: StartWorker(worker=W10)}, "it comes before what waits"
-    assert state.pending == (TakeBack(), Recompute())
+    assert state.forming.pending == (TakeBack(), Recompute())
     for worker, step in ((W00, 4), (W01, 5)):
         state, outputs = on_status(state, status(worker, step))
         assert outputs == ()
     state, outputs = on_status(state, status(W11, 5))
     assert told(outputs, Resume) == dict.fromkeys((W00, W01, W11), Resume(generation=2, step=4))
-    assert state.pending == ()
+    assert state.forming.pending == ()
 
 
 def test_what_comes_behind_what_waits_waits_too():
@@ -67,9 +72,13 @@ def test_what_comes_behind_what_waits_waits_too():
 
 
 def test_a_state_that_is_not_there_is_named():
-    state = replace(STATE, restorable=(StateAt(url="file:///there", step=6),))
+    state = replace(STATE, restoring=replace(STATE.restoring, restorable=(StateAt(url="file:///there", step=6),)))
     loaded, outputs = carry_out(state, resume("mine", LEFT, LoadState(step=6)))
-    assert {install.load for install in told(outputs, Install).values()} == {loaded.loading} == set(state.restorable)
+    assert (
+        {install.load for install in told(outputs, Install).values()}
+        == {loaded.restoring.loading}
+        == set(state.restoring.restorable)
+    )
     with pytest.raises(InternalError, match="the state before step 5; those that there are: 6"):
         carry_out(state, resume("mine", LEFT, LoadState(step=5)))
     with pytest.raises(InternalError, match="those that there are: none"):

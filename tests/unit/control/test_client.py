@@ -43,7 +43,7 @@ LIMIT_S = 20.0
 SERVER = """
 import asyncio, sys, time
 from holdfast.control.coordinator import Coordinator, serve
-from holdfast.control.membership import Membership, restore
+from holdfast.control.membership import Grid, Membership, Rules, restore
 from holdfast.control.store import DecisionStore
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
@@ -51,7 +51,8 @@ from holdfast.telemetry.events import EventLog
 
 folder, port = sys.argv[1], int(sys.argv[2])
 store = DecisionStore(folder + "/control.db")
-state = Membership(healthy=regular_plan(2, split_evenly(2, 1), 1), steps=3, strategy="auto", directory="out")
+plan = regular_plan(2, split_evenly(2, 1), 1)
+state = Membership(grid=Grid(baseline=plan), rules=Rules(steps=3, strategy="auto", directory="out"))
 if stored := store.latest():
     state = restore(state, stored, reattach_until=time.monotonic() + 60)
 log = EventLog(folder + "/events")

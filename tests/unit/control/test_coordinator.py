@@ -19,7 +19,7 @@ import pytest
 from holdfast.control import coordinator as coordinator_module
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import METHOD, SERVICE, Coordinator, serve
-from holdfast.control.membership import Closed, Membership, Tick
+from holdfast.control.membership import Closed, Grid, Membership, Rules, Running, Tick
 from holdfast.control.messages import (
     Attached,
     Blob,
@@ -78,7 +78,7 @@ RAISED = Raised(worker=B, pid=1, generation=1, step=0, phase=WorkPhase.FORWARD, 
 
 def a_coordinator(store, log, *, steps=1, clock=time.monotonic, awake=time.monotonic):
     """Of the plan above."""
-    membership = Membership(healthy=PLAN, steps=steps, strategy="auto", directory="out")
+    membership = Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=steps, strategy="auto", directory="out"))
     return Coordinator(membership=membership, store=store, log=log, clock=clock, awake=awake)
 
 
@@ -199,7 +199,7 @@ def test_a_wrong_token_is_refused_and_nothing_is_answered(service, connect):
     assert isinstance(error, ConfigError)
     assert str(error) == f"coordinator at {service.address}: wrong or missing job token"
     assert client.got_nothing()
-    assert service.coordinator.decider.membership.pids == {}
+    assert service.coordinator.decider.membership.roster.pids == {}
 
 
 def test_no_token_is_refused(service):
@@ -208,7 +208,7 @@ def test_no_token_is_refused(service):
         with pytest.raises(grpc.RpcError) as caught:
             next(call)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert service.coordinator.decider.membership.pids == {}
+    assert service.coordinator.decider.membership.roster.pids == {}
 
 
 def test_nobody_there_is_told():
@@ -277,7 +277,7 @@ def test_a_stream_that_is_replaced_does_not_look_like_the_end_of_the_job(service
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert caught.value.details() == "replaced by a newer connection"
         told.put(None)
-    assert service.coordinator.decider.membership.lost == frozenset()
+    assert service.coordinator.decider.membership.roster.lost == frozenset()
     newer.close()
     assert newer.closed() is None, "one that goes by itself still ends in good order"
 
@@ -289,8 +289,8 @@ def test_a_closed_stream_is_a_lost_worker_and_the_decision_is_stored_first(servi
     install = b.expect(Install)
     assert (install.generation, install.plan.workers) == (2, (B,))
     store = DecisionStore(service.store)
-    assert (store.latest().generation, store.latest().lost) == (2, (A,))
-    assert store.latest().plan == install.plan
+    assert (store.latest().generation, store.latest().roster.lost) == (2, {A})
+    assert store.latest().running.plan == install.plan
     store.close()
     agent.send(Exited(worker=A, pid=1, status=-9))
     b.send(status(B, 2))
@@ -372,8 +372,8 @@ def test_who_speaks_for_somebody_else_is_not_heard(service, connect, forged):
     a.send(forged)
     assert a.closed() is None
     after = service.coordinator.decider.membership
-    assert (after.lost, after.pids, after.phase) == (before.lost, before.pids, before.phase)
-    assert (after.leaving, after.offers, after.raised) == (frozenset(), (), ())
+    assert (after.roster.lost, after.roster.pids, after.phase) == (before.roster.lost, before.roster.pids, before.phase)
+    assert (after.roster.leaving, after.vacancies.offers, after.exceptions.raised) == (frozenset(), (), ())
     assert agent.got_nothing()
     assert b.got_nothing()
     text = f"worker 0.0 (process 1) sent a {type(forged).__name__} that is not its own: its connection ends"
@@ -384,7 +384,7 @@ def test_the_agent_does_not_speak_for_workers(service, connect):
     agent, a, b = attached(connect)
     agent.send(Leaving(worker=B))
     assert agent.closed() is None
-    assert service.coordinator.decider.membership.leaving == frozenset()
+    assert service.coordinator.decider.membership.roster.leaving == frozenset()
     assert b.got_nothing()
     assert a.got_nothing()
 
@@ -396,7 +396,7 @@ def test_a_first_message_for_two_is_refused(service):
         with pytest.raises(grpc.RpcError) as caught:
             list(attach(iter([parcel]), metadata=((TOKEN_KEY, TOKEN),), timeout=LIMIT_S))
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert service.coordinator.decider.membership.pids == {}
+    assert service.coordinator.decider.membership.roster.pids == {}
 
 
 def test_who_is_expelled_is_not_heard_any_more(service, connect):
@@ -422,7 +422,7 @@ def test_the_share_of_one_worker_is_good_for_no_other_name(service, worker):
         with pytest.raises(grpc.RpcError) as caught:
             list(attach(iter([parcel]), metadata=((TOKEN_KEY, share(TOKEN, str(A))),), timeout=LIMIT_S))
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert service.coordinator.decider.membership.pids == {}
+    assert service.coordinator.decider.membership.roster.pids == {}
     assert not service.coordinator._agent_here.is_set()
 
 
@@ -506,7 +506,10 @@ def test_everything_is_timed_by_the_clock_that_stands_still_with_us_and_logged_b
     coordinator = a_coordinator(store, log, clock=lambda: 1000.0, awake=lambda: 7.0)
     for event in (Hello(worker=A, pid=1), Hello(worker=B, pid=1), Closed(worker=A, pid=1), Tick(gap_s=5.0)):
         coordinator.decider.handle(event)
-    assert (coordinator.decider.membership.detached, coordinator.decider.membership.watch.now) == ({A: 7.0}, 7.0)
+    assert (coordinator.decider.membership.contact.detached, coordinator.decider.membership.watch.now) == (
+        {A: 7.0},
+        7.0,
+    )
     assert {at for at, _ in read_events(tmp_path / "events.jsonl")} == {1000.0}
     coordinator.decider.store.close()
     coordinator.decider.log.close()
@@ -545,7 +548,9 @@ def test_what_waits_for_the_store_is_told_and_whether_training_does_too(tmp_path
         (disk / "filler").write_bytes(b"x" * (1 << 18))
     with contextlib.suppress(StoreAway):
         for number in range(1000, 1100):  # its last page has room yet
-            coordinator.decider.store.put(StoredDecision(revision=number, generation=1, healthy=PLAN, plan=PLAN))
+            coordinator.decider.store.put(
+                StoredDecision(revision=number, generation=1, grid=Grid(baseline=PLAN), running=Running(plan=PLAN))
+            )
     coordinator.decider.take([Leaving(worker=A)])
     kind, text = coordinator.decider.remarks.get_nowait()
     assert kind == "store"
@@ -562,7 +567,7 @@ def test_what_waits_for_the_store_is_told_and_whether_training_does_too(tmp_path
     )
     (disk / "filler").unlink()
     coordinator.decider._try_again()
-    assert (coordinator.decider.membership.lost, coordinator.decider.membership.generation > 1) == ({B}, True)
+    assert (coordinator.decider.membership.roster.lost, coordinator.decider.membership.generation > 1) == ({B}, True)
     coordinator.decider.store.close()
     coordinator.decider.log.close()
 

@@ -13,7 +13,8 @@ import pytest
 
 from holdfast.config.load import parse_job
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
-from holdfast.control.store import StoredDecision, StoredUpcoming
+from holdfast.control.membership import Grid, Roster, Running, Upcoming
+from holdfast.control.store import StoredDecision
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -25,7 +26,13 @@ LIMIT_S = 20.0
 
 
 def decision(number, lost=()):
-    return StoredDecision(revision=number, generation=1, healthy=PLAN, plan=PLAN, lost=lost)
+    return StoredDecision(
+        revision=number,
+        generation=1,
+        grid=Grid(baseline=PLAN),
+        running=Running(plan=PLAN),
+        roster=Roster(lost=frozenset(lost)),
+    )
 
 
 class Coordinator:
@@ -263,9 +270,11 @@ def key(text):
 def test_the_plans_of_a_large_grid_fit(etcd_server):
     """Its JSON is larger than any request that etcd takes by default."""
     plan = regular_plan(16, split_evenly(32, 16), 64)
-    lost = adaptive(ClusterView(healthy=plan, lost=frozenset([WorkerId(1, 1)]))).plan
-    prepared = StoredUpcoming(generation=3, plan=plan, entering=(WorkerId(1, 1),))
-    large = StoredDecision(revision=1, generation=2, healthy=plan, plan=lost, upcoming=prepared)
+    lost = adaptive(ClusterView(baseline=plan, lost=frozenset([WorkerId(1, 1)]))).plan
+    prepared = Upcoming(generation=3, plan=plan, entering=frozenset({WorkerId(1, 1)}))
+    large = StoredDecision(
+        revision=1, generation=2, grid=Grid(baseline=plan), running=Running(plan=lost, upcoming=prepared)
+    )
     assert len(msgspec.json.encode(large)) > 1.5 * 2**20
     one = Coordinator(etcd_server)
     one.leadership.win()

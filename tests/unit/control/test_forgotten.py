@@ -4,7 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.control.membership import Closed, Membership, Phase, Record, Tell, Tick, decide, to_store
+from holdfast.control.membership import (
+    Closed,
+    Contact,
+    Grid,
+    Membership,
+    Phase,
+    Record,
+    Rules,
+    Tell,
+    Tick,
+    decide,
+    to_store,
+)
 from holdfast.control.membership.forgotten import gone_before
 from holdfast.control.messages import (
     Ended,
@@ -26,7 +38,11 @@ from holdfast.telemetry.events import Detected, Parted, WorkerReady
 
 PLAN = regular_plan(2, split_evenly(4, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
-BLANK = Membership(healthy=PLAN, steps=9, strategy="auto", directory="out", reattach_until=60.0, job="j")
+BLANK = Membership(
+    grid=Grid(baseline=PLAN),
+    rules=Rules(steps=9, strategy="auto", directory="out", job="j"),
+    contact=Contact(reattach_until=60.0),
+)
 GENERATION = 5
 WHY = "the store of decisions is empty, though some were made"
 
@@ -107,7 +123,7 @@ def test_a_later_process_of_a_worker_that_had_died_is_let_in(agent_first):
     events = [agent(Exited(worker=W10, pid=1, status=-9)), hello(W10, pid=2)]
     job = Job().give(*(events if agent_first else events[::-1]))
     assert [each.reason for _, each in job.commands(Expel)] == ["held for lost: process ended: signal 9"] * agent_first
-    assert W10 not in job.state.lost
+    assert W10 not in job.state.roster.lost
     job.give(hello(W00), hello(W01), hello(W11))
     assert {to for to, _ in job.commands(Install)} == set(PLAN.workers)
 
@@ -176,10 +192,10 @@ def test_who_was_told_to_be_gone_before_the_decisions_were_lost_is_not_told_agai
     ]
     assert gone_before(told) == {(W10, 1), (W11, 1), (W01, 1)}
     exits = [(W10, 1, -9), (W11, 1, 0), (W01, 2, -9)]
-    job = Job(replace(BLANK, told_gone=gone_before(told)))
+    job = Job(replace(BLANK, contact=replace(BLANK.contact, told_gone=gone_before(told))))
     job.give(hello(W00), agent(*(Exited(worker=w, pid=pid, status=status) for w, pid, status in exits)))
     assert [(e.worker, e.how) for e in job.recorded if isinstance(e, Detected)] == [
         (str(W01), "process ended: signal 9")
     ]
-    assert job.state.lost == {W01, W10, W11}
+    assert job.state.roster.lost == {W01, W10, W11}
     assert {to for to, _ in job.commands(Install)} == {W00}, "and nobody waits for them"

@@ -7,10 +7,13 @@ import pytest
 from holdfast.control.membership import (
     AnswerPlanned,
     Closed,
+    Grid,
     Improved,
     Membership,
     Phase,
     Record,
+    Rules,
+    Running,
     Starting,
     Tell,
     Tick,
@@ -70,7 +73,7 @@ class Job:
     """A membership, and what its last event led to."""
 
     def __init__(self, plan=PLAN, strategy="auto"):
-        self.state = Membership(healthy=plan, steps=STEPS, strategy=strategy, directory="out")
+        self.state = Membership(grid=Grid(baseline=plan), rules=Rules(steps=STEPS, strategy=strategy, directory="out"))
         self.told = []
         self.recorded = []
 
@@ -89,7 +92,8 @@ class Job:
                     worker=worker,
                     generation=self.state.generation,
                     layer_steps=tuple(
-                        (layer, step + (worker in ahead)) for layer in self.state.healthy.placement.layers_of(worker)
+                        (layer, step + (worker in ahead))
+                        for layer in self.state.grid.baseline.placement.layers_of(worker)
                     ),
                     executed=executed,
                 )
@@ -102,7 +106,7 @@ class Job:
         if step is None:
             generation, workers = self.state.generation, self.state.alive
         else:
-            generation, workers = self.state.upcoming.generation, self.state.upcoming.plan.workers
+            generation, workers = self.state.running.upcoming.generation, self.state.running.upcoming.plan.workers
         return self.give(*(Joined(worker=w, generation=generation, step=step) for w in workers))
 
     def finished(self):
@@ -168,14 +172,14 @@ def test_the_agent_attaches_without_becoming_a_member(forming):
     assert forming.give(Hello(worker=None, pid=1)).told == []
 
 
-def test_a_stranger_is_sent_away(forming):
-    (told,) = forming.give(Hello(worker=STRANGER, pid=1)).told
+def test_a_stranger_that_was_told_of_a_past_is_sent_away(forming):
+    (told,) = forming.give(Hello(worker=STRANGER, pid=1, generation=1)).told
     assert told == (STRANGER, Expel(reason="worker 7.7 is no member any more"))
 
 
 def gathering(limit_s=10.0):
     job = Job()
-    job.state = replace(job.state, starting=Starting(limit_s=limit_s))
+    job.state = replace(job.state, vacancies=replace(job.state.vacancies, starting=Starting(limit_s=limit_s)))
     return job.give(*(Started(worker=worker, pid=1) for worker in PLAN.workers))
 
 
@@ -261,7 +265,7 @@ def test_resumes_from_the_lowest_step_of_any_layer(forming):
 
 def test_from_where_a_generation_runs_is_known(forming):
     """A coordinator's faults are counted from there, and so is a job that is resumed before its first step is told."""
-    assert forming.status(4).state.resume_step == 4
+    assert forming.status(4).state.forming.resume_step == 4
 
 
 def test_what_belongs_to_a_boundary_means_nothing_where_none_is_prepared(running):
@@ -335,7 +339,7 @@ def test_a_late_status_of_an_older_generation_is_dropped(running):
     late = Status(worker=W00, generation=1, layer_steps=((0, 0), (1, 0)), executed=())
     running.give(died(W10)).give(late)
     assert running.told == []
-    assert running.state.statuses == {}
+    assert running.state.reports.statuses == {}
 
 
 def test_a_lost_worker_has_no_say(running):
@@ -366,7 +370,7 @@ def test_a_stranger_has_no_say(forming):
 def test_a_lost_worker_that_attaches_again_is_sent_away(running):
     running.give(died(W10)).give(Hello(worker=W10, pid=1))
     assert running.told == [(W10, Expel(reason="worker 1.0 is no member any more"))]
-    assert W10 in running.state.lost
+    assert W10 in running.state.roster.lost
 
 
 def test_without_an_owner_of_a_layer_what_lives_is_saved(running):
@@ -448,7 +452,7 @@ def test_a_suspicion_alone_changes_nothing_at_first(running):
     assert running.told == []
     assert running.recorded == [Suspected(worker="0.0", peer="0.1", generation=1, detail="reset")]
     assert running.give(Tick(), now=5.0 + SUSPICION_GRACE_S * 0.9).told == []
-    assert running.state.lost == frozenset()
+    assert running.state.roster.lost == frozenset()
 
 
 def test_an_unexplained_suspicion_connects_the_same_members_anew(running):
@@ -467,7 +471,7 @@ def test_a_death_explains_a_suspicion(running):
 def test_a_damaged_checkpoint_is_not_offered_again(running):
     """Nor is any newer one: all go back to the newest before it, and if that is damaged too, before that."""
     states = tuple(StateAt(url="store", step=step) for step in (8, 6, 3))
-    running.state = replace(running.state, restorable=states)
+    running.state = replace(running.state, restoring=replace(running.state.restoring, restorable=states))
     running.give(died(W01)).give(died(W11))
     for damaged, next_best in ((8, 6), (6, 3)):
         assert {install.load.step for install in running.commands(Install).values()} == {damaged}
@@ -475,7 +479,7 @@ def test_a_damaged_checkpoint_is_not_offered_again(running):
         running.give(Unreadable(worker=W00, generation=generation, step=damaged, detail="layer 2 is corrupt"))
         assert {install.load.step for install in running.commands(Install).values()} == {next_best}
         assert running.recorded[0].text == f"the checkpoint of step {damaged} cannot be used: layer 2 is corrupt"
-        assert running.state.restorable[0].step == next_best, "for whatever is lost later"
+        assert running.state.restoring.restorable[0].step == next_best, "for whatever is lost later"
     running.give(Unreadable(worker=W00, generation=running.state.generation, step=3, detail="layer 0 is missing"))
     assert running.ended.outcome == "lost"
     assert "the checkpoint of step 3 cannot be used: layer 0 is missing; there is no other" in running.ended.detail
@@ -543,14 +547,19 @@ def test_an_unknown_strategy_is_named():
 
 def test_one_worker_alone_has_no_one_to_go_on():
     job = Job(plan=regular_plan(1, split_evenly(1, 1), 1))
-    job.give(*hellos(job.state.healthy)).status(0, [W00]).give(died(W00))
+    job.give(*hellos(job.state.grid.baseline)).status(0, [W00]).give(died(W00))
     assert job.ended.outcome == "lost"
     assert job.ended.lost_layers == (0,)
 
 
 def test_an_answer_prepared_ahead_is_used_and_is_the_same_as_one_made_in_time():
-    state = Membership(healthy=PLAN, steps=5, strategy="auto", directory="out", phase=Phase.RUNNING, plan=PLAN)
-    state = replace(state, generation=1, pids=dict.fromkeys(PLAN.workers, 1))
+    state = Membership(
+        grid=Grid(baseline=PLAN),
+        rules=Rules(steps=5, strategy="auto", directory="out"),
+        phase=Phase.RUNNING,
+        running=Running(plan=PLAN),
+    )
+    state = replace(state, generation=1, roster=replace(state.roster, pids=dict.fromkeys(PLAN.workers, 1)))
     victim = PLAN.workers[-1]
     assert frozenset({victim}) in unplanned(state)
     recovery = plan_recovery(state, frozenset({victim}))
@@ -560,8 +569,8 @@ def test_an_answer_prepared_ahead_is_used_and_is_the_same_as_one_made_in_time():
     death = Exited(worker=victim, pid=1, status=-9)
     with_it, without = decide(prepared, death), decide(state, death)
     assert with_it[1] == without[1]
-    assert with_it[0].plan is recovery.plan, "the prepared one, not one made anew"
-    assert with_it[0].planned == {}, "other answers are needed now"
+    assert with_it[0].running.plan is recovery.plan, "the prepared one, not one made anew"
+    assert with_it[0].prospects.planned == {}, "other answers are needed now"
 
 
 # Workers come and go.
@@ -596,9 +605,9 @@ def entered(coming):
 
 
 def test_a_new_process_of_a_lost_worker_is_greeted_and_a_generation_with_it_is_prepared(short):
-    plan = short.state.plan
+    plan = short.state.running.plan
     short.give(again(W10))
-    upcoming = short.state.upcoming
+    upcoming = short.state.running.upcoming
     order = Install(generation=3, plan=upcoming.plan, at_boundary=True)
     assert {worker for worker, _ in upcoming.plan.placement.followed} == {W10}
     at_once = replace_struct(order, at_boundary=False)
@@ -606,7 +615,7 @@ def test_a_new_process_of_a_lost_worker_is_greeted_and_a_generation_with_it_is_p
         (W10, Attached()), (W00, order), (W01, order), (W11, order), (W10, at_once)
     ]  # fmt: skip
     assert (upcoming.generation, upcoming.entering) == (3, {W10})
-    assert (short.state.generation, short.state.plan, short.state.lost) == (2, plan, frozenset())
+    assert (short.state.generation, short.state.running.plan, short.state.roster.lost) == (2, plan, frozenset())
     assert W10 not in short.state.alive, "it belongs to nothing yet"
 
 
@@ -615,7 +624,7 @@ def replace_struct(struct, **changes):
 
 
 def test_a_worker_that_enters_takes_part_and_computes_nothing(coming):
-    plan = coming.state.upcoming.plan
+    plan = coming.state.running.upcoming.plan
     assert W10 in plan.workers
     assert plan.orders.of(W10) == ()
 
@@ -623,11 +632,11 @@ def test_a_worker_that_enters_takes_part_and_computes_nothing(coming):
 def test_nobody_enters_while_the_others_recover(running):
     running.joined().give(died(W10), again(W10))
     assert running.commands(Install).keys() == {W00, W01, W11}
-    assert running.state.upcoming is None
+    assert running.state.running.upcoming is None
     running.status(3)
-    assert running.state.upcoming is None, "not everyone is connected"
+    assert running.state.running.upcoming is None, "not everyone is connected"
     running.joined()
-    assert running.state.upcoming.entering == {W10}
+    assert running.state.running.upcoming.entering == {W10}
 
 
 def test_nobody_comes_or_goes_any_more_while_the_job_saves(steady):
@@ -635,15 +644,15 @@ def test_nobody_comes_or_goes_any_more_while_the_job_saves(steady):
     assert steady.state.phase is Phase.SAVING
     steady.give(Leaving(worker=W00))
     assert steady.commands(Install) == {}
-    assert steady.state.upcoming is None
+    assert steady.state.running.upcoming is None
 
 
 def test_who_comes_while_a_generation_is_prepared_waits_for_the_next_one(coming):
     """Two vacancies, two joiners: one prepared generation at a time, each with a number of its own."""
-    before = coming.state.upcoming
+    before = coming.state.running.upcoming
     coming.give(Leaving(worker=W01))
     assert coming.commands(Install) == {}
-    assert coming.state.upcoming is before
+    assert coming.state.running.upcoming is before
 
 
 def test_the_first_that_goes_over_takes_the_job_with_it(coming):
@@ -654,7 +663,7 @@ def test_the_first_that_goes_over_takes_the_job_with_it(coming):
     assert coming.told == [(W10, Resume(generation=3, step=5))], "all others know where they are"
     assert coming.recorded == [Installed(generation=3, workers=("0.0", "0.1", "1.0", "1.1"), strategy="boundary")]
     assert (coming.state.generation, coming.state.generations, coming.state.phase) == (3, 3, Phase.RUNNING)
-    assert coming.state.joined == {W10, W01}
+    assert coming.state.reports.joined == {W10, W01}
     coming.give(Joined(worker=W00, generation=3, step=5), Joined(worker=W11, generation=3, step=5))
     assert coming.recorded == [Rebuilt(generation=3)]
     order = Install(generation=4, plan=PLAN, at_boundary=True)
@@ -670,7 +679,11 @@ def test_who_has_caught_up_gets_work_at_the_next_boundary(entered):
     entered.give(CaughtUp(worker=W10, generation=3, step=7, entered=5, bytes=9))
     assert entered.state.full == PLAN.workers
     entered.joined(step=9)
-    assert (entered.state.plan, entered.state.entering, entered.state.upcoming) == (PLAN, frozenset(), None)
+    assert (entered.state.running.plan, entered.state.roster.entering, entered.state.running.upcoming) == (
+        PLAN,
+        frozenset(),
+        None,
+    )
 
 
 def test_others_may_tell_that_it_has_caught_up_before_it_does(entered):
@@ -679,25 +692,27 @@ def test_others_may_tell_that_it_has_caught_up_before_it_does(entered):
     assert entered.state.full == PLAN.workers
     entered.give(CaughtUp(worker=W10, generation=3, step=8, entered=5, bytes=9))
     assert entered.recorded == [Synced(worker="1.0", entered=5, step=8, bytes=9)]
-    assert entered.state.synced == frozenset()
+    assert entered.state.roster.synced == frozenset()
 
 
 def test_only_what_it_fetched_in_this_generation_makes_it_an_owner(entered):
     """It had caught up when a loss made all begin anew, and has to enter again: that news comes late."""
     late = CaughtUp(worker=W10, generation=3, step=7, entered=5, bytes=9)
     entered.give(died(W11)).status(6).joined()
-    entered.give(Joined(worker=W10, generation=entered.state.upcoming.generation)).joined(step=8)
-    assert entered.state.entering == {W10}
+    entered.give(Joined(worker=W10, generation=entered.state.running.upcoming.generation)).joined(step=8)
+    assert entered.state.roster.entering == {W10}
     entered.give(late)
     assert W10 not in entered.state.full
     entered.give(died(W00))
-    assert (entered.state.plan, entered.state.lost_layers) == (None, (0, 1)), "it never had layers 0 and 1 at step 8"
+    assert (entered.state.running.plan, entered.state.forming.lost_layers) == (None, (0, 1)), (
+        "it never had layers 0 and 1 at step 8"
+    )
 
 
 def test_who_has_caught_up_can_save_a_layer_whose_other_owner_dies(entered):
     entered.give(CaughtUp(worker=W10, generation=3, step=7, entered=5, bytes=9), died(W00))
-    assert entered.state.plan.workers == (W01, W10, W11)
-    assert entered.state.lost_layers == ()
+    assert entered.state.running.plan.workers == (W01, W10, W11)
+    assert entered.state.forming.lost_layers == ()
 
 
 def test_the_job_ends_though_one_that_entered_has_no_state_yet(entered):
@@ -712,8 +727,8 @@ def test_the_job_ends_though_one_that_entered_has_no_state_yet(entered):
 
 def test_a_worker_without_state_is_no_owner_when_the_last_one_dies(entered):
     entered.give(died(W00))
-    assert entered.state.plan is None
-    assert entered.state.lost_layers == (0, 1)
+    assert entered.state.running.plan is None
+    assert entered.state.forming.lost_layers == (0, 1)
 
 
 @pytest.mark.parametrize(("stage", "prepared"), [("coming", 3), ("entered", 4)])
@@ -721,23 +736,31 @@ def test_a_loss_sends_whoever_has_no_state_back_to_the_door(request, stage, prep
     job = request.getfixturevalue(stage).give(died(W11))
     assert job.commands(Install).keys() == {W00, W01}
     assert job.state.generation == prepared + 1, "a prepared number is never used again"
-    assert (job.state.arriving, job.state.entering, job.state.upcoming) == ({W10}, frozenset(), None)
+    assert (job.state.roster.arriving, job.state.roster.entering, job.state.running.upcoming) == (
+        {W10},
+        frozenset(),
+        None,
+    )
     job.status(6).joined()
-    assert job.state.upcoming.entering == {W10}
+    assert job.state.running.upcoming.entering == {W10}
 
 
 @pytest.mark.parametrize("stage", ["coming", "entered"])
 def test_a_joiner_that_dies_is_one_more_loss(request, stage):
     job = request.getfixturevalue(stage).give(Exited(worker=W10, pid=2, status=-9))
     assert job.commands(Install).keys() == {W00, W01, W11}
-    assert job.state.lost == {W10}
-    assert job.status(6).joined().state.upcoming is None
+    assert job.state.roster.lost == {W10}
+    assert job.status(6).joined().state.running.upcoming is None
 
 
 def test_a_joiner_that_dies_before_anybody_was_told_of_it_concerns_nobody(running):
     running.give(died(W10), again(W10)).give(Exited(worker=W10, pid=2, status=-9))
     assert running.commands(Install) == {}
-    assert (running.state.generation, running.state.lost, running.state.arriving) == (2, {W10}, frozenset())
+    assert (running.state.generation, running.state.roster.lost, running.state.roster.arriving) == (
+        2,
+        {W10},
+        frozenset(),
+    )
 
 
 def test_the_end_of_the_process_before_does_not_touch_the_new_one(coming):
@@ -755,14 +778,14 @@ def test_addresses_of_the_prepared_generation_are_passed_on(coming):
 def test_nobody_goes_before_all_are_connected(running):
     """Whoever is still connecting would get two generations to connect for."""
     running.give(Leaving(worker=W10))
-    assert (running.commands(Install), running.state.upcoming) == ({}, None)
+    assert (running.commands(Install), running.state.running.upcoming) == ({}, None)
     running.joined()
     assert running.commands(Install).keys() == set(PLAN.workers)
 
 
 def test_who_was_told_to_go_goes_at_a_boundary(steady):
     steady.give(Leaving(worker=W10))
-    plan = steady.state.upcoming.plan
+    plan = steady.state.running.upcoming.plan
     order = Install(generation=2, plan=plan, at_boundary=True)
     assert steady.told == [(worker, order) for worker in PLAN.workers]
     assert plan.workers == (W00, W01, W11)
@@ -771,27 +794,27 @@ def test_who_was_told_to_go_goes_at_a_boundary(steady):
         Installed(generation=2, workers=("0.0", "0.1", "1.1"), strategy="boundary"), Parted(worker="1.0", step=4)
     ]  # fmt: skip
     assert steady.told == []
-    assert (steady.state.lost, steady.state.leaving) == ({W10}, frozenset())
+    assert (steady.state.roster.lost, steady.state.roster.leaving) == ({W10}, frozenset())
 
 
 def test_the_orderly_end_of_who_goes_is_no_loss_whenever_it_is_seen(steady):
     over = Exited(worker=W10, pid=1, status=0)
     steady.give(Leaving(worker=W10), over)
-    assert (steady.recorded, steady.state.lost) == ([], frozenset())
+    assert (steady.recorded, steady.state.roster.lost) == ([], frozenset())
     steady.give(Left(worker=W10, generation=2, step=4), over, Closed(worker=W10, pid=1))
     assert not [event for event in steady.recorded if isinstance(event, Detected)]
 
 
 def test_who_is_killed_while_it_goes_is_lost(steady):
     steady.give(Leaving(worker=W10), died(W10))
-    assert steady.state.lost == {W10}
-    assert (steady.state.leaving, steady.state.phase) == (frozenset(), Phase.FORMING)
+    assert steady.state.roster.lost == {W10}
+    assert (steady.state.roster.leaving, steady.state.phase) == (frozenset(), Phase.FORMING)
 
 
 def test_time_passes_though_who_was_sent_away_had_lost_its_connection_before():
     plan = regular_plan(4, split_evenly(2, 2), 1)
     job = Job(plan)
-    job.state = replace(job.state, restorable=(StateAt(url="store", step=4),))
+    job.state = replace(job.state, restoring=replace(job.state.restoring, restorable=(StateAt(url="store", step=4),)))
     first, idle = WorkerId(0, 0), WorkerId(3, 0)
     lasts = tuple(worker for worker in plan.workers if worker.stage == 1)
     job.give(*hellos(plan), Closed(worker=idle, pid=1), NodeLost(node=0, workers=(first, *lasts)))
@@ -803,15 +826,15 @@ def test_time_passes_though_who_was_sent_away_had_lost_its_connection_before():
 
 def test_two_go_at_one_boundary(steady):
     steady.give(Leaving(worker=W10), Leaving(worker=W01))
-    assert steady.state.upcoming.plan.workers == (W00, W01, W11), "the second was heard too late for this one"
+    assert steady.state.running.upcoming.plan.workers == (W00, W01, W11), "the second was heard too late for this one"
     steady.give(Left(worker=W10, generation=2, step=4)).joined()
-    assert steady.state.upcoming.plan.workers == (W00, W11)
+    assert steady.state.running.upcoming.plan.workers == (W00, W11)
 
 
 def test_one_goes_and_one_comes_at_one_boundary(short):
-    short.state = replace(short.state, leaving=frozenset({W01}))
+    short.state = replace(short.state, roster=replace(short.state.roster, leaving=frozenset({W01})))
     short.give(again(W10))
-    assert short.state.upcoming.plan.workers == (W00, W10, W11)
+    assert short.state.running.upcoming.plan.workers == (W00, W10, W11)
 
 
 def test_the_last_owner_stays_and_it_is_said(short):
@@ -820,7 +843,7 @@ def test_the_last_owner_stays_and_it_is_said(short):
     assert notice == Notice(
         worker="0.0", text="asked to leave, but nobody else holds layer(s) 0, 1: it stays until somebody does"
     )
-    assert (short.told, short.state.upcoming, short.state.leaving) == ([], None, frozenset())
+    assert (short.told, short.state.running.upcoming, short.state.roster.leaving) == ([], None, frozenset())
 
 
 def test_only_a_member_can_leave(short):
@@ -833,27 +856,27 @@ def test_an_offer_for_a_vacant_place_starts_a_worker_once(short):
     assert short.give(WorkerOffer(worker=W10)).told == [(None, StartWorker(worker=W10))]
     assert short.give(WorkerOffer(worker=W10)).told == [], "it is on its way"
     short.give(again(W10))
-    assert short.state.expected == frozenset()
+    assert short.state.roster.expected == frozenset()
 
 
 def test_an_offer_waits_until_its_place_is_vacant(steady):
     assert steady.give(WorkerOffer(worker=W10)).told == []
     assert steady.give(died(W10)).commands(StartWorker) == {None: StartWorker(worker=W10)}
-    assert steady.state.offers == ()
+    assert steady.state.vacancies.offers == ()
 
 
 def test_two_offers_for_one_place_start_one_worker_there(steady):
     """The second waits until the place is vacant again."""
     steady.give(WorkerOffer(worker=W10), WorkerOffer(worker=W10), died(W10))
     assert [command for _, command in steady.told if isinstance(command, StartWorker)] == [StartWorker(worker=W10)]
-    assert steady.state.offers == (W10,)
+    assert steady.state.vacancies.offers == (W10,)
 
 
 def test_a_loss_is_counted_once(steady):
     """A node may be told of whose workers are known to be lost."""
-    steady.state = replace(steady.state, began=0.0)
+    steady.state = replace(steady.state, prospects=replace(steady.state.prospects, began=0.0))
     steady.give(died(W10), NodeLost(node=0, workers=(W10,)))
-    assert (steady.state.lost, steady.state.losses) == ({W10}, 1)
+    assert (steady.state.roster.lost, steady.state.prospects.losses) == ({W10}, 1)
 
 
 def test_a_worker_for_any_place_goes_where_the_fewest_owners_are(steady):
@@ -882,7 +905,7 @@ def test_a_started_worker_that_never_attaches_is_started_again_once_then_its_pla
 
 
 def test_a_started_worker_that_hangs_is_ended_and_started_again_once_then_its_place_is_vacant_again(short):
-    short.state = replace(short.state, starting=Starting(limit_s=10.0))
+    short.state = replace(short.state, vacancies=replace(short.state.vacancies, starting=Starting(limit_s=10.0)))
     short.give(WorkerOffer(worker=W10), Started(worker=W10, pid=7), now=50.0)
     assert short.give(Tick(), now=59.9).told == []
     short.give(Tick(), now=60.1)
@@ -903,7 +926,7 @@ def test_a_node_is_lost_in_one_event(steady):
         ("1.0", "node 1 is gone"),
         ("1.1", "node 1 is gone"),
     ]
-    assert steady.commands(Install) == dict.fromkeys([W00, W01], Install(generation=2, plan=steady.state.plan))
+    assert steady.commands(Install) == dict.fromkeys([W00, W01], Install(generation=2, plan=steady.state.running.plan))
     assert [command.worker for _, command in steady.told if isinstance(command, Fence)] == [W10, W11]
     before = steady.state
     assert steady.give(died(W10), died(W11), NodeLost(node=1, workers=(W10, W11))).told == []
@@ -926,8 +949,8 @@ def test_a_connection_that_a_pause_of_everybody_kept_away_has_its_grace_after_it
     steady.give(Tick(gap_s=9.0), now=12.1)
     for at in (12.5, 13.0, 13.5, 14.0):
         steady.give(*others, now=at).give(Tick(), now=at)
-        assert steady.state.lost == set()
-    assert steady.give(*others, now=14.2).give(Tick(), now=14.2).state.lost == {W11}
+        assert steady.state.roster.lost == set()
+    assert steady.give(*others, now=14.2).give(Tick(), now=14.2).state.roster.lost == {W11}
 
 
 def test_a_silent_worker_is_told_that_it_is_out_and_is_fenced(steady):
@@ -949,7 +972,7 @@ def test_all_waiting_for_one_another_are_connected_anew(steady):
         at += 0.5
         assert at < 20.0
     assert steady.commands(Install) == dict.fromkeys(PLAN.workers, Install(generation=2, plan=PLAN))
-    assert (steady.state.lost, steady.state.reformations) == (frozenset(), 1)
+    assert (steady.state.roster.lost, steady.state.doubts.reformations) == (frozenset(), 1)
 
 
 def test_a_strike_is_passed_on_to_the_agent(steady):
@@ -961,21 +984,21 @@ def test_the_closed_connection_of_one_that_has_left_keeps_nobody_else_from_being
     """It is told between the vote and the boundary; later ticks must not stumble over a worker that is gone."""
     running.joined().give(Leaving(worker=W10)).give(Closed(worker=W10, pid=1), now=1.0)
     running.joined(step=5).give(Tick(), now=1.0)
-    assert (running.state.lost, running.state.detached) == ({W10}, {})
+    assert (running.state.roster.lost, running.state.contact.detached) == ({W10}, {})
     running.give(Closed(worker=W11, pid=1), now=1.5)
     for at in (2.0, 2.5, 3.0, 3.5):
-        assert running.state.lost == {W10}
+        assert running.state.roster.lost == {W10}
         running.give(Tick(), now=at)
-    assert running.state.lost == {W10, W11}
+    assert running.state.roster.lost == {W10, W11}
 
 
 def test_one_that_enters_and_is_told_to_go_does_so_when_it_has_caught_up(entered):
     entered.give(Leaving(worker=W10))
-    assert entered.state.upcoming.plan == PLAN, "first all go over to where it computes"
+    assert entered.state.running.upcoming.plan == PLAN, "first all go over to where it computes"
     entered.joined(step=7)
-    assert W10 not in entered.state.upcoming.plan.workers
+    assert W10 not in entered.state.running.upcoming.plan.workers
     entered.joined(step=8)
-    assert (entered.state.lost, entered.state.leaving) == ({W10}, frozenset())
+    assert (entered.state.roster.lost, entered.state.roster.leaving) == ({W10}, frozenset())
 
 
 def test_the_error_of_a_process_whose_place_has_another_ends_nothing(entered):
@@ -996,7 +1019,7 @@ def test_what_the_agent_is_asked_while_it_is_away_is_asked_once(short):
     short.give(Hello(worker=None, pid=0, offers=(W10,)))
     assert short.commands(StartWorker) == {None: StartWorker(worker=W10)}
     short.give(Closed(worker=None, pid=0)).give(Hello(worker=None, pid=0, coming=(W10,)))
-    assert (short.commands(StartWorker), short.state.expected) == ({}, {W10})
+    assert (short.commands(StartWorker), short.state.roster.expected) == ({}, {W10})
 
 
 def test_workers_that_change_places_enter_there_and_what_was_promised_follows():
@@ -1005,12 +1028,12 @@ def test_workers_that_change_places_enter_there_and_what_was_promised_follows():
     for lost in (WorkerId(0, 0), WorkerId(1, 0)):
         job.give(died(lost)).status(3).joined()
     worker, place, absent = WorkerId(0, 1), WorkerId(0, 0), job.state.absent
-    healthy = exchanged(SIX, [(worker, place)])
-    meanwhile = Rerouted(plan=adaptive_plan(healthy, absent | {worker}), period=3.0)
-    afterwards = Rerouted(plan=adaptive_plan(healthy, absent), period=1.0)
+    baseline = exchanged(SIX, [(worker, place)])
+    meanwhile = Rerouted(plan=adaptive_plan(baseline, absent | {worker}), period=3.0)
+    afterwards = Rerouted(plan=adaptive_plan(baseline, absent), period=1.0)
     migration = Migration(
         moves=((worker, place),),
-        healthy=healthy,
+        baseline=baseline,
         meanwhile=meanwhile,
         afterwards=afterwards,
         before_s=2.0,
@@ -1020,12 +1043,12 @@ def test_workers_that_change_places_enter_there_and_what_was_promised_follows():
     prepared = job.state.generation + 1
     told = Migrating(generation=prepared, moves=(("0.1", "0.0"),), before=2.0, meanwhile=3.0, period=1.0)
     assert job.recorded[0] == told
-    upcoming = job.state.upcoming
-    assert (upcoming.generation, upcoming.entering, upcoming.healthy) == (prepared, {worker}, healthy)
+    upcoming = job.state.running.upcoming
+    assert (upcoming.generation, upcoming.entering, upcoming.baseline) == (prepared, {worker}, baseline)
     assert upcoming.plan.orders.of(worker) == (), "it computes nothing before it has its state"
     job.joined(step=5)
-    assert job.state.healthy == healthy
-    assert (job.state.upcoming.plan, job.state.upcoming.period) == (afterwards.plan, afterwards.period)
+    assert job.state.grid.baseline == baseline
+    assert (job.state.running.upcoming.plan, job.state.running.upcoming.period) == (afterwards.plan, afterwards.period)
 
 
 SIX = regular_plan(3, split_evenly(4, 2), 2)

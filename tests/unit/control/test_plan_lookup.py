@@ -7,10 +7,16 @@ import pytest
 from holdfast.control.detection import Watch
 from holdfast.control.membership import (
     AnswerPlanned,
+    Grid,
     Improved,
     Membership,
     Phase,
+    Prospects,
     Record,
+    Reports,
+    Roster,
+    Rules,
+    Running,
     Tell,
     decide,
     plan_recovery,
@@ -41,10 +47,17 @@ ELSEWHERE = WorkerId(0, (PLACE.stage + 1) % 4)
 
 def running(*lost, period=100.0):
     """A membership in which steps are run without the lost, by a plan that takes so long."""
-    state = Membership(healthy=PLAN, terms=TERMS, steps=99, strategy="auto", directory="", phase=Phase.RUNNING)
+    state = Membership(
+        grid=Grid(baseline=PLAN), rules=Rules(terms=TERMS, steps=99, strategy="auto", directory=""), phase=Phase.RUNNING
+    )
     plan = adaptive_plan(PLAN, lost)
-    state = replace(state, lost=frozenset(lost), plan=plan, period=period, generation=3, staggered=True)
-    return replace(state, pids=dict.fromkeys(PLAN.workers, 1), joined=frozenset(plan.workers))
+    return replace(
+        state,
+        generation=3,
+        roster=Roster(lost=frozenset(lost), pids=dict.fromkeys(PLAN.workers, 1)),
+        running=Running(plan=plan, period=period, staggered=True),
+        reports=Reports(joined=frozenset(plan.workers)),
+    )
 
 
 def prepared(state):
@@ -77,8 +90,8 @@ def test_answers_are_replaced_once_the_library_has_better_ones(tmp_path):
     for event in news:
         state, outputs = decide(state, event)
         assert outputs == ()
-        assert state.planned[event.lost].plan == looked_up(library, PLAN, event.lost, TERMS).plan
-        assert state.planned[event.lost].strategy == "adaptive"
+        assert state.prospects.planned[event.lost].plan == looked_up(library, PLAN, event.lost, TERMS).plan
+        assert state.prospects.planned[event.lost].strategy == "adaptive"
     assert lookup.news(state) == (), "nothing has changed since"
 
 
@@ -96,7 +109,7 @@ def test_a_better_plan_for_who_is_here_is_told(tmp_path):
     offer = looked_up(library, PLAN, [PLACE], TERMS)
     assert Improved(lost=frozenset({PLACE}), offer=offer) in PlanLookup(tmp_path).news(running(PLACE))
     assert PlanLookup(tmp_path).news(running(ELSEWHERE)) == ()
-    assert PlanLookup(tmp_path).news(replace(running(PLACE), plan=offer.plan)) == (), "it runs already"
+    assert PlanLookup(tmp_path).news(replace(running(PLACE), running=Running(plan=offer.plan))) == (), "it runs already"
 
 
 @pytest.mark.parametrize(("pattern", "damage"), [("*.plan", b"x"), ("*.json", b"[")])
@@ -112,10 +125,17 @@ def test_a_damaged_library_is_said_once_and_costs_nothing_else(tmp_path, pattern
 
 SAME_STAGE = (WorkerId(0, 1), WorkerId(1, 1))
 KNOWN = replace(TERMS, copy_s=(0.5,) * 4)
+WATCH = Watch()
 
 
-def without_two(**options):
-    return replace(running(*SAME_STAGE, period=54.0), **{"terms": KNOWN, "began": 0.0, "losses": 2, **options})
+def without_two(*, terms=KNOWN, failure_every_s=0.0, began=0.0, losses=2, watch=WATCH):
+    state = running(*SAME_STAGE, period=54.0)
+    return replace(
+        state,
+        rules=replace(state.rules, terms=terms, failure_every_s=failure_every_s),
+        prospects=Prospects(began=began, losses=losses),
+        watch=watch,
+    )
 
 
 def migrations(news):
@@ -141,16 +161,16 @@ def test_it_pays_later_if_nothing_fails_meanwhile(tmp_path):
 def test_nobody_moves_in_the_last_steps_of_a_job(tmp_path):
     fill(tmp_path, 2)
     lookup, state = PlanLookup(tmp_path), without_two(failure_every_s=1e6)
-    assert not migrations(lookup.news(replace(state, last_step=state.steps - 2)))
+    assert not migrations(lookup.news(replace(state, last_step=state.rules.steps - 2)))
     assert migrations(lookup.news(state))
 
 
 def test_nobody_moves_while_somebody_is_on_the_way(tmp_path):
     fill(tmp_path, 2)
     lookup, state = PlanLookup(tmp_path), without_two(failure_every_s=1e6)
-    assert not migrations(lookup.news(replace(state, expected=frozenset(SAME_STAGE[:1]))))
+    assert not migrations(lookup.news(replace(state, roster=replace(state.roster, expected=frozenset(SAME_STAGE[:1])))))
     (told,) = migrations(lookup.news(state))
-    waiting = replace(state, expected=frozenset(SAME_STAGE[:1]))
+    waiting = replace(state, roster=replace(state.roster, expected=frozenset(SAME_STAGE[:1])))
     assert decide(waiting, told) == (waiting, ())
 
 
@@ -181,9 +201,9 @@ def test_those_who_move_give_up_their_places_at_the_boundary(tmp_path):
     assert len(told) == len(before.alive), "each is told once"
     assert all(each.at_boundary and followers(each) == set(migrating) for each in told)
     assert all(told[0].plan.orders.of(worker) == () for worker in migrating)
-    assert (state.healthy, state.entering) == (PLAN, frozenset()), "until all have gone over"
+    assert (state.grid.baseline, state.roster.entering) == (PLAN, frozenset()), "until all have gone over"
     state, _ = decide(state, Joined(worker=migrating[0], generation=4, step=7))
-    assert (state.healthy, state.entering) == (offer.healthy, frozenset(migrating))
+    assert (state.grid.baseline, state.roster.entering) == (offer.baseline, frozenset(migrating))
     assert state.absent == frozenset({*SAME_STAGE, *migrating})
     for worker in state.alive:
         state, outputs = decide(state, Joined(worker=worker, generation=4))
@@ -193,7 +213,7 @@ def test_those_who_move_give_up_their_places_at_the_boundary(tmp_path):
 def test_a_coordinator_that_is_started_again_knows_of_a_migration(tmp_path):
     _, offer, state, _ = moving(tmp_path)
     stored = to_store(replace(state, revision=0), replace(state, revision=1))
-    assert restore(running(), stored, reattach_until=0.0).upcoming.healthy == offer.healthy
+    assert restore(running(), stored, reattach_until=0.0).running.upcoming.baseline == offer.baseline
 
 
 def test_a_migration_is_not_begun_while_something_else_is_under_way(tmp_path):
@@ -224,10 +244,11 @@ def test_all_go_over_to_a_better_plan_at_a_boundary():
     told = installs(outputs)
     assert len(told) == len(before.alive)
     assert all(each.at_boundary and each.generation == 4 and each.staggered for each in told)
-    assert (state.generation, state.plan) == (3, before.plan), "it runs on until all have gone over"
+    assert (state.generation, state.running.plan) == (3, before.running.plan), "it runs on until all have gone over"
     state, _ = decide(state, Joined(worker=state.alive[0], generation=4, step=7))
-    assert state.plan == offered(90.0).offer.plan
-    assert (state.generation, state.period, state.upcoming, state.planned) == (4, 90.0, None, {})
+    assert state.running.plan == offered(90.0).offer.plan
+    runs = state.running
+    assert (state.generation, runs.period, runs.upcoming, state.prospects.planned) == (4, 90.0, None, {})
     assert state.generations == before.generations + 1
 
 
@@ -240,8 +261,8 @@ def test_all_go_over_to_a_better_plan_at_a_boundary():
         (running(PLACE), offered(1.0, [ELSEWHERE])),
         (running(PLACE, ELSEWHERE), offered(1.0)),
         (replace(running(PLACE), phase=Phase.FORMING), offered(1.0)),
-        (replace(running(PLACE), joined=frozenset()), offered(1.0)),
-        (replace(running(PLACE), arriving=frozenset({PLACE}), lost=frozenset()), offered(1.0)),
+        (replace(running(PLACE), reports=Reports()), offered(1.0)),
+        (replace(running(PLACE), roster=Roster(arriving=frozenset({PLACE}))), offered(1.0)),
         (decide(running(PLACE), Leaving(worker=WorkerId(2, 1)))[0], offered(1.0)),
     ],
     ids=["hardly", "unknown", "unknown-now", "others", "more", "forming", "unconnected", "arriving", "leaving"],
@@ -263,13 +284,15 @@ def test_a_coordinator_that_is_started_again_knows_the_periods():
     before = running(PLACE)
     state, _ = decide(before, offered(90.0))
     back = restore(
-        Membership(healthy=PLAN, steps=9, strategy="auto", directory=""), to_store(before, state), reattach_until=1.0
+        Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=9, strategy="auto", directory="")),
+        to_store(before, state),
+        reattach_until=1.0,
     )
-    assert (back.period, back.upcoming.period) == (100.0, 90.0)
+    assert (back.running.period, back.running.upcoming.period) == (100.0, 90.0)
 
 
 def test_the_answer_to_a_loss_tells_its_period():
-    state = replace(running(), plan=PLAN)
+    state = replace(running(), running=Running(plan=PLAN))
     quick = plan_recovery(state, frozenset({PLACE}))
     assert quick.period == rerouted(PLAN, [PLACE], TERMS).period
     offer = Rerouted(plan=quick.plan, period=1.0)

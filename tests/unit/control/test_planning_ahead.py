@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.control import coordinator as module
 from holdfast.control.coordinator import Coordinator
-from holdfast.control.membership import Membership, Phase, plan_recovery
+from holdfast.control.membership import Grid, Membership, Phase, Rules, plan_recovery
 from holdfast.control.store import DecisionStore
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
@@ -24,7 +24,11 @@ PLAN = replanned(regular_plan(2, split_evenly(4, 2), 2), TERMS)
 
 @pytest.fixture
 def coordinator(tmp_path):
-    membership = Membership(healthy=PLAN, terms=TERMS, steps=3, strategy="auto", directory="out", phase=Phase.RUNNING)
+    membership = Membership(
+        grid=Grid(baseline=PLAN),
+        rules=Rules(terms=TERMS, steps=3, strategy="auto", directory="out"),
+        phase=Phase.RUNNING,
+    )
     made = Coordinator(
         membership=membership,
         store=DecisionStore(tmp_path / "control.db"),
@@ -58,15 +62,15 @@ def test_time_passes_while_a_plan_is_made(coordinator, monkeypatch):
         await until(begun.is_set)
         before = coordinator.decider.membership.watch.now
         await until(lambda: coordinator.decider.membership.watch.now not in (None, before))
-        assert coordinator.decider.membership.planned == {}
+        assert coordinator.decider.membership.prospects.planned == {}
         held.set()
-        await until(lambda: len(coordinator.decider.membership.planned) == len(PLAN.workers))
+        await until(lambda: len(coordinator.decider.membership.prospects.planned) == len(PLAN.workers))
         coordinator._agent_here.set()
         coordinator._goodbye.set()
         await running
 
     asyncio.run(run())
-    for lost, prepared in coordinator.decider.membership.planned.items():
+    for lost, prepared in coordinator.decider.membership.prospects.planned.items():
         assert prepared == plan_recovery(coordinator.decider.membership, lost)
 
 

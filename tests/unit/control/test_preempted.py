@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
-from holdfast.control.membership import Improved, Membership, Phase, Record, Tell, decide
+from holdfast.control.membership import Grid, Improved, Membership, Phase, Record, Rules, Tell, decide
 from holdfast.control.messages import (
     Ended,
     Exited,
@@ -42,7 +42,7 @@ class Job:
     """A job that runs, and what its last events led to."""
 
     def __init__(self):
-        self.state = Membership(healthy=PLAN, steps=STEPS, strategy="auto", directory="out")
+        self.state = Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out"))
         self.outputs = ()
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
         self.run(0)
@@ -63,7 +63,7 @@ class Job:
 
     def joined(self, step=None):
         """Connected; with a step, in the prepared generation at its boundary."""
-        upcoming = self.state.upcoming
+        upcoming = self.state.running.upcoming
         generation = self.state.generation if step is None else upcoming.generation
         workers = self.state.alive if step is None else upcoming.plan.workers
         return self.give(*(Joined(worker=worker, generation=generation, step=step) for worker in workers))
@@ -109,7 +109,7 @@ def test_a_generation_of_the_same_plan_pins_and_its_manifest_ends_the_job(job):
 
 
 def test_the_agent_repeats_it_to_a_coordinator_that_gathers():
-    begins = Membership(healthy=PLAN, steps=STEPS, strategy="auto", directory="out")
+    begins = Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out"))
     state, outputs = decide(begins, Hello(worker=None, pid=0, preempted=True))
     assert state.phase is Phase.ENDED
     assert [o.command.outcome for o in outputs if isinstance(o, Tell) and isinstance(o.command, Ended)] == ["preempted"]
@@ -117,7 +117,11 @@ def test_the_agent_repeats_it_to_a_coordinator_that_gathers():
 
 def test_whoever_would_have_to_be_waited_for_is_not(job):
     """A layer has no owner any more: no step can be run, and no checkpoint of it be made."""
-    job.state = replace(job.state, wait_s=1000.0, restorable=(StateAt(url="u", step=2),))
+    job.state = replace(
+        job.state,
+        rules=replace(job.state.rules, wait_s=1000.0),
+        restoring=replace(job.state.restoring, restorable=(StateAt(url="u", step=2),)),
+    )
     job.give(Preempted(), Exited(worker=W01, pid=1, status=-9), Exited(worker=W11, pid=1, status=-9))
     assert job.ended == ("preempted", "not all workers are there", 0)
 
@@ -163,7 +167,7 @@ def test_nobody_comes_or_goes_any_more(job):
 
 def test_no_plan_is_improved_any_more(job):
     job.give(Preempted()).joined(step=4)
-    job.state = replace(job.state, period=1.0)
+    job.state = replace(job.state, running=replace(job.state.running, period=1.0))
     improved = Improved(lost=frozenset(), offer=Rerouted(plan=PLAN, period=0.5))
     job.give(improved)
     assert job.told(Install) == []
@@ -188,7 +192,7 @@ def test_a_manifest_that_cannot_be_written_ends_it_too(job):
 
 
 def test_before_all_are_there_it_ends_at_once():
-    state = Membership(healthy=PLAN, steps=STEPS, strategy="auto", directory="out")
+    state = Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out"))
     _, outputs = decide(state, Preempted())
     (ended,) = (o.command for o in outputs if isinstance(o, Tell) and isinstance(o.command, Ended))
     assert (ended.outcome, ended.detail) == ("preempted", "not all workers are there")

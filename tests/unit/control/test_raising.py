@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.control.membership import Membership, Phase, Tell, Tick, decide
+from holdfast.control.membership import Contact, Grid, Membership, Phase, Rules, Tell, Tick, decide
 from holdfast.control.membership.watching import OTHERS_S
 from holdfast.control.messages import Ended, Exited, Failure, Hello, Joined, Raised, Save, Saved, Status
 from holdfast.core.builders import regular_plan
@@ -17,7 +17,7 @@ class Job:
     """A job that runs from step 1 on, and what its last events led to."""
 
     def __init__(self):
-        self.state = Membership(healthy=PLAN, steps=9, strategy="auto", directory="out")
+        self.state = Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=9, strategy="auto", directory="out"))
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers)).settle()
 
     def give(self, *events, now=0.0):
@@ -49,7 +49,7 @@ def test_whoever_raised_and_dies_before_it_is_judged_is_lost_once(after_s):
     assert job.state.generation == 2
     for tick in range(20):
         job.give(Tick(), now=10.5 + 0.2 * tick)
-    assert (job.state.generation, job.state.phase, job.state.raised_at) == (2, Phase.RUNNING, None)
+    assert (job.state.generation, job.state.phase, job.state.doubts.raised_at) == (2, Phase.RUNNING, None)
 
 
 def test_the_next_to_raise_has_its_own_half_second():
@@ -66,12 +66,16 @@ def test_the_next_to_raise_has_its_own_half_second():
 def test_whoever_cannot_save_what_lives_after_the_store_was_lost_is_lost_itself(ends):
     """Its layers are saved by the others that hold them."""
     job = Job()
-    job.state = Membership(healthy=PLAN, steps=9, strategy="auto", directory="out", reattach_until=60.0)
+    job.state = Membership(
+        grid=Grid(baseline=PLAN),
+        rules=Rules(steps=9, strategy="auto", directory="out"),
+        contact=Contact(reattach_until=60.0),
+    )
     back = [Hello(worker=w, pid=1, generation=5, activity="running", step=1) for w in PLAN.workers]
     job.give(Hello(worker=None, pid=9, generation=5), *back).settle()
     assert job.state.phase is Phase.SAVING
     job.give(ends, now=10.0)
-    assert job.state.lost == {W00}
+    assert job.state.roster.lost == {W00}
     job.give(Tick(), now=20.0).settle()
     assert [each.layers for each in job.told if isinstance(each, Save) and each.layers] == [(2,), (0, 1)]
     generation = job.state.generation

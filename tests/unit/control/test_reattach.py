@@ -7,9 +7,11 @@ import pytest
 from holdfast.control.checkpoint_ledger import Settled
 from holdfast.control.membership import (
     Closed,
+    Grid,
     Membership,
     Phase,
     Record,
+    Rules,
     Tell,
     Tick,
     decide,
@@ -50,7 +52,9 @@ class Job:
     """A membership whose coordinator can die: what it stored is all that is left then."""
 
     def __init__(self):
-        self.blank = self.state = Membership(healthy=PLAN, steps=STEPS, strategy="auto", directory="out")
+        self.blank = self.state = Membership(
+            grid=Grid(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out")
+        )
         self.stored = None
         self.told, self.recorded = [], []
 
@@ -181,7 +185,7 @@ def test_who_does_not_come_back_in_time_is_lost(restarted):
 
 def test_a_loss_that_was_stored_is_remembered_and_told_again(running):
     job = running.give(died(W10)).restart()
-    assert job.state.lost == {W10}
+    assert job.state.roster.lost == {W10}
     job.give(Hello(worker=None, pid=1))
     assert job.told == [(None, Fence(worker=W10, pid=1))], "the first time may have been lost on the way"
     assert job.give(Hello(worker=None, pid=1, exits=(died(W10),))).told == []
@@ -192,7 +196,7 @@ def test_a_loss_that_was_stored_is_remembered_and_told_again(running):
 
 def test_lost_layers_stay_lost(running):
     job = running.give(died(W00), died(W10)).restart()
-    assert job.state.lost_layers == (0, 1)
+    assert job.state.forming.lost_layers == (0, 1)
     job.back(W01, W11, activity="waiting")
     assert job.commands(Install) == dict.fromkeys([W01, W11], Install(generation=4, plan=None))
 
@@ -240,7 +244,9 @@ def test_a_worker_that_runs_is_not_interrupted_by_a_broken_connection(running):
     running.give(*(Joined(worker=worker, generation=1) for worker in PLAN.workers))
     running.give(Closed(worker=W10, pid=1), now=1.0).back(W10)
     assert running.told == [(W10, Attached())]
-    assert running.state.joined == set(PLAN.workers), "better plans are gone over to only where all are connected"
+    assert running.state.reports.joined == set(PLAN.workers), (
+        "better plans are gone over to only where all are connected"
+    )
     assert running.give(Tick(), now=99.0).told == []
 
 
@@ -282,37 +288,37 @@ def test_who_has_caught_up_and_gone_over_meanwhile_is_an_owner(running):
     """Its only peer dies before the coordinator is back: the layers are not lost."""
     running.give(*(Joined(worker=w, generation=1) for w in PLAN.workers)).give(died(W10)).statuses()
     running.give(*(Joined(worker=w, generation=2) for w in (W00, W01, W11))).give(Hello(worker=W10, pid=2))
-    prepared = running.state.upcoming.generation
+    prepared = running.state.running.upcoming.generation
     running.give(Joined(worker=W10, generation=prepared))
     running.give(*(Joined(worker=w, generation=prepared, step=4) for w in PLAN.workers))
-    assert running.state.entering == {W10}
-    over = running.state.upcoming.generation
+    assert running.state.roster.entering == {W10}
+    over = running.state.running.upcoming.generation
     running.restart().give(Hello(worker=W10, pid=2, generation=over, activity="running", step=7, has_state=True))
     running.back(W01, W11, generation=over, step=7).give(Hello(worker=None, pid=0, exits=(died(W00),)))
-    assert running.state.lost_layers == ()
-    assert running.state.plan.workers == (W01, W10, W11)
+    assert running.state.forming.lost_layers == ()
+    assert running.state.running.plan.workers == (W01, W10, W11)
 
 
 def test_who_is_lost_while_it_enters_is_entering_no_more(running):
     """Nor while the others are awaited: the next process in its place comes from outside."""
     running.give(*(Joined(worker=w, generation=1) for w in PLAN.workers)).give(died(W10)).statuses()
     running.give(*(Joined(worker=w, generation=2) for w in (W00, W01, W11))).give(Hello(worker=W10, pid=2))
-    prepared = running.state.upcoming.generation
+    prepared = running.state.running.upcoming.generation
     running.give(Joined(worker=W10, generation=prepared))
     running.give(*(Joined(worker=w, generation=prepared, step=4) for w in PLAN.workers)).restart()
-    assert running.state.entering == {W10}
+    assert running.state.roster.entering == {W10}
     running.give(Exited(worker=W10, pid=2, status=-9))
-    assert (running.state.lost, running.state.entering) == ({W10}, frozenset())
+    assert (running.state.roster.lost, running.state.roster.entering) == ({W10}, frozenset())
     running.give(Hello(worker=W10, pid=3))
-    assert (running.state.arriving, running.state.entering) == ({W10}, frozenset())
+    assert (running.state.roster.arriving, running.state.roster.entering) == ({W10}, frozenset())
 
 
 def test_when_the_job_has_ended_nobody_is_waited_for():
     job = Job().give(Hello(worker=W00, pid=1), died(W01))
-    assert job.state.expected == {W01}
+    assert job.state.roster.expected == {W01}
     job.give(Failure(worker=W00, pid=1, error="e", user_fault=True))
     assert job.restart().state.ended is not None
-    assert job.state.expected == frozenset()
+    assert job.state.roster.expected == frozenset()
 
 
 def test_an_end_right_after_a_restart_knows_the_last_step(restarted):

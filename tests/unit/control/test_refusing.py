@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from holdfast.control.membership import Membership, Phase, Record, Tell, decide, restore, to_store
+from holdfast.control.membership import Grid, Membership, Phase, Record, Rules, Running, Tell, decide, restore, to_store
 from holdfast.control.messages import Exited, Hello, Install, Refused, Resume, Save, Status, Tally
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
@@ -19,7 +19,11 @@ class Job:
     """A staggered job in its first generation, and what its last event led to."""
 
     def __init__(self):
-        self.state = Membership(healthy=PLAN, steps=99, strategy="auto", directory="out", staggered=True)
+        self.state = Membership(
+            grid=Grid(baseline=PLAN),
+            rules=Rules(steps=99, strategy="auto", directory="out"),
+            running=Running(staggered=True),
+        )
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
         self.statuses(0)
 
@@ -68,7 +72,7 @@ def test_of_several_refusals_of_one_step_the_first_counts():
     job = Job()
     job.give(*(Refused(worker=worker, generation=1, step=4, omitted=False) for worker in (W01, W11)))
     assert job.state.generation == 2
-    assert job.state.refusals == (4,)
+    assert job.state.running.refusals == (4,)
 
 
 @pytest.mark.parametrize("phase", [Phase.FORMING, Phase.SAVING, Phase.REATTACHING])
@@ -116,20 +120,26 @@ def refuse_often(*steps, omitted=False):
 
 def test_frequent_scaling_ends_updates_ahead_of_the_verdict():
     job = refuse_often(4, 9)
-    assert job.state.staggered
+    assert job.state.running.staggered
     job.refuse(20)
-    assert not job.state.staggered
+    assert not job.state.running.staggered
     assert not any(each.staggered for each in job.commands(Install).values())
     assert any(isinstance(event, Notice) and "4, 9, 20" in event.text for event in job.recorded)
-    stored = to_store(Membership(healthy=PLAN, steps=99, strategy="auto", directory="out"), job.state)
-    blank = Membership(healthy=PLAN, steps=99, strategy="auto", directory="out", staggered=True)
+    stored = to_store(
+        Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=99, strategy="auto", directory="out")), job.state
+    )
+    blank = Membership(
+        grid=Grid(baseline=PLAN),
+        rules=Rules(steps=99, strategy="auto", directory="out"),
+        running=Running(staggered=True),
+    )
     restored = restore(blank, stored, reattach_until=0.0)
-    assert (restored.staggered, restored.refusals) == (False, (4, 9, 20))
+    assert (restored.running.staggered, restored.running.refusals) == (False, (4, 9, 20))
 
 
 def test_rare_scaling_and_steps_left_out_do_not():
-    assert refuse_often(4, 30, 60, 90).state.staggered
-    assert refuse_often(4, 5, 6, 7, omitted=True).state.staggered
+    assert refuse_often(4, 30, 60, 90).state.running.staggered
+    assert refuse_often(4, 5, 6, 7, omitted=True).state.running.staggered
 
 
 def test_a_refusal_of_a_stranger_or_an_older_generation_is_dropped():

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from holdfast.control.membership import Membership, Phase, Tell, Tick, decide
+from holdfast.control.membership import Grid, Membership, Phase, Restoring, Rules, Tell, Tick, decide
 from holdfast.control.messages import Exited, Hello, Install, StartWorker, StateAt, Status, StepDone
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
@@ -18,12 +18,9 @@ class Job:
 
     def __init__(self):
         self.state = Membership(
-            healthy=PLAN,
-            steps=9,
-            strategy="checkpoint-restart",
-            directory="out",
-            restorable=(NEWEST, StateAt(url=None, step=0)),
-            wait_s=LIMIT_S,
+            grid=Grid(baseline=PLAN),
+            rules=Rules(steps=9, strategy="checkpoint-restart", directory="out", wait_s=LIMIT_S),
+            restoring=Restoring(restorable=(NEWEST, StateAt(url=None, step=0))),
         )
         self.told = []
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
@@ -64,7 +61,7 @@ def died(worker, pid=1):
 
 def test_all_stop_and_every_lost_place_is_filled():
     job = Job().give(died(W11))
-    assert (job.state.phase, job.state.wait_for_all) == (Phase.WAITING, True)
+    assert (job.state.phase, job.state.forming.wait_for_all) == (Phase.WAITING, True)
     assert job.spawned() == [W11]
     assert {to: install.plan for to, install in job.installs().items()} == {W00: None, W01: None, W10: None}
 
@@ -72,7 +69,7 @@ def test_all_stop_and_every_lost_place_is_filled():
 def test_another_loss_starts_only_what_is_not_on_its_way():
     job = Job().give(died(W11)).give(died(W00))
     assert job.spawned() == [W00]
-    assert job.state.expected == {W00, W11}
+    assert job.state.roster.expected == {W00, W11}
 
 
 def test_all_load_the_newest_state_once_the_grid_is_whole_and_not_before():
@@ -80,7 +77,7 @@ def test_all_load_the_newest_state_once_the_grid_is_whole_and_not_before():
     assert (job.state.phase, job.installs()) == (Phase.WAITING, {}), "every layer has an owner, but one place is empty"
     job.give(Hello(worker=W00, pid=2))
     assert {to: (i.load, i.plan) for to, i in job.installs().items()} == dict.fromkeys(PLAN.workers, (NEWEST, PLAN))
-    assert (job.state.phase, job.state.wait_for_all) == (Phase.FORMING, False)
+    assert (job.state.phase, job.state.forming.wait_for_all) == (Phase.FORMING, False)
     assert job.settle(4).state.phase is Phase.RUNNING
 
 
@@ -96,13 +93,13 @@ def test_who_dies_before_it_has_attached_is_started_again():
 
 def test_the_limit_counts_from_the_loss_and_a_step_ends_it():
     job = Job().give(Tick(), now=100.0).give(died(W11))
-    until = job.state.wait_until
+    until = job.state.forming.wait_until
     assert until == 100.0 + LIMIT_S
     job.give(Tick(), now=110.0).give(Hello(worker=W11, pid=2)).give(died(W11, pid=2))
-    assert job.state.wait_until == until, "those who come and die again do not move it"
+    assert job.state.forming.wait_until == until, "those who come and die again do not move it"
     job.give(Hello(worker=W11, pid=3)).settle(4)
     done = StepDone(worker=W01, generation=job.state.generation, step=4, loss=1.0, omitted=False)
-    assert job.give(done).state.wait_until is None
+    assert job.give(done).state.forming.wait_until is None
 
 
 def test_after_the_limit_whoever_is_there_goes_on():
@@ -110,7 +107,7 @@ def test_after_the_limit_whoever_is_there_goes_on():
     job.state = replace(job.state, watch=replace(job.state.watch, limit_s=1e9))  # nobody is heard of here
     job.give(Tick(), now=100.0 + LIMIT_S)
     assert job.state.phase is Phase.FORMING
-    assert W11 not in job.state.healthy.workers
+    assert W11 not in job.state.grid.baseline.workers
     assert {install.load for install in job.installs().values()} == {NEWEST}
 
 
@@ -118,14 +115,14 @@ def test_the_limit_does_not_strike_while_steps_are_run():
     job = Job().give(Tick(), now=100.0).give(died(W11)).give(Hello(worker=W11, pid=2)).settle(4)
     job.state = replace(job.state, watch=replace(job.state.watch, limit_s=1e9))
     job.give(Tick(), now=101.0 + LIMIT_S)
-    assert (job.state.phase, job.state.healthy) == (Phase.RUNNING, PLAN)
+    assert (job.state.phase, job.state.grid.baseline) == (Phase.RUNNING, PLAN)
 
 
 def test_who_has_not_loaded_yet_is_told_again_when_another_is_lost_meanwhile():
     job = Job()
-    job.state = replace(job.state, strategy="adaptive")
+    job.state = replace(job.state, rules=replace(job.state.rules, strategy="adaptive"))
     job.give(died(W01), died(W11)).give(Hello(worker=W11, pid=2))
     assert {to: install.load for to, install in job.installs().items()} == dict.fromkeys((W00, W10, W11), NEWEST)
     job.give(died(W10))
     assert {to: install.load for to, install in job.installs().items()} == dict.fromkeys((W00, W11), NEWEST)
-    assert job.settle(4).state.loading is None, "by now all have"
+    assert job.settle(4).state.restoring.loading is None, "by now all have"

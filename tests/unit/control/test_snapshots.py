@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.control.membership import Membership, Phase, Tell, decide, restore, to_store
+from holdfast.control.membership import Grid, Membership, Phase, Rules, Tell, decide, restore, to_store
 from holdfast.control.messages import Exited, Hello, Install, Resume, Save, StartWorker, Status
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.placement import split_evenly
@@ -18,7 +18,7 @@ class Job:
     """A membership that runs, and what it tells."""
 
     def __init__(self):
-        blank = Membership(healthy=PLAN, steps=9, strategy="snapshots", directory="out")
+        blank = Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=9, strategy="snapshots", directory="out"))
         self.blank = self.state = blank
         self.stored, self.told = None, []
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
@@ -117,18 +117,22 @@ def test_a_joiner_that_dies_without_state_is_not_started_again_and_another_one_i
     job = Job().give(died(W11), Hello(worker=W11, pid=2)).give(died(W11, pid=2))
     assert job.spawned() == []
     assert job.give(died(W00)).spawned() == [W00]
-    assert job.give(Hello(worker=W11, pid=3)).state.arriving == {W11}, "who is brought there is welcome"
+    assert job.give(Hello(worker=W11, pid=3)).state.roster.arriving == {W11}, "who is brought there is welcome"
 
 
 def test_who_computed_there_since_is_replaced_again():
     job = Job().give(died(W11))
-    job.state = replace(job.state, lost=frozenset(), abandoned=frozenset({W11}), expected=frozenset())
+    job.state = replace(
+        job.state,
+        roster=replace(job.state.roster, lost=frozenset(), expected=frozenset()),
+        vacancies=replace(job.state.vacancies, abandoned=frozenset({W11})),
+    )
     assert job.give(died(W11)).spawned() == [W11]
 
 
 def test_a_restarted_coordinator_asks_the_agent_when_it_is_back_and_only_once():
     job = Job().give(died(W11)).restart()
-    assert job.state.expected == {W11}
+    assert job.state.roster.expected == {W11}
     workers = [Hello(worker=w, pid=1, generation=2, activity="waiting", step=4) for w in (W00, W01, W10)]
     assert job.give(*workers).spawned() == [], "the agent has yet to say who is coming"
     assert job.give(Hello(worker=None, pid=9)).spawned() == [W11]

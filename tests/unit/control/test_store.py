@@ -7,7 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from holdfast.control.store import DecisionStore, StoredDecision, StoredUpcoming
+from holdfast.control.membership import Grid, Roster, Running, Upcoming
+from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -17,25 +18,26 @@ PLAN = adaptive_plan(regular_plan(2, split_evenly(4, 2), 2), [WorkerId(0, 1)])
 
 WRITER = """
 import sys
+from holdfast.control.membership import Grid
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 store, plan = DecisionStore(sys.argv[1]), regular_plan(1, split_evenly(2, 1), 1)
 for revision in range(1, 10**6):
-    store.put(StoredDecision(revision=revision, generation=1, healthy=plan, plan=None, lost_layers=tuple(range(500))))
+    layers = tuple(range(500))
+    store.put(StoredDecision(revision=revision, generation=1, grid=Grid(baseline=plan), lost_layers=layers))
     print(revision, flush=True)
 """
 
 
 def decision(revision, plan=PLAN):
-    upcoming = StoredUpcoming(generation=8, plan=PLAN, entering=(WorkerId(1, 1),))
+    upcoming = Upcoming(generation=8, plan=PLAN, entering=frozenset({WorkerId(1, 1)}))
     return StoredDecision(
         revision=revision,
         generation=7,
-        healthy=PLAN,
-        plan=plan,
-        lost=(WorkerId(0, 1),),
-        upcoming=upcoming,
+        grid=Grid(baseline=PLAN),
+        running=Running(plan=plan, upcoming=upcoming),
+        roster=Roster(lost=frozenset({WorkerId(0, 1)})),
         pids=((WorkerId(0, 0), 123),),
     )
 
@@ -125,7 +127,24 @@ def test_a_table_of_other_columns_is_named(path):
         DecisionStore(path).latest()
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b'{"revision": 1}', b"\xff"])
+EARLIER = b'{"revision": 1, "generation": 1, "healthy": {}, "plan": null, "lost": []}'
+
+
+def test_one_decision_is_always_the_same_bytes():
+    """Sets have no order, and that of their values is another in every process."""
+    workers = [WorkerId(p, s) for p in range(9) for s in range(9)]
+    one, other = (
+        StoredDecision(revision=1, generation=1, grid=Grid(baseline=PLAN), roster=Roster(lost=frozenset(w)))
+        for w in (workers, reversed(workers))
+    )
+    assert one.encoded == other.encoded
+    assert b'"lost":[{"pipeline":0,"stage":0},{"pipeline":0,"stage":1}' in one.encoded
+
+
+LATER = decision(1).encoded.replace(b'"lost":', b'"loved":[],"lost":')
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"revision": 1}', b"\xff", EARLIER, LATER])
 def test_a_decision_that_is_none_is_named(path, body):
     DecisionStore(path).close()
     with closing(sqlite3.connect(path)) as opened:

@@ -15,7 +15,7 @@ from holdfast.config.load import parse_job
 from holdfast.control.certificates import make_certificates
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import METHOD, SERVICE, Coordinator, serve
-from holdfast.control.membership import Membership
+from holdfast.control.membership import Grid, Membership, Rules
 from holdfast.control.messages import Attached, Hello, encode, pack
 from holdfast.control.store import DecisionStore
 from holdfast.control.tls import channel_credentials, check_tls, server_credentials
@@ -52,7 +52,7 @@ def expired(tmp_path_factory):
 
 def coordinator_in(folder):
     return Coordinator(
-        membership=Membership(healthy=PLAN, steps=3, strategy="auto", directory=""),
+        membership=Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=3, strategy="auto", directory="")),
         store=DecisionStore(folder / "control.db"),
         log=EventLog(folder / "events.jsonl"),
         clock=time.monotonic,
@@ -121,14 +121,14 @@ def test_a_certificate_without_the_token_is_refused(service, ours):
         with pytest.raises(grpc.RpcError) as caught:
             next(call)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert service.coordinator.decider.membership.pids == {}
+    assert service.coordinator.decider.membership.roster.pids == {}
 
 
 def test_a_certificate_of_another_authority_is_refused(service, ours, theirs):
     assert isinstance(outcome(service, theirs), CoordinatorUnavailable), "it does not trust the server"
     mixed = Tls(ca=ours.ca, cert=theirs.cert, key=theirs.key)
     assert isinstance(outcome(service, mixed), CoordinatorUnavailable), "the server does not trust it"
-    assert service.coordinator.decider.membership.pids == {}
+    assert service.coordinator.decider.membership.roster.pids == {}
 
 
 def test_no_certificate_is_refused(service, ours):
@@ -148,7 +148,7 @@ def refused(service, channel):
         call = attach(iter([pack([encode(Hello(worker=A, pid=1))])]), metadata=(("holdfast-token", "t"),), timeout=5.0)
         with pytest.raises(grpc.RpcError):
             next(call)
-    return service.coordinator.decider.membership.pids == {}
+    return service.coordinator.decider.membership.roster.pids == {}
 
 
 def test_an_expired_certificate_is_refused(tmp_path, expired):

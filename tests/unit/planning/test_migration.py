@@ -33,13 +33,13 @@ def test_two_losses_of_one_stage_are_shared_out_to_others(library):
     migrating, places = map(set, zip(*found.moves, strict=True))
     assert places <= set(ONE_STAGE)
     assert not {worker for worker in migrating if worker.stage == 1}
-    assert found.healthy == exchanged(PLAN, found.moves)
-    assert slots_of(found.healthy) is not None
+    assert found.baseline == exchanged(PLAN, found.moves)
+    assert slots_of(found.baseline) is not None
     assert found.copy_s == TERMS.copy_s[1] * len(migrating), "each gets the layer of the stage that it comes to"
     assert found.before_s == 54.0
     assert found.after_s < 40, "nowhere has a worker to do the work of three any more"
-    assert found.after_s == looked_up(library, found.healthy, ONE_STAGE, TERMS).period, "the library's plan fits then"
-    assert found.afterwards == looked_up(library, found.healthy, ONE_STAGE, TERMS)
+    assert found.after_s == looked_up(library, found.baseline, ONE_STAGE, TERMS).period, "the library's plan fits then"
+    assert found.afterwards == looked_up(library, found.baseline, ONE_STAGE, TERMS)
     assert not migrating & set(found.meanwhile.plan.workers)
     validate(found.meanwhile.plan)
 
@@ -83,7 +83,7 @@ def migration(before_s=2.0, during_s=4.0, after_s=1.0, copy_s=10.0):
     afterwards = replace(meanwhile, period=after_s)
     return Migration(
         moves=(),
-        healthy=PLAN,
+        baseline=PLAN,
         meanwhile=meanwhile,
         afterwards=afterwards,
         before_s=before_s,

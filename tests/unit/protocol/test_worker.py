@@ -443,7 +443,7 @@ def test_only_steps_that_are_due_are_pinned(tmp_path, every, steps):
 
 TWO = regular_plan(2, split_evenly(5, 2), MICROBATCHES)
 COMER = TWO.workers[3]
-ENTERING = at_boundary(ClusterView(healthy=TWO, lost=frozenset(TWO.workers[2:]), entering=frozenset({COMER}))).plan
+ENTERING = at_boundary(ClusterView(baseline=TWO, lost=frozenset(TWO.workers[2:]), entering=frozenset({COMER}))).plan
 """0.0 and 0.1 compute everything; 1.1, without state, enters beside 0.1."""
 
 

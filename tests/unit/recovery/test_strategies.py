@@ -40,7 +40,7 @@ W00, W01, W10, W11, W20, W21 = PLAN.workers
 
 
 def view(*lost, **options):
-    return ClusterView(healthy=PLAN, lost=frozenset(lost), **options)
+    return ClusterView(baseline=PLAN, lost=frozenset(lost), **options)
 
 
 def test_adaptive_routes_around_the_lost():
@@ -141,7 +141,7 @@ PLANNED = replanned(BY_RULES, TERMS)
 
 
 def planned_view(*lost, **options):
-    return ClusterView(healthy=PLANNED, lost=frozenset(lost), terms=TERMS, **options)
+    return ClusterView(baseline=PLANNED, lost=frozenset(lost), terms=TERMS, **options)
 
 
 def test_with_the_planners_techniques_the_planner_answers():
@@ -152,7 +152,7 @@ def test_with_the_planners_techniques_the_planner_answers():
 
 
 def view_of(plan, *lost):
-    return ClusterView(healthy=plan, lost=frozenset(lost))
+    return ClusterView(baseline=plan, lost=frozenset(lost))
 
 
 def test_at_a_boundary_the_planner_answers_too():
@@ -175,7 +175,7 @@ def test_the_planner_plans_what_is_left_of_a_grid_that_is_not_regular():
     left = [worker for worker in plan.workers if worker.stage != 1]
     uneven = shrunken_plan(left, plan.routes.microbatches, 8, max_layers=4)
     terms = Terms(technique=Technique.DECOUPLED, costs=unit_costs(8), in_flight=8)
-    recovery = adaptive(ClusterView(healthy=uneven, lost=frozenset(uneven.workers[:1]), terms=terms))
+    recovery = adaptive(ClusterView(baseline=uneven, lost=frozenset(uneven.workers[:1]), terms=terms))
     assert recovery.plan is not None
     assert any(op.kind is OpKind.I for _, row in recovery.plan.orders.rows for op in row)
     by_rules = adaptive_plan(uneven, uneven.workers[:1])

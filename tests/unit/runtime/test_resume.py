@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.config.deciding import deciding
 from holdfast.config.load import dump_job, parse_job
+from holdfast.control.membership import Grid, Restoring, Running
 from holdfast.control.membership.progress import MAX_RESTORABLE
 from holdfast.control.messages import StateAt
 from holdfast.control.store import StoredDecision
@@ -470,8 +471,14 @@ def restarted(tmp_path):
             faults=(),
             job_id="j",
         )
-        stored = StoredDecision(revision=1, generation=1, healthy=PLAN, plan=PLAN, restorable=known)
-        return _membership(spec, stored, Checkpoints(store), log, 0.0).restorable
+        stored = StoredDecision(
+            revision=1,
+            generation=1,
+            grid=Grid(baseline=PLAN),
+            running=Running(plan=PLAN),
+            restoring=Restoring(restorable=known),
+        )
+        return _membership(spec, stored, Checkpoints(store), log, 0.0).restoring.restorable
 
     yield restart, lambda: [event.text for _, event in read_events(tmp_path / "events.jsonl")]
     log.close()

@@ -4,9 +4,15 @@
 and import one way only, from what is decided first to what that ends in: pyproject.toml has their order.
 """
 
+from holdfast.control.membership.agreement import Forming, Restoring
+from holdfast.control.membership.blame import Exceptions
 from holdfast.control.membership.decision import decide, end
+from holdfast.control.membership.grid import Grid
 from holdfast.control.membership.recovering import plan_recovery, unplanned
-from holdfast.control.membership.starting import Starting
+from holdfast.control.membership.roster import Contact, Roster
+from holdfast.control.membership.rules import Rules
+from holdfast.control.membership.running import Prospects, Reports, Running, Upcoming
+from holdfast.control.membership.starting import Starting, Vacancies
 from holdfast.control.membership.state import (
     AnswerPlanned,
     Closed,
@@ -18,13 +24,23 @@ from holdfast.control.membership.state import (
     Record,
     Tell,
     Tick,
-    Upcoming,
 )
 from holdfast.control.membership.storing import restore, to_store
 
 __all__ = [
     "AnswerPlanned",
     "Closed",
+    "Contact",
+    "Exceptions",
+    "Forming",
+    "Grid",
+    "Prospects",
+    "Reports",
+    "Restoring",
+    "Roster",
+    "Rules",
+    "Running",
+    "Vacancies",
     "Handover",
     "Improved",
     "Membership",

@@ -9,18 +9,18 @@ from typing import Any
 
 from holdfast.control.membership.ending import NOT_ALL_THERE, end_preempted, save
 from holdfast.control.membership.forming import abort, agreed, all_told, install, leave_behind, lowest, newest_snapshot
+from holdfast.control.membership.grid import Grid
 from holdfast.control.membership.preparing import prepare
 from holdfast.control.membership.state import (
     Decision,
     Membership,
     Output,
     Phase,
-    departed,
     notice,
     prefixed,
     tell_each,
 )
-from holdfast.control.membership.vacancies import spawn
+from holdfast.control.membership.vacancies import matched, spawn
 from holdfast.control.messages import Expel, Resume, Status
 from holdfast.errors import InternalError
 from holdfast.recovery.actions import (
@@ -45,25 +45,26 @@ __all__ = ["carry_out", "on_status"]
 
 def carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
     """Carries out what a strategy has chosen: as far as it goes at once, the rest when all have said what they hold."""
-    return _proceed(replace(state, answer=recovery, pending=recovery.actions))
+    return _proceed(replace(state, forming=replace(state.forming, answer=recovery, pending=recovery.actions)))
 
 
 def on_status(state: Membership, status: Status) -> Decision:
     """A worker has said what it holds; once all have, what was waiting for that is done."""
-    state = replace(state, statuses={**state.statuses, status.worker: status})
+    state = replace(state, reports=state.reports.of_status(status))
     if state.phase is not Phase.FORMING or not all_told(state):
         return state, ()
-    state, told = leave_behind(state) if state.blame else (state, ())
+    state, told = leave_behind(state) if state.exceptions.blame else (state, ())
     return prefixed(told, _proceed(state) if state.phase is not Phase.ENDED else (state, ()))
 
 
 def _proceed(state: Membership) -> Decision:
     outputs: tuple[Output, ...] = ()
-    while state.pending and state.phase is not Phase.ENDED:
-        action, *rest = state.pending
+    while state.forming.pending and state.phase is not Phase.ENDED:
+        action, *rest = state.forming.pending
         if isinstance(action, _WHEN_ALL_HAVE_TOLD) and not all_told(state):
             break
-        state, told = _FUNCTIONS[type(action)](replace(state, pending=tuple(rest)), action)
+        state = replace(state, forming=replace(state.forming, pending=tuple(rest)))
+        state, told = _FUNCTIONS[type(action)](state, action)
         outputs += told
     return state, outputs
 
@@ -75,39 +76,36 @@ def _abort(state: Membership, action: Abort) -> Decision:
 def _install(state: Membership, action: InstallPlan) -> Decision:
     if not action.at_boundary:
         return install(state, action.plan)
-    entering = frozenset(worker for worker in state.copying if not action.plan.placement.held_by(worker))
-    state = replace(state, copying=frozenset())
-    period = state.answer.period if state.answer is not None else None
-    return prepare(state, action.plan, period, entering, action.grid)
+    entering = frozenset(worker for worker in state.forming.copying if not action.plan.placement.held_by(worker))
+    state = replace(state, forming=replace(state.forming, copying=frozenset()))
+    return prepare(state, action.plan, state.forming.period, entering, action.grid)
 
 
 def _copy_state(state: Membership, action: CopyState) -> Decision:
     """The workers do it themselves, from the boundary on: whoever enters asks those who hold the layers."""
-    return replace(state, copying=state.copying | {action.target}), ()
+    copying = state.forming.copying | {action.target}
+    return replace(state, forming=replace(state.forming, copying=copying)), ()
 
 
 def _load_state(state: Membership, action: LoadState) -> Decision:
-    for each in state.restorable:
+    for each in state.restoring.restorable:
         if each.step == action.step:
-            return replace(state, loading=each), ()
-    steps = ", ".join(str(each.step) for each in state.restorable) or "none"
+            return replace(state, restoring=replace(state.restoring, loading=each)), ()
+    steps = ", ".join(str(each.step) for each in state.restoring.restorable) or "none"
     raise InternalError(f"a strategy chose to load the state before step {action.step}; those that there are: {steps}")
 
 
 def _replace_grid(state: Membership, action: ReplaceGrid) -> Decision:
     """Everyone who has a place in the new grid stays; the others end."""
-    here = [worker for worker in state.healthy.workers if worker not in state.lost]
+    here = [worker for worker in state.grid.baseline.workers if worker not in state.roster.lost]
     idle = [worker for worker in here if worker not in action.plan.workers]
     reason = f"the grid shrinks to {len(action.plan.workers)} workers, which need no further one"
+    state = state.departed(frozenset(idle))
     state = replace(
-        departed(state, frozenset(idle)),
-        healthy=action.plan,
-        target=None,
-        former=None,
-        lost=frozenset(),
-        arriving=frozenset(),
-        wait_until=None,
-        wait_for_all=False,
+        state,
+        grid=Grid(baseline=action.plan),
+        roster=replace(state.roster, lost=frozenset(), arriving=frozenset()),
+        forming=replace(state.forming, wait_until=None, wait_for_all=False),
     )
     return state, (*(notice(worker, reason) for worker in idle), *tell_each(idle, Expel(reason=reason)))
 
@@ -115,13 +113,14 @@ def _replace_grid(state: Membership, action: ReplaceGrid) -> Decision:
 def _await(state: Membership, action: Await) -> Decision:
     if state.preempted:
         return end_preempted(state, NOT_ALL_THERE)
-    if not state.restorable:
+    if not state.restoring.restorable:
         raise InternalError("a strategy chose to wait for workers, but there is no state that all could load then")
-    until = _after_now(state, action.limit_s) if state.wait_until is None else state.wait_until
+    until = _after_now(state, action.limit_s) if state.forming.wait_until is None else state.forming.wait_until
     state, told = install(state, None)
     if state.phase is Phase.ENDED:
         return state, told
-    return replace(state, phase=Phase.WAITING, wait_until=until, wait_for_all=action.everyone), told
+    forming = replace(state.forming, wait_until=until, wait_for_all=action.everyone)
+    return replace(state, phase=Phase.WAITING, forming=forming), told
 
 
 def _after_now(state: Membership, seconds: float) -> float | None:
@@ -130,9 +129,13 @@ def _after_now(state: Membership, seconds: float) -> float | None:
 
 
 def _spawn(state: Membership, action: Spawn) -> Decision:
-    """Where a joiner has died without state, nobody is started again unasked, unless all wait for it."""
-    given_up = frozenset() if state.phase is Phase.WAITING else state.abandoned
-    return spawn(state, tuple(place for place in action.workers if place not in given_up))
+    """Where a joiner has died without state, nobody is started again unasked, unless all wait for it.
+
+    Nor is anybody started where a spare is to take the place.
+    """
+    given_up = frozenset() if state.phase is Phase.WAITING else state.vacancies.abandoned
+    left_out = given_up.union(place for place, _ in matched(state))
+    return spawn(state, tuple(place for place in action.workers if place not in left_out))
 
 
 def _take_back(state: Membership, action: TakeBack) -> Decision:
@@ -144,17 +147,23 @@ def _restore(state: Membership, action: Restore) -> Decision:
 
 
 def _recompute(state: Membership, action: Recompute) -> Decision:
-    state = replace(state, phase=Phase.RUNNING, lost_work=(), loading=None, former=None)
-    resume = Resume(generation=state.generation, step=state.resume_step, tallies=state.tallies)
+    state = replace(
+        state,
+        phase=Phase.RUNNING,
+        grid=replace(state.grid, former=None),
+        forming=replace(state.forming, lost_work=()),
+        restoring=replace(state.restoring, loading=None),
+    )
+    resume = Resume(generation=state.generation, step=state.forming.resume_step, tallies=state.forming.tallies)
     return state, tell_each(state.alive, resume)
 
 
 def _give_up(state: Membership, action: GiveUp) -> Decision:
-    return install(replace(state, lost_layers=action.lost), None)
+    return install(replace(state, forming=replace(state.forming, lost_layers=action.lost)), None)
 
 
 def _save_committed(state: Membership, action: SaveCommitted) -> Decision:
-    return save(state, state.resume_step, state.tallies)
+    return save(state, state.forming.resume_step, state.forming.tallies)
 
 
 _WHEN_ALL_HAVE_TOLD = (TakeBack, Restore, Recompute, SaveCommitted)

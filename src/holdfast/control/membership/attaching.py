@@ -6,19 +6,17 @@ from dataclasses import replace
 
 import msgspec
 
-from holdfast.control.detection import forget
 from holdfast.control.membership.acting import carry_out
 from holdfast.control.membership.boundary import on_preempted
 from holdfast.control.membership.forgotten import forgotten, knows_more, note_exits, on_survivor, untold
-from holdfast.control.membership.losses import on_exited
+from holdfast.control.membership.losses import on_exited, on_spare_leaving
 from holdfast.control.membership.raising import on_raised
 from holdfast.control.membership.reattaching import on_return
-from holdfast.control.membership.recovering import plan_recovery
-from holdfast.control.membership.state import Decision, Membership, Output, Phase, Tell, expulsion, prefixed, without
+from holdfast.control.membership.recovering import fill_places, to_fill
+from holdfast.control.membership.state import Decision, Membership, Output, Phase, Tell, expulsion, notice, prefixed
 from holdfast.control.membership.vacancies import answer_offers, spawn
 from holdfast.control.messages import Attached, Expel, Fence, Hello, Started, StartWorker, Strike
 from holdfast.core.ids import WorkerId
-from holdfast.recovery.actions import Spawn
 from holdfast.recovery.strategies import resume
 
 __all__ = ["on_agent", "on_hello", "on_started"]
@@ -26,10 +24,11 @@ __all__ = ["on_agent", "on_hello", "on_started"]
 
 def on_hello(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     """A worker's process attaches: it is let in, or told that it is none of ours any more."""
-    if _is_over(state, worker, hello.pid):
+    if _is_over(state, worker, hello):
         reason = f"worker {worker} is no member any more"
         return state, (Tell(to=worker, pid=hello.pid, command=Expel(reason=reason)),)
-    if hello.raised is not None and not state.past_lost:  # it may have been lost; time begins to count at the next tick
+    ids = state.grid.baseline.workers
+    if hello.raised is not None and worker in ids and not state.past_lost:  # time begins to count at the next tick
         state, told = on_raised(state, hello.raised)
         return prefixed(told, _let_in(state, worker, hello))
     return _let_in(state, worker, hello)
@@ -40,12 +39,21 @@ def _let_in(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     return prefixed((Tell(to=worker, pid=hello.pid, command=Attached()), *again), _admit(state, worker, hello))
 
 
-def _is_over(state: Membership, worker: WorkerId, pid: int) -> bool:
-    """Whether this process is none that may take part: it was held for lost, or another one has taken its place."""
-    if worker not in state.healthy.workers or (worker, pid) in state.starting.spent:
+def _is_over(state: Membership, worker: WorkerId, hello: Hello) -> bool:
+    """Whether this process is none that may take part: it was held for lost, or another one has taken its place.
+
+    Where there is no place for it, it may be a spare if it is fresh; or if it knows more of the past than we do.
+    """
+    pid, roster, ids = hello.pid, state.roster, state.grid.baseline.workers
+    if (worker, pid) in state.vacancies.starting.spent:
         return True
-    ours = state.pids.get(worker, pid) == pid
-    return (ours and worker not in state.kept) if worker in state.lost else not ours
+    ours = roster.pids.get(worker, pid) == pid
+    if worker in roster.spares or (worker in ids and worker not in roster.lost):
+        return not ours
+    if worker in ids:
+        return ours and worker not in roster.kept
+    known = state.past_lost or knows_more(state, hello)
+    return roster.pids.get(worker) == pid or (hello.generation > 0 and not known)
 
 
 def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
@@ -54,35 +62,53 @@ def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
         return prefixed(told, on_survivor(state, worker, hello))
     if state.past_lost:
         return on_survivor(state, worker, hello)
-    if worker in state.kept and state.pids[worker] == hello.pid:  # it has stopped: it is none of us, but stays
+    stopped = worker in state.roster.kept
+    if stopped and state.roster.pids[worker] == hello.pid:  # it is none of us, but stays
         return state, ()
-    if worker in state.kept:  # another process takes its place already
+    if stopped:  # another process takes its place already
         told = expulsion(state, worker, "another process has taken its place")
-        return prefixed(told, _admit(replace(state, kept=state.kept - {worker}), worker, hello))
-    new = worker in state.lost
+        return prefixed(told, _admit(replace(state, roster=state.roster.released({worker})), worker, hello))
+    if worker not in state.grid.baseline.workers:
+        return _admit_spare(state, worker, hello)
+    new = worker in state.roster.lost
+    state = _came(state.attached(worker, hello.pid, arriving=new), worker)
     state = replace(
         state,
-        pids={**state.pids, worker: hello.pid},
-        lost=state.lost - {worker},
-        arriving=state.arriving | ({worker} if new else frozenset()),
-        expected=state.expected - {worker},
-        detached=without(state.detached, worker),
-        watch=forget(state.watch, (worker,)),
-        starting=state.starting.over(worker) if state.generation else state.starting.attached(worker),
-        planned={} if new else state.planned,
+        roster=state.roster.not_awaiting({worker}),
+        prospects=replace(state.prospects, planned={}) if new else state.prospects,
     )
     if state.generation:
         return on_return(state, worker, hello)
-    if set(state.pids) >= set(state.healthy.workers):
-        return carry_out(state, resume("", state.healthy))
+    if set(state.roster.pids) >= set(state.grid.baseline.workers):
+        return carry_out(state, resume("", state.grid.baseline))
     return state, ()
+
+
+def _came(state: Membership, worker: WorkerId) -> Membership:
+    """It is not waited for any more."""
+    starting = state.vacancies.starting
+    starting = starting.over(worker) if state.generation else starting.attached(worker)
+    return replace(state, vacancies=replace(state.vacancies, starting=starting))
+
+
+def _admit_spare(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
+    """There is no place for it so far: it waits for one, unless it was told to go."""
+    known = worker in state.roster.spares
+    state = _came(state.with_spare(worker, hello.pid), worker)
+    if hello.raised is not None:
+        return on_raised(state, hello.raised)
+    if hello.leaving:
+        return on_spare_leaving(state, worker)
+    told = () if known else (notice(worker, "is here as a spare, for the next place that is vacant"),)
+    return prefixed(told, fill_places(state))
 
 
 def on_started(state: Membership, started: Started, now: float) -> Decision:
     """The agent has started a process: from now on it is waited for, unless it is here already."""
-    if state.pids.get(started.worker) == started.pid:
+    if state.roster.pids.get(started.worker) == started.pid:
         return state, ()
-    return replace(state, starting=state.starting.begun(started, now)), ()
+    starting = state.vacancies.starting.begun(started, now)
+    return replace(state, vacancies=replace(state.vacancies, starting=starting)), ()
 
 
 def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
@@ -93,14 +119,14 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     if state.past_lost:
         state, hello = note_exits(state, hello), msgspec.structs.replace(hello, offers=(), started=())
     dead = {(exit_.worker, exit_.pid) for exit_ in hello.exits}
-    fenced = [(worker, state.pids.get(worker, 0)) for worker in sorted(state.lost - state.kept)]
+    fenced = [(worker, state.roster.pids.get(worker, 0)) for worker in sorted(state.roster.lost - state.roster.kept)]
     for started in hello.started:
         state, _ = on_started(state, started, now)
     outputs: tuple[Output, ...] = tuple(
         Tell(to=None, command=Fence(worker=worker, pid=pid)) for worker, pid in fenced if (worker, pid) not in dead
     )
     for exit_ in hello.exits:
-        if state.pids.get(exit_.worker, exit_.pid) == exit_.pid:
+        if state.roster.pids.get(exit_.worker, exit_.pid) == exit_.pid:
             state, more = on_exited(state, exit_.worker, exit_.pid, exit_.status)
             outputs += untold(state, exit_, more)
     if state.phase is Phase.ENDED:
@@ -108,21 +134,21 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     asked = {
         each.command.worker for each in outputs if isinstance(each, Tell) and isinstance(each.command, StartWorker)
     }
-    unheard = state.expected - frozenset(hello.coming) - asked
+    unheard = state.roster.expected - frozenset(hello.coming) - asked
     if state.phase is Phase.GATHERING and hello.preempted:
         return prefixed(outputs, on_preempted(state))
     if state.phase is Phase.GATHERING:
         again = tuple(Tell(to=None, command=StartWorker(worker=worker, first=True)) for worker in sorted(unheard))
-        return replace(state, offers=hello.offers, agent_away=False), (*outputs, *again)
-    state = replace(state, offers=hello.offers, expected=state.expected - unheard, agent_away=False)
-    state, spawned = spawn(state, tuple(sorted(unheard & _to_fill(state)))) if unheard else (state, ())
+        return _agent_back(state, hello), (*outputs, *again)
+    state = _agent_back(replace(state, roster=state.roster.not_awaiting(unheard)), hello)
+    state, spawned = spawn(state, tuple(sorted(unheard & to_fill(state)))) if unheard else (state, ())
     state, preempted = on_preempted(state) if hello.preempted else (state, ())
     return prefixed((*outputs, *spawned, *preempted), answer_offers(state))
 
 
-def _to_fill(state: Membership) -> frozenset[WorkerId]:
-    """The places for which processes are started without anybody's offer."""
-    if state.wait_for_all:
-        return state.lost
-    spawns = (each.workers for each in plan_recovery(state, state.absent).actions if isinstance(each, Spawn))
-    return frozenset(place for places in spawns for place in places) - state.abandoned
+def _agent_back(state: Membership, hello: Hello) -> Membership:
+    return replace(
+        state,
+        contact=replace(state.contact, agent_away=False),
+        vacancies=replace(state.vacancies, offers=hello.offers),
+    )

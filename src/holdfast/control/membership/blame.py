@@ -13,7 +13,7 @@ from holdfast.control.messages import Raised
 from holdfast.core.work import WorkPhase
 from holdfast.errors import place_of
 
-__all__ = ["WINDOW_STEPS", "Program", "described", "judge", "recent"]
+__all__ = ["WINDOW_STEPS", "Exceptions", "Program", "described", "judge", "recent"]
 
 WINDOW_STEPS = 100
 """Losses to exceptions are counted over so many steps."""
@@ -35,6 +35,21 @@ class Program:
     def detail(self) -> str:
         """Returns what the user is told: where, what, why it is no worker's fault, and the first traceback."""
         return f"{described(self.first)}; {self.why}\n{self.first.traceback}".rstrip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exceptions:
+    """What workers met, and what was made of it. All of it is stored.
+
+    Attributes:
+        raised: exceptions in workers that have stopped, of steps that are not committed, the oldest first.
+        losses: of the last 100 steps, those that were their worker's loss.
+        blame: why the program ends the job, which then only saves what lives; empty unless it does.
+    """
+
+    raised: tuple[Raised, ...] = ()
+    losses: tuple[Raised, ...] = ()
+    blame: str = ""
 
 
 def judge(reports: Sequence[Raised], losses: Sequence[Raised], tolerate: int) -> Program | None:

@@ -9,20 +9,19 @@ from holdfast.control.membership.cadence import reconsider
 from holdfast.control.membership.ending import NOT_ALL_THERE, end_preempted
 from holdfast.control.membership.forming import installed
 from holdfast.control.membership.preparing import must_pin, prepare
+from holdfast.control.membership.running import Promised, Upcoming
 from holdfast.control.membership.state import (
     Decision,
     Handover,
     Improved,
     Membership,
     Phase,
-    Promised,
     Record,
-    Upcoming,
-    departed,
     notice,
     prefixed,
     tell_each,
 )
+from holdfast.control.membership.vacancies import seat
 from holdfast.control.messages import CaughtUp, Joined, Left, Resume
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking
@@ -50,41 +49,50 @@ __all__ = [
 
 def on_joined(state: Membership, worker: WorkerId) -> Decision:
     """A member's transport of this generation stands; once all do, the next generation can be prepared."""
-    state = replace(state, joined=state.joined | {worker})
-    if not state.joined >= set(state.alive):
+    state = replace(state, reports=state.reports.of_joined(worker))
+    if not state.all_joined:
         return state, ()
     return prefixed((Record(event=Rebuilt(generation=state.generation)),), change_members(state))
 
 
 def change_members(state: Membership) -> Decision:
     """Prepares the next generation if somebody is to come or go and nothing else is under way."""
-    if state.phase is not Phase.RUNNING or state.upcoming is not None or len(state.joined) < len(state.alive):
+    if state.phase is not Phase.RUNNING or state.running.upcoming is not None or not state.all_joined:
         return state, ()
-    if state.target is not None and _hands_over(state):  # then first of all this comes to its end
-        return _hand_over(state, state.target)
-    going = state.leaving & frozenset(state.full)
-    entering = state.arriving
+    if state.grid.target is not None and _hands_over(state):  # then first of all this comes to its end
+        return _hand_over(state, state.grid.target)
+    state, seated = seat(state)
+    return prefixed(seated, _change_members(state))
+
+
+def _change_members(state: Membership) -> Decision:
+    """Everybody who is to come has a place by now."""
+    going = state.roster.leaving & frozenset(state.full)
+    entering = state.roster.arriving
     if state.preempted:  # then nobody comes or goes any more
         going = entering = frozenset()
-    if not (entering or state.entering or going):
-        return _go_on(state) if state.target is None or state.preempted else _hand_over(state, state.target)
+    if not (entering or state.roster.entering or going):
+        return _go_on(state) if state.grid.target is None or state.preempted else _hand_over(state, state.grid.target)
     full = frozenset(state.alive) - going  # nobody goes over before whoever is entering now has caught up
-    lost = frozenset(state.healthy.workers) - full
-    promised = state.promised
+    lost = frozenset(state.grid.baseline.workers) - full
+    promised = state.prospects.promised
     offer = promised.offer if promised is not None and promised.lost == lost and not entering else None
-    view = ClusterView(healthy=state.healthy, lost=lost, entering=entering, terms=state.terms, offer=offer)
+    view = ClusterView(baseline=state.grid.baseline, lost=lost, entering=entering, terms=state.rules.terms, offer=offer)
     recovery = at_boundary(view)
     if recovery.plan is None:
-        layers = ", ".join(map(str, state.healthy.placement.unowned_layers(lost)))
+        layers = ", ".join(map(str, state.grid.baseline.placement.unowned_layers(lost)))
         text = f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does"
         notices = (notice(worker, text) for worker in sorted(going))
-        return prefixed(notices, change_members(replace(state, leaving=state.leaving - going)))
+        state = replace(state, roster=replace(state.roster, leaving=state.roster.leaving - going))
+        return prefixed(notices, change_members(state))
     return carry_out(state, recovery)
 
 
 def _hands_over(state: Membership) -> bool:
     """Whether workers follow layers beside those that they hold."""
-    return state.plan is not None and any(state.plan.placement.held_by(w) for w, _ in state.plan.placement.followed)
+    return state.running.plan is not None and any(
+        state.running.plan.placement.held_by(w) for w, _ in state.running.plan.placement.followed
+    )
 
 
 def _hand_over(state: Membership, target: Plan) -> Decision:
@@ -92,11 +100,13 @@ def _hand_over(state: Membership, target: Plan) -> Decision:
     if unowned := target.placement.unowned_layers(state.absent):
         names = ", ".join(map(str, unowned))
         return _stay(state, f"in the one that it was to become nobody is left to hold layer(s) {names}")
-    here = state.healthy.placement.without(state.absent)
+    here = state.grid.baseline.placement.without(state.absent)
     takes = lacking(here, target.placement)
     if _hands_over(state) or not takes:
-        return _carry_out_if_possible(state, ClusterView(healthy=target, lost=state.absent, terms=state.terms), target)
-    view = ClusterView(healthy=state.healthy, lost=state.absent, terms=state.terms, target=target)
+        return _carry_out_if_possible(
+            state, ClusterView(baseline=target, lost=state.absent, terms=state.rules.terms), target
+        )
+    view = ClusterView(baseline=state.grid.baseline, lost=state.absent, terms=state.rules.terms, target=target)
     told = tuple((str(worker), str(layers)) for worker, layers in takes)
     event = HandingOver(generation=state.generation + 1, takes=told)
     return prefixed((Record(event=event),), _carry_out_if_possible(state, view))
@@ -116,19 +126,19 @@ def _carry_out_if_possible(state: Membership, view: ClusterView, grid: Plan | No
 def _stay(state: Membership, why: str) -> Decision:
     """Gives up the grid that was to come; whoever follows layers for it drops them at the next boundary."""
     said = Record(event=Notice(worker="coordinator", text=f"the grid stays as it is: {why}"))
-    state = replace(state, target=None)
+    state = replace(state, grid=replace(state.grid, target=None))
     if not _hands_over(state):
         return prefixed((said,), change_members(state))
-    view = ClusterView(healthy=state.healthy, lost=state.absent, terms=state.terms)
+    view = ClusterView(baseline=state.grid.baseline, lost=state.absent, terms=state.rules.terms)
     return prefixed((said,), carry_out(state, at_boundary(view)))
 
 
 def _go_on(state: Membership) -> Decision:
     """Prepares a generation of the same plan if a checkpoint is due before it, or after another number of steps."""
     other = state.cadence is not None and state.cadence.wanted != state.cadence.every
-    if state.plan is None or not (must_pin(state) or other):
+    if state.running.plan is None or not (must_pin(state) or other):
         return state, ()
-    return prepare(state, state.plan, state.period, frozenset())
+    return prepare(state, state.running.plan, state.running.period, frozenset())
 
 
 def on_checkpointed(state: Membership) -> Decision:
@@ -157,30 +167,39 @@ def on_preempted(state: Membership) -> Decision:
 
 def improves(state: Membership, period: float | None) -> bool:
     """Whether a plan with this period is so much better than what runs that it is worth a new generation."""
-    return period is not None and state.period is not None and period < state.period * (1 - WORTHWHILE)
+    return period is not None and state.running.period is not None and period < state.running.period * (1 - WORTHWHILE)
 
 
 def on_improved(state: Membership, improved: Improved) -> Decision:
     """A better plan for those who are here: all go over to it, unless something else is under way or was meanwhile."""
     coming = (
-        state.target is not None
-        or state.arriving
-        or state.entering
-        or (state.expected and isinstance(improved.offer, Migration))
+        state.grid.target is not None
+        or state.roster.arriving
+        or state.roster.entering
+        or (state.roster.expected and isinstance(improved.offer, Migration))
     )
-    busy = state.upcoming is not None or coming or state.leaving & frozenset(state.full)
-    running = state.phase is Phase.RUNNING and len(state.joined) >= len(state.alive)
+    busy = state.running.upcoming is not None or coming or state.roster.leaving & frozenset(state.full)
+    running = state.phase is Phase.RUNNING and state.all_joined
     if busy or not running or improved.lost != state.absent or state.preempted:
         return state, ()
     offer = improved.offer
     if isinstance(offer, Migration):
         return _migrate(state, offer)
     if isinstance(offer, Handover):
-        return change_members(replace(state, target=offer.grid)) if _may_become(state, offer.grid) else (state, ())
+        return _become(state, offer.grid)
     if not improves(state, offer.period):
         return state, ()
-    event = PlanImproved(generation=state.generation + 1, before=state.period or 0.0, period=offer.period or 0.0)
+    event = PlanImproved(
+        generation=state.generation + 1, before=state.running.period or 0.0, period=offer.period or 0.0
+    )
     return prefixed((Record(event=event),), prepare(state, offer.plan, offer.period, frozenset()))
+
+
+def _become(state: Membership, grid: Plan) -> Decision:
+    """Layers are handed over, until the grid is as it is to become."""
+    if not _may_become(state, grid):
+        return state, ()
+    return change_members(replace(state, grid=replace(state.grid, target=grid)))
 
 
 def _may_become(state: Membership, grid: Plan) -> bool:
@@ -189,8 +208,8 @@ def _may_become(state: Membership, grid: Plan) -> bool:
     Raises:
         InvalidSchedule: it is no plan.
     """
-    validate(grid, ties=() if state.terms is None else state.terms.ties)
-    now, then = state.healthy, grid.placement
+    validate(grid, ties=() if state.rules.terms is None else state.rules.terms.ties)
+    now, then = state.grid.baseline, grid.placement
     alike = (now.workers, now.placement.num_layers, now.routes.microbatches)
     return alike == (grid.workers, then.num_layers, grid.routes.microbatches) and len(then.single_ranges) == len(
         grid.workers
@@ -201,10 +220,10 @@ def _migrate(state: Membership, migration: Migration) -> Decision:
     """Workers change places: those who move drop the state that they have, and enter at their new places."""
     migrating = frozenset(worker for worker, _ in migration.moves)
     view = ClusterView(
-        healthy=migration.healthy,
+        baseline=migration.baseline,
         lost=state.absent | migrating,
         entering=migrating,
-        terms=state.terms,
+        terms=state.rules.terms,
         offer=migration.meanwhile,
     )
     event = Migrating(
@@ -214,14 +233,16 @@ def _migrate(state: Membership, migration: Migration) -> Decision:
         meanwhile=migration.meanwhile.period or 0.0,
         period=migration.after_s,
     )
-    state = replace(state, promised=Promised(lost=state.absent, offer=migration.afterwards))
-    return prefixed((Record(event=event),), carry_out(state, at_boundary(view, migration.healthy)))
+    promised = Promised(lost=state.absent, offer=migration.afterwards)
+    state = replace(state, prospects=replace(state.prospects, promised=promised))
+    return prefixed((Record(event=event),), carry_out(state, at_boundary(view, migration.baseline)))
 
 
 def on_joined_upcoming(state: Membership, upcoming: Upcoming, joined: Joined) -> Decision:
     """A worker's transport of the prepared generation stands: it came over the boundary, or enters and waits there."""
     if joined.step is None:
-        return replace(state, joined_early=state.joined_early | {joined.worker}), ()
+        early = state.reports.joined_early | {joined.worker}
+        return replace(state, reports=replace(state.reports, joined_early=early)), ()
     state, outputs = _go_over(state, upcoming, joined.step)
     return prefixed(outputs, on_joined(state, joined.worker))
 
@@ -233,29 +254,23 @@ def on_left(state: Membership, upcoming: Upcoming, left: Left) -> Decision:
 
 def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
     """The workers have crossed: what was prepared is what runs."""
-    gone = (state.leaving & frozenset(state.alive)) - frozenset(upcoming.plan.workers)
-    arrived = state.arriving & upcoming.entering
+    gone = (state.roster.leaving & frozenset(state.alive)) - frozenset(upcoming.plan.workers)
+    arrived = state.roster.arriving & upcoming.entering
+    state = state.departed(gone)
+    promised = state.prospects.promised if upcoming.entering else None
     state = replace(
-        departed(state, gone),
+        state,
         generation=upcoming.generation,
         generations=state.generations + 1,
-        healthy=upcoming.healthy or state.healthy,
-        plan=upcoming.plan,
-        target=None if upcoming.healthy == state.target else state.target,
-        period=upcoming.period,
-        arriving=state.arriving - upcoming.entering,
-        entering=upcoming.entering,
-        synced=state.synced & upcoming.entering,
-        joined=state.joined_early,
-        joined_early=frozenset(),
-        finished=frozenset(),
-        upcoming=None,
-        promised=state.promised if upcoming.entering else None,
-        planned={},
-        resume_step=step,
+        grid=state.grid.gone_over(upcoming.baseline),
+        roster=state.roster.gone_over(upcoming.entering),
+        running=state.running.gone_over(upcoming),
+        reports=state.reports.gone_over(),
+        forming=replace(state.forming, resume_step=step),
+        prospects=replace(state.prospects, planned={}, promised=promised),
+        doubts=state.doubts.dispelled(),
         pinned=(step, upcoming.generation) if upcoming.pins else state.pinned,
         cadence=state.cadence and replace(state.cadence, every=upcoming.checkpoint_every or state.cadence.every),
-        suspected_at=None,
     )
     parted = (Record(event=Parted(worker=str(worker), step=step)) for worker in sorted(gone))
     resume = Resume(generation=state.generation, step=step)
@@ -266,6 +281,6 @@ def on_synced(state: Membership, synced: CaughtUp) -> Decision:
     """Whoever has caught up holds its state, and keeps nobody from the next boundary; others may tell of that first."""
     worker = synced.worker
     event = Synced(worker=str(worker), entered=synced.entered, step=synced.step, bytes=synced.bytes)
-    if synced.generation == state.generation and worker in state.entering:
-        state = replace(state, synced=state.synced | {worker})
+    if synced.generation == state.generation and worker in state.roster.entering:
+        state = replace(state, roster=state.roster.caught_up(worker))
     return state, (Record(event=event),)

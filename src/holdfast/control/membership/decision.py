@@ -22,6 +22,8 @@ that it knows (they agree on that among themselves, in the step's own messages).
 
     lost --attached again--> arriving --a generation with it--> entering --caught up--> member --(leaving)--> lost
 
+One that comes and has no place in the grid is a spare: it waits, and is arriving once it takes the place of a lost one.
+
 ``entering`` workers hold no state yet: they take part in reductions, compute nothing, and get the state from their
 peers. Any failure sends them back to ``arriving``; they enter again at the next occasion.
 
@@ -49,13 +51,14 @@ from holdfast.control.membership.boundary import (
 )
 from holdfast.control.membership.ending import end_job, on_failure, on_saved, tell_the_end
 from holdfast.control.membership.forming import relay
-from holdfast.control.membership.losses import on_exited, on_lost
+from holdfast.control.membership.losses import on_exited, on_lost, on_spare_leaving
 from holdfast.control.membership.moving import on_standing
 from holdfast.control.membership.progress import on_finished, on_settled, on_shard
 from holdfast.control.membership.raising import on_committed, on_raised
 from holdfast.control.membership.reattaching import on_parted
 from holdfast.control.membership.recovering import on_unreadable
 from holdfast.control.membership.refusing import on_refused
+from holdfast.control.membership.running import Upcoming
 from holdfast.control.membership.state import (
     AnswerPlanned,
     Closed,
@@ -65,7 +68,6 @@ from holdfast.control.membership.state import (
     Phase,
     Tell,
     Tick,
-    Upcoming,
     notice,
     prefixed,
 )
@@ -123,7 +125,7 @@ def decide(
 
 def end(state: Membership, detail: str) -> Decision:
     """Ends the job because of a bug of ours; for the coordinator, when ``decide`` itself or its storing failed."""
-    after, outputs = end_job(state, "error", detail, state.directory)
+    after, outputs = end_job(state, "error", detail, state.rules.directory)
     return counted(state, after), outputs
 
 
@@ -141,7 +143,7 @@ def _decide(
             return on_started(state, event, now)
         case Exited(worker=worker, pid=pid, status=status):
             return on_exited(state, worker, pid, status)
-        case Closed(worker=worker, pid=pid) if worker is None or state.pids.get(worker, pid) == pid:
+        case Closed(worker=worker, pid=pid) if worker is None or state.roster.pids.get(worker, pid) == pid:
             return on_closed(state, worker, now)
         case NodeLost(node=node, workers=workers):
             return on_lost(state, dict.fromkeys(workers, f"node {node} is gone"))
@@ -154,11 +156,13 @@ def _decide(
         case Tick():
             return on_tick(state, event, now)
         case AnswerPlanned(lost=lost, recovery=recovery):
-            return replace(state, planned={**state.planned, lost: recovery}), ()
+            return replace(state, prospects=state.prospects.answered(lost, recovery)), ()
         case Improved():
             return on_improved(state, event)
         case Leaving(worker=worker) if worker in state.present:
-            return change_members(replace(state, leaving=state.leaving | {worker}))
+            return change_members(replace(state, roster=state.roster.told_to_go(worker)))
+        case Leaving(worker=worker) if worker in state.roster.spares:
+            return on_spare_leaving(state, worker)
         case WorkerOffer(worker=worker):
             return on_offer(state, worker)
         case Preempted():
@@ -175,11 +179,14 @@ def _decide(
 
 
 def _on_failure(state: Membership, failure: Failure) -> Decision:
-    """A member's error ends the job, unless that ends already; that of a process which only tried to come is told."""
+    """A member's error ends the job, unless that ends already; that of a spare, or of who tried to come, is told."""
     worker = failure.worker
-    if worker not in state.lost and state.pids.get(worker, failure.pid) == failure.pid:
-        return on_lost(state, {worker: failure.error}) if state.only_saves else on_failure(state, failure)
-    return state, (notice(worker, f"could not come: {failure.error}"),) if worker in state.expected else ()
+    if worker not in state.grid.baseline.workers and worker not in state.roster.spares:
+        return state, (notice(worker, f"could not come: {failure.error}"),)
+    if worker not in state.roster.lost and state.roster.pids.get(worker, failure.pid) == failure.pid:
+        harmless = state.only_saves or worker in state.roster.spares
+        return on_lost(state, {worker: failure.error}) if harmless else on_failure(state, failure)
+    return state, (notice(worker, f"could not come: {failure.error}"),) if worker in state.roster.expected else ()
 
 
 def _on_generation_message(state: Membership, event: object, now: float) -> Decision:
@@ -187,8 +194,8 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
     if isinstance(event, CaughtUp) and event.worker in state.alive:
         return on_synced(state, event)
     generation, worker = getattr(event, "generation", None), getattr(event, "worker", None)
-    upcoming = state.upcoming
-    if upcoming is not None and generation == upcoming.generation and worker in state.pids:
+    upcoming = state.running.upcoming
+    if upcoming is not None and generation == upcoming.generation and worker in state.roster.pids:
         return _on_upcoming_message(state, upcoming, event, now)
     if generation != state.generation or state.phase is Phase.GATHERING or worker not in state.alive:
         return state, ()

@@ -25,57 +25,67 @@ NOT_ALL_THERE = "not all workers are there"
 
 def save(state: Membership, step: int, tallies: tuple[bytes, ...] = ()) -> Decision:
     """Asks the first living owner of each layer to write it, and everyone for the digests of what they hold."""
-    state = replace(state, phase=Phase.SAVING, resume_step=step)
+    state = replace(state, phase=Phase.SAVING, forming=replace(state.forming, resume_step=step))
     owned = _owners(state)
     if state.past_lost:
-        state = replace(state, lost_layers=tuple(layer for layer, owners in owned.items() if not owners))
+        lost = tuple(layer for layer, owners in owned.items() if not owners)
+        state = replace(state, forming=replace(state.forming, lost_layers=lost))
 
     def share_of(worker: WorkerId) -> Save:
         layers = tuple(layer for layer, owners in owned.items() if owners and owners[0] == worker)
-        return Save(generation=state.generation, step=step, layers=layers, directory=state.directory, tallies=tallies)
+        return Save(
+            generation=state.generation, step=step, layers=layers, directory=state.rules.directory, tallies=tallies
+        )
 
     return state, tuple(Tell(to=worker, command=share_of(worker)) for worker in state.full)
 
 
 def _owners(state: Membership) -> dict[int, tuple[WorkerId, ...]]:
     """Who holds each layer: by the plan, or as all have said if it is not known who has changed places since."""
-    placement = state.healthy.placement.without(state.absent)
+    placement = state.grid.baseline.placement.without(state.absent)
     layers = range(placement.num_layers)
     if not state.past_lost:
         return {layer: placement.owners(layer) for layer in layers}
-    held = {worker: dict(state.statuses[worker].layer_steps) for worker in state.full}
+    held = {worker: dict(state.reports.statuses[worker].layer_steps) for worker in state.full}
     return {layer: tuple(worker for worker, steps in held.items() if layer in steps) for layer in layers}
 
 
 def on_saved(state: Membership, message: Saved) -> Decision:
     """A worker has written its share."""
-    return end_if_saved(replace(state, saved={**state.saved, message.worker: dict(message.digests)}))
+    saved = {**state.reports.saved, message.worker: dict(message.digests)}
+    return end_if_saved(replace(state, reports=replace(state.reports, saved=saved)))
 
 
 def end_if_saved(state: Membership) -> Decision:
     """Ends the job when all survivors have saved, and no manifest is being written any more."""
-    if state.phase is not Phase.SAVING or not set(state.saved) >= set(state.full) or state.checkpoints.committing:
+    if (
+        state.phase is not Phase.SAVING
+        or not set(state.reports.saved) >= set(state.full)
+        or state.checkpoints.committing
+    ):
         return state, ()
-    diverged = _diverged(state.saved)
-    if state.blame:
-        return end_job(state, "program", _with_saved(state, diverged), state.directory)
+    diverged = _diverged(state.reports.saved)
+    if state.exceptions.blame:
+        return end_job(state, "program", _with_saved(state, diverged), state.rules.directory)
     if diverged:
         detail = f"owners of layer(s) {', '.join(map(str, diverged))} hold different bits"
-        return end_job(state, "error", detail, state.directory)
+        return end_job(state, "error", detail, state.rules.directory)
     if state.past_lost:
-        return end_job(state, "forgotten", state.past_lost, state.directory)
-    if state.lost_layers:
-        names = ", ".join(map(str, state.lost_layers))
-        return end_job(state, "lost", f"no living worker holds layer(s) {names}", state.directory)
-    return end_job(state, "done", "", state.directory)
+        return end_job(state, "forgotten", state.past_lost, state.rules.directory)
+    if state.forming.lost_layers:
+        names = ", ".join(map(str, state.forming.lost_layers))
+        return end_job(state, "lost", f"no living worker holds layer(s) {names}", state.rules.directory)
+    return end_job(state, "done", "", state.rules.directory)
 
 
 def _with_saved(state: Membership, diverged: Sequence[int]) -> str:
     """Returns what is wrong with the program, and behind its first line what became of the layers."""
-    what, _, trace = state.blame.partition("\n")
-    saved = f"the state before step {state.resume_step} is saved in {state.directory}"
-    if state.lost_layers:
-        saved += f", but for layer(s) {', '.join(map(str, state.lost_layers))}, of which nobody holds that state"
+    what, _, trace = state.exceptions.blame.partition("\n")
+    saved = f"the state before step {state.forming.resume_step} is saved in {state.rules.directory}"
+    if state.forming.lost_layers:
+        saved += (
+            f", but for layer(s) {', '.join(map(str, state.forming.lost_layers))}, of which nobody holds that state"
+        )
     if diverged:
         saved += f"; owners of layer(s) {', '.join(map(str, diverged))} hold different bits"
     return f"{what}\n{saved}\n{trace}".rstrip()
@@ -98,13 +108,13 @@ def on_failure(state: Membership, failure: Failure) -> Decision:
     """A worker met an error that no other grid would mend."""
     outcome = "user-error" if failure.user_fault else "error"
     detail = failure.error if failure.user_fault else f"worker {failure.worker}: {failure.error}\n{failure.traceback}"
-    return end_job(state, outcome, detail.rstrip(), state.directory)
+    return end_job(state, outcome, detail.rstrip(), state.rules.directory)
 
 
 def end_preempted(state: Membership, detail: str = "") -> Decision:
     """Ends the job because the agent was told to; ``detail`` says why there is no checkpoint of its last steps."""
     if not detail:
-        state = replace(state, resume_step=state.checkpoints.newest)
+        state = replace(state, forming=replace(state.forming, resume_step=state.checkpoints.newest))
     return end_job(state, "preempted", detail, "")
 
 
@@ -113,14 +123,17 @@ def end_job(state: Membership, outcome: str, detail: str, directory: str) -> Dec
     ended = Ended(
         outcome=outcome,
         detail=detail,
-        step=max(state.resume_step, state.last_step + 1) if outcome in ("error", "user-error") else state.resume_step,
+        step=max(state.forming.resume_step, state.last_step + 1)
+        if outcome in ("error", "user-error")
+        else state.forming.resume_step,
         directory=directory,
         generations=state.generations,
-        lost_layers=state.lost_layers,
+        lost_layers=state.forming.lost_layers,
     )
-    state = replace(state, phase=Phase.ENDED, ended=ended, expected=frozenset())
+    roster = replace(state.roster, expected=frozenset())
+    state = replace(state, phase=Phase.ENDED, ended=ended, roster=roster)
     return state, (
-        *tell_each(sorted(state.present | state.kept), Shutdown(reason=outcome)),
+        *tell_each(sorted(state.present | state.roster.kept | state.roster.spares), Shutdown(reason=outcome)),
         Tell(to=None, command=ended),
     )
 

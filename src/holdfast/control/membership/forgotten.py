@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from holdfast.control.detection import forget
 from holdfast.control.membership.reattaching import conclude_return
 from holdfast.control.membership.recovering import recover
-from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, Tell, without
+from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, Tell
 from holdfast.control.messages import Exited, Hello, Remark
 from holdfast.core.ids import WorkerId
 from holdfast.telemetry.events import Detected, Event, Notice, Parted, WorkerReady
@@ -29,7 +28,13 @@ def knows_more(state: Membership, hello: Hello) -> bool:
 def forgotten(state: Membership) -> Decision:
     """Begins to gather whoever is left; whoever attached before had been told nothing of the past."""
     why = "the store of decisions is empty, though some were made"
-    state = replace(state, past_lost=why, phase=Phase.REATTACHING, offers=(), arriving=frozenset(state.pids))
+    state = replace(
+        state,
+        past_lost=why,
+        phase=Phase.REATTACHING,
+        roster=replace(state.roster, arriving=frozenset(state.roster.pids) - state.roster.spares),
+        vacancies=replace(state.vacancies, offers=()),
+    )
     told = Remark(worker=None, kind="store", text=f"{why}: what lives is saved, and the job ends")
     return state, (Record(event=Notice(worker="coordinator", text=why)), Tell(to=None, command=told))
 
@@ -38,15 +43,13 @@ def on_survivor(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     """A worker says where it stands; whoever is new, has no state yet, or one that is not sound, saves nothing."""
     broken = hello.raised is not None and not hello.raised.sound
     empty = hello.generation == 0 or not hello.has_state or broken
-    state = replace(
-        state,
-        pids={**state.pids, worker: hello.pid},
-        lost=state.lost - {worker},
-        arriving=state.arriving | ({worker} if empty else frozenset()),
-        detached=without(state.detached, worker),
-        watch=forget(state.watch, (worker,)),
-        returned={**state.returned, worker: hello},
-    )
+    if worker in state.grid.baseline.workers:
+        state = state.attached(worker, hello.pid, arriving=empty)
+    else:
+        state = state.with_spare(worker, hello.pid)
+        if empty:
+            return state, ()
+    state = replace(state, contact=state.contact.back(worker, hello))
     return conclude_return(state) if state.phase is Phase.REATTACHING else recover(state)
 
 
@@ -65,11 +68,16 @@ def gone_before(events: Iterable[Event]) -> frozenset[tuple[WorkerId, int]]:
 
 def untold(state: Membership, exited: Exited, outputs: tuple[Output, ...]) -> tuple[Output, ...]:
     """Returns ``outputs`` without the news of a loss that was told before the decisions were lost."""
-    if (exited.worker, exited.pid) not in state.told_gone:
+    if (exited.worker, exited.pid) not in state.contact.told_gone:
         return outputs
     return tuple(each for each in outputs if not (isinstance(each, Record) and isinstance(each.event, Detected)))
 
 
 def note_exits(state: Membership, hello: Hello) -> Membership:
     """Whose processes they were that have ended; a later process of the same worker may be alive."""
-    return replace(state, pids={**{exit_.worker: exit_.pid for exit_ in hello.exits}, **state.pids}, offers=())
+    pids = {**{exit_.worker: exit_.pid for exit_ in hello.exits}, **state.roster.pids}
+    return replace(
+        state,
+        roster=replace(state.roster, pids=pids),
+        vacancies=replace(state.vacancies, offers=()),
+    )

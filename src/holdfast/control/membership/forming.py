@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.control.membership.ending import end_job
+from holdfast.control.membership.roster import without
+from holdfast.control.membership.running import Reports
 from holdfast.control.membership.state import (
     Decision,
     Membership,
     Phase,
     Record,
-    departed,
     held_for_lost,
     prefixed,
     tell_each,
-    without,
 )
 from holdfast.control.messages import Blob, Install
 from holdfast.core.plan import Plan
@@ -30,16 +30,11 @@ def abort(state: Membership) -> Decision:
         state,
         phase=Phase.FORMING,
         generation=state.generation + 1,
-        plan=None,
-        period=None,
-        statuses={},
-        joined=frozenset(),
-        joined_early=frozenset(),
-        finished=frozenset(),
-        saved={},
-        lost_layers=(),
-        suspected_at=None,
-        returned={},
+        running=state.running.of(None, None),
+        reports=Reports(),
+        forming=replace(state.forming, lost_layers=()),
+        doubts=state.doubts.dispelled(),
+        contact=replace(state.contact, returned={}),
     )
     return state, ()
 
@@ -48,24 +43,23 @@ def install(state: Membership, plan: Plan | None) -> Decision:
     """Tells everyone of the generation that has begun; they then say what they hold. No plan: nothing is trained."""
     if not state.alive:
         nothing = "every worker is lost; nothing could be saved"
-        return end_job(state, "program" if state.blame else "lost", state.blame or nothing, "")
+        return end_job(state, "program" if state.exceptions.blame else "lost", state.exceptions.blame or nothing, "")
+    loading = state.restoring.loading if plan is not None else None  # else whatever comes next says what to load
     state = replace(
         state,
-        plan=plan,
-        period=state.answer.period if state.answer is not None else None,
+        running=state.running.of(plan, state.forming.period),
         generations=state.generations + (plan is not None),
-        loading=state.loading if plan is not None else None,  # else whatever comes next says what to load
+        restoring=replace(state.restoring, loading=loading),
         cadence=state.cadence and replace(state.cadence, every=state.interval),
     )
     order = Install(
         generation=state.generation,
         plan=plan,
-        load=state.loading,
-        staggered=state.staggered,
+        load=state.restoring.loading,
+        staggered=state.running.staggered,
         checkpoint_every=state.interval,
     )
-    strategy = state.answer.strategy if state.answer is not None else ""
-    return state, (installed(state, strategy), *tell_each(state.alive, order))
+    return state, (installed(state, state.forming.strategy), *tell_each(state.alive, order))
 
 
 def installed(state: Membership, strategy: str) -> Record:
@@ -76,12 +70,12 @@ def installed(state: Membership, strategy: str) -> Record:
 
 def relay(state: Membership, blob: Blob) -> Decision:
     """Passes on, unread, what a worker tells its peers in order to connect."""
-    return state, tell_each((peer for peer in blob.to if peer not in state.lost), blob)
+    return state, tell_each((peer for peer in blob.to if peer not in state.roster.lost), blob)
 
 
 def all_told(state: Membership) -> bool:
     """Whether all members of this generation have said what they hold."""
-    return set(state.statuses) >= set(state.alive)
+    return set(state.reports.statuses) >= set(state.alive)
 
 
 def agreed(state: Membership, step: int) -> Decision:
@@ -89,31 +83,39 @@ def agreed(state: Membership, step: int) -> Decision:
     step, tallies = _settled(state, step)
     _check_distance(state, step)
     record = Agreed(generation=state.generation, step=step, recomputed_microbatches=_recomputed(state, step))
-    return replace(state, resume_step=step, tallies=tallies), (Record(event=record),)
+    forming = replace(state.forming, resume_step=step, tallies=tallies)
+    return replace(state, forming=forming), (Record(event=record),)
 
 
 def leave_behind(state: Membership) -> Decision:
     """Before what lives is saved: a worker that has stopped may be at another step than those who went on since."""
-    held = {worker: dict(status.layer_steps) for worker, status in state.statuses.items()}
+    held = {worker: dict(status.layer_steps) for worker, status in state.reports.statuses.items()}
     layers = {layer for steps in held.values() for layer in steps}
     step = min((max(steps[layer] for steps in held.values() if layer in steps) for layer in layers), default=0)
-    stopped = {each.worker for each in state.raised} & held.keys()
+    stopped = {each.worker for each in state.exceptions.raised} & held.keys()
     astray = frozenset(worker for worker in stopped if not {step, step + 1} >= set(held[worker].values()))
     how = f"had stopped at another step than {step}, which is saved"
     told = tuple(output for worker in sorted(astray) for output in held_for_lost(state, worker, how))
-    state = replace(departed(state, astray), statuses=without(state.statuses, *astray))
-    state = replace(state, lost_layers=state.healthy.placement.unowned_layers(state.absent))
-    return prefixed(told, (state, ()) if state.statuses else end_job(state, "program", state.blame, ""))
+    state = state.departed(astray)
+    lost = state.grid.baseline.placement.unowned_layers(state.absent)
+    state = replace(
+        state,
+        reports=replace(state.reports, statuses=without(state.reports.statuses, *astray)),
+        forming=replace(state.forming, lost_layers=lost),
+    )
+    return prefixed(
+        told, (state, ()) if state.reports.statuses else end_job(state, "program", state.exceptions.blame, "")
+    )
 
 
 def lowest(state: Membership) -> int:
     """The lowest step of any layer."""
-    return min(at for status in state.statuses.values() for _, at in status.layer_steps)
+    return min(at for status in state.reports.statuses.values() for _, at in status.layer_steps)
 
 
 def newest_snapshot(state: Membership) -> int:
     """The newest snapshot that all hold; where there is none, the lowest step of any layer."""
-    common = frozenset.intersection(*(frozenset(status.snapshots) for status in state.statuses.values()))
+    common = frozenset.intersection(*(frozenset(status.snapshots) for status in state.reports.statuses.values()))
     return max(common) if common else lowest(state)
 
 
@@ -124,16 +126,16 @@ def _settled(state: Membership, step: int) -> tuple[int, tuple[bytes, ...]]:
     then nobody has gone further, since that takes its verdict.
     """
     last = step - 1
-    tallies = [tally for status in state.statuses.values() for tally in status.tallies if tally.step == last]
+    tallies = [tally for status in state.reports.statuses.values() for tally in status.tallies if tally.step == last]
     if complete := [tally.value for tally in tallies if tally.complete]:
         return step, (complete[0],)
-    if all(status.unsettled != last for status in state.statuses.values()):
+    if all(status.unsettled != last for status in state.reports.statuses.values()):
         return step, ()
-    return (step, tuple(tally.value for tally in tallies)) if state.plan is not None else (last, ())
+    return (step, tuple(tally.value for tally in tallies)) if state.running.plan is not None else (last, ())
 
 
 def _check_distance(state: Membership, step: int) -> None:
-    for status in state.statuses.values():
+    for status in state.reports.statuses.values():
         for layer, at in status.layer_steps:
             if at > step + 1 and step not in status.snapshots:
                 raise InternalError(
@@ -147,5 +149,5 @@ def _recomputed(state: Membership, step: int) -> int:
 
     Of a lost worker, as far as its last heartbeat told.
     """
-    survivors = sum(dict(status.executed).get(step, 0) for status in state.statuses.values())
-    return survivors + sum(pairs for at, pairs in state.lost_work if at == step)
+    survivors = sum(dict(status.executed).get(step, 0) for status in state.reports.statuses.values())
+    return survivors + sum(pairs for at, pairs in state.forming.lost_work if at == step)

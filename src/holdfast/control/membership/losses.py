@@ -8,52 +8,56 @@ from dataclasses import replace
 from holdfast.control.detection import forget
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.reattaching import conclude_return, on_parted
-from holdfast.control.membership.recovering import bereft, recover
+from holdfast.control.membership.recovering import bereft, recover, to_fill
+from holdfast.control.membership.roster import without
 from holdfast.control.membership.state import (
     Decision,
     Membership,
     Output,
     Phase,
+    Record,
     Tell,
     expulsion,
     held_for_lost,
     notice,
     prefixed,
-    without,
 )
-from holdfast.control.membership.vacancies import answer_offers
-from holdfast.control.messages import Fence, StartWorker
+from holdfast.control.membership.vacancies import NO_PLACES, answer_offers, matched, spawn
+from holdfast.control.messages import Fence, Shutdown, StartWorker
 from holdfast.core.ids import WorkerId
 from holdfast.errors import describe_exit
+from holdfast.telemetry.events import Parted
 
-__all__ = ["on_exited", "on_lost", "on_overdue"]
+__all__ = ["on_exited", "on_lost", "on_overdue", "on_spare_leaving"]
 
 
 def on_exited(state: Membership, worker: WorkerId, pid: int, status: int) -> Decision:
     """A process has ended: in order, early, or it is a loss."""
-    how = f"process ended: {describe_exit(status)}"
-    if state.phase is Phase.GATHERING or state.pids.get(worker, pid) != pid:
-        known = state.starting.pid_of(worker) or (state.pids.get(worker) if state.phase is Phase.GATHERING else None)
+    how, roster, gathering = f"process ended: {describe_exit(status)}", state.roster, state.phase is Phase.GATHERING
+    if worker in roster.spares:
+        return on_lost(state, {worker: how}) if roster.pids[worker] == pid else (state, ())
+    if gathering or roster.pids.get(worker, pid) != pid:
+        known = state.vacancies.starting.pid_of(worker) or (roster.pids.get(worker) if gathering else None)
         return on_no_show(state, worker, pid, how) if known in (None, pid) else (state, ())
-    if worker in state.leaving and status == 0:  # it went in order, and has told or will tell so, if anybody is there
+    if worker in roster.leaving and status == 0:  # it went in order, and has told or will tell so, if anybody is there
         return on_parted(state, worker) if state.phase is Phase.REATTACHING else (state, ())
     return on_lost(state, {worker: how})
 
 
 def on_no_show(state: Membership, worker: WorkerId, pid: int, how: str) -> Decision:
     """A process that was started does not come, or died before the job began: another one is tried, once."""
-    begun, failed = state.phase is not Phase.GATHERING, (worker, pid) in state.starting.spent
-    if failed or (begun and worker not in state.expected):
+    begun, failed = state.phase is not Phase.GATHERING, (worker, pid) in state.vacancies.starting.spent
+    if failed or worker not in (state.roster.expected if begun else state.grid.baseline.workers):
         return state, ()
-    if worker in state.starting.again:
+    if worker in state.vacancies.starting.again:
         return _on_second_no_show(state, worker, how)
+    roster = state.roster.awaiting({worker})
     state = replace(
         state,
-        pids=state.pids if begun else without(state.pids, worker),
-        expected=state.expected | {worker},
-        detached=without(state.detached, worker),
+        roster=roster if begun else replace(roster, pids=without(roster.pids, worker)),
+        contact=state.contact.connected(worker),
         watch=forget(state.watch, (worker,)),
-        starting=state.starting.failed(worker, pid),
+        vacancies=replace(state.vacancies, starting=state.vacancies.starting.failed(worker, pid)),
     )
     spawn = Tell(to=None, command=StartWorker(worker=worker, first=not begun))
     return state, (notice(worker, f"was lost while starting ({how}); it is started again, once"), spawn)
@@ -63,18 +67,24 @@ def _on_second_no_show(state: Membership, worker: WorkerId, how: str) -> Decisio
     """Nobody is started a third time: a job that has not begun is over, a running one goes on without."""
     if state.phase is Phase.GATHERING:
         detail = f"worker {worker} was lost while starting, twice ({how})"
-        return end_job(state, "error", detail, state.directory)
+        return end_job(state, "error", detail, state.rules.directory)
     text = f"was started twice to come into the running job and was lost before it had attached ({how})"
-    state = replace(state, expected=state.expected - {worker}, starting=state.starting.over(worker))
-    return prefixed((notice(worker, text),), recover(state) if state.wait_for_all else (state, ()))
+    state = replace(
+        state,
+        roster=state.roster.not_awaiting({worker}),
+        vacancies=replace(state.vacancies, starting=state.vacancies.starting.over(worker)),
+    )
+    return prefixed((notice(worker, text),), recover(state) if state.forming.wait_for_all else (state, ()))
 
 
 def on_overdue(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
     """Processes that were started take too long to come: they are ended, in case they ever do."""
     outputs: tuple[Output, ...] = ()
     for worker, text in how.items():
-        pid, _ = state.starting.since[worker]
-        state, more = on_no_show(replace(state, starting=state.starting.attached(worker)), worker, pid, text)
+        pid, _ = state.vacancies.starting.since[worker]
+        starting = state.vacancies.starting.attached(worker)
+        state = replace(state, vacancies=replace(state.vacancies, starting=starting))
+        state, more = on_no_show(state, worker, pid, text)
         outputs += (Tell(to=None, command=Fence(worker=worker, pid=pid)), *more)
         if state.phase is Phase.ENDED:
             break
@@ -83,10 +93,13 @@ def on_overdue(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
 
 def on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
     """Workers are gone, in one event: the survivors form a new generation, or what lives is saved."""
-    if stopped := state.kept & frozenset(how):  # lost before, but their processes were to stay
+    if stopped := state.roster.kept & frozenset(how):  # lost before, but their processes were to stay
         told = tuple(output for worker in sorted(stopped) for output in expulsion(state, worker, how[worker]))
-        state, free = answer_offers(replace(state, kept=state.kept - stopped))
+        state, free = answer_offers(replace(state, roster=state.roster.released(stopped)))
         return prefixed((*told, *free), on_lost(state, how))
+    if spares := state.roster.spares & frozenset(how):
+        state, before = _lose_spares(state, {worker: how[worker] for worker in sorted(spares)})
+        return prefixed(before, on_lost(state, how))
     news = {worker: text for worker, text in how.items() if worker in state.present}
     if not news:
         return state, ()
@@ -102,11 +115,28 @@ def on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
     return prefixed((*noted, *outputs), answer_offers(state))
 
 
+def _lose_spares(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
+    """Nobody has to recover; but where they were to take a place, the strategy may have a process started there."""
+    told = [output for worker, text in how.items() for output in held_for_lost(state, worker, text)]
+    promised = frozenset(place for place, spare in matched(state) if spare in how)
+    state = state.departed(frozenset(how))
+    if not promised or state.phase in NO_PLACES:
+        return state, tuple(told)
+    return prefixed(told, spawn(state, tuple(sorted(promised & to_fill(state)))))
+
+
+def on_spare_leaving(state: Membership, worker: WorkerId) -> Decision:
+    """A spare was told to go: nobody needs it."""
+    parted = Record(event=Parted(worker=str(worker), step=state.last_step + 1))
+    shutdown = Tell(to=worker, pid=state.roster.pids[worker], command=Shutdown(reason="it has no place"))
+    return state.departed(frozenset({worker})), (parted, shutdown)
+
+
 def _lost_while_gathering(state: Membership, news: Mapping[WorkerId, str]) -> Decision:
     """They have attached, and are gone before all had."""
     outputs: tuple[Output, ...] = ()
     for worker, text in news.items():
-        pid = state.pids.get(worker) or state.starting.pid_of(worker) or 0
+        pid = state.roster.pids.get(worker) or state.vacancies.starting.pid_of(worker) or 0
         state, more = on_no_show(state, worker, pid, text)
         outputs += (Tell(to=None, command=Fence(worker=worker, pid=pid)), *more)
         if state.phase is Phase.ENDED:
@@ -116,6 +146,6 @@ def _lost_while_gathering(state: Membership, news: Mapping[WorkerId, str]) -> De
 
 def _in_generation(state: Membership) -> frozenset[WorkerId]:
     """Whose loss concerns this generation, or the one that is prepared or waited for."""
-    prepared = state.upcoming.plan.workers if state.upcoming is not None else ()
-    awaited = state.arriving if state.wait_for_all else ()
+    prepared = state.running.upcoming.plan.workers if state.running.upcoming is not None else ()
+    awaited = state.roster.arriving if state.forming.wait_for_all else ()
     return frozenset((*state.alive, *prepared, *awaited))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from holdfast.control.membership.acting import on_status
+from holdfast.control.membership.grid import Grid
 from holdfast.control.membership.recovering import recover
 from holdfast.control.membership.state import Decision, Membership, Phase
 from holdfast.control.messages import Status
@@ -24,16 +25,16 @@ def on_standing(state: Membership, status: Status) -> Decision:
     before. Whoever has moved by then is given its new place, and enters there later. Where layers were handed over, all
     who took some held them before anybody let go of them: so all go on in the new grid.
     """
-    known = {**state.statuses, status.worker: status}
+    known = {**state.reports.statuses, status.worker: status}
     if state.past_lost or state.phase is not Phase.FORMING or not set(known) >= set(state.alive):
         return on_status(state, status)
-    moved = _without_their_layers(state, known, state.healthy)
+    moved = _without_their_layers(state, known, state.grid.baseline)
     if not moved:
         return on_status(state, status)
-    for other in (state.target, state.former):
+    for other in (state.grid.target, state.grid.former):
         if other is not None and not _without_their_layers(state, known, other):
-            return _begin_anew(state, replace(state, healthy=other, target=None, former=None))
-    vacant, layers_of = sorted(state.absent), state.healthy.placement.layers_of
+            return _begin_anew(state, replace(state, grid=Grid(baseline=other)))
+    vacant, layers_of = sorted(state.absent), state.grid.baseline.placement.layers_of
     pairs = []
     for worker in moved:
         place = next((place for place in vacant if layers_of(place) == known[worker].layers), None)
@@ -41,14 +42,17 @@ def on_standing(state: Membership, status: Status) -> Decision:
             raise InternalError(f"worker {worker} holds layers {known[worker].layers}, where no place is vacant")
         vacant.remove(place)
         pairs.append((worker, place))
-    healthy = exchanged(state.healthy, pairs)
-    return _begin_anew(state, replace(state, healthy=healthy, arriving=state.arriving | frozenset(moved)))
+    baseline = exchanged(state.grid.baseline, pairs)
+    grid, roster = replace(state.grid, baseline=baseline), state.roster
+    roster = replace(roster, arriving=roster.arriving.union(moved))
+    return _begin_anew(state, replace(state, grid=grid, roster=roster))
 
 
 def _begin_anew(before: Membership, state: Membership) -> Decision:
     """Answers the same loss again, in the grid that there is; that is no suspicion more, nor fewer."""
     recovered, outputs = recover(state)
-    return replace(recovered, reformations=before.reformations), outputs
+    doubts = replace(recovered.doubts, reformations=before.doubts.reformations)
+    return replace(recovered, doubts=doubts), outputs
 
 
 def _without_their_layers(state: Membership, known: Mapping[WorkerId, Status], grid: Plan) -> list[WorkerId]:

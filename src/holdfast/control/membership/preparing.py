@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import msgspec
 
-from holdfast.control.membership.state import Decision, Membership, Upcoming, tell_each
+from holdfast.control.membership.running import Upcoming
+from holdfast.control.membership.state import Decision, Membership, tell_each
 from holdfast.control.messages import Install
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
@@ -24,7 +25,7 @@ def prepare(
     plan: Plan,
     period: float | None,
     entering: frozenset[WorkerId],
-    healthy: Plan | None = None,
+    baseline: Plan | None = None,
 ) -> Decision:
     """Tells everyone of the generation to go over to."""
     generation = state.generation + 1
@@ -32,19 +33,19 @@ def prepare(
         generation=generation,
         plan=plan,
         at_boundary=True,
-        staggered=state.staggered,
+        staggered=state.running.staggered,
         pins=must_pin(state),
         checkpoint_every=state.interval,
     )
     at_once = msgspec.structs.replace(order, at_boundary=False)
-    told = (*tell_each(state.alive, order), *tell_each(sorted(entering & state.arriving), at_once))
+    told = (*tell_each(state.alive, order), *tell_each(sorted(entering & state.roster.arriving), at_once))
     upcoming = Upcoming(
         generation=generation,
         plan=plan,
         entering=entering,
         period=period,
-        healthy=healthy,
+        baseline=baseline,
         pins=order.pins,
         checkpoint_every=order.checkpoint_every,
     )
-    return replace(state, upcoming=upcoming), told
+    return replace(state, running=replace(state.running, upcoming=upcoming)), told

@@ -21,7 +21,12 @@ def on_step_done(state: Membership, done: StepDone, now: float) -> Decision:
     """A step is committed, which ends every series of failures; the agent shows it."""
     if state.cadence is not None:
         state = replace(state, cadence=note_step(state.cadence, state.generation, done.step, now))
-    state = replace(state, last_step=max(state.last_step, done.step), reformations=0, wait_until=None)
+    state = replace(
+        state,
+        last_step=max(state.last_step, done.step),
+        doubts=replace(state.doubts, reformations=0),
+        forming=replace(state.forming, wait_until=None),
+    )
     progress = Progress(
         step=done.step,
         loss=done.loss,
@@ -35,18 +40,18 @@ def on_step_done(state: Membership, done: StepDone, now: float) -> Decision:
 
 def on_finished(state: Membership, worker: WorkerId) -> Decision:
     """A worker has run the last step; once all have, what they hold is saved."""
-    state = replace(state, finished=state.finished | {worker})
-    return save(state, state.steps) if all_finished(state) else (state, ())
+    state = replace(state, reports=replace(state.reports, finished=state.reports.finished | {worker}))
+    return save(state, state.rules.steps) if all_finished(state) else (state, ())
 
 
 def all_finished(state: Membership) -> bool:
     """Whether all who compute have run the last step of the job, and nothing else is under way."""
-    return state.phase is Phase.RUNNING and state.finished >= set(state.full)
+    return state.phase is Phase.RUNNING and state.reports.finished >= set(state.full)
 
 
 def on_shard(state: Membership, message: ShardWritten | ShardFailed) -> Decision:
     """What a worker wrote stays written, whatever became of the worker and its generation."""
-    ledger, follows = note_shard(state.checkpoints, message, state.healthy.placement.num_layers)
+    ledger, follows = note_shard(state.checkpoints, message, state.grid.baseline.placement.num_layers)
     state = replace(state, checkpoints=ledger)
     if state.cadence is not None and isinstance(message, ShardWritten):
         state = replace(state, cadence=note_written(state.cadence, message))
@@ -71,9 +76,9 @@ def on_settled(state: Membership, settled: Settled) -> Decision:
     """A checkpoint is complete, so it can be restored from; or its manifest could not be written."""
     ledger, told = settle(state.checkpoints, settled)
     if not settled.error:
-        older = tuple(each for each in state.restorable if each.url is not None and each.step != settled.step)
+        older = tuple(each for each in state.restoring.restorable if each.url is not None and each.step != settled.step)
         found = sorted((*older, StateAt(url=settled.url, step=settled.step)), key=lambda each: -each.step)
-        state = replace(state, restorable=tuple(found[:MAX_RESTORABLE]))
+        state = replace(state, restoring=replace(state.restoring, restorable=tuple(found[:MAX_RESTORABLE])))
     state = replace(state, checkpoints=ledger)
     ends = state.pinned is not None and settled.step >= state.pinned[0] and state.phase is not Phase.SAVING
     decision = end_preempted(state, settled.error) if ends else end_if_saved(state)

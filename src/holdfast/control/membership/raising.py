@@ -16,10 +16,13 @@ __all__ = ["on_committed", "on_raised"]
 
 
 def on_raised(state: Membership, report: Raised, now: float | None = None) -> Decision:
-    """A worker has stopped: whose fault that is shows soon, see on_tick; one that was to save what lives is lost."""
+    """A worker has stopped: whose fault that is shows soon, see on_tick.
+
+    One that was only to save what lives is lost, and so is a spare.
+    """
     worker = report.worker
-    known = any(each.pid == report.pid and each.worker == worker for each in state.raised)
-    if known or worker in state.lost or state.pids.get(worker) != report.pid:
+    known = any(each.pid == report.pid and each.worker == worker for each in state.exceptions.raised)
+    if known or worker in state.roster.lost or state.roster.pids.get(worker) != report.pid:
         return state, ()
     record = Record(
         event=ExceptionRaised(
@@ -33,20 +36,30 @@ def on_raised(state: Membership, report: Raised, now: float | None = None) -> De
             error=report.error,
         )
     )
-    if state.only_saves:
+    if state.only_saves or worker in state.roster.spares:
         return prefixed((record,), on_lost(state, {worker: f"raised: {described(report)}"}))
-    raised_at = state.raised_at if state.unjudged and state.raised_at is not None else now
-    return replace(state, raised=(*state.raised, report), raised_at=raised_at), (record,)
+    raised_at = state.doubts.raised_at if state.unjudged and state.doubts.raised_at is not None else now
+    state = replace(
+        state,
+        exceptions=replace(state.exceptions, raised=(*state.exceptions.raised, report)),
+        doubts=replace(state.doubts, raised_at=raised_at),
+    )
+    return state, (record,)
 
 
 def on_committed(state: Membership, done: StepDone, now: float) -> Decision:
     """A step is committed: an exception in it was its worker's alone, so that has nothing to wait for any more."""
     state, outputs = on_step_done(state, done, now)
     unjudged = state.unjudged
-    over = tuple(each for each in state.raised if each.step <= done.step and each not in unjudged)
+    over = tuple(each for each in state.exceptions.raised if each.step <= done.step and each not in unjudged)
     if not over:
         return state, outputs
-    going = state.kept & {each.worker for each in over}
+    going = state.roster.kept & {each.worker for each in over}
     told = [each for worker in sorted(going) for each in expulsion(state, worker, "it raised; the others have gone on")]
-    state = replace(state, raised=tuple(each for each in state.raised if each not in over), kept=state.kept - going)
+    raised = tuple(each for each in state.exceptions.raised if each not in over)
+    state = replace(
+        state,
+        exceptions=replace(state.exceptions, raised=raised),
+        roster=state.roster.released(going),
+    )
     return prefixed((*outputs, *told), answer_offers(state))

@@ -9,7 +9,7 @@ from holdfast.control.membership.boundary import change_members
 from holdfast.control.membership.ending import save
 from holdfast.control.membership.progress import all_finished, on_finished
 from holdfast.control.membership.recovering import recover, restore_if_whole
-from holdfast.control.membership.state import Decision, Membership, Phase, Record, departed, prefixed
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, prefixed
 from holdfast.control.membership.vacancies import answer_offers
 from holdfast.control.messages import Hello
 from holdfast.core.ids import WorkerId
@@ -21,24 +21,24 @@ __all__ = ["conclude_return", "on_parted", "on_return"]
 def on_return(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     """A worker is back. What was on its way to it or from it may be lost, so if that can matter, all begin anew."""
     if hello.leaving:
-        state = replace(state, leaving=state.leaving | {worker})
+        state = replace(state, roster=state.roster.told_to_go(worker))
     if _healed(state, worker, hello):
-        state = replace(state, synced=state.synced | {worker})
+        state = replace(state, roster=state.roster.caught_up(worker))
     if state.phase is Phase.REATTACHING:
         last_step = max(state.last_step, hello.step - 1)
-        return conclude_return(replace(state, last_step=last_step, returned={**state.returned, worker: hello}))
+        return conclude_return(replace(state, last_step=last_step, contact=state.contact.back(worker, hello)))
     if not _undisturbed(state, worker, hello):
         return recover(state)
-    if worker in state.arriving:
+    if worker in state.roster.arriving:
         return restore_if_whole(state) if state.phase is Phase.WAITING else change_members(state)
-    state, outputs = change_members(replace(state, joined=state.joined | {worker}))
+    state, outputs = change_members(replace(state, reports=state.reports.of_joined(worker)))
     return prefixed(outputs, on_finished(state, worker) if hello.activity == "finished" else (state, ()))
 
 
 def _healed(state: Membership, worker: WorkerId, hello: Hello) -> bool:
     """Whether a worker that entered holds its state by now, though we may not have heard so; all may have gone over."""
-    over = state.upcoming is not None and hello.generation == state.upcoming.generation
-    return worker in state.entering and hello.has_state and (over or _runs(state, hello))
+    over = state.running.upcoming is not None and hello.generation == state.running.upcoming.generation
+    return worker in state.roster.entering and hello.has_state and (over or _runs(state, hello))
 
 
 def _runs(state: Membership, hello: Hello) -> bool:
@@ -47,22 +47,22 @@ def _runs(state: Membership, hello: Hello) -> bool:
 
 def _undisturbed(state: Membership, worker: WorkerId, hello: Hello) -> bool:
     """Whether everything can go on as if this worker had never been away."""
-    if worker in state.arriving:  # nothing is asked of it before a generation with it is prepared
-        return state.upcoming is None or worker not in state.upcoming.entering
+    if worker in state.roster.arriving:  # nothing is asked of it before a generation with it is prepared
+        return state.running.upcoming is None or worker not in state.running.upcoming.entering
     return state.phase is Phase.RUNNING and _settled(state) and _runs(state, hello) and not hello.prepared
 
 
 def _settled(state: Membership) -> bool:
     """Whether nobody is between two generations."""
-    return state.upcoming is None and not state.entering
+    return state.running.upcoming is None and not state.roster.entering
 
 
 def conclude_return(state: Membership) -> Decision:
     """Once all who live are back: if all run the stored generation they go on, undisturbed; else all begin anew."""
-    if not set(state.returned) >= state.present:
+    if not set(state.contact.returned) >= state.present:
         return state, ()
-    hellos = {worker: state.returned[worker] for worker in state.alive}
-    members = set(state.plan.workers) if state.plan is not None else set()
+    hellos = {worker: state.contact.returned[worker] for worker in state.alive}
+    members = set(state.running.plan.workers) if state.running.plan is not None else set()
     runs = all(_runs(state, hello) and not hello.prepared for hello in hellos.values())
     adopted = bool(hellos) and members == set(hellos) and _settled(state) and runs
     record = Record(event=Reattached(generation=state.generation, adopted=adopted))
@@ -76,17 +76,15 @@ def _adopt(state: Membership, hellos: Mapping[WorkerId, Hello]) -> Decision:
     state = replace(
         state,
         phase=Phase.RUNNING,
-        joined=frozenset(hellos),
-        finished=state.finished | done,
-        resume_step=min(hello.step for hello in hellos.values()),
-        lost_work=(),
-        returned={},
+        reports=replace(state.reports, joined=frozenset(hellos), finished=state.reports.finished | done),
+        forming=replace(state.forming, resume_step=min(hello.step for hello in hellos.values()), lost_work=()),
+        contact=replace(state.contact, returned={}),
     )
-    return save(state, state.steps) if all_finished(state) else change_members(state)
+    return save(state, state.rules.steps) if all_finished(state) else change_members(state)
 
 
 def on_parted(state: Membership, worker: WorkerId) -> Decision:
     """A worker has left in order while there was no coordinator."""
-    step = max((hello.step for hello in state.returned.values()), default=0)
+    step = max((hello.step for hello in state.contact.returned.values()), default=0)
     parted = Record(event=Parted(worker=str(worker), step=step))
-    return prefixed((parted,), conclude_return(departed(state, frozenset({worker}))))
+    return prefixed((parted,), conclude_return(state.departed(frozenset({worker}))))

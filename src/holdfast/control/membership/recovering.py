@@ -6,31 +6,34 @@ from dataclasses import replace
 
 from holdfast.control.membership.acting import carry_out
 from holdfast.control.membership.blame import Program, described, judge, recent
+from holdfast.control.membership.boundary import change_members
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.state import (
     Decision,
     Membership,
     Output,
     Phase,
-    departed,
     held_for_lost,
     notice,
     prefixed,
 )
+from holdfast.control.membership.vacancies import matched, seat, seat_survivors
 from holdfast.control.messages import Raised, Unreadable
 from holdfast.core.ids import WorkerId
 from holdfast.core.schedule import OpKind
 from holdfast.planning.training import Rerouted
-from holdfast.recovery.actions import ClusterView, LoadState, RecoveryPlan
+from holdfast.recovery.actions import ClusterView, LoadState, RecoveryPlan, Spawn
 from holdfast.recovery.strategies import adaptive, give_up, resume, strategy_named
 
 __all__ = [
     "bereft",
+    "fill_places",
     "on_unreadable",
     "plan_recovery",
     "recover",
     "restore_if_whole",
     "stop_waiting",
+    "to_fill",
     "unplanned",
 ]
 
@@ -43,25 +46,25 @@ def plan_recovery(state: Membership, lost: frozenset[WorkerId], offer: Rerouted 
         lost: all who would be gone.
         offer: a plan for this very loss that is better than what would be made at once.
     """
-    return strategy_named(state.strategy)(_view(state, lost, state.wait_s, offer))
+    return strategy_named(state.rules.strategy)(_view(state, lost, state.rules.wait_s, offer))
 
 
 def _view(state: Membership, lost: frozenset[WorkerId], wait_s: float, offer: Rerouted | None = None) -> ClusterView:
     return ClusterView(
-        healthy=state.healthy,
+        baseline=state.grid.baseline,
         lost=lost,
-        entering=state.arriving,
-        checkpoint=state.restorable[0].step if state.restorable else None,
+        entering=state.roster.arriving,
+        checkpoint=state.restoring.restorable[0].step if state.restoring.restorable else None,
         wait_s=wait_s,
-        terms=state.terms,
+        terms=state.rules.terms,
         offer=offer,
     )
 
 
 def stop_waiting(state: Membership) -> Decision:
     """Whoever was waited for has not come: the others go on without."""
-    recovery = strategy_named(state.strategy)(_view(state, state.absent, 0.0))
-    return carry_out(replace(state, wait_until=None), recovery)
+    recovery = strategy_named(state.rules.strategy)(_view(state, state.absent, 0.0))
+    return carry_out(replace(state, forming=replace(state.forming, wait_until=None)), recovery)
 
 
 def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
@@ -69,7 +72,7 @@ def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
     if state.phase is not Phase.RUNNING:
         return ()
     ahead = (state.absent | {worker} for worker in state.full)
-    return tuple(lost for lost in ahead if lost not in state.planned)
+    return tuple(lost for lost in ahead if lost not in state.prospects.planned)
 
 
 def recover(state: Membership) -> Decision:
@@ -80,23 +83,22 @@ def recover(state: Membership) -> Decision:
     state = replace(
         state,
         generation=_newest(state),
-        arriving=state.arriving | (state.entering - state.synced - state.lost),
-        entering=frozenset(),
-        synced=frozenset(),
-        upcoming=None,
-        promised=None,
+        roster=state.roster.to_enter_again(),
+        running=replace(state.running, upcoming=None),
+        prospects=replace(state.prospects, promised=None),
         pinned=state.pinned and (state.pinned[0], 0),
     )
     state = _taken_for_over(state)
     if state.past_lost:
-        return carry_out(state, give_up("", state.lost_layers))
-    if state.blame:
+        return carry_out(seat_survivors(state), give_up("", state.forming.lost_layers))
+    if state.exceptions.blame:
         return _save_all(state)
-    losses = (*state.losses_by_exception, *state.unjudged)
-    if program := judge(state.raised, losses, state.tolerate):
+    losses = (*state.exceptions.losses, *state.unjudged)
+    if program := judge(state.exceptions.raised, losses, state.rules.tolerate):
         return _blame(state, program)
     if state.unjudged:
-        return _lose_stopped(replace(state, losses_by_exception=recent(losses)), state.unjudged)
+        exceptions = replace(state.exceptions, losses=recent(losses))
+        return _lose_stopped(replace(state, exceptions=exceptions), state.unjudged)
     return _answer(state)
 
 
@@ -106,10 +108,11 @@ def _answer(state: Membership) -> Decision:
         return _blame(state, program)
     if not state.present:  # nobody is there to load anything, or to wait for others
         return _save_all(state)
-    recovery = state.planned.get(state.absent)
+    recovery = state.prospects.planned.get(state.absent)
     if recovery is None or not recovery.keeps_state:  # what could be loaded may be something else by now
         recovery = plan_recovery(state, state.absent)
-    return carry_out(replace(state, reformations=0, planned={}), recovery)
+    state = replace(state, doubts=replace(state.doubts, reformations=0), prospects=replace(state.prospects, planned={}))
+    return carry_out(state, recovery)
 
 
 def _taken_for_over(state: Membership) -> Membership:
@@ -117,17 +120,17 @@ def _taken_for_over(state: Membership) -> Membership:
 
     They may have crossed that boundary, and let go, without anybody having heard of it here.
     """
-    now, then = state.healthy, state.target
+    now, then = state.grid.baseline, state.grid.target
     if then is None or not now.placement.unowned_layers(state.absent) or then.placement.unowned_layers(state.absent):
         return state
-    return replace(state, healthy=then, target=None, former=now)
+    return replace(state, grid=state.grid.taken_for_over(then))
 
 
 def _irreplaceable(state: Membership) -> Program | None:
     """Why nobody can go on where workers have stopped: a layer is left to them."""
-    placement = state.healthy.placement
+    placement = state.grid.baseline.placement
     layers = placement.unowned_layers(state.absent)
-    stopped = [each for each in state.raised if set(placement.layers_of(each.worker)) & set(layers)]
+    stopped = [each for each in state.exceptions.raised if set(placement.layers_of(each.worker)) & set(layers)]
     names = ", ".join(map(str, layers))
     return Program(first=stopped[0], why=f"nobody else holds layer(s) {names} and can go on") if stopped else None
 
@@ -137,7 +140,9 @@ def _lose_stopped(state: Membership, stopped: tuple[Raised, ...]) -> Decision:
     kept = frozenset(each.worker for each in stopped if each.sound and each.worker in state.full)
     gone = frozenset(each.worker for each in stopped)
     told = [output for each in stopped for output in _told(state, each, stays=each.worker in kept)]
-    without_them = _taken_for_over(replace(bereft(state, gone), kept=state.kept | kept, raised_at=None))
+    without_them = _all_judged(bereft(state, gone))
+    roster = without_them.roster
+    without_them = _taken_for_over(replace(without_them, roster=replace(roster, kept=roster.kept | kept)))
     if program := _irreplaceable(without_them):
         return _blame(state, program)
     return prefixed(told, _answer(without_them))
@@ -153,67 +158,103 @@ def _blame(state: Membership, program: Program) -> Decision:
 
     While a checkpoint is loaded nothing else is left to be saved.
     """
-    if state.loading is not None:
-        return end_job(replace(state, blame=program.detail), "program", program.detail, "")
+    if state.restoring.loading is not None:
+        return end_job(_blamed(state, program), "program", program.detail, "")
     broken = [each for each in state.unjudged if not each.sound]
     told = [output for each in broken for output in _told(state, each, stays=False)]
     gone = frozenset(each.worker for each in broken)
-    state = replace(bereft(state, gone), raised_at=None, blame=program.detail)
-    state = replace(state, lost=state.lost - state.kept, kept=frozenset())
+    state = _all_judged(_blamed(bereft(state, gone), program))
+    lost = state.roster.lost - state.roster.kept
+    state = replace(state, roster=replace(state.roster, lost=lost, kept=frozenset()))
     return prefixed(told, _save_all(state))
+
+
+def _all_judged(state: Membership) -> Membership:
+    return replace(state, doubts=replace(state.doubts, raised_at=None))
+
+
+def _blamed(state: Membership, program: Program) -> Membership:
+    return replace(state, exceptions=replace(state.exceptions, blame=program.detail))
 
 
 def _save_all(state: Membership) -> Decision:
     """A last generation, in which what lives is saved."""
-    return carry_out(state, give_up("", state.healthy.placement.unowned_layers(state.absent)))
+    return carry_out(state, give_up("", state.grid.baseline.placement.unowned_layers(state.absent)))
 
 
 def bereft(state: Membership, gone: frozenset[WorkerId]) -> Membership:
     """Returns the membership once ``gone`` are lost, which was no order of ours."""
+    abandoned = (state.vacancies.abandoned | gone) - frozenset(state.full)
+    lost_work = tuple(work for worker in sorted(gone) for work in _pairs_run(state, worker))
     return replace(
-        departed(state, gone),
-        abandoned=(state.abandoned | gone) - frozenset(state.full),
-        lost_work=state.lost_work + tuple(work for worker in sorted(gone) for work in _pairs_run(state, worker)),
-        losses=state.losses + (state.began is not None),
+        state.departed(gone),
+        vacancies=replace(state.vacancies, abandoned=abandoned),
+        forming=replace(state.forming, lost_work=state.forming.lost_work + lost_work),
+        prospects=state.prospects.struck(),
     )
 
 
 def _newest(state: Membership) -> int:
     """The highest number that any generation has been given."""
-    told = (number for hello in state.returned.values() for number in (hello.generation, hello.prepared))
-    return max(state.generation, state.upcoming.generation if state.upcoming is not None else 0, *told, 0)
+    told = (number for hello in state.contact.returned.values() for number in (hello.generation, hello.prepared))
+    return max(
+        state.generation, state.running.upcoming.generation if state.running.upcoming is not None else 0, *told, 0
+    )
 
 
 def restore_if_whole(state: Membership) -> Decision:
     """Once every layer has somebody again, or every place if all are waited for, all load the last checkpoint."""
-    missing = state.lost if state.wait_for_all else state.healthy.placement.unowned_layers(state.lost)
-    if missing:
+    placement, missing = state.grid.baseline.placement, state.missing
+    awaited = missing if state.forming.wait_for_all else placement.unowned_layers(missing)
+    if awaited:
         return state, ()
-    recovery = adaptive(ClusterView(healthy=state.healthy, lost=state.lost, terms=state.terms))
+    recovery = adaptive(ClusterView(baseline=state.grid.baseline, lost=missing, terms=state.rules.terms))
     assert recovery.plan is not None, "every layer has somebody again"
-    strategy = state.strategy if state.wait_for_all else "fallback"
-    state = replace(state, arriving=frozenset(), wait_for_all=False)
-    return carry_out(state, resume(strategy, recovery.plan, LoadState(step=state.restorable[0].step)))
+    strategy = state.rules.strategy if state.forming.wait_for_all else "fallback"
+    state = replace(
+        state,
+        roster=replace(state.roster, arriving=frozenset()),
+        forming=replace(state.forming, wait_for_all=False),
+    )
+    return carry_out(state, resume(strategy, recovery.plan, LoadState(step=state.restoring.restorable[0].step)))
+
+
+def fill_places(state: Membership) -> Decision:
+    """Spares take the places that are vacant, if it is time for that: at the next boundary, or as all wait for it."""
+    if not matched(state):
+        return state, ()
+    if state.phase is not Phase.WAITING:
+        return change_members(state)
+    state, seated = seat(state)
+    return prefixed(seated, restore_if_whole(state))
+
+
+def to_fill(state: Membership) -> frozenset[WorkerId]:
+    """Returns the places for which processes are started without anybody's offer."""
+    if state.forming.wait_for_all:
+        return state.missing
+    spawns = (each.workers for each in plan_recovery(state, state.absent).actions if isinstance(each, Spawn))
+    return frozenset(place for places in spawns for place in places) - state.vacancies.abandoned
 
 
 def on_unreadable(state: Membership, message: Unreadable) -> Decision:
     """The state that everyone was to load is damaged: the one before it, if there is one."""
-    left = tuple(each for each in state.restorable if each.step < message.step)
+    left = tuple(each for each in state.restoring.restorable if each.step < message.step)
     text = f"the checkpoint of step {message.step} cannot be used: {message.detail}"
     told = (notice(message.worker, text),)
-    state = replace(state, restorable=left)
+    state = replace(state, restoring=replace(state.restoring, restorable=left))
     if not left:
         return prefixed(told, end_job(state, "lost", f"{text}; there is no other", ""))
-    assert state.plan is not None, "who loads has been told of a plan"
-    return prefixed(told, carry_out(state, resume("fallback", state.plan, LoadState(step=left[0].step))))
+    assert state.running.plan is not None, "who loads has been told of a plan"
+    return prefixed(told, carry_out(state, resume("fallback", state.running.plan, LoadState(step=left[0].step))))
 
 
 def _pairs_run(state: Membership, worker: WorkerId) -> tuple[tuple[int, int], ...]:
     """The step that a worker was at when it was lost, and the pairs of it that it had run."""
     vital = state.watch.vitals.get(worker)
     beat = None if vital is None else vital.beat
-    if beat is None or worker not in state.full or state.plan is None or beat.generation != state.generation:
+    if beat is None or worker not in state.full or state.running.plan is None or beat.generation != state.generation:
         return ()
-    forwards = [op.microbatch for op in state.plan.orders.of(worker)[: beat.op] if op.kind is OpKind.F]
-    visits = (state.plan.routes.of(microbatch).visit(worker) for microbatch in forwards)
+    forwards = [op.microbatch for op in state.running.plan.orders.of(worker)[: beat.op] if op.kind is OpKind.F]
+    visits = (state.running.plan.routes.of(microbatch).visit(worker) for microbatch in forwards)
     return ((beat.step, sum(len(visit.layers.indices) for visit in visits)),)

@@ -26,10 +26,15 @@ def on_refused(state: Membership, refused: Refused) -> Decision:
     why = "a gradient was not finite" if refused.omitted else "the gradients are scaled"
     noted = [Record(event=RolledBack(step=refused.step, generation=state.generation, why=why))]
     scaled = () if refused.omitted else (refused.step,)
-    state = replace(state, refusals=(*state.refusals, *scaled)[-OFTEN:])
-    if state.staggered and len(state.refusals) == OFTEN and state.refusals[-1] - state.refusals[0] < WITHIN:
-        state = replace(state, staggered=False)
-        steps = ", ".join(map(str, state.refusals))
+    refusals = (*state.running.refusals, *scaled)[-OFTEN:]
+    state = replace(state, running=replace(state.running, refusals=refusals))
+    if (
+        state.running.staggered
+        and len(state.running.refusals) == OFTEN
+        and state.running.refusals[-1] - state.running.refusals[0] < WITHIN
+    ):
+        state = replace(state, running=replace(state.running, staggered=False))
+        steps = ", ".join(map(str, state.running.refusals))
         text = f"gradients were scaled in steps {steps}: updates wait for the norm from now on"
         noted.append(Record(event=Notice(worker="coordinator", text=text)))
     return prefixed(noted, recover(state))

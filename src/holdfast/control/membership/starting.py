@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.control.messages import Started
 from holdfast.core.ids import WorkerId
 
-__all__ = ["Starting"]
+__all__ = ["Starting", "Vacancies"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +56,18 @@ class Starting:
         """Returns the workers that should be here, and what to say of them."""
         how = f"it did not start within {self.limit_s:g} s (control.start_s)"
         return {worker: how for worker, (_, at) in sorted(self.since.items()) if now - at > self.limit_s}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vacancies:
+    """How vacant places may be filled. None of it is stored: the agent says it again.
+
+    Attributes:
+        offers: places (None: any) for which a new worker could be started and that were not vacant so far.
+        abandoned: vacant places whose joiner died without state; nobody is started there again unasked.
+        starting: processes that were started and have yet to attach.
+    """
+
+    offers: tuple[WorkerId | None, ...] = ()
+    abandoned: frozenset[WorkerId] = frozenset()
+    starting: Starting = field(default_factory=Starting)

@@ -4,11 +4,70 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.membership.cadence import Cadence
-from holdfast.control.membership.state import Membership, Phase, Upcoming
-from holdfast.control.store import StoredDecision, StoredUpcoming
+import msgspec
 
-__all__ = ["counted", "restore", "to_store"]
+from holdfast.control.membership.agreement import Restoring
+from holdfast.control.membership.blame import Exceptions
+from holdfast.control.membership.cadence import Cadence
+from holdfast.control.membership.grid import Grid
+from holdfast.control.membership.roster import Roster
+from holdfast.control.membership.running import Running
+from holdfast.control.membership.state import Membership, Phase
+from holdfast.control.messages import Ended
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+
+__all__ = ["StoredDecision", "counted", "restore", "to_store"]
+
+
+class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All that a coordinator which is started again must know, as it was after one decision.
+
+    The values are those of :class:`holdfast.control.membership.Membership`. ``revision`` counts decisions; ``pids`` are
+    those of the roster, which has none here; ``checkpoint_every`` and ``checkpoint_wanted`` are of the cadence, 0
+    without one.
+    """
+
+    revision: int
+    generation: int
+    job: str = ""
+    generations: int = 0
+    grid: Grid
+    roster: Roster = Roster()
+    pids: tuple[tuple[WorkerId, int], ...] = ()
+    running: Running = Running()
+    restoring: Restoring = Restoring()
+    exceptions: Exceptions = Exceptions()
+    lost_layers: tuple[int, ...] = ()
+    lost_work: tuple[tuple[int, int], ...] = ()
+    last_step: int = -1
+    checkpoint_every: int = 0
+    checkpoint_wanted: int = 0
+    ended: Ended | None = None
+
+    @property
+    def encoded(self) -> bytes:
+        """Returns the decision as JSON; the same decision is always the same bytes."""
+        return msgspec.json.encode(self, order="deterministic")
+
+    @classmethod
+    def decoded(cls, data: bytes) -> StoredDecision:
+        """Returns the decision that was encoded.
+
+        Raises:
+            msgspec.MsgspecError: it is none; or it says more than that, of which we know nothing.
+        """
+        found = msgspec.json.decode(data, type=cls)
+        if found.encoded != data:
+            raise msgspec.ValidationError("it is no decision of this version")
+        return found
+
+    @property
+    def plans(self) -> dict[int, Plan]:
+        """The plans that it tells, by their generation."""
+        now, then = self.running.plan, self.running.upcoming
+        known = {} if now is None else {self.generation: now}
+        return known if then is None else known | {then.generation: then.plan}
 
 
 def counted(before: Membership, after: Membership) -> Membership:
@@ -24,17 +83,14 @@ def counted(before: Membership, after: Membership) -> Membership:
 
 def _durable(state: Membership) -> tuple[object, ...]:
     """Whatever of these changes must be stored before anybody hears of it."""
-    members = (state.lost, state.arriving, state.entering, state.synced, state.leaving, state.expected, state.pids)
-    layers = (state.healthy, state.target, state.former, state.restorable, state.loading)
-    exceptions = (state.raised, state.kept, state.losses_by_exception, state.blame)
     return (
         state.generation,
         state.generations,
-        state.plan,
-        state.upcoming,
-        *members,
-        *layers,
-        *exceptions,
+        state.grid,
+        state.roster,
+        state.running,
+        state.restoring,
+        state.exceptions,
         _intervals(state),
         state.ended,
     )
@@ -54,36 +110,21 @@ def to_store(before: Membership, after: Membership) -> StoredDecision | None:
         return None
     every, wanted = _intervals(after)
     return StoredDecision(
-        job=after.job,
         revision=after.revision,
         generation=after.generation,
-        healthy=after.healthy,
-        target=after.target,
-        former=after.former,
-        plan=after.plan,
-        period=after.period,
-        restorable=after.restorable,
-        loading=after.loading,
-        lost=tuple(sorted(after.lost)),
+        job=after.rules.job,
         generations=after.generations,
-        lost_layers=after.lost_layers,
-        lost_work=after.lost_work,
+        grid=after.grid,
+        roster=replace(after.roster, pids={}),  # JSON has no keys but texts
+        pids=tuple(sorted(after.roster.pids.items())),
+        running=after.running,
+        restoring=after.restoring,
+        exceptions=after.exceptions,
+        lost_layers=after.forming.lost_layers,
+        lost_work=after.forming.lost_work,
         last_step=after.last_step,
-        upcoming=_stored_upcoming(after.upcoming),
-        arriving=tuple(sorted(after.arriving)),
-        entering=tuple(sorted(after.entering)),
-        synced=tuple(sorted(after.synced)),
-        leaving=tuple(sorted(after.leaving)),
-        expected=tuple(sorted(after.expected)),
-        pids=tuple(sorted(after.pids.items())),
-        staggered=after.staggered,
         checkpoint_every=every,
         checkpoint_wanted=wanted,
-        refusals=after.refusals,
-        raised=after.raised,
-        kept=tuple(sorted(after.kept)),
-        losses_by_exception=after.losses_by_exception,
-        blame=after.blame,
         ended=after.ended,
     )
 
@@ -102,33 +143,20 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         revision=stored.revision,
         generation=stored.generation,
         generations=stored.generations,
-        healthy=stored.healthy,
-        target=stored.target,
-        former=stored.former,
-        plan=stored.plan,
-        period=stored.period,
-        restorable=stored.restorable,
-        loading=stored.loading,
-        lost=frozenset(stored.lost),
-        lost_layers=stored.lost_layers,
-        lost_work=stored.lost_work,
+        grid=stored.grid,
+        roster=replace(stored.roster, pids=dict(stored.pids)),
+        contact=replace(
+            state.contact,
+            detached=dict.fromkeys(sorted(stored.roster.spares), reattach_until),
+            reattach_until=reattach_until,
+            agent_away=True,
+        ),
+        running=stored.running,
+        forming=replace(state.forming, lost_layers=stored.lost_layers, lost_work=stored.lost_work),
+        restoring=stored.restoring,
+        exceptions=stored.exceptions,
         last_step=stored.last_step,
-        upcoming=_restored_upcoming(stored.upcoming),
-        arriving=frozenset(stored.arriving),
-        entering=frozenset(stored.entering),
-        synced=frozenset(stored.synced),
-        leaving=frozenset(stored.leaving),
-        expected=frozenset(stored.expected),
-        pids=dict(stored.pids),
-        staggered=stored.staggered,
         cadence=_restored_cadence(state.cadence, stored),
-        refusals=stored.refusals,
-        raised=stored.raised,
-        kept=frozenset(stored.kept),
-        losses_by_exception=stored.losses_by_exception,
-        blame=stored.blame,
-        reattach_until=reattach_until,
-        agent_away=True,
         ended=stored.ended,
     )
 
@@ -136,31 +164,3 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
 def _restored_cadence(begun: Cadence | None, stored: StoredDecision) -> Cadence | None:
     """What checkpoints cost is measured anew; how often they are made is what all workers go by."""
     return begun and replace(begun, every=stored.checkpoint_every, wanted=stored.checkpoint_wanted)
-
-
-def _stored_upcoming(upcoming: Upcoming | None) -> StoredUpcoming | None:
-    if upcoming is None:
-        return None
-    return StoredUpcoming(
-        generation=upcoming.generation,
-        plan=upcoming.plan,
-        entering=tuple(sorted(upcoming.entering)),
-        period=upcoming.period,
-        healthy=upcoming.healthy,
-        pins=upcoming.pins,
-        checkpoint_every=upcoming.checkpoint_every,
-    )
-
-
-def _restored_upcoming(stored: StoredUpcoming | None) -> Upcoming | None:
-    if stored is None:
-        return None
-    return Upcoming(
-        generation=stored.generation,
-        plan=stored.plan,
-        entering=frozenset(stored.entering),
-        period=stored.period,
-        healthy=stored.healthy,
-        pins=stored.pins,
-        checkpoint_every=stored.checkpoint_every,
-    )

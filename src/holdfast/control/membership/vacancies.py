@@ -1,16 +1,17 @@
-"""Who is started where: processes for vacant places, asked for or offered."""
+"""Who takes vacant places: spares that are there, else processes that are started, asked for or offered."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.membership.state import Decision, Membership, Phase, Tell, expulsion
+from holdfast.control.membership.state import Decision, Membership, Phase, Tell, expulsion, notice
 from holdfast.control.messages import StartWorker
 from holdfast.core.ids import WorkerId
 
-__all__ = ["answer_offers", "on_offer", "spawn"]
+__all__ = ["NO_PLACES", "answer_offers", "matched", "on_offer", "seat", "seat_survivors", "spawn"]
 
-_NO_PLACES = (Phase.GATHERING, Phase.REATTACHING, Phase.ENDED)
+NO_PLACES = (Phase.GATHERING, Phase.REATTACHING, Phase.ENDED)
+"""Phases in which nobody is started anywhere."""
 
 
 def spawn(state: Membership, places: tuple[WorkerId, ...]) -> Decision:
@@ -18,40 +19,90 @@ def spawn(state: Membership, places: tuple[WorkerId, ...]) -> Decision:
 
     An agent that is away is asked when it is back: then it says which are coming, and no place is filled twice.
     """
-    missing = tuple(place for place in places if place in state.lost and place not in state.expected)
-    state = replace(state, expected=state.expected | frozenset(missing))
-    asked = () if state.agent_away else missing
-    freed = sorted(state.kept & frozenset(missing))
+    missing = tuple(place for place in places if place in state.missing and place not in state.roster.expected)
+    state = replace(state, roster=state.roster.awaiting(missing))
+    asked = () if state.contact.agent_away else missing
+    freed = sorted(state.roster.kept & frozenset(missing))
     told = [output for worker in freed for output in expulsion(state, worker, "another process takes its place")]
-    state = replace(state, kept=state.kept - frozenset(freed))
+    state = replace(state, roster=state.roster.released(freed))
     return state, (*told, *(Tell(to=None, command=StartWorker(worker=place)) for place in asked))
 
 
 def on_offer(state: Membership, worker: WorkerId | None) -> Decision:
     """The agent could start a worker at a place, or at any if ``worker`` is None."""
-    return answer_offers(replace(state, offers=(*state.offers, worker)))
+    return answer_offers(_with_offers(state, (*state.vacancies.offers, worker)))
+
+
+def _with_offers(state: Membership, offers: tuple[WorkerId | None, ...]) -> Membership:
+    return replace(state, vacancies=replace(state.vacancies, offers=offers))
 
 
 def answer_offers(state: Membership) -> Decision:
     """Asks the agent to start workers for vacant places, as far as it offered; later, where no place can be filled."""
-    if state.phase in _NO_PLACES:
+    if state.phase in NO_PLACES:
         return state, ()
-    vacant = set(state.lost - state.expected - state.kept)
+    vacant = set(state.vacant) - {place for place, _ in matched(state)}
     kept: list[WorkerId | None] = []
     spawned: list[WorkerId] = []
-    for offer in state.offers:
+    for offer in state.vacancies.offers:
         place = offer if offer is not None else _neediest(state, vacant)
         if place is None or place not in vacant:
             kept.append(offer)
             continue
         vacant.discard(place)
         spawned.append(place)
-    return spawn(replace(state, offers=tuple(kept)), tuple(spawned))
+    return spawn(_with_offers(state, tuple(kept)), tuple(spawned))
+
+
+def matched(state: Membership) -> tuple[tuple[WorkerId, WorkerId], ...]:
+    """Returns vacant places and the spares that are to take them, the neediest place first.
+
+    A place stays vacant as long as it is not known whose fault its worker's exception was.
+    """
+    spares = sorted(state.roster.spares - state.contact.detached.keys())
+    if not spares or state.preempted or state.only_saves:
+        return ()
+    vacant = set(state.vacant.difference(each.worker for each in state.exceptions.raised))
+    pairs: list[tuple[WorkerId, WorkerId]] = []
+    for spare in spares[: len(vacant)]:
+        place = _neediest(state, vacant)
+        assert place is not None, "there are as many places left"
+        vacant.discard(place)
+        pairs.append((place, spare))
+    return tuple(pairs)
+
+
+def seat(state: Membership) -> Decision:
+    """Spares take vacant places: from now on the plan of the whole grid has them there, and they have yet to enter."""
+    pairs = matched(state)
+    if not pairs:
+        return state, ()
+    told = tuple(notice(spare, f"takes the place of worker {place}, which is lost") for place, spare in pairs)
+    state = replace(state, prospects=replace(state.prospects, planned={}))
+    return _seated(state, pairs, arriving=True), told
+
+
+def seat_survivors(state: Membership) -> Membership:
+    """Returns the membership in which whoever holds state has a place, so that it can save that: any place will do.
+
+    Where what was decided is not known, it is not known either which spare had taken whose place.
+    """
+    holding = sorted(state.roster.spares & state.contact.returned.keys())
+    return _seated(state, tuple(zip(sorted(state.missing), holding, strict=False)), arriving=False)
+
+
+def _seated(state: Membership, pairs: tuple[tuple[WorkerId, WorkerId], ...], *, arriving: bool) -> Membership:
+    spares = tuple(spare for _, spare in pairs)
+    return replace(
+        state,
+        grid=state.grid.exchanged(pairs) if pairs else state.grid,
+        roster=state.roster.seated(spares, arriving=arriving),
+    )
 
 
 def _neediest(state: Membership, vacant: set[WorkerId]) -> WorkerId | None:
     """The vacant place of a layer that has the fewest owners left."""
-    placement = state.healthy.placement
+    placement = state.grid.baseline.placement
     left = placement.without(state.absent)
 
     def owners(worker: WorkerId) -> int:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from holdfast.control.detection import deadlocked, forget, overdue, pass_time
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.losses import on_lost, on_overdue
-from holdfast.control.membership.recovering import recover, stop_waiting
-from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tick, without
+from holdfast.control.membership.recovering import fill_places, recover, stop_waiting
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tick
 from holdfast.control.messages import Suspect
 from holdfast.core.ids import WorkerId
 from holdfast.telemetry.events import Suspected
@@ -26,26 +26,26 @@ MAX_REFORMATIONS = 3
 def on_closed(state: Membership, worker: WorkerId | None, now: float) -> Decision:
     """A connection is gone: of a dead worker, as the agent will say at once, or of one that will be back."""
     if worker is None:  # the agent's: what it is told from now on waits until it has said what it knows
-        return replace(state, agent_away=True), ()
-    if worker not in state.present:
+        return replace(state, contact=replace(state.contact, agent_away=True)), ()
+    if worker not in state.present | state.roster.spares:
         return state, ()
-    return replace(state, detached={**state.detached, worker: now}, returned=without(state.returned, worker)), ()
+    return replace(state, contact=state.contact.closed(worker, now)), ()
 
 
 def _given_up(state: Membership, now: float) -> dict[WorkerId, str]:
     """Who has been away for too long, and how that shows."""
     if state.phase is Phase.REATTACHING:
-        late = state.present - set(state.returned)
-        return dict.fromkeys(sorted(late), "did not come back") if now >= state.reattach_until else {}
+        late = state.present - set(state.contact.returned)
+        return dict.fromkeys(sorted(late), "did not come back") if now >= state.contact.reattach_until else {}
     grace_s = max(DETACHED_GRACE_S, state.watch.limit_s)
     how = f"connection closed for {grace_s:g} s"
-    return {worker: how for worker in state.detached if now - _away_since(state, worker) >= grace_s}
+    return {worker: how for worker in state.contact.detached if now - _away_since(state, worker) >= grace_s}
 
 
 def _away_since(state: Membership, worker: WorkerId) -> float:
     """When its connection was closed, or when a pause of everybody ended after that."""
     vital = state.watch.vitals.get(worker)
-    return max(state.detached[worker], state.detached[worker] if vital is None else vital.heard_at)
+    return max(state.contact.detached[worker], state.contact.detached[worker] if vital is None else vital.heard_at)
 
 
 def on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
@@ -58,8 +58,9 @@ def on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
             detail=suspect.detail,
         )
     )
-    if state.suspected_at is None:
-        state = replace(state, suspected_at=now, suspicion=f"{suspect.worker}: {suspect.detail}")
+    if state.doubts.suspected_at is None:
+        suspicion = f"{suspect.worker}: {suspect.detail}"
+        state = replace(state, doubts=replace(state.doubts, suspected_at=now, suspicion=suspicion))
     return state, (record,)
 
 
@@ -69,29 +70,32 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     state = replace(state, watch=pass_time(state.watch, members, now, gap_s=tick.gap_s))
     if given_up := _given_up(state, now):
         return on_lost(state, given_up)
-    if state.phase is not Phase.REATTACHING and (late := state.starting.overdue(now)):
+    if state.phase is not Phase.REATTACHING and (late := state.vacancies.starting.overdue(now)):
         return on_overdue(state, late)
     if state.phase in (Phase.GATHERING, Phase.REATTACHING):
         return state, ()
-    raised_at = now if state.raised_at is None else state.raised_at
-    state = replace(state, raised_at=raised_at if state.unjudged else None)
-    if state.raised_at is not None and now - state.raised_at >= OTHERS_S:
+    raised_at = now if state.doubts.raised_at is None else state.doubts.raised_at
+    state = replace(state, doubts=replace(state.doubts, raised_at=raised_at if state.unjudged else None))
+    if state.doubts.raised_at is not None and now - state.doubts.raised_at >= OTHERS_S:
         return recover(state)
-    if state.began is None and state.phase is Phase.RUNNING:
-        state = replace(state, began=now)
-    if state.phase is Phase.WAITING and state.wait_until is None:
-        state = replace(state, wait_until=now + state.wait_s)
-    if state.phase is Phase.WAITING and state.wait_until is not None and now >= state.wait_until:
+    if state.prospects.began is None and state.phase is Phase.RUNNING:
+        state = replace(state, prospects=replace(state.prospects, began=now))
+    if state.phase is Phase.WAITING and state.forming.wait_until is None:
+        state = replace(state, forming=replace(state.forming, wait_until=now + state.rules.wait_s))
+    if state.phase is Phase.WAITING and state.forming.wait_until is not None and now >= state.forming.wait_until:
         return stop_waiting(state)
+    filled, outputs = fill_places(state)
+    if outputs:
+        return filled, outputs
     running = state.phase in (Phase.FORMING, Phase.RUNNING)
     hung = overdue(state.watch, members, running=running)
     if hung:
         return on_lost(state, hung)
-    suspected = state.suspected_at is not None and now - state.suspected_at >= SUSPICION_GRACE_S
-    stuck = running and not state.detached and deadlocked(state.watch, members)
+    suspected = state.doubts.suspected_at is not None and now - state.doubts.suspected_at >= SUSPICION_GRACE_S
+    stuck = running and state.contact.detached.keys() <= state.roster.spares and deadlocked(state.watch, members)
     if not (suspected or stuck):
         return state, ()
-    reason = state.suspicion if suspected else "all workers wait for one another"
+    reason = state.doubts.suspicion if suspected else "all workers wait for one another"
     return _reform(state, reason)
 
 
@@ -99,14 +103,14 @@ def _judged(state: Membership) -> tuple[WorkerId, ...]:
     """Whose heartbeats are waited for."""
     if state.phase in (Phase.GATHERING, Phase.REATTACHING):
         return ()
-    return tuple(worker for worker in state.alive if worker not in state.detached)
+    return tuple(worker for worker in state.alive if worker not in state.contact.detached)
 
 
 def _reform(state: Membership, reason: str) -> Decision:
     """All connect anew, unless that has been tried in vain."""
-    if state.reformations >= MAX_REFORMATIONS:
+    if state.doubts.reformations >= MAX_REFORMATIONS:
         detail = f"communication keeps failing though every worker lives: {reason}"
-        return end_job(state, "error", detail, state.directory)
-    reformations = state.reformations + 1
+        return end_job(state, "error", detail, state.rules.directory)
+    reformations = state.doubts.reformations + 1
     state, outputs = recover(replace(state, watch=forget(state.watch, state.alive)))
-    return replace(state, reformations=reformations), outputs
+    return replace(state, doubts=replace(state.doubts, reformations=reformations)), outputs

@@ -19,7 +19,18 @@ from holdfast.control.decider import Remarks
 from holdfast.control.detection import Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
 from holdfast.control.injection import CoordinatorInjector
-from holdfast.control.membership import Membership, Phase, Starting, restore
+from holdfast.control.membership import (
+    Contact,
+    Grid,
+    Membership,
+    Phase,
+    Restoring,
+    Rules,
+    Running,
+    Starting,
+    Vacancies,
+    restore,
+)
 from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.forgotten import gone_before
 from holdfast.control.messages import StateAt
@@ -115,10 +126,11 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: E
     reattach_until = awake() + spec.job.control.reattach_s
     membership = _membership(spec, stored, checkpoints, log, reattach_until)
     if stored is None:  # this is the beginning, or what was decided is lost
-        membership = replace(membership, told_gone=_told_gone(spec))
+        membership = replace(membership, contact=replace(membership.contact, told_gone=_told_gone(spec)))
     if unknown:
         remarks.put(("store", f"{unknown}: what lives is saved, and the job ends"))
-        membership = replace(membership, past_lost=unknown, phase=Phase.REATTACHING, agent_away=True)
+        contact = replace(membership.contact, agent_away=True)
+        membership = replace(membership, past_lost=unknown, phase=Phase.REATTACHING, contact=contact)
     return Coordinator(
         membership=membership,
         store=store,
@@ -178,21 +190,14 @@ def _membership(
 ) -> Membership:
     every = spec.job.checkpoint_every
     begins = Membership(
-        healthy=spec.plan,
-        terms=spec.terms,
-        steps=spec.job.train.steps,
-        strategy=spec.job.resilience.strategy,
-        staggered=spec.job.train.technique == "staggered",
-        directory=spec.directory,
+        rules=_rules(spec),
+        grid=Grid(baseline=spec.plan),
+        contact=Contact(reattach_until=reattach_until),
+        vacancies=Vacancies(starting=Starting(limit_s=spec.job.control.start_s)),
+        running=Running(staggered=spec.job.train.technique == "staggered"),
+        restoring=Restoring(restorable=_restorable(spec)),
         watch=Watch(limit_s=spec.job.control.hang_s, beat_s=spec.job.control.heartbeat_s),
-        starting=Starting(limit_s=spec.job.control.start_s),
-        restorable=_restorable(spec),
         cadence=Cadence(every=every, wanted=every) if spec.job.sets_interval else None,
-        wait_s=spec.job.resilience.wait_for_replacement,
-        failure_every_s=spec.job.resilience.failure_every_s,
-        tolerate=spec.job.resilience.tolerate,
-        reattach_until=reattach_until,
-        job=spec.job_id,
     )
     if stored is None:
         return begins
@@ -200,10 +205,24 @@ def _membership(
     if not spec.job.checkpoint_every:
         return state
     try:
-        return replace(state, restorable=with_found(state.restorable, checkpoints))
+        restorable = with_found(state.restoring.restorable, checkpoints)
+        return replace(state, restoring=replace(state.restoring, restorable=restorable))
     except StorageError as error:  # it may be back when one is needed
         _note(log, f"the checkpoints that it had written before it died could not be listed: {error}")
         return state
+
+
+def _rules(spec: CoordinatorSpec) -> Rules:
+    return Rules(
+        steps=spec.job.train.steps,
+        strategy=spec.job.resilience.strategy,
+        directory=spec.directory,
+        terms=spec.terms,
+        wait_s=spec.job.resilience.wait_for_replacement,
+        failure_every_s=spec.job.resilience.failure_every_s,
+        tolerate=spec.job.resilience.tolerate,
+        job=spec.job_id,
+    )
 
 
 def _restorable(spec: CoordinatorSpec) -> tuple[StateAt, ...]:

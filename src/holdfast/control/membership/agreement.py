@@ -1,0 +1,83 @@
+"""The agreement on a generation: what is carried out, from which state, and what is in doubt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from holdfast.control.messages import StateAt
+from holdfast.core.ids import WorkerId
+from holdfast.recovery.actions import Action, RecoveryPlan
+
+__all__ = ["Doubts", "Forming", "Restoring"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forming:
+    """What answers the last loss, and how far that has come.
+
+    Attributes:
+        answer: what is being carried out, or was last; None before the first generation.
+        pending: what of it is still to be done, once all have said what they hold.
+        resume_step: the step from which this generation runs.
+        tallies: those that settle the step before ``resume_step``, if some have updated ahead of its verdict.
+        copying: to whom state is copied from the next boundary on.
+        lost_work: (step, pairs run of it) of the workers lost since training last went on.
+        lost_layers: layers without an owner; empty while training can go on.
+        wait_until: when waiting for workers ends, however often those who come die again; None once a step was done
+            since.
+        wait_for_all: whether what is waited for is the whole grid; False unless waiting.
+    """
+
+    answer: RecoveryPlan | None = None
+    pending: tuple[Action, ...] = ()
+    resume_step: int = 0
+    tallies: tuple[bytes, ...] = ()
+    copying: frozenset[WorkerId] = frozenset()
+    lost_work: tuple[tuple[int, int], ...] = ()
+    lost_layers: tuple[int, ...] = ()
+    wait_until: float | None = None
+    wait_for_all: bool = False
+
+    @property
+    def strategy(self) -> str:
+        """What has answered the last loss; empty before the first generation."""
+        return self.answer.strategy if self.answer is not None else ""
+
+    @property
+    def period(self) -> float | None:
+        """What the planner expects of the plan of the answer; None if it did not make it."""
+        return self.answer.period if self.answer is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restoring:
+    """From where state can be loaded. All of it is stored.
+
+    Attributes:
+        restorable: states that everyone could load, the newest first.
+        loading: what everyone was told to load, until all have; whoever has not heard of it must be told again.
+    """
+
+    restorable: tuple[StateAt, ...] = ()
+    loading: StateAt | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubts:
+    """What time will tell. None of it is stored.
+
+    Attributes:
+        suspected_at: when the first unexplained suspicion of this generation came; None if none.
+        suspicion: what it said.
+        reformations: generations begun in a row because of suspicions alone.
+        raised_at: when the first exception came that was not judged; None if all are.
+    """
+
+    suspected_at: float | None = None
+    suspicion: str = ""
+    reformations: int = 0
+    raised_at: float | None = None
+
+    def dispelled(self) -> Doubts:
+        """Returns them once a generation has begun since."""
+        return replace(self, suspected_at=None)
