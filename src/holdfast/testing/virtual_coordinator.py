@@ -42,12 +42,16 @@ class VirtualStore:
     """What outlives a coordinator: its newest decision, and the manifests of checkpoints."""
 
     def __init__(self) -> None:
-        self.newest: StoredDecision | None = None
+        self._newest: StoredDecision | None = None
         self.checkpoints: dict[int, tuple[str, ...]] = {}
 
     def put(self, decision: StoredDecision) -> None:
         """See :class:`holdfast.control.decider.Store`."""
-        self.newest = decision
+        self._newest = decision
+
+    def latest(self) -> StoredDecision | None:
+        """Returns the newest decision, as it would be read; None if there is none."""
+        return None if self._newest is None else StoredDecision.decoded(self._newest.encoded)
 
 
 class Telling(Protocol):
@@ -87,8 +91,8 @@ class VirtualCoordinator:
         self._time = time
         self._telling = telling
         self._ended = ended
-        if store.newest is not None:
-            begins = restore(begins, store.newest, reattach_until=self.asleep.awake_s() + REATTACH_S)
+        if (stored := store.latest()) is not None:
+            begins = restore(begins, stored, reattach_until=self.asleep.awake_s() + REATTACH_S)
         self.decider = Decider(
             membership=begins,
             store=store,

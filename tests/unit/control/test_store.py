@@ -4,7 +4,9 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from holdfast.control.membership import Grid, Roster, Running, Upcoming
@@ -63,6 +65,14 @@ def test_decisions_are_there_after_reopening(path):
     again.put(decision(3, plan=None))
     assert again.latest() == decision(3, plan=None)
     again.close()
+
+
+def test_whole_numbers_are_as_good_as_others(path):
+    """A period in units of one operation is whole; read, it is a float."""
+    store, planned = DecisionStore(path), decision(1)
+    store.put(msgspec.structs.replace(planned, running=replace(planned.running, period=21)))
+    assert store.latest().running.period == 21.0
+    store.close()
 
 
 def test_a_revision_is_decided_once(path):

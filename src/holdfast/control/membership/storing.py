@@ -58,7 +58,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             msgspec.MsgspecError: it is none; or it says more than that, of which we know nothing.
         """
         found = msgspec.json.decode(data, type=cls)
-        if found.encoded != data:
+        if msgspec.json.decode(found.encoded) != msgspec.json.decode(data):  # numbers alone may be written otherwise
             raise msgspec.ValidationError("it is no decision of this version")
         return found
 
