@@ -148,9 +148,9 @@ class LayerBench:
         for index, stage in enumerate(self._stages):
             for reduction in stage.reductions:
                 self.timer.time((index, _OPTIMIZER), partial(stage.accept, reduction, sums[reduction]))
-        tally = reduce(Stage.merge_tallies, [stage.tally() for stage in self._stages])
+        vote = reduce(Stage.merge_votes, [stage.vote() for stage in self._stages])
         for index, stage in enumerate(self._stages):
-            stage.conclude(tally)
+            stage.conclude(vote)
             if stage.omitted:
                 raise ConfigError(
                     f"a gradient was not finite in iteration {self._step}: there is no optimizer step to time; "
