@@ -205,7 +205,7 @@ def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
         point, messages, ring = 0, 0, 0.0
         for instruction in program.instructions:
             if isinstance(instruction, Send):
-                spec = sizes.get(instruction.payload) or parts.tally
+                spec = sizes.get(instruction.payload) or parts.vote
                 point += num_bytes(spec) + _HEADER_BYTES
             elif isinstance(instruction, Reduce):
                 size = parts.stage.message(instruction.reduction.layers).nbytes

@@ -131,7 +131,7 @@ class _Run:
             self._stage.backward(OpKind.B, step, microbatch, None)
         for reduction in self._stage.reductions:
             self._stage.accept(reduction, self._stage.message(reduction))
-        self._stage.conclude(self._stage.tally())
+        self._stage.conclude(self._stage.vote())
         for layer in self._stage.layers:
             self._stage.update(layer)
             self._stage.swap(layer)

@@ -205,7 +205,7 @@ def _run(stage: Stage, step: int, microbatches: int) -> None:
         stage.backward(OpKind.B, step, microbatch, None)
     for reduction in stage.reductions:
         stage.accept(reduction, stage.message(reduction))
-    stage.conclude(stage.tally())
+    stage.conclude(stage.vote())
 
 
 def _commit(stage: Stage) -> None:

@@ -47,7 +47,7 @@ def unblocks(call, abort):
 
 def test_messages_match_by_key_whatever_the_order(cluster):
     a, b = built(cluster, A, B)
-    keys = [key(m, payload) for m in range(3) for payload in (Payload.ACTIVATION, Payload.TALLY)]
+    keys = [key(m, payload) for m in range(3) for payload in (Payload.ACTIVATION, Payload.VOTE)]
     for number, sent in enumerate(keys):
         a.do("send", sent, B, "float32", [number, -number])
     for number, wanted in reversed(list(enumerate(keys))):

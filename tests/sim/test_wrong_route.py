@@ -40,7 +40,7 @@ def one_step(route: dict[int, int]) -> list[str]:
         total = first.message(tie) + second.message(tie)
         for stage in (first, second):
             stage.accept(tie, total.clone())
-    verdict = first.merge_tallies(first.tally(), second.tally())
+    verdict = first.merge_votes(first.vote(), second.vote())
     digests = []
     for stage in (first, second):
         stage.conclude(verdict)

@@ -27,7 +27,7 @@ PACKAGE = ROOT / "src" / "holdfast"
 STATE = ROOT / "build" / "mutate"
 EXPLAINED = Path(__file__).with_name("survivors.txt")
 
-_DRIVEN = "driver checkpointing resume engine/tallies"
+_DRIVEN = "driver checkpointing resume engine/votes"
 _TRANSPORT = "copying exchange framing port transfer"
 TARGETS = (
     "core/*.py",

@@ -59,7 +59,7 @@ __all__ = [
     "StepDone",
     "Strike",
     "Suspect",
-    "Tally",
+    "CommitVote",
     "Told",
     "Unreadable",
     "WorkerOffer",
@@ -149,7 +149,7 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     preempted: bool = False
 
 
-class Tally(_Wire, frozen=True, kw_only=True):
+class CommitVote(_Wire, frozen=True, kw_only=True):
     """What a worker knows of the verdict over a step; ``complete``: what all workers do. Passed on unread."""
 
     step: int
@@ -161,7 +161,7 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker has aborted everything older than ``generation`` and says where its layers are.
 
     ``executed``: (step, number of (layer, micro-batch) pairs that it had begun), of its last steps. ``snapshots``: the
-    steps at which it holds all its layers besides. ``tallies``: of its last steps. ``unsettled``: the step that its
+    steps at which it holds all its layers besides. ``votes``: of its last steps. ``unsettled``: the step that its
     layers were updated with ahead of the verdict, if that has not come. ``follows``: the layers whose state it has yet
     to get.
     """
@@ -171,7 +171,7 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
     layer_steps: tuple[tuple[int, int], ...]
     executed: tuple[tuple[int, int], ...]
     snapshots: tuple[int, ...] = ()
-    tallies: tuple[Tally, ...] = ()
+    votes: tuple[CommitVote, ...] = ()
     unsettled: int | None = None
     follows: tuple[int, ...] = ()
 
@@ -405,22 +405,22 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
 class Resume(_Wire, frozen=True, tag=True, kw_only=True):
     """Everyone's state is known: take back whatever is ahead of ``step`` and run from there.
 
-    ``tallies``: together they settle the step before, for those who have updated with it ahead of its verdict.
+    ``votes``: together they settle the step before, for those who have updated with it ahead of its verdict.
     """
 
     generation: int
     step: int
-    tallies: tuple[bytes, ...] = ()
+    votes: tuple[bytes, ...] = ()
 
 
 class Save(_Wire, frozen=True, tag=True, kw_only=True):
-    """Take back to ``step`` and write ``layers`` into ``directory``; ``tallies`` as in Resume."""
+    """Take back to ``step`` and write ``layers`` into ``directory``; ``votes`` as in Resume."""
 
     generation: int
     step: int
     layers: tuple[int, ...]
     directory: str
-    tallies: tuple[bytes, ...] = ()
+    votes: tuple[bytes, ...] = ()
 
 
 class Expel(_Wire, frozen=True, tag=True, kw_only=True):

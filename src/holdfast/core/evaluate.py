@@ -181,10 +181,10 @@ def op_time(kind: OpKind, stage: StageCosts) -> float:
 
 def peak_memory(row: tuple[Op, ...], worker: WorkerId, work: WorkCosts) -> float:
     """Returns the most memory that a worker holds while it runs its operations, which only their order decides."""
-    return max(memory_held(row, worker, work), default=work.whole[worker].state)
+    return max(activation_memory(row, worker, work), default=work.whole[worker].state)
 
 
-def memory_held(row: tuple[Op, ...], worker: WorkerId, work: WorkCosts) -> tuple[float, ...]:
+def activation_memory(row: tuple[Op, ...], worker: WorkerId, work: WorkCosts) -> tuple[float, ...]:
     """Returns the memory held during every operation of a worker's row, with that of its layers' state."""
     held = work.whole[worker].state
     during: list[float] = []

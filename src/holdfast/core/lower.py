@@ -42,7 +42,7 @@ class Payload(StrEnum):
     """A layer's output, towards the last stage."""
     GRADIENT = "GRAD"
     """The gradient of that output, towards the first stage."""
-    TALLY = "TALLY"
+    VOTE = "VOTE"
     """What the workers so far know of the step: finite or not, norms."""
     VERDICT = "VERDICT"
     """What the chain decided: commit, clip or skip."""
@@ -151,7 +151,7 @@ class WorkerProgram:
         worker: whose.
         operations: what it computes, receives and sends, in order.
         reductions: the sums that it takes part in.
-        verdict: the exchange of tallies that settles a step at its end.
+        verdict: the exchange of votes that settles a step at its end.
         riding: ``operations``, and between them the exchange that settles the step *before*: every message of it
             travels right before the activation or gradient of one micro-batch between the same workers, so nobody waits
             for it longer than for that.
@@ -190,13 +190,13 @@ def lower(plan: Plan, ties: tuple[tuple[int, ...], ...] = ()) -> tuple[WorkerPro
 
     Every operation receives its input if that comes from another worker, computes, and sends its result on. Then come
     the reductions: own layers from the last to the first, as backward finishes them, then the ties that touch own
-    layers. Then the verdict: along every route that adds a worker, first those of micro-batches ``p.0``, a tally
+    layers. Then the verdict: along every route that adds a worker, first those of micro-batches ``p.0``, a vote
     travels from the last worker to the first, where backward ends, and the verdict back; a listener, which no route
     visits, has a chain of its own under a name beyond all micro-batches: a route, and it before the first worker. Last
     come the optimizer steps, in ascending order of layers. Everywhere all workers go through common reductions and
     chains in the same order, so these cannot deadlock.
 
-    In the staggered form the verdict on a step rides on the next one, the other way round: a chain's tally goes from
+    In the staggered form the verdict on a step rides on the next one, the other way round: a chain's vote goes from
     worker to worker right before the activation of the micro-batch whose route it follows, its verdict right before the
     gradient. It waits for nothing that the activation or gradient would not wait for, so it cannot deadlock where the
     operations do not.
@@ -245,7 +245,7 @@ class _Shared:
             worker=worker,
             operations=tuple(_operations(worker, row, stops, {})),
             reductions=tuple(reduction for reduction in self.reductions if worker in reduction.workers),
-            verdict=(*_tallies(worker, turned), *_verdicts(worker, turned)),
+            verdict=(*_votes(worker, turned), *_verdicts(worker, turned)),
             riding=tuple(_riding(worker, row, stops, own)),
             layers=self.plan.placement.layers_of(worker),
         )
@@ -314,7 +314,7 @@ class _Chain:
     Attributes:
         name: unique among the chains.
         rides: the micro-batch whose route it follows, but for a listener before it.
-        workers: the way of the tally; the verdict comes back.
+        workers: the way of the vote; the verdict comes back.
     """
 
     name: MicroBatch
@@ -353,14 +353,14 @@ def _chains(plan: Plan) -> tuple[_Chain, ...]:
 def _riding(worker: WorkerId, row: tuple[Op, ...], stops: _Stops, chains: list[_Chain]) -> Iterator[Instruction]:
     """The operations, and before F and the backward of the micro-batches that chains ride on, the chains' messages.
 
-    A listener runs no micro-batch: it sends its tally at once, and waits for the verdict.
+    A listener runs no micro-batch: it sends its vote at once, and waits for the verdict.
     """
     before: dict[MicroBatch, list[_Chain]] = {}
     for chain in chains:
         if chain.rides in stops:
             before.setdefault(chain.rides, []).append(chain)
         else:
-            yield from _tallies(worker, [chain])
+            yield from _votes(worker, [chain])
             yield from _verdicts(worker, [chain])
     yield from _operations(worker, row, stops, before)
 
@@ -373,7 +373,7 @@ def _operations(
             rule = "the micro-batch does not visit this worker"
             raise InvalidSchedule(rule, worker=str(worker), position=position, op=str(op))
         if op.kind is OpKind.F:
-            yield from _tallies(worker, before.get(op.microbatch, ()))
+            yield from _votes(worker, before.get(op.microbatch, ()))
         elif op.kind is not OpKind.W:
             yield from _verdicts(worker, before.get(op.microbatch, ()))
         yield from _operation(op, *stops[op.microbatch])
@@ -394,14 +394,14 @@ def _operation(op: Op, before: Visit | None, visit: Visit, after: Visit | None) 
         yield Send(payload, op.microbatch, after.worker, last)
 
 
-def _tallies(worker: WorkerId, chains: Iterable[_Chain]) -> Iterator[Send | Receive]:
-    """What a worker takes and passes on of tallies, towards the last worker of each chain."""
+def _votes(worker: WorkerId, chains: Iterable[_Chain]) -> Iterator[Send | Receive]:
+    """What a worker takes and passes on of votes, towards the last worker of each chain."""
     for chain in chains:
         before, after = _neighbours(worker, chain.workers)
         if before is not None:
-            yield Receive(Payload.TALLY, chain.name, before)
+            yield Receive(Payload.VOTE, chain.name, before)
         if after is not None:
-            yield Send(Payload.TALLY, chain.name, after)
+            yield Send(Payload.VOTE, chain.name, after)
 
 
 def _verdicts(worker: WorkerId, chains: Iterable[_Chain]) -> Iterator[Send | Receive]:

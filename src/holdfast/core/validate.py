@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.core.evaluate import memory_held
+from holdfast.core.evaluate import activation_memory
 from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.lower import Compute, Instruction, Payload, Receive, Reduce, Reduction, Send, WorkerProgram, lower
 from holdfast.core.plan import Plan
@@ -180,7 +180,7 @@ def _check_memory(plan: Plan, costs: Costs) -> None:
         capacity = work.whole[worker].capacity
         if capacity is None:
             continue
-        for position, held in enumerate(memory_held(row, worker, work)):
+        for position, held in enumerate(activation_memory(row, worker, work)):
             if held > capacity * (1 + 1e-9):
                 rule = f"holds {held} of memory, more than the {capacity} that it has"
                 raise _invalid(plan, rule, worker, position, row[position])

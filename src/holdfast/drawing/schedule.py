@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
 
-from holdfast.core.evaluate import Span, Timeline, memory_held
+from holdfast.core.evaluate import Span, Timeline, activation_memory
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
@@ -70,7 +70,7 @@ def schedule_to_svg(
             continue
         for span in sorted(spans[worker], key=_is_guest):
             body += _box(span, axis, top)
-        held = memory_held(plan.orders.of(worker), worker, work)
+        held = activation_memory(plan.orders.of(worker), worker, work)
         body += _memory(spans[worker], held, work.whole[worker].capacity, axis, top + _ROW + 1)
     body += _borders(timeline, axis, bottom)
     body.append(text(_LEFT, bottom + _AXIS - 8, _sum_up(timeline)))

@@ -9,8 +9,7 @@ from enum import StrEnum
 from math import inf
 
 from holdfast.core.bounds import Bound, BoundRules, bound
-from holdfast.core.builders import Limit as Held
-from holdfast.core.builders import one_f_one_b
+from holdfast.core.builders import Limit, one_f_one_b
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import Placement
 from holdfast.core.plan import Plan, with_listeners
@@ -340,10 +339,10 @@ def _solve(problem: Problem, technique: Technique, lower: Bound, effort: _Effort
     """The best of the core's own builder, where it is asked, and of the search."""
     staggered, goal = technique is Technique.STAGGERED, technique.minimised(lower)
     if technique is Technique.ONE_F_ONE_B:
-        return _built(problem, technique, Held.CLASSIC)
+        return _built(problem, technique, Limit.CLASSIC)
     small = problem.num_operations <= (_SMALL if effort.time_limit_s else _AT_ONCE)
-    first = [_built(problem, technique, held) for held in Held] if problem.coupled and small else []
-    first = first if first or problem.regular else [_built(problem, technique, Held.CLASSIC)]
+    first = [_built(problem, technique, limit) for limit in Limit] if problem.coupled and small else []
+    first = first if first or problem.regular else [_built(problem, technique, Limit.CLASSIC)]
     split = not problem.coupled and any(part.split for part in problem.parts)
     if split:
         tries = effort.tries and max(1, effort.tries // 2)
@@ -371,11 +370,11 @@ def _all_fused(problem: Problem, staggered: bool, goal: float, effort: _Effort) 
     return replace(found, schedule=split_up(problem, found.schedule))
 
 
-def _built(problem: Problem, technique: Technique, held: Held) -> BestFound:
+def _built(problem: Problem, technique: Technique, limit: Limit) -> BestFound:
     """The core's own 1F1B for any routes, which never has workers wait for one another's room."""
     placement = problem.placement.without(problem.failed)
     coupled = replace(problem, coupled=True)
-    schedule = from_orders(coupled, one_f_one_b(placement, to_routes(problem), problem.costs, limit=held))
+    schedule = from_orders(coupled, one_f_one_b(placement, to_routes(problem), problem.costs, limit=limit))
     schedule = schedule if problem.coupled else split_up(problem, schedule)
     staggered = technique is Technique.STAGGERED
     schedule = settle(problem, schedule, staggered=staggered, early=True)

@@ -18,7 +18,7 @@ from holdfast.config.job import Job
 from holdfast.core.profile import LayerProfile
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError
-from holdfast.profiling.held import Held
+from holdfast.profiling.activation_memory import ActivationMemory
 from holdfast.profiling.samples import spread
 from holdfast.profiling.timers import Timer, timer_for
 from holdfast.runtime.engine.build import (
@@ -148,9 +148,9 @@ class LayerBench:
         for index, stage in enumerate(self._stages):
             for reduction in stage.reductions:
                 self.timer.time((index, _OPTIMIZER), partial(stage.accept, reduction, sums[reduction]))
-        tally = reduce(Stage.merge_tallies, [stage.tally() for stage in self._stages])
+        vote = reduce(Stage.merge_votes, [stage.vote() for stage in self._stages])
         for index, stage in enumerate(self._stages):
-            stage.conclude(tally)
+            stage.conclude(vote)
             if stage.omitted:
                 raise ConfigError(
                     f"a gradient was not finite in iteration {self._step}: there is no optimizer step to time; "
@@ -174,7 +174,7 @@ class LayerBench:
         after_forward, watches, value = [], [], None
         for stage in self._stages:
             stage.begin(self._step)
-            watch = Held(_tensors_of(stage))
+            watch = ActivationMemory(_tensors_of(stage))
             with watch:
                 value = stage.forward(self._step, 0, value)
             value = None if value is None else value.clone()

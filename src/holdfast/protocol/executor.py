@@ -4,9 +4,9 @@ It is a generator. It yields what is to be sent, received, computed and reduced;
 under a virtual clock) and sends the result back in, or throws a ClusterError in at the place where it happened. The
 compute engine is reached through :class:`StepEngine`; of it only the operations that take time go through the driver.
 
-A step is settled when the tallies of all workers have come together: then it is known whether it counts, and the scale
+A step is settled when the votes of all workers have come together: then it is known whether it counts, and the scale
 of its gradients. A *closing* step is settled at its end, before its updates. Any other is *staggered*: every layer is
-updated as soon as its own gradients are reduced, as if all were well, and the next step begins; the tallies ride on its
+updated as soon as its own gradients are reduced, as if all were well, and the next step begins; the votes ride on its
 messages. If all was not well, that next step ends in StepRefused, and the update is made again from the state before.
 """
 
@@ -59,20 +59,20 @@ class StepEngine(Protocol):
     def accept(self, layers: tuple[int, ...], reduced: Any) -> None:
         """Takes the sum of all contributions; raises LedgerError unless every micro-batch counts once."""
 
-    def tally(self) -> Any:
+    def vote(self) -> Any:
         """Returns what this worker knows of the step's verdict."""
 
-    def merge_tallies(self, ours: Any, theirs: Any) -> Any:
+    def merge_votes(self, ours: Any, theirs: Any) -> Any:
         """Returns what both know."""
 
-    def conclude(self, tally: Any) -> None:
-        """Takes the complete tally: whether the step counts, and the scale of its gradients."""
+    def conclude(self, vote: Any) -> None:
+        """Takes the complete vote: whether the step counts, and the scale of its gradients."""
 
     def speculate(self) -> None:
         """Takes it for granted, until ``settle``, that the step counts and its gradients are not scaled."""
 
-    def settle(self, tally: Any) -> bool:
-        """Takes the complete tally of the speculative step; returns whether its updates stand."""
+    def settle(self, vote: Any) -> bool:
+        """Takes the complete vote of the speculative step; returns whether its updates stand."""
 
     @property
     def unanimous(self) -> bool:
@@ -94,13 +94,13 @@ class Verdict:
 
     Attributes:
         step: which.
-        tally: our own, or that of all workers.
+        vote: our own, or that of all workers.
         complete: whether it is that of all workers: the verdict is known here.
         speculative: whether our updates were made ahead of it and are not known to stand.
     """
 
     step: int
-    tally: Any
+    vote: Any
     complete: bool = False
     speculative: bool = False
 
@@ -211,7 +211,7 @@ class Execution:
     verdict: Verdict | None = None
     closed: bool = False
     _value: Any = None
-    _tallies: dict[MicroBatch, Any] = field(default_factory=dict)
+    _votes: dict[MicroBatch, Any] = field(default_factory=dict)
 
     def run(self) -> Steps:
         """Yields the effects of the step, in order; ends with Committed.
@@ -264,8 +264,8 @@ class Execution:
         return tuple((i, self.step) for i in self.program.verdict if isinstance(i, Receive))
 
     def _step_of(self, receive: Receive) -> int:
-        """Between the operations, tallies and verdicts are those of the step before."""
-        return self.step - (receive.payload in (Payload.TALLY, Payload.VERDICT))
+        """Between the operations, votes and verdicts are those of the step before."""
+        return self.step - (receive.payload in (Payload.VOTE, Payload.VERDICT))
 
     def _half_way(self) -> dict[Op, Point]:
         """The operations after which the points ``forward`` and ``backward`` lie."""
@@ -280,40 +280,40 @@ class Execution:
         return marks
 
     def _ride(self, instruction: Instruction, previous: Verdict) -> Steps:
-        """Passes on what settles the step before; the first complete tally settles it."""
+        """Passes on what settles the step before; the first complete vote settles it."""
         yield from self._exchange(instruction, previous)
         if not (previous.complete and previous.speculative):
             return
-        if not self.stage.settle(previous.tally):
+        if not self.stage.settle(previous.vote):
             raise StepRefused(previous.step)
         previous.speculative = False
         if self.on_settled is not None:
             yield self.on_settled
 
     def _exchange(self, instruction: Instruction, verdict: Verdict) -> Steps:
-        """Takes or gives one tally or verdict."""
+        """Takes or gives one vote or verdict."""
         match instruction:
-            case Receive(payload=Payload.TALLY, microbatch=chain):
+            case Receive(payload=Payload.VOTE, microbatch=chain):
                 received = yield Take(instruction, verdict.step)
-                self._tallies[chain] = self.stage.merge_tallies(verdict.tally, received)
+                self._votes[chain] = self.stage.merge_votes(verdict.vote, received)
                 if chain not in self._passed_on(verdict.step):
-                    yield from self._complete(verdict, self._tallies[chain])
+                    yield from self._complete(verdict, self._votes[chain])
             case Receive(payload=Payload.VERDICT, microbatch=chain):
-                self._tallies[chain] = yield Take(instruction, verdict.step)
-                yield from self._complete(verdict, self._tallies[chain])
-            case Send(payload=Payload.TALLY | Payload.VERDICT, microbatch=chain):
-                yield Give(instruction, verdict.step, self._tallies.get(chain, verdict.tally))
+                self._votes[chain] = yield Take(instruction, verdict.step)
+                yield from self._complete(verdict, self._votes[chain])
+            case Send(payload=Payload.VOTE | Payload.VERDICT, microbatch=chain):
+                yield Give(instruction, verdict.step, self._votes.get(chain, verdict.vote))
 
-    def _complete(self, verdict: Verdict, tally: Any) -> Steps:
-        """The tally of all workers is known here, and has not been told to anybody yet."""
+    def _complete(self, verdict: Verdict, vote: Any) -> Steps:
+        """The vote of all workers is known here, and has not been told to anybody yet."""
         if not verdict.complete:
-            verdict.tally, verdict.complete = tally, True
+            verdict.vote, verdict.complete = vote, True
             yield Reach(Point.VERDICT, verdict.step)
 
     def _passed_on(self, step: int) -> set[MicroBatch]:
         """The chains on which others come behind us, at the end of this step or on the way through it."""
         instructions = self.program.verdict if step == self.step else self.program.riding
-        return {i.microbatch for i in instructions if isinstance(i, Send) and i.payload is Payload.TALLY}
+        return {i.microbatch for i in instructions if isinstance(i, Send) and i.payload is Payload.VOTE}
 
     def _may_go_over(self, prepared: Plan | None) -> bool:
         """Whether we know of the generation that is prepared, and have the state of all that its plan has us hold."""
@@ -326,14 +326,14 @@ class Execution:
         """Settles the step and updates all layers."""
         for reduction in self.program.reductions:
             self.stage.accept(reduction.layers, (yield FinishReduce(reduction, self.step)))
-        self.verdict = verdict = Verdict(step=self.step, tally=self.stage.tally())
-        self._tallies.clear()
+        self.verdict = verdict = Verdict(step=self.step, vote=self.stage.vote())
+        self._votes.clear()
         if not self.closing:
             yield Expect(self._expected_verdict())
         for instruction in self.program.verdict:
             yield from self._exchange(instruction, verdict)
-        yield from self._complete(verdict, verdict.tally)
-        self.stage.conclude(verdict.tally)
+        yield from self._complete(verdict, verdict.vote)
+        self.stage.conclude(verdict.vote)
         yield from self._update(self.program.layers)
 
     def _stagger(self) -> Steps:
@@ -346,7 +346,7 @@ class Execution:
             due = [layer for layer in left if layer not in missing]
             yield from self._update(due, first=len(left) == len(self.program.layers))
             left = [layer for layer in left if layer in missing]
-        self.verdict = Verdict(step=self.step, tally=self.stage.tally(), speculative=True)
+        self.verdict = Verdict(step=self.step, vote=self.stage.vote(), speculative=True)
 
     def _update(self, layers: Sequence[int], *, first: bool = True) -> Steps:
         for layer in layers:

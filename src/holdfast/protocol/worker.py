@@ -17,6 +17,7 @@ from holdfast.control.messages import (
     Attached,
     CaughtUp,
     Command,
+    CommitVote,
     Finished,
     Hello,
     Install,
@@ -33,7 +34,6 @@ from holdfast.control.messages import (
     Status,
     StepDone,
     Suspect,
-    Tally,
     Unreadable,
 )
 from holdfast.core.faults import Point
@@ -85,11 +85,11 @@ class Engine(StepEngine, Protocol):
     def roll_back(self) -> None:
         """Makes the updates of the speculative step, which did not stand when settled, again as they should be."""
 
-    def pack_tally(self, tally: Any) -> bytes:
-        """Returns a tally as bytes."""
+    def pack_vote(self, vote: Any) -> bytes:
+        """Returns a vote as bytes."""
 
-    def unpack_tally(self, data: bytes) -> Any:
-        """Returns what ``pack_tally`` wrote."""
+    def unpack_vote(self, data: bytes) -> Any:
+        """Returns what ``pack_vote`` wrote."""
 
     @property
     def whole(self) -> bool:
@@ -450,8 +450,8 @@ class WorkerProtocol:
             layer_steps=tuple(sorted(self.stage.layer_steps().items())),
             executed=tuple(sorted(self.executed.items())),
             snapshots=self.snapshots.steps,
-            tallies=tuple(
-                Tally(step=known.step, complete=known.complete, value=self.stage.pack_tally(known.tally))
+            votes=tuple(
+                CommitVote(step=known.step, complete=known.complete, value=self.stage.pack_vote(known.vote))
                 for known in self.verdicts
             ),
             unsettled=self._unsettled(),
@@ -480,18 +480,18 @@ class WorkerProtocol:
         if verdict is not None and all(verdict is not known for known in self.verdicts):
             self.verdicts = (*self.verdicts[-1:], verdict)
 
-    def _go_back(self, step: int, tallies: tuple[bytes, ...]) -> Script:
-        """Goes back to ``step``; what is speculative of the step before is settled by all tallies together."""
+    def _go_back(self, step: int, votes: tuple[bytes, ...]) -> Script:
+        """Goes back to ``step``; what is speculative of the step before is settled by all votes together."""
         verdict = self._open()
         self._forget_open()
         self.snapshots.go_back(step, self.stage)
         self.verdicts = tuple(known for known in self.verdicts if known.step < step)
         if verdict is None or verdict.step != step - 1:
             return
-        for tally in tallies:
-            verdict.tally = self.stage.merge_tallies(verdict.tally, self.stage.unpack_tally(tally))
+        for vote in votes:
+            verdict.vote = self.stage.merge_votes(verdict.vote, self.stage.unpack_vote(vote))
         verdict.complete = True
-        if not self.stage.settle(verdict.tally):
+        if not self.stage.settle(verdict.vote):
             self.stage.roll_back()
         if self.plan is not None and self._reports():
             yield Report(self._done(verdict.step, self.loss))
@@ -522,7 +522,7 @@ class WorkerProtocol:
         if enters:
             yield from self._follow(install.plan, command.step)
         else:
-            yield from self._go_back(command.step, command.tallies)
+            yield from self._go_back(command.step, command.votes)
             yield from self._fit(install.plan, command.step)
             if self.generation > 1 and command.step <= self._step():
                 yield Reach(Point.REPLAY, command.step)
@@ -684,7 +684,7 @@ class WorkerProtocol:
         return StepDone(worker=self.worker, generation=self.generation, step=step, loss=loss, omitted=omitted)
 
     def _save(self, save: Save) -> Script:
-        yield from self._go_back(save.step, save.tallies)
+        yield from self._go_back(save.step, save.votes)
         for layer in save.layers:
             with working(WorkPhase.SAVING, layer=layer), _writing(save.directory):
                 self.stage.save(layer, Path(save.directory))

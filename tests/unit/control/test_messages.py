@@ -9,6 +9,7 @@ from holdfast.control.messages import (
     Attached,
     Blob,
     CaughtUp,
+    CommitVote,
     Ended,
     Exited,
     Expel,
@@ -41,7 +42,6 @@ from holdfast.control.messages import (
     StepDone,
     Strike,
     Suspect,
-    Tally,
     Told,
     Unreadable,
     WorkerOffer,
@@ -62,7 +62,7 @@ from holdfast.telemetry.events import Detected, Notice, Parted, Synced
 W = WorkerId(1, 2)
 PLAN = adaptive_plan(regular_plan(2, split_evenly(5, 3), 3), [W])
 BLOB = Blob(worker=W, generation=3, key="0.0+1.2/addr", value=bytes(range(256)), to=(WorkerId(0, 0), W))
-TALLY = Tally(step=4, complete=True, value=bytes(range(48)))
+VOTE = CommitVote(step=4, complete=True, value=bytes(range(48)))
 SHARD = Shard(layer=3, name="layer-0003-0123456789abcdef.safetensors", sha256="0123456789abcdef" * 4, size=7)
 RAISED = Raised(
     worker=W,
@@ -87,7 +87,7 @@ MESSAGES = [
     Joined(worker=W, generation=1),
     Suspect(worker=W, generation=1, peer=WorkerId(0, 0), detail="reset by peer"),
     Suspect(worker=W, generation=1, peer=None, detail=""),
-    Status(worker=W, generation=1, layer_steps=(), executed=(), tallies=(TALLY,), unsettled=4),
+    Status(worker=W, generation=1, layer_steps=(), executed=(), votes=(VOTE,), unsettled=4),
     Refused(worker=W, generation=1, step=4, omitted=True),
     Joined(worker=W, generation=1, step=4),
     Leaving(worker=W),
@@ -137,9 +137,9 @@ COMMANDS = [
     Strike(worker=W, spec="kill-node:2@5:start"),
     Remark(worker=None, kind="k", text="t"),
     Resume(generation=4, step=9),
-    Resume(generation=4, step=9, tallies=(b"\x00\xff",)),
+    Resume(generation=4, step=9, votes=(b"\x00\xff",)),
     BLOB,
-    Save(generation=4, step=9, tallies=(b"\x00",), layers=(1,), directory="final"),
+    Save(generation=4, step=9, votes=(b"\x00",), layers=(1,), directory="final"),
     Save(generation=4, step=9, layers=(0, 2), directory="runs/x/final"),
     Shutdown(reason="done"),
     Progress(step=3, loss=0.5, omitted=False, alive=11, generation=2),
@@ -192,7 +192,7 @@ def test_what_is_no_parcel_is_refused():
 
 def test_every_type_is_tested():
     known = {value for _, value in inspect.getmembers(messages, inspect.isclass) if issubclass(value, messages._Wire)}
-    assert {type(value) for value in [*MESSAGES, *COMMANDS]} == known - {messages._Wire, StateAt, Tally}
+    assert {type(value) for value in [*MESSAGES, *COMMANDS]} == known - {messages._Wire, StateAt, CommitVote}
 
 
 def refused(decode, value):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from holdfast.control.membership import Grid, Membership, Phase, Record, Rules, Running, Tell, decide, restore, to_store
-from holdfast.control.messages import Exited, Hello, Install, Refused, Resume, Save, Status, Tally
+from holdfast.control.messages import CommitVote, Exited, Hello, Install, Refused, Resume, Save, Status
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -45,7 +45,7 @@ class Job:
                     generation=self.state.generation,
                     layer_steps=tuple((layer, step) for layer in PLAN.placement.layers_of(worker)),
                     executed=(),
-                    tallies=(Tally(step=last, complete=worker in complete, value=str(worker).encode()),),
+                    votes=(CommitVote(step=last, complete=worker in complete, value=str(worker).encode()),),
                     unsettled=last if unsettled and worker not in complete else None,
                 )
                 for worker in self.state.alive
@@ -83,32 +83,32 @@ def test_a_refusal_is_of_no_interest_where_no_steps_are_run(phase):
     assert job.state.generation == 1
 
 
-def test_one_complete_tally_settles_the_step_for_all():
+def test_one_complete_vote_settles_the_step_for_all():
     resumes = Job().refuse(4).statuses(5, complete=(W01, W11)).commands(Resume)
     assert set(resumes) == set(PLAN.workers)
-    assert {(each.step, each.tallies) for each in resumes.values()} == {(5, (b"0.1",))}
+    assert {(each.step, each.votes) for each in resumes.values()} == {(5, (b"0.1",))}
 
 
-def test_without_one_the_tallies_of_all_do():
+def test_without_one_the_votes_of_all_do():
     resumes = Job().give(Exited(worker=W10, pid=1, status=-9)).statuses(5).commands(Resume)
     assert set(resumes) == {W00, W01, W11}
-    assert {(each.step, each.tallies) for each in resumes.values()} == {(5, (b"0.0", b"0.1", b"1.1"))}
+    assert {(each.step, each.votes) for each in resumes.values()} == {(5, (b"0.0", b"0.1", b"1.1"))}
 
 
-def test_what_is_settled_needs_no_tally():
+def test_what_is_settled_needs_no_vote():
     resumes = Job().give(Exited(worker=W10, pid=1, status=-9)).statuses(5, unsettled=False).commands(Resume)
-    assert {(each.step, each.tallies) for each in resumes.values()} == {(5, ())}
+    assert {(each.step, each.votes) for each in resumes.values()} == {(5, ())}
 
 
 def test_when_a_layer_is_lost_a_step_that_cannot_be_settled_is_given_up():
     job = Job().give(Exited(worker=W10, pid=1, status=-9), Exited(worker=W00, pid=1, status=-9)).statuses(5)
-    assert {(each.step, each.tallies) for each in job.commands(Save).values()} == {(4, ())}
+    assert {(each.step, each.votes) for each in job.commands(Save).values()} == {(4, ())}
 
 
 def test_when_a_layer_is_lost_a_step_whose_verdict_is_known_is_saved():
     job = Job().give(Exited(worker=W10, pid=1, status=-9), Exited(worker=W00, pid=1, status=-9))
     saves = job.statuses(5, complete=(W11,)).commands(Save)
-    assert {(each.step, each.tallies) for each in saves.values()} == {(5, (b"1.1",))}
+    assert {(each.step, each.votes) for each in saves.values()} == {(5, (b"1.1",))}
 
 
 def refuse_often(*steps, omitted=False):

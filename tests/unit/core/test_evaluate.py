@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from holdfast.core.builders import adaptive_plan, regular_plan
-from holdfast.core.evaluate import Span, evaluate, memory_held
+from holdfast.core.evaluate import Span, activation_memory, evaluate
 from holdfast.core.evaluate import timeline as timeline_of
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import home_placement, split_evenly
@@ -82,7 +82,7 @@ def test_memory_is_taken_at_the_start_of_f_and_given_back_at_the_ends():
     work = WorkCosts(placement, Routes(()), parse_costs(1, memory="5,2,3,99"))
     batch = Batch((3,))
     row = tuple(Op.parse(text, batch) for text in ["F0.0", "F0.1", "I0.0", "F0.2", "W0.0", "B0.1", "I0.2", "W0.2"])
-    assert memory_held(row, WorkerId(0, 0), work) == (5, 10, 10, 13, 13, 10, 5, 3)
+    assert activation_memory(row, WorkerId(0, 0), work) == (5, 10, 10, 13, 13, 10, 5, 3)
 
 
 def test_peak_memory_is_per_worker():

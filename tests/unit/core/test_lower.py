@@ -54,12 +54,12 @@ def test_operations_receive_compute_and_send(row, expected):
 @pytest.mark.parametrize(
     ("worker", "expected"),
     [
-        ("0.0", "REDUCE_L0 RECV_TALLY0.0<0.1 SEND_VERDICT0.0>0.1 STEP_L0"),
-        ("0.1", "REDUCE_L1 RECV_TALLY0.0<0.2 SEND_TALLY0.0>0.0 RECV_VERDICT0.0<0.0 SEND_VERDICT0.0>0.2 STEP_L1"),
-        ("0.2", "REDUCE_L2 SEND_TALLY0.0>0.1 RECV_VERDICT0.0<0.1 STEP_L2"),
+        ("0.0", "REDUCE_L0 RECV_VOTE0.0<0.1 SEND_VERDICT0.0>0.1 STEP_L0"),
+        ("0.1", "REDUCE_L1 RECV_VOTE0.0<0.2 SEND_VOTE0.0>0.0 RECV_VERDICT0.0<0.0 SEND_VERDICT0.0>0.2 STEP_L1"),
+        ("0.2", "REDUCE_L2 SEND_VOTE0.0>0.1 RECV_VERDICT0.0<0.1 STEP_L2"),
     ],
 )
-def test_the_tally_travels_to_the_first_stage_and_the_verdict_back(worker, expected):
+def test_the_vote_travels_to_the_first_stage_and_the_verdict_back(worker, expected):
     text = text_of(TALL, worker)
     assert text[text.index("REDUCE") :] == expected
 
@@ -71,17 +71,17 @@ def test_layers_reduce_downwards_and_step_upwards():
 def test_ties_reduce_after_the_layers_over_the_owners_of_any_of_them():
     programs = lower(regular_plan(2, split_evenly(4, 2), 1), ties=((0, 3), (0, 1)))
     text = {str(program.worker): format_instructions(program.instructions) for program in programs}
-    assert "REDUCE_L1 REDUCE_L0 REDUCE_L0+3 REDUCE_L0+1 RECV_TALLY" in text["1.0"]
-    assert "REDUCE_L3 REDUCE_L2 REDUCE_L0+3 SEND_TALLY" in text["1.1"]
+    assert "REDUCE_L1 REDUCE_L0 REDUCE_L0+3 REDUCE_L0+1 RECV_VOTE" in text["1.0"]
+    assert "REDUCE_L3 REDUCE_L2 REDUCE_L0+3 SEND_VOTE" in text["1.1"]
     tied = next(i.reduction for i in programs[0].instructions if str(i) == "REDUCE_L0+3")
     assert [str(worker) for worker in tied.workers] == ["0.0", "0.1", "1.0", "1.1"]
 
 
-def test_a_shared_worker_passes_all_tallies_before_any_verdict():
+def test_a_shared_worker_passes_all_votes_before_any_verdict():
     plan = adaptive_plan(regular_plan(2, split_evenly(3, 3), 1), [WorkerId(1, 1)])
     text = text_of(plan, "0.1")
     assert text[text.index("REDUCE_L1") :] == (
-        "REDUCE_L1 RECV_TALLY0.0<0.2 SEND_TALLY0.0>0.0 RECV_TALLY1.0<1.2 SEND_TALLY1.0>1.0 "
+        "REDUCE_L1 RECV_VOTE0.0<0.2 SEND_VOTE0.0>0.0 RECV_VOTE1.0<1.2 SEND_VOTE1.0>1.0 "
         "RECV_VERDICT0.0<0.0 SEND_VERDICT0.0>0.2 RECV_VERDICT1.0<1.0 SEND_VERDICT1.0>1.2 STEP_L1"
     )
 
@@ -93,10 +93,10 @@ def test_chains_that_add_no_worker_are_left_out():
     routes = Routes(tuple(Route(each, visits[each.pipeline % 2]) for each in Batch((1,) * 4).microbatches))
     orders = parse_orders("0.0: F0.0 B0.0 F2.0 B2.0\n0.1: F1.0 F3.0", routes.batch)
     plan = Plan(placement=placement, routes=routes, orders=orders)
-    assert "TALLY" not in text_of(plan, "0.0")
+    assert "VOTE" not in text_of(plan, "0.0")
     tall = adaptive_plan(regular_plan(2, split_evenly(2, 2), 1), [WorkerId(1, 0), WorkerId(1, 1)])
-    assert "TALLY0.0" in text_of(tall, "0.0")
-    assert "TALLY1.0" not in text_of(tall, "0.0")
+    assert "VOTE0.0" in text_of(tall, "0.0")
+    assert "VOTE1.0" not in text_of(tall, "0.0")
 
 
 def test_where_nobody_computes_there_is_no_verdict():
@@ -113,9 +113,9 @@ def test_a_listener_stands_before_the_first_worker_of_a_route(layers):
     texts = {worker: format_instructions(program.instructions) for worker, program in programs.items()}
     reduced = " ".join(f"REDUCE_L{layer}" for layer in reversed(layers.indices))
     stepped = " ".join(f"STEP_L{layer}" for layer in layers.indices)
-    assert texts["1.1"] == f"{reduced} RECV_TALLY1.2<0.0 SEND_VERDICT1.2>0.0 {stepped}"
-    assert "RECV_TALLY0.0<0.1 RECV_TALLY1.2<0.1 SEND_TALLY1.2>1.1" in texts["0.0"]
-    assert format_instructions(programs["1.1"].riding) == "SEND_TALLY1.2>0.0 RECV_VERDICT1.2<0.0"
+    assert texts["1.1"] == f"{reduced} RECV_VOTE1.2<0.0 SEND_VERDICT1.2>0.0 {stepped}"
+    assert "RECV_VOTE0.0<0.1 RECV_VOTE1.2<0.1 SEND_VOTE1.2>1.1" in texts["0.0"]
+    assert format_instructions(programs["1.1"].riding) == "SEND_VOTE1.2>0.0 RECV_VERDICT1.2<0.0"
     validate(plan)
 
 
@@ -123,7 +123,7 @@ def test_listeners_are_spread_over_the_routes():
     plan = regular_plan(2, split_evenly(2, 2), 1)
     plan = with_listeners(plan, [(WorkerId(2, stage), layers) for stage, layers in enumerate(split_evenly(2, 2))])
     riding = {str(p.worker): format_instructions(p.riding) for p in lower(plan)}
-    assert (riding["2.0"].split()[0], riding["2.1"].split()[0]) == ("SEND_TALLY2.1>0.0", "SEND_TALLY2.2>1.0")
+    assert (riding["2.0"].split()[0], riding["2.1"].split()[0]) == ("SEND_VOTE2.1>0.0", "SEND_VOTE2.2>1.0")
     validate(plan)
 
 
@@ -201,15 +201,15 @@ def riding(plan, worker):
 def test_the_verdict_on_a_step_rides_on_the_first_micro_batch_of_the_next():
     plan = regular_plan(1, split_evenly(3, 3), 2)
     assert riding(plan, "0.0") == (
-        "SEND_TALLY0.0>0.1 F0.0 SEND_ACT0.0>0.1 F0.1 SEND_ACT0.1>0.1 RECV_VERDICT0.0<0.1 RECV_GRAD0.0<0.1 B0.0 "
+        "SEND_VOTE0.0>0.1 F0.0 SEND_ACT0.0>0.1 F0.1 SEND_ACT0.1>0.1 RECV_VERDICT0.0<0.1 RECV_GRAD0.0<0.1 B0.0 "
         "RECV_GRAD0.1<0.1 B0.1"
     )
     assert riding(plan, "0.1") == (
-        "RECV_TALLY0.0<0.0 SEND_TALLY0.0>0.2 RECV_ACT0.0<0.0 F0.0 SEND_ACT0.0>0.2 RECV_ACT0.1<0.0 F0.1 SEND_ACT0.1>0.2 "
+        "RECV_VOTE0.0<0.0 SEND_VOTE0.0>0.2 RECV_ACT0.0<0.0 F0.0 SEND_ACT0.0>0.2 RECV_ACT0.1<0.0 F0.1 SEND_ACT0.1>0.2 "
         "RECV_VERDICT0.0<0.2 SEND_VERDICT0.0>0.0 RECV_GRAD0.0<0.2 B0.0 SEND_GRAD0.0>0.0 RECV_GRAD0.1<0.2 B0.1 "
         "SEND_GRAD0.1>0.0"
     )
-    assert riding(plan, "0.2").startswith("RECV_TALLY0.0<0.1 RECV_ACT0.0<0.1 F0.0 SEND_VERDICT0.0>0.1 B0.0")
+    assert riding(plan, "0.2").startswith("RECV_VOTE0.0<0.1 RECV_ACT0.0<0.1 F0.0 SEND_VERDICT0.0>0.1 B0.0")
 
 
 @pytest.mark.parametrize("gone", range(12))

@@ -82,26 +82,26 @@ def backward(route: Sequence[Stage], step: int, microbatch: int, split: bool = F
 
 def reduce(stages: Sequence[Stage]) -> dict[ReducedLayers, Tensor]:
     """Sum all messages, hand them to all owners and settle the verdict."""
-    sums, tally = add_up(stages)
+    sums, vote = add_up(stages)
     for stage in stages:
-        stage.conclude(tally)
+        stage.conclude(vote)
     return sums
 
 
 def add_up(stages: Sequence[Stage]) -> tuple[dict[ReducedLayers, Tensor], Tensor]:
-    """Sum all messages, hand them to all owners and return the sums and the tally of all."""
+    """Sum all messages, hand them to all owners and return the sums and the vote of all."""
     sums: dict[ReducedLayers, Tensor] = {}
     for stage in stages:
         for reduction in stage.reductions:
             message = stage.message(reduction)
             sums[reduction] = sums[reduction] + message if reduction in sums else message
-    tally = None
+    vote = None
     for stage in stages:
         for reduction in stage.reductions:
             stage.accept(reduction, sums[reduction].clone())
-        tally = stage.tally() if tally is None else Stage.merge_tallies(tally, stage.tally())
-    assert tally is not None
-    return sums, tally
+        vote = stage.vote() if vote is None else Stage.merge_votes(vote, stage.vote())
+    assert vote is not None
+    return sums, vote
 
 
 def commit(stages: Sequence[Stage]) -> None:

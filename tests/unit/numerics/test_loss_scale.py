@@ -307,8 +307,8 @@ def first_gradient(job: Job) -> tuple[float, bool]:
     stages = job.stages([(0, 2), (2, 4)])
     for microbatch in range(job.num_microbatches):
         run_microbatch(stages, 0, microbatch)
-    tally = add_up(stages)[1]
-    return float(tally[:, 1].sum().sqrt()), not bool(tally[:, 0].any())
+    vote = add_up(stages)[1]
+    return float(vote[:, 1].sum().sqrt()), not bool(vote[:, 0].any())
 
 
 def test_gradients_too_small_for_half_precision_are_kept() -> None:

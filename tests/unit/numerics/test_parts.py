@@ -53,7 +53,7 @@ def one_step(routes, kinds, again):
         total = stages[0].message(reduction) + stages[1].message(reduction)
         for stage in stages:
             stage.accept(reduction, total.clone())
-    verdict = stages[0].merge_tallies(stages[0].tally(), stages[1].tally())
+    verdict = stages[0].merge_votes(stages[0].vote(), stages[1].vote())
     digests = []
     for stage in stages:
         stage.conclude(verdict)

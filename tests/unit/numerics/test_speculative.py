@@ -30,21 +30,21 @@ def poisoned(job: Any, step: int) -> Any:
     return job
 
 
-def stands(stages: list[Stage], tally: Tensor) -> bool:
+def stands(stages: list[Stage], vote: Tensor) -> bool:
     """Settles the step on all workers, which agree."""
-    (verdict,) = {stage.settle(tally) for stage in stages}
+    (verdict,) = {stage.settle(vote) for stage in stages}
     return verdict
 
 
 def train_ahead(job: Any, ranges: list[tuple[int, int]], begun: int) -> tuple[list[Stage], list[int]]:
     """Trains with every update ahead of its verdict, which comes after ``begun`` forwards of the next step."""
-    stages, redone, tally = job.stages(ranges), [], None
+    stages, redone, vote = job.stages(ranges), [], None
     for step in range(STEPS):
         for stage in stages:
             stage.begin(step)
         for microbatch in range(begun if step else 0):
             forward(stages, step, microbatch)
-        if step and not stands(stages, tally):
+        if step and not stands(stages, vote):
             redone.append(step - 1)
             for stage in stages:
                 stage.roll_back()
@@ -55,11 +55,11 @@ def train_ahead(job: Any, ranges: list[tuple[int, int]], begun: int) -> tuple[li
                 stage.begin(step)
         for microbatch in range(job.num_microbatches):
             run_microbatch(stages, step, microbatch)
-        tally = add_up(stages)[1]
+        vote = add_up(stages)[1]
         for stage in stages:
             stage.speculate()
         commit(stages)
-    if not stands(stages, tally):
+    if not stands(stages, vote):
         redone.append(STEPS - 1)
         for stage in stages:
             stage.roll_back()
@@ -100,12 +100,12 @@ def test_a_step_taken_back_is_not_presumed_any_more() -> None:
     stage.begin(0)
     for microbatch in range(6):
         run_microbatch([stage], 0, microbatch)
-    tally = add_up([stage])[1]
+    vote = add_up([stage])[1]
     stage.speculate()
     commit([stage])
     stage.take_back(0)
     with pytest.raises(InternalError, match="no step is speculative"):
-        stage.settle(tally)
+        stage.settle(vote)
     with pytest.raises(InternalError, match="no step is speculative"):
         stage.roll_back()
 
@@ -121,28 +121,28 @@ def test_a_stage_that_follows_catches_up_with_what_is_not_settled_yet() -> None:
     owner, follower = job.stages([(0, 5), (0, 5)])
     pinned = {layer: owner.snapshot(layer) for layer in range(5)}
     follower.follow(range(5), 0)
-    tally = None
+    vote = None
     for step in range(3):
         for stage in (owner, follower):
             stage.begin(step)
-            assert step == 0 or stage.settle(tally)
+            assert step == 0 or stage.settle(vote)
         for microbatch in range(job.num_microbatches):
             run_microbatch([owner], step, microbatch)
-        tally = add_up([owner, follower])[1]
+        vote = add_up([owner, follower])[1]
         for stage in (owner, follower):
             stage.speculate()
         commit([owner, follower])
     follower.heal({layer: encode() for layer, encode in pinned.items()})
     assert digest([owner, follower]) == digest([owner])
-    assert owner.settle(tally)
-    assert follower.settle(tally)
+    assert owner.settle(vote)
+    assert follower.settle(vote)
     assert digest([owner, follower]) == digest([owner])
 
 
-def test_tallies_survive_as_bytes() -> None:
-    tally = torch.tensor([[0.0, 1.5, 1.0], [1.0, 2.0**-40, 0.0]], dtype=torch.float64)
+def test_votes_survive_as_bytes() -> None:
+    vote = torch.tensor([[0.0, 1.5, 1.0], [1.0, 2.0**-40, 0.0]], dtype=torch.float64)
     emulated = EmulatedStage(
         layers=(0,), num_layers=1, num_microbatches=1, sends=torch.from_numpy, receives=torch.Tensor.numpy
     )
     for stage in (Stage, emulated):
-        assert torch.equal(stage.unpack_tally(stage.pack_tally(tally)), tally)
+        assert torch.equal(stage.unpack_vote(stage.pack_vote(vote)), vote)

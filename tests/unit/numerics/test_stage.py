@@ -513,18 +513,18 @@ def test_operations_out_of_order_are_refused() -> None:
     with pytest.raises(InternalError, match="before the verdict"):
         stage.update(0)
     with pytest.raises(InternalError, match="not accepted"):
-        stage.tally()
+        stage.vote()
     with pytest.raises(InternalError, match="swap without an update"):
         stage.swap(0)
 
 
-def test_tallies_that_disagree_are_refused() -> None:
+def test_votes_that_disagree_are_refused() -> None:
     one, other = torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64)
     one[0, 1], other[1, 1] = 1.0, 2.0
-    assert Stage.merge_tallies(one, other)[:, 1].tolist() == [1.0, 2.0]
+    assert Stage.merge_votes(one, other)[:, 1].tolist() == [1.0, 2.0]
     other[0, 1] = 1.5
     with pytest.raises(ReplicaDiverged, match=r"\[0\]"):
-        Stage.merge_tallies(one, other)
+        Stage.merge_votes(one, other)
 
 
 def test_seeds_do_not_depend_on_the_process() -> None:

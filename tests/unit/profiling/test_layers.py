@@ -116,7 +116,7 @@ def test_what_is_measured_is_what_training_computes(tree):
             whole.backward(OpKind.B, step, microbatch, None)
         for reduction in whole.reductions:
             whole.accept(reduction, whole.message(reduction))
-        whole.conclude(whole.tally())
+        whole.conclude(whole.vote())
         for index in range(number):
             whole.update(index)
             whole.swap(index)

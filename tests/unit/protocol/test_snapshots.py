@@ -20,7 +20,7 @@ def advance(stage, step):
     stage.backward(OpKind.B, step, 0, None)
     for layer in (0, 1):
         stage.accept((layer,), stage.message((layer,), 0))
-    stage.conclude(stage.tally())
+    stage.conclude(stage.vote())
     for layer in (0, 1):
         stage.update(layer)
         stage.swap(layer)

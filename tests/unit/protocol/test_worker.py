@@ -133,7 +133,7 @@ class Driver:
                     return self.stage.forward(step, number, value)
                 return self.stage.backward(op.kind, step, number, value)
             case Take(receive=receive, step=step):
-                if receive.payload in (Payload.TALLY, Payload.VERDICT):
+                if receive.payload in (Payload.VOTE, Payload.VERDICT):
                     return np.array([[1.0, 1.0, 1.0]] * 5)
                 return np.arange(WIDTH) + 1000 * step + 100 * receive.microbatch.index
             case StartReduce(reduction=reduction, value=value):
@@ -195,7 +195,7 @@ def test_the_order_of_effects(tmp_path):
         "RECV_ACT0.0<0.0", "F0.0", "B0.0", "SEND_GRAD0.0>0.0",
         "RECV_ACT0.1<0.0", "F0.1", "[forward]", "B0.1", "[backward]", "SEND_GRAD0.1>0.0",
         "ready", "start L4", "[reduce]", "start L3", "finish L4", "finish L3",
-        "SEND_TALLY0.0>0.0", "RECV_VERDICT0.0<0.0", "[verdict]",
+        "SEND_VOTE0.0>0.0", "RECV_VERDICT0.0<0.0", "[verdict]",
         "[update]", "[commit]", "committed", "StepDone",
     ]  # fmt: skip
     assert told[10:] == [*step, *step, "Finished", "listen", "Saved", "listen"]
@@ -298,8 +298,8 @@ def test_what_was_known_of_a_step_that_is_run_again_is_not_told_any_more(tmp_pat
     told = [label(effect) for effect in Driver(LAST, tmp_path, once).run().effects]
     third_commit = told.index("[commit]", second_commit + 1)
     driver = Driver(LAST, tmp_path, {**once, third_commit: StaleGeneration(2, 3)}).run()
-    tallies = [[tally.step for tally in m.tallies] for m in driver.reports if isinstance(m, Status)]
-    assert tallies == [[], [0, 1], [0, 1]], "of step 1, only what its second run came to"
+    votes = [[vote.step for vote in m.votes] for m in driver.reports if isinstance(m, Status)]
+    assert votes == [[], [0, 1], [0, 1]], "of step 1, only what its second run came to"
 
 
 def test_steps_are_reported_with_their_loss(tmp_path):
@@ -415,7 +415,7 @@ def test_activations_of_another_microbatch_change_the_digest():
 def test_a_verdict_that_does_not_know_of_every_layer_is_refused():
     stage = stage_of(LAST)
     with pytest.raises(InternalError, match="does not cover every layer"):
-        stage.conclude(stage.tally())
+        stage.conclude(stage.vote())
 
 
 def test_checkpoints_are_pinned_between_steps_and_saving_is_told_after_they_are_written(tmp_path):
@@ -465,7 +465,7 @@ class Crosser(Driver):
             case Boundary():
                 install, self.prepared = self.prepared, None
                 return install
-            case Take(receive=receive) if receive.payload in (Payload.TALLY, Payload.VERDICT):
+            case Take(receive=receive) if receive.payload in (Payload.VOTE, Payload.VERDICT):
                 return np.array([[1.0, 1.0, 0.0]] * 5)
             case Reach(point=Point.COPY):
                 raise Crossed

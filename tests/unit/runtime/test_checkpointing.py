@@ -147,7 +147,7 @@ def run_step(stage, step):
         stage.backward(OpKind.B, step, microbatch, None)
     for reduction in stage.reductions:
         stage.accept(reduction, stage.message(reduction))
-    stage.conclude(stage.tally())
+    stage.conclude(stage.vote())
     for layer in stage.layers:
         stage.update(layer)
         stage.swap(layer)

@@ -39,7 +39,7 @@ def pair(link):
 
 
 @pytest.mark.parametrize(
-    ("payload", "seconds"), [(Payload.ACTIVATION, 0.11), (Payload.GRADIENT, 0.02), (Payload.TALLY, 0.010_001_6)]
+    ("payload", "seconds"), [(Payload.ACTIVATION, 0.11), (Payload.GRADIENT, 0.02), (Payload.VOTE, 0.010_001_6)]
 )
 def test_a_message_takes_what_its_emulated_size_takes(payload, seconds):
     a, b = pair(Link(latency_s=0.01, bytes_per_s=1e7))

@@ -154,7 +154,7 @@ def _recompute(state: Membership, action: Recompute) -> Decision:
         forming=replace(state.forming, lost_work=()),
         restoring=replace(state.restoring, loading=None),
     )
-    resume = Resume(generation=state.generation, step=state.forming.resume_step, tallies=state.forming.tallies)
+    resume = Resume(generation=state.generation, step=state.forming.resume_step, votes=state.forming.votes)
     return state, tell_each(state.alive, resume)
 
 
@@ -163,7 +163,7 @@ def _give_up(state: Membership, action: GiveUp) -> Decision:
 
 
 def _save_committed(state: Membership, action: SaveCommitted) -> Decision:
-    return save(state, state.forming.resume_step, state.forming.tallies)
+    return save(state, state.forming.resume_step, state.forming.votes)
 
 
 _WHEN_ALL_HAVE_TOLD = (TakeBack, Restore, Recompute, SaveCommitted)

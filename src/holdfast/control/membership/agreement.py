@@ -19,7 +19,7 @@ class Forming:
         answer: what is being carried out, or was last; None before the first generation.
         pending: what of it is still to be done, once all have said what they hold.
         resume_step: the step from which this generation runs.
-        tallies: those that settle the step before ``resume_step``, if some have updated ahead of its verdict.
+        votes: those that settle the step before ``resume_step``, if some have updated ahead of its verdict.
         copying: to whom state is copied from the next boundary on.
         lost_work: (step, pairs run of it) of the workers lost since training last went on.
         lost_layers: layers without an owner; empty while training can go on.
@@ -31,7 +31,7 @@ class Forming:
     answer: RecoveryPlan | None = None
     pending: tuple[Action, ...] = ()
     resume_step: int = 0
-    tallies: tuple[bytes, ...] = ()
+    votes: tuple[bytes, ...] = ()
     copying: frozenset[WorkerId] = frozenset()
     lost_work: tuple[tuple[int, int], ...] = ()
     lost_layers: tuple[int, ...] = ()

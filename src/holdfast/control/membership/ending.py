@@ -23,7 +23,7 @@ __all__ = [
 NOT_ALL_THERE = "not all workers are there"
 
 
-def save(state: Membership, step: int, tallies: tuple[bytes, ...] = ()) -> Decision:
+def save(state: Membership, step: int, votes: tuple[bytes, ...] = ()) -> Decision:
     """Asks the first living owner of each layer to write it, and everyone for the digests of what they hold."""
     state = replace(state, phase=Phase.SAVING, forming=replace(state.forming, resume_step=step))
     owned = _owners(state)
@@ -33,9 +33,7 @@ def save(state: Membership, step: int, tallies: tuple[bytes, ...] = ()) -> Decis
 
     def share_of(worker: WorkerId) -> Save:
         layers = tuple(layer for layer, owners in owned.items() if owners and owners[0] == worker)
-        return Save(
-            generation=state.generation, step=step, layers=layers, directory=state.rules.directory, tallies=tallies
-        )
+        return Save(generation=state.generation, step=step, layers=layers, directory=state.rules.directory, votes=votes)
 
     return state, tuple(Tell(to=worker, command=share_of(worker)) for worker in state.full)
 

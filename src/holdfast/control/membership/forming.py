@@ -80,10 +80,10 @@ def all_told(state: Membership) -> bool:
 
 def agreed(state: Membership, step: int) -> Decision:
     """All go on from the state before ``step``, or from the one before that where nobody can settle what led to it."""
-    step, tallies = _settled(state, step)
+    step, votes = _settled(state, step)
     _check_distance(state, step)
     record = Agreed(generation=state.generation, step=step, recomputed_microbatches=_recomputed(state, step))
-    forming = replace(state.forming, resume_step=step, tallies=tallies)
+    forming = replace(state.forming, resume_step=step, votes=votes)
     return replace(state, forming=forming), (Record(event=record),)
 
 
@@ -120,18 +120,18 @@ def newest_snapshot(state: Membership) -> int:
 
 
 def _settled(state: Membership, step: int) -> tuple[int, tuple[bytes, ...]]:
-    """The step to go back to, and the tallies that settle the one before it if some have updated ahead of its verdict.
+    """The step to go back to, and the votes that settle the one before it if some have updated ahead of its verdict.
 
-    A complete tally is enough; so are those of owners of all layers. Without either, that step is given up as well:
+    A complete vote is enough; so are those of owners of all layers. Without either, that step is given up as well:
     then nobody has gone further, since that takes its verdict.
     """
     last = step - 1
-    tallies = [tally for status in state.reports.statuses.values() for tally in status.tallies if tally.step == last]
-    if complete := [tally.value for tally in tallies if tally.complete]:
+    votes = [vote for status in state.reports.statuses.values() for vote in status.votes if vote.step == last]
+    if complete := [vote.value for vote in votes if vote.complete]:
         return step, (complete[0],)
     if all(status.unsettled != last for status in state.reports.statuses.values()):
         return step, ()
-    return (step, tuple(tally.value for tally in tallies)) if state.running.plan is not None else (last, ())
+    return (step, tuple(vote.value for vote in votes)) if state.running.plan is not None else (last, ())
 
 
 def _check_distance(state: Membership, step: int) -> None:

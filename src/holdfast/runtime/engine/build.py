@@ -66,20 +66,20 @@ class StageParts:
         stage: the compute engine.
         ties: the layers that share weights, each a tuple of layer indices.
         boundaries: what every layer hands on, and so what the gradient of that is like.
-        tally: verdicts are made of it.
+        vote: verdicts are made of it.
         emulated_bytes: how large that is to be, where what is handed on is a small stand-in; empty: as large as it is.
     """
 
     stage: Engine
     ties: tuple[tuple[int, ...], ...]
     boundaries: tuple[TensorSpec, ...]
-    tally: TensorSpec
+    vote: TensorSpec
     emulated_bytes: tuple[int, ...] = ()
 
     def spec_of(self, receive: Receive) -> TensorSpec:
         """What an incoming message holds."""
-        if receive.payload in (Payload.TALLY, Payload.VERDICT):
-            return self.tally
+        if receive.payload in (Payload.VOTE, Payload.VERDICT):
+            return self.vote
         return self.boundaries[receive.boundary - 1]
 
 
@@ -487,7 +487,7 @@ def build_stage(
         stage=stage,
         ties=groups,
         boundaries=boundaries,
-        tally=TensorSpec(shape=(len(model.layers) + len(groups), 3), dtype="float64"),
+        vote=TensorSpec(shape=(len(model.layers) + len(groups), 3), dtype="float64"),
     )
 
 
@@ -506,6 +506,6 @@ def _emulated(job: Job, owned: tuple[int, ...], profile: Profile) -> StageParts:
         stage=stage,
         ties=(),
         boundaries=(words,) * len(layers),
-        tally=TensorSpec(shape=(len(layers), 3), dtype="float64"),
+        vote=TensorSpec(shape=(len(layers), 3), dtype="float64"),
         emulated_bytes=tuple(layer.boundary_bytes for layer in layers),
     )

@@ -163,8 +163,8 @@ class EmulatedStage(SteppedStage[_Words, bool]):
             self._reduced_losses = losses.view(np.float64).tolist()
         self._reduced[layers] = total.copy()
 
-    def tally(self) -> Any:
-        """See StepEngine.tally: a mark for every own layer, its "norm", and how many owners are not ready."""
+    def vote(self) -> Any:
+        """See StepEngine.vote: a mark for every own layer, its "norm", and how many owners are not ready."""
         marks = np.zeros((self._num_layers, 3))
         for (layer,), total in self._reduced.items():
             marks[layer, 0] = 1.0
@@ -172,24 +172,24 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         marks[self.layers[0], 2] = self._dissent
         return self._sends(marks)
 
-    def pack_tally(self, tally: Any) -> bytes:
-        """See StepEngine.pack_tally."""
-        return self._receives(tally).astype("<f8").tobytes()
+    def pack_vote(self, vote: Any) -> bytes:
+        """See StepEngine.pack_vote."""
+        return self._receives(vote).astype("<f8").tobytes()
 
-    def unpack_tally(self, data: bytes) -> Any:
-        """See StepEngine.unpack_tally."""
+    def unpack_vote(self, data: bytes) -> Any:
+        """See StepEngine.unpack_vote."""
         return self._sends(np.frombuffer(bytearray(data), "<f8").reshape(-1, 3))
 
-    def merge_tallies(self, ours: Any, theirs: Any) -> Any:
-        """See StepEngine.merge_tallies."""
+    def merge_votes(self, ours: Any, theirs: Any) -> Any:
+        """See StepEngine.merge_votes."""
         return self._sends(np.maximum(self._receives(ours), self._receives(theirs)))
 
-    def _judge(self, tally: Any) -> bool:
+    def _judge(self, vote: Any) -> bool:
         """Whether the gradients of a step have to be scaled."""
-        tally = self._receives(tally)
-        if not bool((tally[:, 0] == 1.0).all()):
-            raise InternalError(f"the verdict does not cover every layer: {tally[:, 0].tolist()}")
-        return int(tally[:, 1].sum()) % 100 < 100 * self._share_scaled
+        vote = self._receives(vote)
+        if not bool((vote[:, 0] == 1.0).all()):
+            raise InternalError(f"the verdict does not cover every layer: {vote[:, 0].tolist()}")
+        return int(vote[:, 1].sum()) % 100 < 100 * self._share_scaled
 
     def _update(self, layer: int, verdict: bool) -> None:
         shadow = 1 - self._live[layer]

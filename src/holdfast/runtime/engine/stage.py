@@ -10,11 +10,11 @@ The course of a step on one worker::
     ... stage.forward(...) and stage.backward(...) in the worker's order ...
     for reduction in stage.reductions:
         stage.accept(reduction, sum over owners of stage.message(reduction))
-    stage.conclude(merged tallies of all workers)      # or: stage.speculate()
+    stage.conclude(merged votes of all workers)      # or: stage.speculate()
     for layer in stage.layers:
         stage.update(layer); stage.swap(layer)
     ...                                                 # the next step begins
-    stage.settle(merged tallies) or stage.roll_back()        # after speculate() only, and before the next update
+    stage.settle(merged votes) or stage.roll_back()        # after speculate() only, and before the next update
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from holdfast.optim.undoable import UndoableLayer
 from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output, find_ties, tie_groups
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
 from holdfast.runtime.engine.stepped import ReducedLayers, SteppedStage
-from holdfast.runtime.engine.tallies import pack_tally, unpack_tally
+from holdfast.runtime.engine.votes import pack_vote, unpack_vote
 
 __all__ = ["CommitMethod", "Loader", "ReducedLayers", "Stage", "layer_seed"]
 
@@ -300,7 +300,7 @@ class Stage(SteppedStage[Reduced, float]):
         """
         self._reduced[reduction] = self._sums[reduction].decode(reduced)
 
-    def tally(self) -> Tensor:
+    def vote(self) -> Tensor:
         """Return what the verdict over the step needs: float64 ``[num_layers + groups of ties, 3]``.
 
         Rows are layers, then groups of ties ascending; rows of reductions that are not this worker's are zero. Column 0
@@ -318,12 +318,12 @@ class Stage(SteppedStage[Reduced, float]):
             rows[self._row(reduction), 2] = reduced.dissent
         return rows
 
-    pack_tally = staticmethod(pack_tally)
-    unpack_tally = staticmethod(unpack_tally)
+    pack_vote = staticmethod(pack_vote)
+    unpack_vote = staticmethod(unpack_vote)
 
     @staticmethod
-    def merge_tallies(one: Tensor, other: Tensor) -> Tensor:
-        """Return the tally of two workers: the element-wise maximum, since owners of a layer hold identical bits.
+    def merge_votes(one: Tensor, other: Tensor) -> Tensor:
+        """Return the vote of two workers: the element-wise maximum, since owners of a layer hold identical bits.
 
         Raises:
             ReplicaDiverged: two owners of a layer hold different norms.
@@ -331,14 +331,14 @@ class Stage(SteppedStage[Reduced, float]):
         differ = ((one != other) & (one != 0) & (other != 0)).any(dim=1)
         if bool(differ.any()):
             raise ReplicaDiverged(
-                f"owners disagree on the gradients of tally rows {differ.nonzero().flatten().tolist()}"
+                f"owners disagree on the gradients of vote rows {differ.nonzero().flatten().tolist()}"
             )
         return torch.maximum(one, other)
 
-    def _judge(self, tally: Tensor) -> float:
-        if bool(tally[:, 0].any()):
+    def _judge(self, vote: Tensor) -> float:
+        if bool(vote[:, 0].any()):
             return math.nan
-        norm = math.sqrt(math.fsum(tally[:, 1].tolist()))
+        norm = math.sqrt(math.fsum(vote[:, 1].tolist()))
         limit = self._clip_norm
         return limit / norm if limit is not None and norm > limit else 1.0
 

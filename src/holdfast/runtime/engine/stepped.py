@@ -39,7 +39,7 @@ class _Missed(Generic[R, V]):
 class SteppedStage(ABC, Generic[R, V]):
     """What every compute engine does in the same way between the sums of a step and the next one.
 
-    A step is settled by the tallies of all workers, before its updates or after. Of a layer that is followed there is
+    A step is settled by the votes of all workers, before its updates or after. Of a layer that is followed there is
     no state yet: its updates are kept, and made when one comes.
 
     A subclass computes: it fills ``_reduced`` with the sums of each reduction, and has the methods below.
@@ -71,8 +71,8 @@ class SteppedStage(ABC, Generic[R, V]):
         """Drops whatever was computed of an unfinished step, but for the sums if they are to be kept."""
 
     @abstractmethod
-    def _judge(self, tally: Any) -> V:
-        """Returns the verdict that a complete tally comes to, the same on all workers."""
+    def _judge(self, vote: Any) -> V:
+        """Returns the verdict that a complete vote comes to, the same on all workers."""
 
     @abstractmethod
     def _steps(self) -> dict[int, int]:
@@ -123,14 +123,14 @@ class SteppedStage(ABC, Generic[R, V]):
             self._step = None
         self._forget(keep_sums=keep_sums)
 
-    def conclude(self, tally: Any) -> None:
+    def conclude(self, vote: Any) -> None:
         """Settle the step's verdict before its updates.
 
         Args:
-            tally: merged over all workers, so that all reach the same verdict.
+            vote: merged over all workers, so that all reach the same verdict.
         """
-        self.unanimous = not bool(tally[:, 2].any())
-        self._verdict = verdict = self._judge(tally)
+        self.unanimous = not bool(vote[:, 2].any())
+        self._verdict = verdict = self._judge(vote)
         self._miss(self._step, self._reduced, verdict)
 
     def speculate(self) -> None:
@@ -146,11 +146,11 @@ class SteppedStage(ABC, Generic[R, V]):
         self._verdict = self._as_is
         self._speculative = _Speculative(self._step, self._reduced)  # which is filled as the sums come in
 
-    def settle(self, tally: Any) -> bool:
+    def settle(self, vote: Any) -> bool:
         """Settle the speculative step, whether or not the next one has begun.
 
         Args:
-            tally: merged over all workers.
+            vote: merged over all workers.
 
         Returns:
             Whether the updates stand. If not, `roll_back` must come before anything else is updated.
@@ -159,8 +159,8 @@ class SteppedStage(ABC, Generic[R, V]):
             InternalError: no step is speculative.
         """
         speculative = self._require_speculative()
-        self.unanimous = not bool(tally[:, 2].any())
-        verdict = self._judge(tally)
+        self.unanimous = not bool(vote[:, 2].any())
+        verdict = self._judge(vote)
         if verdict != self._as_is:
             self._verdict = verdict
             return False

@@ -107,7 +107,7 @@ def _run(model: Model, stage: Stage, index: int, value: Tensor, gradient: Tensor
     sums = [stage.message(reduction) for reduction in stage.reductions]
     for reduction, message in zip(stage.reductions, sums, strict=True):
         stage.accept(reduction, message.clone())
-    stage.conclude(stage.tally())
+    stage.conclude(stage.vote())
     with theirs(f"the optimizer failed in its update of {name}"):
         stage.update(index)
     stage.swap(index)

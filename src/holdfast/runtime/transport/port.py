@@ -22,7 +22,7 @@ class MessageKey:
     Attributes:
         generation: the membership under which it was sent.
         step: the step that it belongs to.
-        payload: activation, gradient, tally or verdict.
+        payload: activation, gradient, vote or verdict.
         microbatch: global number of the micro-batch.
         boundary: how many layers lie before it, of an activation or a gradient; else 0.
     """

@@ -3,14 +3,14 @@
 import torch
 from torch import nn
 
-from holdfast.profiling.held import Held
+from holdfast.profiling.activation_memory import ActivationMemory
 
 FLOAT = 4
 
 
 def test_a_layers_graph_holds_what_it_saved_and_not_its_weights():
     layer, x = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)), torch.randn(16, 8, requires_grad=True)
-    with Held(layer.parameters()) as held:
+    with ActivationMemory(layer.parameters()) as held:
         y = layer(x)
     saved = 16 * 32 * FLOAT  # before the GELU
     after_gelu, output = 16 * 32 * FLOAT, 16 * 8 * FLOAT
@@ -22,7 +22,7 @@ def test_a_layers_graph_holds_what_it_saved_and_not_its_weights():
 
 
 def test_tensors_that_share_a_storage_count_once():
-    with Held([]) as held:
+    with ActivationMemory([]) as held:
         base = torch.zeros(100)
         views = [base[:50], base.view(10, 10), base.detach()]
     assert held.alive_bytes() == 100 * FLOAT
@@ -34,7 +34,7 @@ def test_tensors_that_share_a_storage_count_once():
 
 def test_views_of_weights_do_not_count():
     weight = nn.Parameter(torch.randn(8, 8))
-    with Held([weight]) as held:
+    with ActivationMemory([weight]) as held:
         turned = weight.t()
     assert held.alive_bytes() == 0
     del turned
@@ -42,7 +42,7 @@ def test_views_of_weights_do_not_count():
 
 def test_what_comes_from_elsewhere_counts_once_it_is_noted():
     given = torch.zeros(10)
-    with Held([]) as held:
+    with ActivationMemory([]) as held:
         held.note(given)
     assert held.alive_bytes() == 10 * FLOAT
     del given
@@ -52,7 +52,7 @@ def test_what_comes_from_elsewhere_counts_once_it_is_noted():
 def test_what_the_backward_pass_makes_counts_too():
     x = torch.randn(10, requires_grad=True)
     y = x * 2
-    with Held([]) as held:
+    with ActivationMemory([]) as held:
         (gradient,) = torch.autograd.grad(y, [x], torch.ones(10), retain_graph=True)
     assert held.alive_bytes() == 10 * FLOAT
     del gradient

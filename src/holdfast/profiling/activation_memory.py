@@ -10,10 +10,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Held"]
+__all__ = ["ActivationMemory"]
 
 
-class Held(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves the types of all this out
+class ActivationMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves the types of all this out
     """Notes, without keeping it alive, the storage of everything that operations within return.
 
     So it counts what a layer really holds between its forward and its backward pass, whoever holds it: what autograd
