@@ -22,7 +22,7 @@ from holdfast.plain import one_line
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import bound_cost, load, min_max, normalised, per_stage
-from holdfast.planning.planner import Planned, Technique, judge, make_plan, plan_bound
+from holdfast.planning.planner import Engine, Planned, Technique, judge, make_plan, plan_bound
 from holdfast.planning.search import reached
 from holdfast.planning.timing import Measure, sequence_of
 
@@ -169,7 +169,15 @@ class PlanLibrary:
         found = self.find(grid, failures, technique)
         return found or self._make(grid, failures, technique, (failures,), time_limit_s=0.0)
 
-    def step(self, grid: CostedGrid, failures: int, technique: Technique, *, time_limit_s: float) -> int | None:
+    def step(
+        self,
+        grid: CostedGrid,
+        failures: int,
+        technique: Technique,
+        *,
+        time_limit_s: float,
+        engine: Engine = Engine.LIST,
+    ) -> int | None:
         """Does the next piece of work in the background, and says for how many failures; None if none is left.
 
         What is missing comes first, made at once; then every schedule that is not known to be the best is searched for
@@ -180,6 +188,7 @@ class PlanLibrary:
             failures: the largest count that is wanted.
             technique: what schedules may do.
             time_limit_s: seconds for the search of one schedule.
+            engine: what searches.
 
         Raises:
             InfeasiblePlan: the grid does not survive so many failures.
@@ -187,22 +196,22 @@ class PlanLibrary:
         digest, last = _digest(grid, technique), _tops(grid, failures, technique)
         missing = next((n for n in range(1, failures + 1) if n not in self._index(digest)), None)
         if missing is not None:
-            self._improve(grid, last, last[missing], technique, 0.0)
+            self._improve(grid, last, last[missing], technique, 0.0, Engine.LIST)
             return last[missing]
         for top in sorted(set(last[1:])):
             if (digest, top) not in self._searched:
                 self._searched.add((digest, top))
                 found = self.find(grid, top, technique)
                 if found is None or not found.optimal:
-                    self._improve(grid, last, top, technique, time_limit_s)
+                    self._improve(grid, last, top, technique, time_limit_s, engine)
                     return top
         return None
 
     def _improve(
-        self, grid: CostedGrid, last: Sequence[int], top: int, technique: Technique, time_limit_s: float
+        self, grid: CostedGrid, last: Sequence[int], top: int, technique: Technique, time_limit_s: float, engine: Engine
     ) -> None:
         served = [number for number in range(1, len(last)) if last[number] == top]
-        self._make(grid, top, technique, served, time_limit_s=time_limit_s)
+        self._make(grid, top, technique, served, time_limit_s=time_limit_s, engine=engine)
         digest = _digest(grid, technique)
         found = {count: measure for (key, count), measure in self._measures.items() if key == digest}
         self._store_index(digest, straightened(self._index(digest), found))
@@ -246,10 +255,17 @@ class PlanLibrary:
         )
 
     def _make(
-        self, grid: CostedGrid, failures: int, technique: Technique, served: Sequence[int], *, time_limit_s: float
+        self,
+        grid: CostedGrid,
+        failures: int,
+        technique: Technique,
+        served: Sequence[int],
+        *,
+        time_limit_s: float,
+        engine: Engine = Engine.LIST,
     ) -> Planned:
-        digest = _digest(grid, technique)
-        planned = make_plan(grid, normalised(grid, failures, technique.rules), technique, time_limit_s=time_limit_s)
+        digest, lost = _digest(grid, technique), normalised(grid, failures, technique.rules)
+        planned = make_plan(grid, lost, technique, time_limit_s=time_limit_s, engine=engine)
         before = self.find(grid, failures, technique)
         if before is None or before.spares or planned.found.period < before.found.period:
             body = _encode(planned)

@@ -1,16 +1,17 @@
 """The process that makes plans while training runs."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
-from holdfast.core.profile import unit_costs
+from holdfast.core.profile import parse_costs, unit_costs
 from holdfast.core.slots import slots_of
 from holdfast.planning.library import PlanLibrary
-from holdfast.planning.planner import Technique
+from holdfast.planning.planner import Engine, Technique, make_plan
 from holdfast.planning.training import Terms, grid_of_slots, looked_up, planned_grid, regular_grid
 from holdfast.runtime.main.library import fill_library
 from holdfast.runtime.node.entries import LIBRARY
@@ -40,6 +41,23 @@ def test_it_makes_all_plans_and_ends(spec):
     assert has_plans(spec)
     found = [looked_up(PlanLibrary(Path(spec.folder)), PLAN, [WorkerId(1, stage)], TERMS) for stage in range(2)]
     assert any(found)
+
+
+def test_what_is_missing_is_made_at_once_and_then_the_best_engine_searches(spec, monkeypatch):
+    asked = []
+
+    def noted(*arguments, time_limit_s, engine):
+        asked.append((engine, time_limit_s))
+        return make_plan(*arguments, time_limit_s=time_limit_s, engine=engine)
+
+    monkeypatch.setattr("holdfast.planning.library.make_plan", noted)
+    terms = replace(TERMS, costs=parse_costs(3, costs="5,3,4", memory="2,1,1,4"))  # the bound is not reached
+    plan = planned_grid(regular_grid(2, split_evenly(3, 3), 3, terms), (), terms, at_once=False).plan
+    fill_library(replace(spec, plan=plan, terms=terms, failures=1), search_s=0.01)
+    made = asked.index((Engine.AUTO, 0.01))
+    assert made > 0
+    assert set(asked[:made]) == {(Engine.LIST, 0.0)}
+    assert set(asked[made:]) == {(Engine.AUTO, 0.01)}
 
 
 def test_as_a_process_it_has_the_least_priority_and_ends_by_itself(spec):

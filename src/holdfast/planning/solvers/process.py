@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -169,7 +170,7 @@ def run_solver(problem: Problem, given: dict[str, Any], scale: Scale) -> Answer 
     limit = given["time_limit_s"]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "holdfast.planning.solvers.cp_sat"],
+            [sys.executable, "-m", "holdfast.planning.solvers.cp_sat", str(os.getpid())],
             input=json.dumps(given),
             capture_output=True,
             text=True,

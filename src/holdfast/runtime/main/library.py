@@ -12,6 +12,7 @@ from holdfast.errors import (
     HoldfastError,
 )
 from holdfast.planning.library import PlanLibrary
+from holdfast.planning.planner import Engine
 from holdfast.planning.training import grid_of_slots
 from holdfast.runtime.specs import LibrarySpec
 from holdfast.telemetry.events import (
@@ -41,7 +42,8 @@ def fill_library(
     slots, library = slots_of(spec.plan), PlanLibrary(Path(spec.folder), note)
     assert slots is not None
     grid = grid_of_slots(slots, spec.terms)
-    while library.step(grid, spec.failures, spec.terms.technique, time_limit_s=search_s) is not None:
+    technique, engine = spec.terms.technique, Engine.AUTO
+    while library.step(grid, spec.failures, technique, time_limit_s=search_s, engine=engine) is not None:
         pass
 
 
