@@ -22,6 +22,7 @@ from holdfast.control.membership.state import (
     tell_each,
 )
 from holdfast.control.membership.vacancies import seat
+from holdfast.control.membership.viewing import view_of
 from holdfast.control.messages import CaughtUp, Joined, Left, Resume
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking
@@ -77,7 +78,7 @@ def _change_members(state: Membership) -> Decision:
     lost = frozenset(state.grid.baseline.workers) - full
     promised = state.prospects.promised
     offer = promised.offer if promised is not None and promised.lost == lost and not entering else None
-    view = ClusterView(baseline=state.grid.baseline, lost=lost, entering=entering, terms=state.rules.terms, offer=offer)
+    view = replace(view_of(state, lost), entering=entering, offer=offer)
     recovery = at_boundary(view)
     if recovery.plan is None:
         layers = ", ".join(map(str, state.grid.baseline.placement.unowned_layers(lost)))
@@ -103,13 +104,16 @@ def _hand_over(state: Membership, target: Plan) -> Decision:
     here = state.grid.baseline.placement.without(state.absent)
     takes = lacking(here, target.placement)
     if _hands_over(state) or not takes:
-        return _carry_out_if_possible(
-            state, ClusterView(baseline=target, lost=state.absent, terms=state.rules.terms), target
-        )
-    view = ClusterView(baseline=state.grid.baseline, lost=state.absent, terms=state.rules.terms, target=target)
+        return _carry_out_if_possible(state, replace(_view(state), baseline=target), target)
+    view = replace(_view(state), target=target)
     told = tuple((str(worker), str(layers)) for worker, layers in takes)
     event = HandingOver(generation=state.generation + 1, takes=told)
     return prefixed((Record(event=event),), _carry_out_if_possible(state, view))
+
+
+def _view(state: Membership) -> ClusterView:
+    """Of a boundary at which nobody enters."""
+    return replace(view_of(state, state.absent), entering=frozenset())
 
 
 def _carry_out_if_possible(state: Membership, view: ClusterView, grid: Plan | None = None) -> Decision:
@@ -129,7 +133,7 @@ def _stay(state: Membership, why: str) -> Decision:
     state = replace(state, grid=replace(state.grid, target=None))
     if not _hands_over(state):
         return prefixed((said,), change_members(state))
-    view = ClusterView(baseline=state.grid.baseline, lost=state.absent, terms=state.rules.terms)
+    view = _view(state)
     return prefixed((said,), carry_out(state, at_boundary(view)))
 
 
@@ -219,11 +223,10 @@ def _may_become(state: Membership, grid: Plan) -> bool:
 def _migrate(state: Membership, migration: Migration) -> Decision:
     """Workers change places: those who move drop the state that they have, and enter at their new places."""
     migrating = frozenset(worker for worker, _ in migration.moves)
-    view = ClusterView(
+    view = replace(
+        view_of(state, state.absent | migrating),
         baseline=migration.baseline,
-        lost=state.absent | migrating,
         entering=migrating,
-        terms=state.rules.terms,
         offer=migration.meanwhile,
     )
     event = Migrating(

@@ -18,11 +18,12 @@ from holdfast.control.membership.state import (
     prefixed,
 )
 from holdfast.control.membership.vacancies import matched, seat, seat_survivors
+from holdfast.control.membership.viewing import view_of
 from holdfast.control.messages import Raised, Unreadable
 from holdfast.core.ids import WorkerId
 from holdfast.core.schedule import OpKind
 from holdfast.planning.training import Rerouted
-from holdfast.recovery.actions import ClusterView, LoadState, RecoveryPlan, Spawn
+from holdfast.recovery.actions import LoadState, RecoveryPlan, Spawn
 from holdfast.recovery.strategies import adaptive, give_up, resume, strategy_named
 
 __all__ = [
@@ -46,24 +47,12 @@ def plan_recovery(state: Membership, lost: frozenset[WorkerId], offer: Rerouted 
         lost: all who would be gone.
         offer: a plan for this very loss that is better than what would be made at once.
     """
-    return strategy_named(state.rules.strategy)(_view(state, lost, state.rules.wait_s, offer))
-
-
-def _view(state: Membership, lost: frozenset[WorkerId], wait_s: float, offer: Rerouted | None = None) -> ClusterView:
-    return ClusterView(
-        baseline=state.grid.baseline,
-        lost=lost,
-        entering=state.roster.arriving,
-        checkpoint=state.restoring.restorable[0].step if state.restoring.restorable else None,
-        wait_s=wait_s,
-        terms=state.rules.terms,
-        offer=offer,
-    )
+    return strategy_named(state.rules.strategy)(replace(view_of(state, lost), offer=offer))
 
 
 def stop_waiting(state: Membership) -> Decision:
     """Whoever was waited for has not come: the others go on without."""
-    recovery = strategy_named(state.rules.strategy)(_view(state, state.absent, 0.0))
+    recovery = strategy_named(state.rules.strategy)(replace(view_of(state, state.absent), wait_s=0.0))
     return carry_out(replace(state, forming=replace(state.forming, wait_until=None)), recovery)
 
 
@@ -208,7 +197,7 @@ def restore_if_whole(state: Membership) -> Decision:
     awaited = missing if state.forming.wait_for_all else placement.unowned_layers(missing)
     if awaited:
         return state, ()
-    recovery = adaptive(ClusterView(baseline=state.grid.baseline, lost=missing, terms=state.rules.terms))
+    recovery = adaptive(view_of(state, missing))
     assert recovery.plan is not None, "every layer has somebody again"
     strategy = state.rules.strategy if state.forming.wait_for_all else "fallback"
     state = replace(
