@@ -6,6 +6,7 @@ Who wants it is not this file's matter: a coordinator that died finds it among i
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -35,7 +36,8 @@ class Wanted:
             return False
         with closing(DecisionStore(self.folder / "control.db")) as store:
             latest = store.latest()
-            store.put(msgspec.structs.replace(latest, revision=latest.revision + 1, target=self._plan))
+            grid = replace(latest.grid, target=self._plan)
+            store.put(msgspec.structs.replace(latest, revision=latest.revision + 1, grid=grid))
         return True
 
 

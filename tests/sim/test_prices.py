@@ -11,6 +11,8 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.profile import LayerProfile, Link, Profile, costs_from_profile
+from holdfast.planning.planner import Technique
+from holdfast.planning.training import Terms, replanned
 from holdfast.recovery.actions import (
     Abort,
     Await,
@@ -26,7 +28,7 @@ from holdfast.recovery.actions import (
     TakeBack,
 )
 from holdfast.recovery.price import Rates, after, price, priced, step_seconds
-from holdfast.recovery.strategies import adaptive, checkpoint_restart, snapshots
+from holdfast.recovery.strategies import adaptive, checkpoint_restart, fall_back, snapshots
 from holdfast.telemetry.events import Agreed, Detected, Installed, Rebuilt, StepOps, Synced
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
@@ -116,10 +118,10 @@ class Run:
 
 
 @pytest.fixture(autouse=True)
-def synchronous(staggered):
+def synchronous(staggered, request):
     """Once is enough, but for the tests that say otherwise."""
-    if staggered:
-        pytest.skip("prices of steps whose updates are ahead of the verdict have a test of their own")
+    if staggered and request.function is not test_steps_of_any_plan:
+        pytest.skip("only steps themselves are priced otherwise where updates are ahead of the verdict")
 
 
 def test_the_actions_that_answer_a_loss():
@@ -150,12 +152,15 @@ def test_whoever_computes_hears_an_order_at_the_end_of_its_operation():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_steps_of_any_plan(seed):
+def test_steps_of_any_plan(seed, staggered):
     source = random.Random(seed)
     rates, stages = some_rates(seed), source.randint(1, 5)
     plan = regular_plan(source.randint(1, 3), split_evenly(LAYERS, stages), source.randint(1, 7))
+    if staggered:
+        terms = Terms(technique=Technique.STAGGERED, costs=costs_from_profile(rates.profile), in_flight=2 * stages)
+        plan = replanned(plan, terms)
     run = Run(plan=plan, rates=rates, steps=5)
-    assert run.began(4, 1) - run.began(3, 1) == close(step_seconds(plan, rates))
+    assert run.began(4, 1) - run.began(3, 1) == close(step_seconds(plan, rates, updates_ahead=staggered))
 
 
 def test_steps_that_are_run_again_from_a_snapshot():
@@ -181,6 +186,22 @@ def test_a_checkpoint_is_waited_for_and_loaded():
     assert run.when(Agreed, 3) - again - 2 * RATES.control_s == close(loads)
     loaded = after(InstallPlan(plan=PLAN), after(LoadState(step=4), whole))
     assert run.ended(5, 3) - run.began(4, 3) == close(price(Recompute(), loaded, RATES).seconds)
+
+
+def test_a_checkpoint_is_loaded_by_a_smaller_grid():
+    others = [WorkerId(pipeline, 1) for pipeline in range(3)]
+    run = Run(*(f"kill:{worker}@5:backward" for worker in others), checkpoint_every=2)
+    view = ClusterView(baseline=PLAN, lost=frozenset(others), plan=PLAN, step=5, checkpoint=4)
+    recovery = fall_back(view, PLAN.placement.layers_of(others[0]))
+    prices = dict(zip(map(type, recovery.actions), priced(recovery, view, RATES), strict=True))
+    generation = next(
+        e.generation for _, e in run.result.events if isinstance(e, Installed) and e.strategy == "fallback"
+    )
+    installed, agreed = run.when(Installed, generation), run.when(Agreed, generation)
+    left = price(Abort(), view, RATES).seconds - RATES.control_s  # who had stopped before waits for nothing
+    assert agreed - installed - 2 * RATES.control_s == pytest.approx(prices[LoadState].seconds, rel=0.01, abs=left)
+    assert prices[LoadState].seconds > price(LoadState(step=4), view, RATES).seconds, "fewer workers load more each"
+    assert run.ended(5, generation) - run.began(4, generation) == close(prices[Recompute].seconds)
 
 
 def test_a_boundary_costs_a_connection_and_a_copy_nothing_but_its_time():

@@ -148,7 +148,9 @@ class Decider:
         if decision:
             self._reach(Point.BROADCAST)
         self.membership = after
-        self._send(before, (*_reports(before, after, outputs), *outputs))
+        if reports := _reports(before, after, outputs):
+            self.outside.send(reports)
+        self._send(before, outputs)
         self._reach(Point.START)
         self._reach(Point.COPY)
 

@@ -95,9 +95,9 @@ class UndoableLayer(CommittedLayer):
 
     def update(self, gradients: Mapping[str, Tensor | None], lr_scale: float, fold: Fold | None = None) -> None:
         """Keep what the step and its inverse need, and make the next buffers; see `CommittedLayer.update`."""
-        spare = self._update.buffers if self._update is not None else []
+        old = self._update.buffers if self._update is not None else []
         self._update = None
-        buffers = copied(self._live.buffers, spare)
+        buffers = copied(self._live.buffers, old)
         self._fold(fold, buffers)
         self._update = _Update(
             step=self.step + 1,

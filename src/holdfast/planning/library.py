@@ -74,10 +74,10 @@ def breakpoints(grid: CostedGrid, failures: int, technique: Technique, tolerance
 
 
 def serve(planned: Planned, grid: CostedGrid, failed: Sequence[WorkerId]) -> Planned:
-    """Returns a plan as the answer to fewer failures: workers that live after all are spares, which compute nothing.
+    """Returns a plan as the answer to fewer failures: workers that live after all are listeners.
 
-    Nothing else changes, so neither does the proof. A spare keeps its layers up to date; when one of the others fails
-    in its place, the plan goes on as it is.
+    Nothing else changes, so neither does the proof. A listener keeps its layers up to date; when one of the others
+    fails in its place, the plan goes on as it is.
 
     Args:
         planned: a plan.
@@ -94,7 +94,7 @@ def serve(planned: Planned, grid: CostedGrid, failed: Sequence[WorkerId]) -> Pla
     lower = plan_bound(grid, per_stage(failed, len(grid.stages)), technique)
     return replace(
         planned,
-        spares=planned.problem.failed - set(failed),
+        listeners=planned.problem.failed - set(failed),
         bound=lower,
         optimal=reached(technique.minimised(planned.found), technique.minimised(lower)),
     )
@@ -267,7 +267,7 @@ class PlanLibrary:
         digest, lost = _digest(grid, technique), normalised(grid, failures, technique.rules)
         planned = make_plan(grid, lost, technique, time_limit_s=time_limit_s, engine=engine)
         before = self.find(grid, failures, technique)
-        if before is None or before.spares or planned.found.period < before.found.period:
+        if before is None or before.listeners or planned.found.period < before.found.period:
             body = _encode(planned)
             self._write(f"{digest}-{failures}.plan", hashlib.sha256(body).digest() + body)
             self._remember(digest, failures, planned)

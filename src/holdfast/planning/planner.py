@@ -88,7 +88,7 @@ class Planned:
         optimal: whether the bound, or a solver, certifies that nothing is better: no shorter period if staggered, no
             shorter makespan otherwise.
         solve_s: seconds that it took.
-        spares: living workers that compute nothing, since the schedule does without them.
+        listeners: living workers that compute nothing, since the schedule does without them.
         note: what the user should know of a solver that added nothing, and what would do; empty if nothing.
     """
 
@@ -99,20 +99,20 @@ class Planned:
     bound: Bound
     optimal: bool
     solve_s: float
-    spares: frozenset[WorkerId] = frozenset()
+    listeners: frozenset[WorkerId] = frozenset()
     note: str = ""
 
     @property
     def plan(self) -> Plan:
         """The plan as a value of the core, made anew by each call."""
         plan = to_plan(self.problem, rows_to_run(self.problem, self.schedule))
-        held = ((worker, layers) for worker in self.spares for layers in self.problem.placement.held_by(worker))
+        held = ((worker, layers) for worker in self.listeners for layers in self.problem.placement.held_by(worker))
         return with_listeners(plan, held)
 
     @property
     def failed(self) -> frozenset[WorkerId]:
         """The workers that are gone."""
-        return self.problem.failed - self.spares
+        return self.problem.failed - self.listeners
 
     @property
     def failures_per_stage(self) -> tuple[int, ...]:

@@ -201,7 +201,7 @@ def looked_up(library: PlanLibrary, baseline: Plan, lost: Iterable[WorkerId], te
     found = library.find(grid, len(gone), terms.technique)
     if found is None or found.failures_per_stage != per_stage(gone, len(grid.stages)):
         return None
-    without = found.problem.failed - found.spares
+    without = found.problem.failed - found.listeners
     plan = slots.filled(exchanged(found.plan, exchanges(gone - without, without - gone)))
     return Rerouted(plan=_proved(plan, terms), period=found.found.period)
 

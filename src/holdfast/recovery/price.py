@@ -6,12 +6,14 @@ action, view and rates give the same price.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from holdfast.core.evaluate import evaluate
+from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, Profile, costs_from_profile
 from holdfast.errors import InternalError
@@ -140,14 +142,15 @@ def _install_plan(action: InstallPlan, view: ClusterView, rates: Rates) -> Price
 
 
 def _load_state(action: LoadState, view: ClusterView, rates: Rates) -> Price:
-    return Price(seconds=_longest(rates.load, view, rates))
+    """Until the last worker has read its layers, one after another."""
+    left = view.baseline.placement.without(view.lost)
+    return Price(seconds=_longest(rates.load, map(left.layers_of, left.workers), rates))
 
 
-def _longest(link: Link, view: ClusterView, rates: Rates) -> float:
-    """Until the last worker has read or written its layers, one after another."""
-    left, layers = view.baseline.placement.without(view.lost), rates.profile.layers
-    each = [[link.seconds_of(layers[index].state_bytes) for index in left.layers_of(who)] for who in left.workers]
-    return max(map(sum, each), default=0.0)
+def _longest(link: Link, shares: Iterable[Iterable[int]], rates: Rates) -> float:
+    """The longest time that any share of the layers takes."""
+    layers = rates.profile.layers
+    return max((sum(link.seconds_of(layers[index].state_bytes) for index in share) for share in shares), default=0.0)
 
 
 def _copy_state(action: CopyState, view: ClusterView, rates: Rates) -> Price:
@@ -187,8 +190,13 @@ def _give_up(action: GiveUp, view: ClusterView, rates: Rates) -> Price:
 
 
 def _save_committed(action: SaveCommitted, view: ClusterView, rates: Rates) -> Price:
-    """The order travels, all write, and say so."""
-    return Price(seconds=2 * rates.control_s + _longest(rates.save, view, rates))
+    """The order travels, the first living owner of each layer writes it, and all say so."""
+    left = view.baseline.placement.without(view.lost)
+    shares: defaultdict[WorkerId, list[int]] = defaultdict(list)
+    for layer in range(left.num_layers):
+        for first in left.owners(layer)[:1]:
+            shares[first].append(layer)
+    return Price(seconds=2 * rates.control_s + _longest(rates.save, shares.values(), rates))
 
 
 def _at_once(action: Action, view: ClusterView, rates: Rates) -> Price:

@@ -6,6 +6,7 @@ The runtime carries the actions out, a simulator can price the same actions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from holdfast.core.builders import adaptive_plan
@@ -102,7 +103,7 @@ def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
         return RecoveryPlan(strategy="fallback", actions=(Abort(), Await(limit_s=view.wait_s)))
     most = max(held.stop - held.start for _, held in baseline.placement.ranges)
     plan = _shrunken(left, baseline, 2 * most, view.terms)
-    return resume("fallback", plan, LoadState(step=view.checkpoint), ReplaceGrid(plan=plan))
+    return resume("fallback", plan, ReplaceGrid(plan=plan), LoadState(step=view.checkpoint))
 
 
 def _shrunken(left: list[WorkerId], baseline: Plan, max_layers: int, terms: Terms | None) -> Plan:
@@ -177,7 +178,7 @@ def at_boundary(view: ClusterView, grid: Plan | None = None) -> RecoveryPlan:
         grid: the plan of the whole grid from then on; None if it stays as it is.
     """
     # No checkpoint: nobody goes back for this.
-    answer = adaptive(ClusterView(baseline=view.baseline, lost=view.lost, terms=view.terms, offer=view.offer))
+    answer = adaptive(replace(view, entering=frozenset(), checkpoint=None, target=None))
     if answer.plan is None:
         return answer
     rows = [row for row in view.baseline.placement.ranges if row[0] in view.entering]

@@ -60,8 +60,9 @@ class VirtualProcesses:
             child.ended.set()
             on_end(child)
 
+        process.attend(ended)
         takes: Range = delays.control if first else delays.start
-        self._world.after(takes, lambda: process.begin(ended))
+        self._world.after(takes, process.begin)
 
     def kill(self, child: Child, /) -> None:
         """Ends it, unless it has ended."""

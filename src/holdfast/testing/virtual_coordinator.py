@@ -12,7 +12,7 @@ from holdfast.control.messages import Ended
 from holdfast.control.store import StoredDecision
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
-from holdfast.errors import InternalError
+from holdfast.errors import HoldfastError, InternalError
 from holdfast.planning.training import Terms
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.telemetry.events import CoordinatorReady
@@ -28,13 +28,16 @@ _ANSWERS: dict[tuple[str, Plan, frozenset[WorkerId], Terms | None], RecoveryPlan
 _MOST_ANSWERS = 4096
 
 
-def _answered(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan:
-    """What :func:`plan_recovery` returns: a function of a few values, and many runs ask for the same ones."""
+def _answered(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan | HoldfastError:
+    """What :func:`plan_recovery` comes to: a function of a few values, and many runs ask for the same ones."""
     about = (state.rules.strategy, state.grid.baseline, lost, state.rules.terms)
     if about not in _ANSWERS:
         if len(_ANSWERS) >= _MOST_ANSWERS:
             _ANSWERS.clear()
-        _ANSWERS[about] = plan_recovery(state, lost)
+        try:
+            _ANSWERS[about] = plan_recovery(state, lost)
+        except HoldfastError as error:
+            return error
     return _ANSWERS[about]
 
 
@@ -119,18 +122,17 @@ class VirtualCoordinator:
         if ahead := self.decider.unanswered():
             lost = self._time.random.choice(ahead)
             recovery = _answered(before, lost)
-            self._later(lambda: self.decider.answer(before, lost, recovery))
+            self._time.after(
+                self._time.draw(self._scenario.delays.control), lambda: self._answer(before, lost, recovery)
+            )
         if offer := self._scenario.better(before):
             self.take(Improved(lost=before.absent, offer=offer))
 
-    def _later(self, act: Callable[[], object]) -> None:
-        """What takes the time of a message happens if we live that long."""
-
-        def do() -> None:
-            if self.alive:
-                act()
-
-        self._time.after(self._time.draw(self._scenario.delays.control), do)
+    def _answer(self, before: Membership, lost: frozenset[WorkerId], recovery: RecoveryPlan | HoldfastError) -> None:
+        """What was prepared is there, after the time of a message, if we live that long."""
+        if self.alive and not self.asleep.puts_off(lambda: self._answer(before, lost, recovery)):
+            self.decider.answer(before, lost, recovery)
+            self._complain()
 
     def take(self, event: Happening) -> None:
         """An event is there."""

@@ -46,6 +46,8 @@ class ControlLinks:
         """A process connects, if it can: it says where it stands, and what it could not say before."""
         if not self._listens():
             return
+        if pid in self._open:  # a newer connection replaces it
+            self.cut(pid)
         self._open.add(pid)
         for message in (hello, *self._outboxes.pop(pid, ())):
             self.say(pid, message)

@@ -71,6 +71,8 @@ __all__ = ["HANG_S", "VirtualWorker", "World"]
 
 HANG_S = 2.0
 BEAT_S = 0.25
+_AGAIN_S = 0.1
+"""How soon state is asked for again that nobody gives yet."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,6 +160,7 @@ class VirtualWorker:
         self._prepared: Install | None = None
         self._fetched: dict[int, bytes] | None = None
         self._attaches = self._leaving = False
+        self._writing = self._writer_stalled = False
         self._commands: deque[Command] = deque()
         self._spans: list[tuple[str, int, int, float, float]] = []
         self._on_end: Callable[[int], None] = lambda status: None
@@ -212,13 +215,13 @@ class VirtualWorker:
 
     # What the process as a whole does.
 
-    def begin(self, on_end: Callable[[int], None]) -> None:
-        """Its first instruction; ``on_end`` is told how it ended, when that is found."""
+    def attend(self, on_end: Callable[[int], None]) -> None:
+        """From now on, whenever it has ended, ``on_end`` is told how, once that is found."""
         self._on_end = on_end
-        self._go_on()
 
-    def _go_on(self) -> None:
-        if self.alive and not self.asleep.puts_off(self._go_on):
+    def begin(self) -> None:
+        """Its first instruction."""
+        if self.alive and not self.asleep.puts_off(self.begin):
             self._resume()
             self._beat()
 
@@ -319,7 +322,10 @@ class VirtualWorker:
 
     def stand_still(self) -> None:
         """See Means: it beats on, unless it is cut off."""
-        self.stalled = True
+        if self._writing:
+            self._writer_stalled = True
+        else:
+            self.stalled = True
 
     def wait_until_cut(self) -> None:
         """See Means: the whole process is out of reach then."""
@@ -512,7 +518,7 @@ class VirtualWorker:
                 if len(found) > 1:
                     raise InternalError(f"holders of layer {layer} serve different bits")
                 if not found:
-                    world.after(world.scenario.delays.copy, attempt)
+                    world.time.after(_AGAIN_S, attempt)
                     return
                 (states[layer],) = found
             self._fetched = states
@@ -524,7 +530,7 @@ class VirtualWorker:
         """Lets the writer do something, after all that it has to do before; not if the worker dies first."""
 
         def write() -> None:
-            if self.alive and not self.asleep.puts_off(write):
+            if self.alive and not self._writer_stalled and not self.asleep.puts_off(write):
                 act()
 
         self._world.after(self._world.scenario.delays.store, write, channel=("writer", self.protocol.pid))
@@ -543,8 +549,10 @@ class VirtualWorker:
 
     def _write_shard(self, index: int, written: ShardWritten, pinned_at: float) -> None:
         if index == 0:
+            self._writing = True
             self._injector.reach(Point.CHECKPOINT, written.step)
-        if self.alive:
+            self._writing = False
+        if self.alive and not self._writer_stalled:
             self._say(replace_struct(written, write_s=self._world.time.now - pinned_at))
 
     def _load(self, plan: Plan, state: StateAt | None) -> Engine:
@@ -586,16 +594,18 @@ class VirtualWorker:
         self._world.wake({peer for group in groups if self.worker in group for peer in group} | {self.worker})
 
     def _compute(self, run: Run) -> None:
-        stage, microbatch, start = self.protocol.stage, run.op.microbatch, self._world.time.now
+        stage, microbatch = self.protocol.stage, run.op.microbatch
+        start = self._world.time.now + self._owed_s  # an update before it takes its own time
+        owed_s = self._owed_s
         if run.op.kind is OpKind.F:
             result = stage.forward(run.step, microbatch.number, run.value, run.layers)
         else:
             result = stage.backward(run.op.kind, run.step, microbatch.number, run.value)
         if self._world.scenario.rates is None:
             self.sleep(self._world.time.draw(self._world.scenario.delays.compute))
-        self._injector.slow_down(run.step, self._owed_s)
+        self._injector.slow_down(run.step, self._owed_s - owed_s)
         self.waiting = run
-        end = start + self._owed_s
+        end = self._world.time.now + self._owed_s
 
         def finish() -> None:
             if not self.goes or self.asleep.puts_off(finish):
@@ -644,7 +654,7 @@ class VirtualWorker:
             self._pace.warm_up()
         self.note(stepped)
         self._spans.clear()
-        if ops != (self._world.order_of(self.worker, self.protocol.generation) or ops):
+        if self._world.order_of(self.worker, self.protocol.generation) not in (None, ops):
             raise InternalError(f"worker {self.worker} left its order in step {step}")
 
 

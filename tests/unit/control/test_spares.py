@@ -114,6 +114,14 @@ def died(worker, pid=1):
     return Exited(worker=worker, pid=pid, status=-9)
 
 
+GONE = {
+    "dies": (died(SPARE, 9),),
+    "dies, its connection first": (Closed(worker=SPARE, pid=9), died(SPARE, 9)),
+    "dies, its connection last": (died(SPARE, 9), Closed(worker=SPARE, pid=9)),
+    "leaves": (Leaving(worker=SPARE),),
+}
+
+
 @pytest.fixture
 def job():
     return Job().begun()
@@ -328,11 +336,37 @@ def test_one_that_comes_while_all_wait_for_a_layer_takes_it_at_once():
     assert set(job.commands(Install)) == {W00, W10, SPARE}
 
 
-def test_where_it_dies_before_it_has_its_place_another_process_is_started():
+@pytest.mark.parametrize("how", GONE.values(), ids=GONE)
+def test_where_it_goes_before_it_has_its_place_another_process_is_started(how):
     job = Job(strategy="snapshots").begun().give(hello()).give(died(W10))
     assert job.commands(StartWorker) == {}
-    job.give(died(SPARE, 9))
-    assert job.commands(StartWorker) == {None: StartWorker(worker=W10)}
+    started = {}
+    for event in how:
+        started |= job.give(event).commands(StartWorker)
+    assert started == {None: StartWorker(worker=W10)}
+    assert job.state.roster.spares == frozenset()
+
+
+@pytest.mark.parametrize("how", GONE.values(), ids=GONE)
+def test_where_it_goes_while_all_wait_for_it_another_process_is_started(how):
+    states = (StateAt(url="u", step=2),)
+    job = Job(strategy="checkpoint-restart", wait_s=99.0, restorable=states).begun().give(hello()).give(died(W10))
+    assert (job.state.phase, job.commands(StartWorker)) == (Phase.WAITING, {})
+    started = {}
+    for event in how:
+        started |= job.give(event).commands(StartWorker)
+    assert started == {None: StartWorker(worker=W10)}
+
+
+@pytest.mark.parametrize("how", GONE.values(), ids=GONE)
+def test_where_it_goes_what_was_offered_for_its_place_is_taken_up(how):
+    job = Job().begun().give(hello()).give(died(W10)).give(WorkerOffer(worker=None))
+    assert (job.commands(StartWorker), job.state.vacancies.offers) == ({}, (None,))
+    started = {}
+    for event in how:
+        started |= job.give(event).commands(StartWorker)
+    assert started == {None: StartWorker(worker=W10)}
+    assert job.state.vacancies.offers == ()
 
 
 def test_the_place_of_one_that_raised_is_not_given_away_before_that_is_judged(spared):

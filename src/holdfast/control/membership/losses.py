@@ -116,20 +116,26 @@ def on_lost(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
 
 
 def _lose_spares(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
-    """Nobody has to recover; but where they were to take a place, the strategy may have a process started there."""
+    """Nobody has to recover."""
     told = [output for worker, text in how.items() for output in held_for_lost(state, worker, text)]
-    promised = frozenset(place for place, spare in matched(state) if spare in how)
-    state = state.departed(frozenset(how))
-    if not promised or state.phase in NO_PLACES:
-        return state, tuple(told)
-    return prefixed(told, spawn(state, tuple(sorted(promised & to_fill(state)))))
+    return prefixed(told, _without_spares(state, frozenset(how)))
 
 
 def on_spare_leaving(state: Membership, worker: WorkerId) -> Decision:
     """A spare was told to go: nobody needs it."""
     parted = Record(event=Parted(worker=str(worker), step=state.last_step + 1))
     shutdown = Tell(to=worker, pid=state.roster.pids[worker], command=Shutdown(reason="it has no place"))
-    return state.departed(frozenset({worker})), (parted, shutdown)
+    return prefixed((parted, shutdown), _without_spares(state, frozenset({worker})))
+
+
+def _without_spares(state: Membership, gone: frozenset[WorkerId]) -> Decision:
+    """Places that they might have taken are for whom the strategy wants started there, or who was offered."""
+    state = state.departed(gone)
+    if state.phase in NO_PLACES or not state.vacant:
+        return state, ()
+    for_spares = {place for place, _ in matched(state)}
+    state, spawned = spawn(state, tuple(sorted(to_fill(state) - for_spares)))
+    return prefixed(spawned, answer_offers(state))
 
 
 def _lost_while_gathering(state: Membership, news: Mapping[WorkerId, str]) -> Decision:
