@@ -197,7 +197,7 @@ def test_anything_at_any_time_while_the_coordinator_dies_and_connections_break(s
         steps = 24
         faults = _any_faults(source, grid, steps)
         workers = regular_plan(grid[0], split_evenly(LAYERS_PER_STAGE * grid[1], grid[1]), grid[2]).workers
-        end = healthy(grid, steps).events[-1][0]
+        end = 0.7 * healthy(grid, steps).events[-1][0]  # other seeds take less time
         deaths = apart((source.uniform(0.0, end), source.uniform(0.0, 0.6)) for _ in range(source.randint(1, 4)))
         breaks = [(source.uniform(0.0, end), source.choice(workers)) for _ in range(source.randint(0, 4))]
         options = {"coordinator_deaths": deaths, "broken_streams": breaks}
@@ -211,7 +211,7 @@ def test_anything_at_any_time_while_the_coordinator_dies_and_connections_break(s
             raise
         to_break += len(breaks)
         broken += sum(spec.startswith("break:") for spec in result.fired)
-    assert broken >= to_break // 3 > 0
+    assert broken >= to_break // 2 > 0
 
 
 @pytest.mark.parametrize("at", [0.5, 0.8, 1.1, 1.4, 1.7, 2.0, 2.3, 2.6])

@@ -336,6 +336,30 @@ def test_one_that_comes_while_all_wait_for_a_layer_takes_it_at_once():
     assert set(job.commands(Install)) == {W00, W10, SPARE}
 
 
+def test_who_is_there_before_all_wait_for_a_layer_loads_it_at_once():
+    """It was about to enter, and has no state: nobody has to come for it."""
+    job = Job(wait_s=99.0, restorable=(StateAt(url="u", step=2),)).begun()
+    job.give(died(W11)).agreed(3).give(hello(W11, 5))
+    assert job.state.running.upcoming.entering == {W11}
+    job.give(died(W01))
+    assert job.state.phase is Phase.FORMING
+    installs = job.commands(Install)
+    assert {worker: each.load.step for worker, each in installs.items()} == {W00: 2, W10: 2, W11: 2}
+
+
+def test_one_that_raised_and_has_no_place_any_more_is_none_that_a_layer_is_left_to():
+    job = Job().begun()
+    smaller = regular_plan(1, split_evenly(3, 2), 4)
+    report = Raised(
+        worker=W10, pid=1, generation=1, step=0, phase=WorkPhase.FORWARD, kind="E", error="it", layer=0, sound=True
+    )
+    job.state = replace(
+        job.state, grid=Grid(baseline=smaller), exceptions=replace(job.state.exceptions, raised=(report,))
+    )
+    job.give(died(W01))
+    assert job.state.roster.lost == {W01}
+
+
 @pytest.mark.parametrize("how", GONE.values(), ids=GONE)
 def test_where_it_goes_before_it_has_its_place_another_process_is_started(how):
     job = Job(strategy="snapshots").begun().give(hello()).give(died(W10))

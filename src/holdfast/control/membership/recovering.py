@@ -101,7 +101,9 @@ def _answer(state: Membership) -> Decision:
     if recovery is None or not recovery.keeps_state:  # what could be loaded may be something else by now
         recovery = plan_recovery(state, state.absent)
     state = replace(state, doubts=replace(state.doubts, reformations=0), prospects=replace(state.prospects, planned={}))
-    return carry_out(state, recovery)
+    state, told = carry_out(state, recovery)
+    # Whoever is waited for may be here already: who was about to enter, and has no state, can load it.
+    return prefixed(told, restore_if_whole(state) if state.phase is Phase.WAITING else (state, ()))
 
 
 def _taken_for_over(state: Membership) -> Membership:
@@ -119,7 +121,8 @@ def _irreplaceable(state: Membership) -> Program | None:
     """Why nobody can go on where workers have stopped: a layer is left to them."""
     placement = state.grid.baseline.placement
     layers = placement.unowned_layers(state.absent)
-    stopped = [each for each in state.exceptions.raised if set(placement.layers_of(each.worker)) & set(layers)]
+    known = [each for each in state.exceptions.raised if each.worker in placement.workers]  # the grid may have shrunk
+    stopped = [each for each in known if set(placement.layers_of(each.worker)) & set(layers)]
     names = ", ".join(map(str, layers))
     return Program(first=stopped[0], why=f"nobody else holds layer(s) {names} and can go on") if stopped else None
 
