@@ -24,6 +24,7 @@ from holdfast.core.profile import Profile
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError, LedgerError
 from holdfast.runtime.engine.stepped import SteppedStage
+from holdfast.runtime.engine.votes import pack_vote, unpack_vote
 
 __all__ = ["WIDTH", "EmulatedStage"]
 
@@ -174,11 +175,11 @@ class EmulatedStage(SteppedStage[_Words, bool]):
 
     def pack_vote(self, vote: Any) -> bytes:
         """See StepEngine.pack_vote."""
-        return self._receives(vote).astype("<f8").tobytes()
+        return pack_vote(self._receives(vote))
 
     def unpack_vote(self, data: bytes) -> Any:
         """See StepEngine.unpack_vote."""
-        return self._sends(np.frombuffer(bytearray(data), "<f8").reshape(-1, 3))
+        return self._sends(unpack_vote(data))
 
     def merge_votes(self, ours: Any, theirs: Any) -> Any:
         """See StepEngine.merge_votes."""

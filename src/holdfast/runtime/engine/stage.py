@@ -318,8 +318,15 @@ class Stage(SteppedStage[Reduced, float]):
             rows[self._row(reduction), 2] = reduced.dissent
         return rows
 
-    pack_vote = staticmethod(pack_vote)
-    unpack_vote = staticmethod(unpack_vote)
+    @staticmethod
+    def pack_vote(vote: Tensor) -> bytes:
+        """See `StepEngine.pack_vote`."""
+        return pack_vote(vote.numpy())
+
+    @staticmethod
+    def unpack_vote(data: bytes) -> Tensor:
+        """See `StepEngine.unpack_vote`."""
+        return torch.from_numpy(unpack_vote(data))
 
     @staticmethod
     def merge_votes(one: Tensor, other: Tensor) -> Tensor:
