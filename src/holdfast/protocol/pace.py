@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast.control.messages import Heartbeat
 from holdfast.protocol.executor import FinishReduce, Take
-from holdfast.protocol.worker import Build, Drain, Listen, Written
+from holdfast.protocol.worker import Build, Drain, Listen, WorkerProtocol, Written
 
-__all__ = ["WAITS", "Pace"]
+__all__ = ["WAITS", "Pace", "heartbeat"]
 
 WAITS = (Listen, Build, Take, FinishReduce, Drain, Written)
 """Effects for which a worker waits for others."""
@@ -77,3 +78,17 @@ class Pace:
     def _spent_s(self, present: _Present) -> float:
         """How long it goes on, without the pauses in it; those of more than ``excused_s`` count all the same."""
         return max(self._awake() - present.awake_since, self._clock() - present.since - self._excused_s)
+
+
+def heartbeat(protocol: WorkerProtocol, pace: Pace) -> Heartbeat:
+    """Returns what a worker tells of its progress, in any thread."""
+    execution = protocol.execution
+    return Heartbeat(
+        worker=protocol.worker,
+        generation=protocol.generation,
+        step=execution.step if execution else 0,
+        op=len(execution.ops) if execution else 0,
+        moves=pace.moves,
+        busy_s=pace.busy_s(),
+        slowest_s=max(pace.slowest_s, 1e-6) if pace.warm else 0.0,
+    )

@@ -63,6 +63,21 @@ class Rates:
     load: Link
     save: Link
 
+    def copying_s(self, layers: Iterable[int]) -> float:
+        """Returns how long a worker is given the state of these layers, all at once."""
+        return self.copy.seconds_of(sum(self._sizes(layers)))
+
+    def loading_s(self, layers: Iterable[int]) -> float:
+        """Returns how long a worker reads the state of these layers, one after another."""
+        return sum(map(self.load.seconds_of, self._sizes(layers)))
+
+    def saving_s(self, layers: Iterable[int]) -> float:
+        """Returns how long a worker writes the state of these layers, one after another."""
+        return sum(map(self.save.seconds_of, self._sizes(layers)))
+
+    def _sizes(self, layers: Iterable[int]) -> list[int]:
+        return [self.profile.layers[layer].state_bytes for layer in layers]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
@@ -142,20 +157,13 @@ def _install_plan(action: InstallPlan, view: ClusterView, rates: Rates) -> Price
 
 
 def _load_state(action: LoadState, view: ClusterView, rates: Rates) -> Price:
-    """Until the last worker has read its layers, one after another."""
+    """Until the last worker has read its layers."""
     left = view.baseline.placement.without(view.lost)
-    return Price(seconds=_longest(rates.load, map(left.layers_of, left.workers), rates))
-
-
-def _longest(link: Link, shares: Iterable[Iterable[int]], rates: Rates) -> float:
-    """The longest time that any share of the layers takes."""
-    layers = rates.profile.layers
-    return max((sum(link.seconds_of(layers[index].state_bytes) for index in share) for share in shares), default=0.0)
+    return Price(seconds=max((rates.loading_s(left.layers_of(who)) for who in left.workers), default=0.0))
 
 
 def _copy_state(action: CopyState, view: ClusterView, rates: Rates) -> Price:
-    size = sum(rates.profile.layers[layer].state_bytes for layer in action.layers.indices)
-    return Price(seconds=rates.copy.seconds_of(size), still=False)
+    return Price(seconds=rates.copying_s(action.layers.indices), still=False)
 
 
 def _recompute(action: Recompute, view: ClusterView, rates: Rates) -> Price:
@@ -196,7 +204,7 @@ def _save_committed(action: SaveCommitted, view: ClusterView, rates: Rates) -> P
     for layer in range(left.num_layers):
         for first in left.owners(layer)[:1]:
             shares[first].append(layer)
-    return Price(seconds=2 * rates.control_s + _longest(rates.save, shares.values(), rates))
+    return Price(seconds=2 * rates.control_s + max(map(rates.saving_s, shares.values()), default=0.0))
 
 
 def _at_once(action: Action, view: ClusterView, rates: Rates) -> Price:

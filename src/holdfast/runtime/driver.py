@@ -17,7 +17,6 @@ from holdfast.control.messages import (
     Blob,
     Command,
     Expel,
-    Heartbeat,
     Hello,
     Install,
     Message,
@@ -32,7 +31,7 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
 from holdfast.protocol.besides import Besides, resident_bytes
 from holdfast.protocol.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
-from holdfast.protocol.pace import WAITS, Pace
+from holdfast.protocol.pace import WAITS, Pace, heartbeat
 from holdfast.protocol.stopping import ends_job
 from holdfast.protocol.worker import (
     Attach,
@@ -162,20 +161,8 @@ class Driver:
 
     def beat(self) -> None:
         """Tells of our progress, in any thread."""
-        protocol, pace, execution = self.protocol, self.pace, self.protocol.execution
-        if protocol.generation == 0:
-            return
-        self.send(
-            Heartbeat(
-                worker=protocol.worker,
-                generation=protocol.generation,
-                step=execution.step if execution else 0,
-                op=len(execution.ops) if execution else 0,
-                moves=pace.moves,
-                busy_s=pace.busy_s(),
-                slowest_s=max(pace.slowest_s, 1e-6) if pace.warm else 0.0,
-            )
-        )
+        if self.protocol.generation > 0:
+            self.send(heartbeat(self.protocol, self.pace))
 
     def _interrupt(self, newest: int) -> None:
         with self._turn:

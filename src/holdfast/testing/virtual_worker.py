@@ -7,7 +7,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace as replace_struct
@@ -19,7 +19,6 @@ from holdfast.control.messages import (
     Command,
     Expel,
     Failure,
-    Heartbeat,
     Install,
     Leaving,
     Message,
@@ -34,7 +33,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InternalError, PeerLost, StaleGeneration, WorkFailed
 from holdfast.protocol.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
-from holdfast.protocol.pace import WAITS, Pace
+from holdfast.protocol.pace import WAITS, Pace, heartbeat
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.stopping import ends_job
 from holdfast.protocol.worker import (
@@ -108,17 +107,6 @@ class World:
     def after(self, limits: tuple[float, float], act: Callable[[], None], channel: object = None) -> None:
         """Lets something happen after a delay between these limits."""
         self.time.after(self.time.draw(limits), act, channel)
-
-    def seconds_of(self, what: Literal["copy", "load", "save"], layers: Iterable[int]) -> float:
-        """How long it takes to give layers, or to load or save them one by one; no time where there are no rates."""
-        rates = self.scenario.rates
-        if rates is None:
-            return 0.0
-        sizes = [rates.profile.layers[layer].state_bytes for layer in layers]
-        if what == "copy":
-            return rates.copy.seconds_of(sum(sizes)) if sizes else 0.0
-        link = rates.load if what == "load" else rates.save
-        return sum(map(link.seconds_of, sizes))
 
     def living(self, worker: WorkerId) -> bool:
         """Whether a worker's process is there and does something."""
@@ -199,10 +187,11 @@ class VirtualWorker:
 
     def _raising(self, stage: Engine) -> Engine:
         """A stage that raises as scheduled and writes no files."""
-        world, raises = self._world, self._world.scenario.raises
+        world, raises, rates = self._world, self._world.scenario.raises, self._world.scenario.rates
 
         def saved(layer: int, digest: str | None) -> None:
-            self.sleep(world.seconds_of("save", (layer,)))
+            if rates is not None:
+                self.sleep(rates.saving_s((layer,)))
             world.saved[layer] = digest
 
         return RaisingStage(  # type: ignore[return-value]
@@ -229,18 +218,8 @@ class VirtualWorker:
         """Tells of progress, as long as the process lives."""
         if not self.goes or self.asleep.puts_off(self._beat):
             return
-        protocol, execution = self.protocol, self.protocol.execution
-        if protocol.generation > 0:
-            beat = Heartbeat(
-                worker=self.worker,
-                generation=protocol.generation,
-                step=execution.step if execution else 0,
-                op=len(execution.ops) if execution else 0,
-                moves=self._pace.moves,
-                busy_s=self._pace.busy_s(),
-                slowest_s=max(self._pace.slowest_s, 1e-6) if self._pace.warm else 0.0,
-            )
-            self._say(beat)
+        if self.protocol.generation > 0:
+            self._say(heartbeat(self.protocol, self._pace))
         self._world.time.after(BEAT_S, self._beat)
 
     def _say(self, message: Message) -> None:
@@ -523,8 +502,9 @@ class VirtualWorker:
                 (states[layer],) = found
             self._fetched = states
 
-        takes_s = world.time.draw(world.scenario.delays.copy) + world.seconds_of("copy", holders)
-        world.time.after(takes_s, attempt)
+        rates = world.scenario.rates
+        copying_s = rates.copying_s(holders) if rates is not None and holders else 0.0
+        world.time.after(world.time.draw(world.scenario.delays.copy) + copying_s, attempt)
 
     def _later_written(self, act: Callable[[], None]) -> None:
         """Lets the writer do something, after all that it has to do before; not if the worker dies first."""
@@ -558,12 +538,14 @@ class VirtualWorker:
     def _load(self, plan: Plan, state: StateAt | None) -> Engine:
         """A new stage for the worker's place in a plan, with what was pinned for a checkpoint."""
         stage = self._emulated(plan)
+        layers, rates = plan.placement.layers_of(self.worker), self._world.scenario.rates
         if state is None:
             stage.inherit(self.protocol.stage)
-        else:
-            self.sleep(self._world.seconds_of("load", plan.placement.layers_of(self.worker)))
-        if state is not None and state.url is not None:
-            for layer in plan.placement.layers_of(self.worker):
+            return self._raising(stage)
+        if rates is not None:
+            self.sleep(rates.loading_s(layers))
+        if state.url is not None:
+            for layer in layers:
                 stage.restore(layer, self._world.stored[state.step, layer])
         return self._raising(stage)
 
