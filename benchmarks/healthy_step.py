@@ -24,7 +24,8 @@ from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.control.messages import Progress
 from holdfast.errors import HoldfastError
-from holdfast.runtime.node.agent import Interrupted, healthy_plan
+from holdfast.planning.jobs import healthy_plan
+from holdfast.runtime.node.agent import Interrupted
 from holdfast.runtime.train import train
 from holdfast.telemetry.events import StepOps, WorkerReady, read_events
 from measure import Interval, Recorder, cpu_seconds, interval, print_table, progress, ratio_interval, time_limit
@@ -190,7 +191,7 @@ def bytes_per_step(options: argparse.Namespace) -> dict[str, dict[str, dict[str,
 
 
 def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
-    from holdfast.core.lower import Payload, Reduce, Send, lower
+    from holdfast.core.lower import Reduce, Send, lower
     from holdfast.runtime.engine.build import build_stage, probe
     from holdfast.runtime.tensors import num_bytes
 
@@ -200,15 +201,13 @@ def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
     for worker in plan.workers:
         parts = build_stage(job, plan, worker, boundaries)
         program = next(program for program in lower(plan, parts.ties) if program.worker == worker)
-        # An activation that goes out is as large as the gradient that comes back for it.
-        sizes = {Payload.ACTIVATION: parts.gradient, Payload.GRADIENT: parts.activation}
         point, messages, ring = 0, 0, 0.0
         for instruction in program.instructions:
             if isinstance(instruction, Send):
-                spec = sizes.get(instruction.payload) or parts.vote
+                spec = parts.boundaries[instruction.boundary - 1] if instruction.boundary else parts.vote
                 point += num_bytes(spec) + _HEADER_BYTES
             elif isinstance(instruction, Reduce):
-                size = parts.stage.message(instruction.reduction.layers).nbytes
+                size = parts.stage.message(instruction.reduction.layers, 0).nbytes
                 messages += size
                 ring += _ring(size, len(instruction.reduction.workers))
         found[str(worker)] = _traffic(point, messages, ring)
@@ -225,9 +224,9 @@ def _baseline_bytes(job: Job) -> dict[str, dict[str, int]]:
     boundaries, found = probe(job).boundaries, {}
     for worker in plan.workers:
         owned = plan.placement.layers_of(worker)
-        own = sum(p.nbytes for index in owned.indices for p in model.layers[index].parameters())
+        own = sum(p.nbytes for index in owned for p in model.layers[index].parameters())
         at_end = worker.stage in (0, grid.stages - 1)
-        cuts = [at - 1 for at in (owned.start, owned.stop) if 0 < at < len(model.layers)]
+        cuts = [at - 1 for at in (owned[0], owned[-1] + 1) if 0 < at < len(model.layers)]
         outgoing = [num_bytes(boundaries[cut]) for cut in cuts]
         ring = _ring(own - shared * at_end, grid.pipelines) + _ring(shared * at_end, 2 * grid.pipelines)
         found[str(worker)] = _traffic(grid.microbatches * sum(outgoing), own, ring)

@@ -164,7 +164,7 @@ class _Clock:
         for owned in stage._owned.values():
             optimizer = owned.committed._optimizer
             if optimizer is not None:
-                optimizer.step = self._timed(optimizer.step)  # type: ignore[method-assign]
+                optimizer.step = self._timed(optimizer.step)
 
     def _timed(self, act: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> None:
@@ -225,7 +225,7 @@ def _going_back_summary(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _readiness_summary(row: dict[str, Any]) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for commit in COMMITS:
         steps, extra = row[commit]["step_s"], row[commit]["extra_s"]
         share = ratio_interval(list(zip(extra, steps, strict=True))).to_json()
