@@ -352,17 +352,29 @@ class WorkerProtocol:
         step = command.load.step
         return Unreadable(worker=self.worker, generation=self.generation, step=step, detail=str(error))
 
-    def hello(self) -> Hello:
-        """Who we are and where we stand, for a coordinator that may know nothing of it."""
+    def hello(
+        self, newest: int = 0, prepared: Install | None = None, *, leaving: bool = False, strikes: tuple[str, ...] = ()
+    ) -> Hello:
+        """Who we are and where we stand, for a coordinator that may know nothing of it.
+
+        Args:
+            newest: the newest generation that our driver has heard of: we wait, if that is yet to reach us.
+            prepared: the order that is to be gone over to; None if there is none.
+            leaving: whether we were told to go.
+            strikes: faults that the agent was asked to carry out.
+        """
         generation, activity = self.standing
         return Hello(
             worker=self.worker,
             pid=self.pid,
             generation=generation,
-            activity=activity,
+            activity=activity if newest <= generation else "waiting",
             step=self.steps if activity == "finished" else self._step(),
+            prepared=prepared.generation if prepared is not None else 0,
             has_state=len(self.stage.followed) < len(self.stage.layers),
+            leaving=leaving,
             raised=self.raised,
+            strikes=strikes,
         )
 
     def _stand(self, activity: Activity) -> None:

@@ -231,15 +231,10 @@ class VirtualWorker:
             self._world.after(self._world.scenario.delays.reattach, self._attach)
 
     def _attach(self) -> None:
-        hello, prepared = self.protocol.hello(), self._prepared
-        hello = replace_struct(
-            hello,
-            activity=hello.activity if self._newest <= hello.generation else "waiting",
-            prepared=prepared.generation if prepared is not None else 0,
-            leaving=self._leaving,
-            strikes=self._injector.asked,
-        )
         if self.goes:
+            hello = self.protocol.hello(
+                self._newest, self._prepared, leaving=self._leaving, strikes=self._injector.asked
+            )
             self._world.links.open(self.protocol.pid, hello)
 
     def deliver(self, command: Command) -> None:
