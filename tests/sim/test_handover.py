@@ -112,15 +112,40 @@ def test_anybody_is_lost_meanwhile(worker, point, step, staggered):
 def test_a_grid_that_nobody_could_hold_any_more_is_given_up(staggered):
     """0.0 and 1.1 hold everything between them; in the other grid layer 2 would be on the two that are lost."""
     faults = [Fault.parse(text) for text in ("kill:0.1@2:backward", "kill:1.0@3:backward")]
-    wanted = Recut((((2, 4), (3, 3)), (3, 2)), after=5)
+    wanted = Recut((((2, 4), (3, 3)), (3, 2)), after=5, ever=True)
     result = run(BEFORE, steps=STEPS, better=wanted, faults=faults)
-    assert wanted.asked
+    assert wanted.asked > 1
     assert (result.outcome, result.digest) == ("done", alone(BEFORE, STEPS, staggered))
     assert result.lost == (WorkerId(0, 1), WorkerId(1, 0))
     told = [event.text for event in events_of(result, Notice) if event.worker == "coordinator"]
     said = "the grid stays as it is: in the one that it was to become nobody is left to hold layer(s) 2"
     assert told.count(said) == 1
     assert events_of(result, HandingOver) == []
+
+
+def test_one_that_fails_is_given_up_told_once_and_not_tried_again(staggered):
+    """0.1 never gets the state of what it is to take: all connect anew, and go on as they were."""
+    wanted = Recut(AFTER, ever=True)
+    result = run(BEFORE, steps=STEPS, better=wanted, broken_copies=[(WorkerId(0, 1), 99)])
+    assert (result.outcome, result.digest) == ("done", alone(BEFORE, STEPS, staggered)), result.detail
+    assert (result.fired, result.lost) == (("break-copy:0.1",), ())
+    assert len(events_of(result, HandingOver)) == 1
+    assert wanted.asked > 1
+    told = [event.text for event in events_of(result, Notice) if event.worker == "coordinator"]
+    (said,) = (text for text in told if "grid" in text)
+    assert said.startswith("the grid stays as it is: layers could not be handed over: 0.1: ")
+    assert said.endswith("nobody gives it the state of its layers")
+    assert held(result) == {str(w): plan_of(BEFORE).placement.layers_of(w) for w in plan_of(BEFORE).workers}
+
+
+def test_one_that_failed_is_tried_again_when_somebody_has_come(staggered):
+    faults = [Fault.parse(text) for text in ("leave:1.1@5:forward", "join:1.1@8")]
+    options = {"faults": faults, "broken_copies": [(WorkerId(0, 1), 1)]}
+    result = run(BEFORE, steps=40, better=Recut(AFTER, ever=True), **options)
+    assert (result.outcome, result.digest) == ("done", alone(BEFORE, 40, staggered)), result.detail
+    assert set(result.fired) == {*map(str, faults), "break-copy:0.1"}
+    assert len(events_of(result, HandingOver)) > 1
+    assert held(result) == {str(w): plan_of(AFTER).placement.layers_of(w) for w in plan_of(AFTER).workers}
 
 
 def one(seed, staggered, crossed):

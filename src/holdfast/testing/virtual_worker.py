@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import signal
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +31,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
-from holdfast.errors import InternalError, PeerLost, StaleGeneration, WorkFailed
+from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration, WorkFailed
 from holdfast.protocol.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
 from holdfast.protocol.pace import WAITS, Pace, heartbeat
 from holdfast.protocol.snapshots import Snapshots
@@ -90,6 +90,7 @@ class World:
         stored: what was pinned of a layer for a step.
         pinned: all that was, in order.
         saved: the digest of each layer that was saved at the end.
+        copies_broken: how often each worker was to get state and got none.
     """
 
     scenario: Scenario
@@ -103,10 +104,19 @@ class World:
     stored: dict[tuple[int, int], bytes] = field(default_factory=dict)
     pinned: list[VirtualPin] = field(default_factory=list)
     saved: dict[int, str | None] = field(default_factory=dict)
+    copies_broken: Counter[WorkerId] = field(default_factory=Counter)
 
     def after(self, limits: tuple[float, float], act: Callable[[], None], channel: object = None) -> None:
         """Lets something happen after a delay between these limits."""
         self.time.after(self.time.draw(limits), act, channel)
+
+    def breaks_copy(self, worker: WorkerId) -> bool:
+        """Whether a worker that was to get state gets none."""
+        if self.copies_broken[worker] >= dict(self.scenario.broken_copies).get(worker, 0):
+            return False
+        self.copies_broken[worker] += 1
+        self.log.fire_once(f"break-copy:{worker}")
+        return True
 
     def living(self, worker: WorkerId) -> bool:
         """Whether a worker's process is there and does something."""
@@ -146,7 +156,7 @@ class VirtualWorker:
         self._owed_s = 0.0
         self._newest = 0
         self._prepared: Install | None = None
-        self._fetched: dict[int, bytes] | None = None
+        self._fetched: dict[int, bytes] | PeerLost | None = None
         self._attaches = self._leaving = False
         self._writing = self._writer_stalled = False
         self._commands: deque[Command] = deque()
@@ -386,7 +396,7 @@ class VirtualWorker:
         """Performs an effect; returns how the protocol goes on, None if it has to wait."""
         try:
             done, result = self._perform(effect)
-        except (StaleGeneration, WorkFailed) as error:
+        except (ClusterError, WorkFailed) as error:
             return lambda e=error: self._script.throw(e)  # type: ignore[misc]
         return (lambda: self._script.send(result)) if done and self.goes else None
 
@@ -469,6 +479,8 @@ class VirtualWorker:
                 self._fetch(protocol.generation, dict(holders))
                 return True, None
             case Fetched():
+                if isinstance(self._fetched, PeerLost):
+                    raise self._fetched
                 return True, self._fetched
         return self._wait(effect)
 
@@ -484,6 +496,9 @@ class VirtualWorker:
 
         def attempt() -> None:
             if not self.alive or self.protocol.generation != generation:
+                return
+            if world.breaks_copy(self.worker):
+                self._fetched = PeerLost("", generation, "nobody gives it the state of its layers")
                 return
             served = world.served.get((generation, self.worker), {})
             states = {}
