@@ -11,7 +11,8 @@ import pytest
 from holdfast.control.membership import Handover, recovering
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
-from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, Synced
+from holdfast.protocol import worker as worker_module
+from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, Suspected, Synced
 from holdfast.testing.scenario import Delays
 
 from .test_unlike import alone, any_layout, effects, lost_layers, plan_of, run
@@ -146,6 +147,31 @@ def test_one_that_failed_is_tried_again_when_somebody_has_come(staggered):
     assert set(result.fired) == {*map(str, faults), "break-copy:0.1"}
     assert len(events_of(result, HandingOver)) > 1
     assert held(result) == {str(w): plan_of(AFTER).placement.layers_of(w) for w in plan_of(AFTER).workers}
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_who_is_too_far_behind_makes_all_wait_for_its_state(staggered, monkeypatch, most):
+    """A copy takes as long as twenty steps: what is kept of them for the layers to come has a limit."""
+    monkeypatch.setattr(worker_module, "MOST_MISSED", most)
+    delays = Delays(copy=(20.0, 20.0))
+    result = run(BEFORE, steps=STEPS, better=Recut(AFTER), delays=delays)
+    assert (result.outcome, result.digest) == ("done", alone(BEFORE, STEPS, staggered)), result.detail
+    behind = {event.worker: event.step - event.entered for event in events_of(result, Synced)}
+    assert behind == {"0.1": most, "1.0": most}
+    assert len(events_of(result, HandingOver)) == 1
+    assert len(events_of(result, Suspected)) == 0, "they wait, and nobody is stuck"
+    assert held(result) == {str(w): plan_of(AFTER).placement.layers_of(w) for w in plan_of(AFTER).workers}
+
+
+@pytest.mark.parametrize("point", ["start", "forward", "reduce"])
+def test_somebody_dies_while_all_wait_for_the_state_of_one(staggered, monkeypatch, point):
+    monkeypatch.setattr(worker_module, "MOST_MISSED", 2)
+    for victim in plan_of(BEFORE).workers:
+        fault = Fault.parse(f"kill:{victim}@4:{point}")
+        result = run(BEFORE, steps=STEPS, better=Recut(AFTER), delays=Delays(copy=(20.0, 20.0)), faults=[fault])
+        assert (result.outcome, result.digest) == ("done", alone(BEFORE, STEPS, staggered)), result.detail
+        assert result.fired == (str(fault),)
+        assert events_of(result, HandingOver)
 
 
 def one(seed, staggered, crossed):

@@ -48,6 +48,7 @@ from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.stopping import report_of
 
 __all__ = [
+    "MOST_MISSED",
     "Attach",
     "Boundary",
     "Build",
@@ -126,6 +127,10 @@ class Engine(StepEngine, Protocol):
 
     def heal(self, states: Mapping[int, bytes]) -> None:
         """Takes the state of layers before the step since when we follow them, and makes the updates since then."""
+
+
+MOST_MISSED = 100
+"""Whoever follows layers keeps the sums of so many steps at most, until their state comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +212,12 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Return the state of all layers that we fetch; None while some of it is still on its way."""
+    """Return the state of all layers that we fetch; None while some of it is still on its way.
+
+    ``wait``: first wait for it, a moment at most.
+    """
+
+    wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -608,9 +618,13 @@ class WorkerProtocol:
             yield from self._checkpoint(step)
 
     def _heal(self, step: int) -> Script:
+        """Takes the state of what we follow once it is there. All wait for us if we keep too much until then."""
         if not self.stage.followed:
             return
-        states: Mapping[int, bytes] | None = yield Fetched()
+        wait = step - self.entered >= MOST_MISSED
+        states: Mapping[int, bytes] | None = yield Fetched(wait)
+        while wait and states is None:
+            states = yield Fetched(wait)
         if states is not None:
             self.stage.heal(states)
             self.snapshots.forget()

@@ -288,8 +288,8 @@ class Driver:
                 return self.copier.serve(generation, step, target, snapshots)
             case Fetch(generation=generation, holders=holders):
                 return self.copier.fetch(generation, holders)
-            case Fetched():
-                return self.copier.fetched(self.protocol.generation)
+            case Fetched(wait=wait):
+                return self.copier.fetched(self.protocol.generation, WRITING_S if wait else 0.0)
             case Pin(generation=generation, step=step, layers=layers):
                 return self._pin(generation, step, layers)
             case Written():

@@ -344,6 +344,11 @@ class VirtualWorker:
             self.waiting, self.ready = None, None
             self._advance(lambda: self._script.send(given))
 
+    def _ask_again(self, effect: Fetched) -> None:
+        """What it waits for is waited for a moment at a time."""
+        if self.waiting is effect and not self.asleep.puts_off(lambda: self._ask_again(effect)):
+            self._resume()
+
     def _next_command(self) -> Command | None:
         while self._commands:
             command = self._commands.popleft()
@@ -478,10 +483,14 @@ class VirtualWorker:
                 self._fetched = None
                 self._fetch(protocol.generation, dict(holders))
                 return True, None
-            case Fetched():
+            case Fetched(wait=wait):
                 if isinstance(self._fetched, PeerLost):
                     raise self._fetched
-                return True, self._fetched
+                if not wait or self._fetched is not None:
+                    return True, self._fetched
+                self.waiting = effect
+                world.time.after(_AGAIN_S, lambda: self._ask_again(effect))
+                return False, None
         return self._wait(effect)
 
     def _go_over(self) -> Install:
