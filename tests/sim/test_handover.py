@@ -11,6 +11,7 @@ import pytest
 from holdfast.control.membership import Handover, recovering
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
 from holdfast.protocol import worker as worker_module
 from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, Suspected, Synced
 from holdfast.testing.scenario import Delays
@@ -28,8 +29,8 @@ AFTER = ((2, 4), (4, 2)), (3, 2)
 class Recut:
     """Asks once, as soon as steps are run, that all become another grid; ``ever``: until they are."""
 
-    def __init__(self, layout, *, ever=False, after=0):
-        self._grid, self._ever, self._after = plan_of(layout), ever, after
+    def __init__(self, grid, *, ever=False, after=0):
+        self._grid, self._ever, self._after = grid if isinstance(grid, Plan) else plan_of(grid), ever, after
         self.asked = 0
 
     def __call__(self, state):

@@ -19,7 +19,7 @@ from holdfast.testing.raising import Raise
 
 __all__ = ["Delays", "Pause", "Scenario", "StageFactory", "VirtualPin", "VirtualResult"]
 
-StageFactory = Callable[[WorkerId], Engine]
+StageFactory = Callable[[WorkerId, Plan], Engine]
 Range = tuple[float, float]
 
 
@@ -91,7 +91,7 @@ class Scenario:
         delays: ranges of the delays.
         rates: how long everything takes, in place of ``delays``; None: what is drawn, and updates, loading and saving
             take no time.
-        stage: makes a worker's compute engine; default an emulated one.
+        stage: makes a worker's compute engine for its place in a plan; default an emulated one.
         broken_copies: (whose, how many): so many times, one after another, a worker gets no state from anybody.
         spares: (when it is started, whose) further processes, that nobody asked for.
         ties: the layers that share weights.

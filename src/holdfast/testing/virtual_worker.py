@@ -164,10 +164,9 @@ class VirtualWorker:
         self._on_end: Callable[[int], None] = lambda status: None
         self._pace = Pace(self.asleep.awake_s, PATIENCE * HANG_S, lambda: world.time.now)
         self._injector = WorkerInjector(worker=worker, faults=faults, means=self, send=self._say)
-        make = scenario.stage or (lambda worker: self._emulated(scenario.plan))
         self.protocol = WorkerProtocol(
             worker=worker,
-            stage=self._raising(make(worker)),
+            stage=self._raising(self._stage_for(scenario.plan)),
             steps=scenario.steps,
             ties=scenario.ties,
             pid=pid,
@@ -182,9 +181,11 @@ class VirtualWorker:
         """Whether it is there and does something."""
         return self.alive and not self.stopped
 
-    def _emulated(self, plan: Plan) -> Engine:
-        """An emulated stage for the worker's place in a plan."""
+    def _stage_for(self, plan: Plan) -> Engine:
+        """A stage for the worker's place in a plan."""
         placement, scenario = plan.placement, self._world.scenario
+        if scenario.stage is not None:
+            return scenario.stage(self.worker, plan)
         return EmulatedStage(
             layers=placement.layers_of(self.worker) if self.worker in plan.workers else (),
             num_layers=placement.num_layers,
@@ -556,7 +557,7 @@ class VirtualWorker:
 
     def _load(self, plan: Plan, state: StateAt | None) -> Engine:
         """A new stage for the worker's place in a plan, with what was pinned for a checkpoint."""
-        stage = self._emulated(plan)
+        stage = self._stage_for(plan)
         layers, rates = plan.placement.layers_of(self.worker), self._world.scenario.rates
         if state is None:
             stage.inherit(self.protocol.stage)
