@@ -37,22 +37,21 @@ class DecidedJob:
     def begun(self, step=0):
         """All attach, and run from ``step`` on."""
         self.give(*(Hello(worker=worker, pid=1) for worker in self.state.grid.baseline.workers))
-        return self.statuses(step).joined()
+        return self.agreed(step)
 
     def statuses(self, step=0, workers=None, **more):
         """All members, or these, say that they hold what is theirs, at ``step``."""
-        layers_of = self.state.grid.baseline.placement.layers_of
-        return self.give(
-            *(
-                Status(
-                    worker=worker,
-                    generation=self.state.generation,
-                    executed=(),
-                    **{"layer_steps": tuple((layer, step) for layer in layers_of(worker)), **more},
-                )
-                for worker in workers or self.state.alive
-            )
-        )
+        return self.give(*(self.status_of(worker, step, **more) for worker in workers or self.state.alive))
+
+    def status_of(self, worker, step, **more):
+        """What a worker says that holds what is its own, at ``step``."""
+        held = tuple((layer, step) for layer in self.state.grid.baseline.placement.layers_of(worker))
+        told = {"layer_steps": held, "executed": (), **more}
+        return Status(worker=worker, generation=self.state.generation, **told)
+
+    def agreed(self, step):
+        """All members say what they hold, and connect."""
+        return self.statuses(step).joined()
 
     def joined(self, step=None):
         """All members say that they are connected; with a step, those of the prepared generation at its boundary."""
