@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.control.detection import PATIENCE
 from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
 from holdfast.telemetry.events import Agreed, Detected, HandingOver, Installed, Parted, Synced
 from holdfast.testing.scenario import Delays, Pause
 from holdfast.testing.virtual_worker import HANG_S
@@ -154,3 +155,16 @@ def test_processes_stand_still_meanwhile(seed, staggered):
     lost = () if everybody else workers
     assert (result.lost, len(events_of(result, Detected))) == (lost, len(lost))
     assert held(result) == placed(AFTER, lost=[str(worker) for worker in lost])
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_an_exception_in_a_taker_ends_the_attempt_with_it(seed, staggered):
+    """As where it has no room for both sets of layers: it is lost, and layers are handed over among the others."""
+    source = random.Random(seed)
+    worker = source.choice([WorkerId(0, 1), WorkerId(1, 0)])
+    count = source.randint(80, run(BEFORE, seed=seed, steps=12, better=Recut(AFTER), delays=SLOW).effects[worker])
+    options = {"better": Recut(AFTER, ever=True), "delays": SLOW, "raise_at_effect": [(worker, count)]}
+    result = run(BEFORE, seed=seed, steps=30, **options)
+    check(result, BEFORE, staggered, f"raise:{worker}#{count}", steps=30)
+    assert (result.lost, held(result)) == ((worker,), placed(AFTER, lost=[str(worker)]))
+    assert len(events_of(result, HandingOver)) <= 2, "it is not tried again and again"
