@@ -41,20 +41,25 @@ class Wanted:
         return True
 
 
-@pytest.mark.parametrize("technique", ["1f1b", "staggered"])
-@pytest.mark.parametrize(
-    "faults", [(), ("kill:0.0@70:backward", "kill:0.1@80:forward")], ids=["", "two are lost later"]
-)
-def test_layers_go_over_to_other_workers(runs, technique, faults):
-    overrides = (STEPS, f"train.technique={technique}")
+def handed_over(runs, overrides, *faults):
+    """A run in which that is decided while the coordinator is away, in the bits of one worker alone; and its events."""
+    overrides = (STEPS, *overrides)
     wanted = Wanted(runs, overrides)
     with runs.absence(wanted) as away:
         wanted.folder = away.run_dir
         overrides = (*overrides, *away.overrides)
         alone = runs.healthy("unlike", ("grid.layout=[{stages: [6], microbatches: 8}]", STEPS))
-        killed = ("kill-coordinator@2", *faults)
-        summary = runs.survives("unlike", *killed, overrides=overrides, run_dir=away.run_dir, healthy=alone)
-    events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
+        summary = runs.survives("unlike", *faults, overrides=overrides, run_dir=away.run_dir, healthy=alone)
+    return summary, [event for _, event in read_events(summary.run_dir / "events.jsonl")]
+
+
+@pytest.mark.parametrize(("technique", "commit"), [("1f1b", "shadow"), ("staggered", "shadow"), ("1f1b", "undo")])
+@pytest.mark.parametrize(
+    "faults", [(), ("kill:0.0@70:backward", "kill:0.1@80:forward")], ids=["", "two are lost later"]
+)
+def test_layers_go_over_to_other_workers(runs, technique, commit, faults):
+    overrides = (f"train.technique={technique}", f"resilience.commit={commit}")
+    summary, events = handed_over(runs, overrides, "kill-coordinator@2", *faults)
     assert [event.adopted for event in events if isinstance(event, Reattached)] == [True]
     assert [event.takes for event in events if isinstance(event, HandingOver)] == [TAKES]
     synced = [event for event in events if isinstance(event, Synced)]
@@ -69,3 +74,11 @@ def test_layers_go_over_to_other_workers(runs, technique, faults):
     assert (last == 3) == (not faults)
     followed = {event.step for event in events if isinstance(event, StepOps) and event.generation == 2}
     assert min(event.step for event in synced) in followed | {max(followed) + 1}
+
+
+def test_the_coordinator_dies_while_state_is_copied(runs):
+    """What was offered to the takers may be lost with it: all begin anew, and layers are handed over then."""
+    _, events = handed_over(runs, (), "kill-coordinator@2", "kill-coordinator@3:copy")
+    assert [event.adopted for event in events if isinstance(event, Reattached)] == [True, False]
+    assert [event.takes for event in events if isinstance(event, HandingOver)] == [TAKES, TAKES]
+    assert {event.worker for event in events if isinstance(event, Synced)} == {"0.0", "1.1", "1.2"}

@@ -77,6 +77,23 @@ def following(draw, placement):
 
 
 @MANY
+@given(instances(microbatches=8, layers=8), st.sampled_from([0.5, 1.0]))
+def test_nobody_waits_for_longer_than_it_has_patience(instance, patience):
+    """An I may arrive before another that was sent to the same worker earlier: the first to come is waited for."""
+    placement, routes, costs, _ = instance
+    problem = routes_problem(placement, routes, costs, coupled=False)
+    schedule = list_schedule(problem, plain_urgency(problem), patience=patience)
+    visits, lasts = problem.num_visits, problem.durations
+    for row in schedule.rows:
+        ends = [schedule.starts[n] + lasts[n // visits][problem.part_of[n % visits]] for n in row]
+        longest = max((lasts[kind][problem.part_of[n % visits]] for n in row for kind in (0, 2)), default=0)
+        for at, (number, end) in enumerate(zip(row[1:], ends, strict=False), 1):
+            waiting = [e for n, e in zip(row[:at], ends, strict=False) if n // visits == 1 and n + visits in row[at:]]
+            if waiting:  # W that could have been run
+                assert schedule.starts[number] - end <= patience * longest
+
+
+@MANY
 @given(instances(tied=True), TECHNIQUES, st.integers(1, 4))
 def test_plans_are_right_and_take_what_they_say(instance, technique, tries):
     placement, routes, costs, ties = instance

@@ -11,7 +11,9 @@ import pytest
 from holdfast.control.membership import Handover, recovering
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
-from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, Synced
+from holdfast.core.plan import Plan
+from holdfast.protocol import worker as worker_module
+from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, Suspected, Synced
 from holdfast.testing.scenario import Delays
 
 from .test_unlike import alone, any_layout, effects, lost_layers, plan_of, run
@@ -27,8 +29,8 @@ AFTER = ((2, 4), (4, 2)), (3, 2)
 class Recut:
     """Asks once, as soon as steps are run, that all become another grid; ``ever``: until they are."""
 
-    def __init__(self, layout, *, ever=False, after=0):
-        self._grid, self._ever, self._after = plan_of(layout), ever, after
+    def __init__(self, grid, *, ever=False, after=0):
+        self._grid, self._ever, self._after = grid if isinstance(grid, Plan) else plan_of(grid), ever, after
         self.asked = 0
 
     def __call__(self, state):
@@ -112,15 +114,65 @@ def test_anybody_is_lost_meanwhile(worker, point, step, staggered):
 def test_a_grid_that_nobody_could_hold_any_more_is_given_up(staggered):
     """0.0 and 1.1 hold everything between them; in the other grid layer 2 would be on the two that are lost."""
     faults = [Fault.parse(text) for text in ("kill:0.1@2:backward", "kill:1.0@3:backward")]
-    wanted = Recut((((2, 4), (3, 3)), (3, 2)), after=5)
+    wanted = Recut((((2, 4), (3, 3)), (3, 2)), after=5, ever=True)
     result = run(BEFORE, steps=STEPS, better=wanted, faults=faults)
-    assert wanted.asked
+    assert wanted.asked > 1
     assert (result.outcome, result.digest) == ("done", alone(BEFORE, STEPS, staggered))
     assert result.lost == (WorkerId(0, 1), WorkerId(1, 0))
     told = [event.text for event in events_of(result, Notice) if event.worker == "coordinator"]
     said = "the grid stays as it is: in the one that it was to become nobody is left to hold layer(s) 2"
     assert told.count(said) == 1
     assert events_of(result, HandingOver) == []
+
+
+def test_one_that_fails_is_given_up_told_once_and_not_tried_again(staggered):
+    """0.1 never gets the state of what it is to take: all connect anew, and go on as they were."""
+    wanted = Recut(AFTER, ever=True)
+    result = run(BEFORE, steps=STEPS, better=wanted, broken_copies=[(WorkerId(0, 1), 99)])
+    assert (result.outcome, result.digest) == ("done", alone(BEFORE, STEPS, staggered)), result.detail
+    assert (result.fired, result.lost) == (("break-copy:0.1",), ())
+    assert len(events_of(result, HandingOver)) == 1
+    assert wanted.asked > 1
+    told = [event.text for event in events_of(result, Notice) if event.worker == "coordinator"]
+    (said,) = (text for text in told if "grid" in text)
+    assert said.startswith("the grid stays as it is: layers could not be handed over: 0.1: ")
+    assert said.endswith("nobody gives it the state of its layers")
+    assert held(result) == {str(w): plan_of(BEFORE).placement.layers_of(w) for w in plan_of(BEFORE).workers}
+
+
+def test_one_that_failed_is_tried_again_when_somebody_has_come(staggered):
+    faults = [Fault.parse(text) for text in ("leave:1.1@5:forward", "join:1.1@8")]
+    options = {"faults": faults, "broken_copies": [(WorkerId(0, 1), 1)]}
+    result = run(BEFORE, steps=40, better=Recut(AFTER, ever=True), **options)
+    assert (result.outcome, result.digest) == ("done", alone(BEFORE, 40, staggered)), result.detail
+    assert set(result.fired) == {*map(str, faults), "break-copy:0.1"}
+    assert len(events_of(result, HandingOver)) > 1
+    assert held(result) == {str(w): plan_of(AFTER).placement.layers_of(w) for w in plan_of(AFTER).workers}
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_who_is_too_far_behind_makes_all_wait_for_its_state(staggered, monkeypatch, most):
+    """A copy takes as long as twenty steps: what is kept of them for the layers to come has a limit."""
+    monkeypatch.setattr(worker_module, "MOST_MISSED", most)
+    delays = Delays(copy=(20.0, 20.0))
+    result = run(BEFORE, steps=STEPS, better=Recut(AFTER), delays=delays)
+    assert (result.outcome, result.digest) == ("done", alone(BEFORE, STEPS, staggered)), result.detail
+    behind = {event.worker: event.step - event.entered for event in events_of(result, Synced)}
+    assert behind == {"0.1": most, "1.0": most}
+    assert len(events_of(result, HandingOver)) == 1
+    assert len(events_of(result, Suspected)) == 0, "they wait, and nobody is stuck"
+    assert held(result) == {str(w): plan_of(AFTER).placement.layers_of(w) for w in plan_of(AFTER).workers}
+
+
+@pytest.mark.parametrize("point", ["start", "forward", "reduce"])
+def test_somebody_dies_while_all_wait_for_the_state_of_one(staggered, monkeypatch, point):
+    monkeypatch.setattr(worker_module, "MOST_MISSED", 2)
+    for victim in plan_of(BEFORE).workers:
+        fault = Fault.parse(f"kill:{victim}@4:{point}")
+        result = run(BEFORE, steps=STEPS, better=Recut(AFTER), delays=Delays(copy=(20.0, 20.0)), faults=[fault])
+        assert (result.outcome, result.digest) == ("done", alone(BEFORE, STEPS, staggered)), result.detail
+        assert result.fired == (str(fault),)
+        assert events_of(result, HandingOver)
 
 
 def one(seed, staggered, crossed):

@@ -8,12 +8,17 @@ import pytest
 import torch
 
 from holdfast.config.load import parse_job
+from holdfast.core.builders import home_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
+from holdfast.core.placement import LayerRange, home_placement
 from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.engine.build import build_stage, probe
-from holdfast.testing.scenario import Scenario
+from holdfast.telemetry.events import HandingOver
+from holdfast.testing.scenario import Delays, Scenario
 from holdfast.testing.virtual import VirtualCluster
+
+from .test_handover import Recut
 
 STEPS = 3
 TOLERANCE = 1e-6
@@ -36,12 +41,15 @@ class Undoing:
         self.plan = healthy_plan(self.job, len(self.boundaries))
 
     def run(self, **options):
-        parts = {worker: build_stage(self.job, self.plan, worker, self.boundaries) for worker in self.plan.workers}
-        ties = parts[WorkerId(0, 0)].ties
-        stage = {worker: part.stage for worker, part in parts.items()}.get
+        stages = {}
+
+        def stage(worker, plan):
+            stages[worker] = build_stage(self.job, plan, worker, self.boundaries).stage
+            return stages[worker]
+
+        ties = build_stage(self.job, self.plan, WorkerId(0, 0), self.boundaries).ties
         result = VirtualCluster(Scenario(plan=self.plan, stage=stage, ties=ties, **{"steps": STEPS, **options})).run()
-        living = {worker: part.stage for worker, part in parts.items() if worker not in result.lost}
-        return result, living
+        return result, {worker: stages[worker] for worker in stages if worker not in result.lost}
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +106,30 @@ def test_a_death_with_the_verdict_in_hand(undoing, healthy, step, staggered):
 def test_without_deaths_nothing_is_inverted(undoing, healthy):
     result, stages = undoing.run(seed=3)
     assert check(result, stages, healthy) == 0
+
+
+CUT = [[LayerRange(0, 2), LayerRange(2, 3), LayerRange(3, 4)], [LayerRange(0, 1), LayerRange(1, 3), LayerRange(3, 4)]]
+
+
+def test_layers_are_handed_over_while_steps_are_undone(undoing):
+    """One dies with the verdict in hand before, while and after 1.1 takes a layer over: others go back by inverting."""
+    steps = 12
+    after = home_plan(home_placement(CUT), undoing.plan.routes.batch)
+    usual = weights(undoing.run(steps=steps)[1])
+    usual = {layer: found for (_, layer), found in usual.items()}
+    options = {"steps": steps, "delays": Delays(copy=(0.5, 0.5))}
+    inverted = handed = 0
+    for step in range(1, 9):
+        fault = Fault.parse(f"kill:0.1@{step}:verdict")
+        result, stages = undoing.run(seed=step, better=Recut(after), faults=[fault], **options)
+        assert (result.outcome, result.fired) == ("done", (str(fault),)), result.detail
+        for (worker, layer), found in weights(stages).items():
+            assert float((found - usual[layer]).norm()) <= TOLERANCE * float(usual[layer].norm()), (step, worker, layer)
+        inverted += any(s.layer_digest(layer) is None for s in stages.values() for layer in s.layer_steps())
+        handed += any(isinstance(event, HandingOver) for _, event in result.events)
+        assert stages[WorkerId(1, 1)].layers == (1, 2)
+    assert inverted > 2
+    assert handed > 5
 
 
 def test_told_to_end_while_a_worker_dies_around_a_commit(undoing, healthy):

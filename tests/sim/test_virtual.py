@@ -177,7 +177,7 @@ def gpt():
     plan = healthy_plan(job, len(boundaries))
 
     def run(seed=0, **options):
-        def stage(worker):
+        def stage(worker, plan):
             return build_stage(job, plan, worker, boundaries).stage
 
         ties = build_stage(job, plan, WorkerId(0, 0), boundaries).ties

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.config.job import Job
+from holdfast.config.job import Job, PipelineLayout
+from holdfast.core.placement import split_evenly
 
 __all__ = ["GLOBAL_BATCH", "Difference", "compare", "covers", "deciding", "shown"]
 
@@ -83,9 +84,9 @@ def compare(saved: Mapping[str, Any], job: Job) -> tuple[tuple[Difference, ...],
 
     A key that was not there when ``saved`` was made had the meaning of its default. One that only ``saved`` has is of a
     version of Holdfast that knows more than we do. Keys that are there only because of another one, as those of some
-    kind of model are, do not count beside that.
+    kind of model are, do not count beside that. A grid is the same however it is written.
     """
-    wanted = deciding(job)
+    saved, wanted = _in_short(saved), _in_short(deciding(job))
     kinds = {path for path, value in wanted.items() if path.endswith(".kind") and saved.get(path, value) != value}
     sections = tuple(path.removesuffix(".kind") for path in kinds)
     common = [path for path in wanted if path in saved]
@@ -96,6 +97,21 @@ def compare(saved: Mapping[str, Any], job: Job) -> tuple[tuple[Difference, ...],
     found += [Difference(path=path, saved=saved[path], wanted=_NOT_THERE) for path in gone if _ARGUMENTS in path]
     unknown = tuple(path for path in gone if _ARGUMENTS not in path)
     return tuple(each for each in found if _text(each.saved) != _text(each.wanted)), unknown
+
+
+def _in_short(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A layout that says what pipelines, stages and microbatches can say, as these; where a profile cuts, it cannot."""
+    try:
+        layout = msgspec.convert(values.get("grid.layout"), tuple[PipelineLayout, ...])
+    except msgspec.ValidationError:  # none is told, or one of a version of Holdfast that knows more
+        return values
+    if len(set(layout)) != 1 or values.get("train.profile") is not None:
+        return values
+    stages = layout[0].stages
+    if stages != tuple(len(each.indices) for each in split_evenly(sum(stages), len(stages))):
+        return values
+    alike = {"pipelines": len(layout), "stages": len(stages), "microbatches": layout[0].microbatches}
+    return {**values, "grid.layout": [], **{f"grid.{key}": value for key, value in alike.items()}}
 
 
 def _follows(path: str, sections: Iterable[str]) -> bool:

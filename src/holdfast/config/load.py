@@ -112,7 +112,16 @@ def _override(tree: dict[str, Any], override: str) -> None:
         if not isinstance(node, dict):
             raise ConfigError(f"--set {override}: {name} is a value, it has no keys below it")
     with parsing(lambda _: ConfigError(f"--set {override}: {text!r} is not a YAML value")):
-        node[last] = _read_yaml(text, f"--set {path}")
+        value = _read_yaml(text, f"--set {path}")
+    node[last] = _layout_of(node, value) if path == "grid.layout" else value
+
+
+def _layout_of(grid: dict[str, Any], value: Any) -> Any:
+    """A layout takes the place of what it stands for; an empty one is none, and leaves all else as it is."""
+    if value:
+        for key in ("pipelines", "stages", "microbatches"):
+            grid.pop(key, None)
+    return [] if value is None else value
 
 
 def _read_yaml(text: str, source: str) -> Any:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.control.messages import Heartbeat
 from holdfast.core.ids import WorkerId
 
-__all__ = ["PATIENCE", "Vital", "Watch", "deadlocked", "forget", "hear", "overdue", "pass_time"]
+__all__ = ["PATIENCE", "Vital", "Watch", "deadlocked", "forget", "hear", "interrupted", "overdue", "pass_time"]
 
 STALL_S = 1.0
 PATIENCE = 15.0
@@ -73,6 +73,13 @@ def forget(watch: Watch, workers: Iterable[WorkerId]) -> Watch:
     """Returns the watch without these workers: they are gone, or their new process starts afresh."""
     gone = frozenset(workers)
     return replace(watch, vitals={worker: vital for worker, vital in watch.vitals.items() if worker not in gone})
+
+
+def interrupted(watch: Watch) -> Watch:
+    """Returns the watch once all were told to begin anew: that they waited for one another until then is over."""
+    if watch.now is None:
+        return watch
+    return replace(watch, vitals={who: replace(vital, moved_at=watch.now) for who, vital in watch.vitals.items()})
 
 
 def pass_time(watch: Watch, members: Iterable[WorkerId], now: float, *, gap_s: float = 0.0) -> Watch:

@@ -36,7 +36,7 @@ class CoordinatorInjector:
         step = _step(membership)
         if point is Point.START and membership.phase is not Phase.RUNNING:
             return None
-        if point is Point.COPY and not membership.roster.entering - membership.roster.synced:
+        if point is Point.COPY and not membership.catching_up:
             return None
         return next((f for f in self._faults if f.point is point and f.step <= step + slack), None)
 

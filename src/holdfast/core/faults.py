@@ -45,9 +45,9 @@ class Point(StrEnum):
     reported, the rest is not written.
     Of a recovery: ``detect`` when the target learns of the failure; ``persist`` before the coordinator stores its
     decision; ``broadcast`` stored, nothing sent; ``install`` before the new transport is built (of the coordinator:
-    sent to half of the workers); ``copy`` in the middle of giving, or taking, the state of a joining worker (of the
-    coordinator: while it knows of one that has gone over and not caught up); ``replay`` when the interrupted step is
-    about to be redone.
+    sent to half of the workers); ``copy`` in the middle of giving, or taking, the state of a worker that joins, changes
+    places or takes layers over (of the coordinator: while it knows of one that has not caught up yet); ``replay`` when
+    the interrupted step is about to be redone.
     """
 
     START = "start"

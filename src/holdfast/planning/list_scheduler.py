@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -87,8 +86,7 @@ def list_schedule(
         problem: the problem.
         urgency: all operations, most urgent first.
         patience: a worker stays idle for an I that arrives within this fraction of what it would start instead; if an F
-            is the most urgent of all, only instead of W. On routes that are not alike, where one may arrive before
-            another that was sent earlier, it may wait for longer.
+            is the most urgent of all, only instead of W.
         limits: micro-batches that a worker of group 0, 1, ... may hold between F and I or B; default: memory alone.
 
     Cost: a few microseconds per operation.
@@ -120,7 +118,7 @@ class _Simulation:
         self._free = [True for _ in workers]
         self._forwards: list[list[int]] = [[] for _ in workers]
         self._others: list[list[int]] = [[] for _ in workers]
-        self._due: list[deque[float]] = [deque() for _ in workers]
+        self._due: list[list[float]] = [[] for _ in workers]
         self._rows: list[list[int]] = [[] for _ in workers]
         self._starts: list[float] = [0] * (3 * problem.num_visits)
         self._sequence: list[int] = []
@@ -162,7 +160,7 @@ class _Simulation:
                 worker = at[number - visits]
                 heappush(others[worker], rank[number])
                 if patience:
-                    due[worker].popleft()
+                    heappop(due[worker])
             touched.append(worker)
 
         return deliver
@@ -292,7 +290,7 @@ class _Simulation:
             else:
                 heappop(others[worker])
                 if patience and number < twice and not begins[visit]:
-                    due[at[visit - 1]].append(end + comm[part_of[visit - 1]])
+                    heappush(due[at[visit - 1]], end + comm[part_of[visit - 1]])
             if end in ends:
                 ends[end].append(number)
             else:

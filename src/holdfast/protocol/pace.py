@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from holdfast.control.messages import Heartbeat
 from holdfast.protocol.executor import FinishReduce, Take
-from holdfast.protocol.worker import Build, Drain, Listen, WorkerProtocol, Written
+from holdfast.protocol.worker import Build, Drain, Fetched, Listen, WorkerProtocol, Written
 
 __all__ = ["WAITS", "Pace", "heartbeat"]
 
-WAITS = (Listen, Build, Take, FinishReduce, Drain, Written)
+WAITS = (Listen, Build, Take, FinishReduce, Drain, Fetched, Written)
 """Effects for which a worker waits for others."""
 
 

@@ -48,6 +48,7 @@ from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.stopping import report_of
 
 __all__ = [
+    "MOST_MISSED",
     "Attach",
     "Boundary",
     "Build",
@@ -126,6 +127,10 @@ class Engine(StepEngine, Protocol):
 
     def heal(self, states: Mapping[int, bytes]) -> None:
         """Takes the state of layers before the step since when we follow them, and makes the updates since then."""
+
+
+MOST_MISSED = 100
+"""Whoever follows layers keeps the sums of so many steps at most, until their state comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +212,12 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Return the state of all layers that we fetch; None while some of it is still on its way."""
+    """Return the state of all layers that we fetch; None while some of it is still on its way.
+
+    ``wait``: first wait for it, a moment at most.
+    """
+
+    wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,17 +362,29 @@ class WorkerProtocol:
         step = command.load.step
         return Unreadable(worker=self.worker, generation=self.generation, step=step, detail=str(error))
 
-    def hello(self) -> Hello:
-        """Who we are and where we stand, for a coordinator that may know nothing of it."""
+    def hello(
+        self, newest: int = 0, prepared: Install | None = None, *, leaving: bool = False, strikes: tuple[str, ...] = ()
+    ) -> Hello:
+        """Who we are and where we stand, for a coordinator that may know nothing of it.
+
+        Args:
+            newest: the newest generation that our driver has heard of: we wait, if that is yet to reach us.
+            prepared: the order that is to be gone over to; None if there is none.
+            leaving: whether we were told to go.
+            strikes: faults that the agent was asked to carry out.
+        """
         generation, activity = self.standing
         return Hello(
             worker=self.worker,
             pid=self.pid,
             generation=generation,
-            activity=activity,
+            activity=activity if newest <= generation else "waiting",
             step=self.steps if activity == "finished" else self._step(),
+            prepared=prepared.generation if prepared is not None else 0,
             has_state=len(self.stage.followed) < len(self.stage.layers),
+            leaving=leaving,
             raised=self.raised,
+            strikes=strikes,
         )
 
     def _stand(self, activity: Activity) -> None:
@@ -596,9 +618,13 @@ class WorkerProtocol:
             yield from self._checkpoint(step)
 
     def _heal(self, step: int) -> Script:
+        """Takes the state of what we follow once it is there. All wait for us if we keep too much until then."""
         if not self.stage.followed:
             return
-        states: Mapping[int, bytes] | None = yield Fetched()
+        wait = step - self.entered >= MOST_MISSED
+        states: Mapping[int, bytes] | None = yield Fetched(wait)
+        while wait and states is None:
+            states = yield Fetched(wait)
         if states is not None:
             self.stage.heal(states)
             self.snapshots.forget()

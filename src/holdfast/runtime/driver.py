@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import torch
 
 from holdfast.control.messages import (
@@ -132,15 +131,8 @@ class Driver:
     _omitted: set[int] = field(default_factory=set)
 
     def hello(self) -> Hello:
-        """Where the worker stands; it waits, if a newer generation has come that its protocol has yet to hear of."""
-        prepared, hello = self._prepared, self.protocol.hello()
-        return msgspec.structs.replace(
-            hello,
-            activity=hello.activity if self._newest <= hello.generation else "waiting",
-            prepared=prepared.generation if prepared is not None else 0,
-            leaving=self.leaving,
-            strikes=self.injector.asked,
-        )
+        """Where the worker stands, in any thread."""
+        return self.protocol.hello(self._newest, self._prepared, leaving=self.leaving, strikes=self.injector.asked)
 
     def on_command(self, command: Command) -> None:
         """Takes a command, in the control thread; a newer generation interrupts the older one at once."""
@@ -296,8 +288,8 @@ class Driver:
                 return self.copier.serve(generation, step, target, snapshots)
             case Fetch(generation=generation, holders=holders):
                 return self.copier.fetch(generation, holders)
-            case Fetched():
-                return self.copier.fetched(self.protocol.generation)
+            case Fetched(wait=wait):
+                return self.copier.fetched(self.protocol.generation, WRITING_S if wait else 0.0)
             case Pin(generation=generation, step=step, layers=layers):
                 return self._pin(generation, step, layers)
             case Written():

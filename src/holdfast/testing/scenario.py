@@ -19,7 +19,7 @@ from holdfast.testing.raising import Raise
 
 __all__ = ["Delays", "Pause", "Scenario", "StageFactory", "VirtualPin", "VirtualResult"]
 
-StageFactory = Callable[[WorkerId], Engine]
+StageFactory = Callable[[WorkerId, Plan], Engine]
 Range = tuple[float, float]
 
 
@@ -91,7 +91,8 @@ class Scenario:
         delays: ranges of the delays.
         rates: how long everything takes, in place of ``delays``; None: what is drawn, and updates, loading and saving
             take no time.
-        stage: makes a worker's compute engine; default an emulated one.
+        stage: makes a worker's compute engine for its place in a plan; default an emulated one.
+        broken_copies: (whose, how many): so many times, one after another, a worker gets no state from anybody.
         spares: (when it is started, whose) further processes, that nobody asked for.
         ties: the layers that share weights.
         workers_per_node: consecutive workers that fail together.
@@ -124,6 +125,7 @@ class Scenario:
     delays: Delays = Delays()
     rates: Rates | None = None
     stage: StageFactory | None = None
+    broken_copies: tuple[tuple[WorkerId, int], ...] = ()
     spares: tuple[tuple[float, WorkerId], ...] = ()
     ties: tuple[tuple[int, ...], ...] = ()
     workers_per_node: int = 1
@@ -189,9 +191,9 @@ class VirtualResult:
         generations: plans installed.
         digest: over the digests of all layers, in order; empty unless done.
         events: (virtual time, event), as a real run logs them.
-        fired: specs of the faults that fired; one by effect count is ``kill:WORKER#COUNT`` or ``raise:WORKER#COUNT``,
-            one at a time ``kill-coordinator#TIME``, ``break:WORKER#TIME`` or as :class:`Pause` says. What found nothing
-            to strike, or held nothing up, is not among them.
+        fired: specs of the faults that fired; one by effect count is ``kill:WORKER#COUNT`` or ``raise:WORKER#COUNT``, a
+            broken copy ``break-copy:WORKER``, one at a time ``kill-coordinator#TIME``, ``break:WORKER#TIME`` or as
+            :class:`Pause` says. What found nothing to strike, or held nothing up, is not among them.
         lost: the workers that died.
         pinned: what was pinned for checkpoints, in order.
         checkpoints: per step whose manifest was written, the digest of each layer's state.

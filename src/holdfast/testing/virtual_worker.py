@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import signal
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +31,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
-from holdfast.errors import InternalError, PeerLost, StaleGeneration, WorkFailed
+from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration, WorkFailed
 from holdfast.protocol.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
 from holdfast.protocol.pace import WAITS, Pace, heartbeat
 from holdfast.protocol.snapshots import Snapshots
@@ -90,6 +90,7 @@ class World:
         stored: what was pinned of a layer for a step.
         pinned: all that was, in order.
         saved: the digest of each layer that was saved at the end.
+        copies_broken: how often each worker was to get state and got none.
     """
 
     scenario: Scenario
@@ -103,10 +104,19 @@ class World:
     stored: dict[tuple[int, int], bytes] = field(default_factory=dict)
     pinned: list[VirtualPin] = field(default_factory=list)
     saved: dict[int, str | None] = field(default_factory=dict)
+    copies_broken: Counter[WorkerId] = field(default_factory=Counter)
 
     def after(self, limits: tuple[float, float], act: Callable[[], None], channel: object = None) -> None:
         """Lets something happen after a delay between these limits."""
         self.time.after(self.time.draw(limits), act, channel)
+
+    def breaks_copy(self, worker: WorkerId) -> bool:
+        """Whether a worker that was to get state gets none."""
+        if self.copies_broken[worker] >= dict(self.scenario.broken_copies).get(worker, 0):
+            return False
+        self.copies_broken[worker] += 1
+        self.log.fire_once(f"break-copy:{worker}")
+        return True
 
     def living(self, worker: WorkerId) -> bool:
         """Whether a worker's process is there and does something."""
@@ -146,7 +156,7 @@ class VirtualWorker:
         self._owed_s = 0.0
         self._newest = 0
         self._prepared: Install | None = None
-        self._fetched: dict[int, bytes] | None = None
+        self._fetched: dict[int, bytes] | PeerLost | None = None
         self._attaches = self._leaving = False
         self._writing = self._writer_stalled = False
         self._commands: deque[Command] = deque()
@@ -154,10 +164,9 @@ class VirtualWorker:
         self._on_end: Callable[[int], None] = lambda status: None
         self._pace = Pace(self.asleep.awake_s, PATIENCE * HANG_S, lambda: world.time.now)
         self._injector = WorkerInjector(worker=worker, faults=faults, means=self, send=self._say)
-        make = scenario.stage or (lambda worker: self._emulated(scenario.plan))
         self.protocol = WorkerProtocol(
             worker=worker,
-            stage=self._raising(make(worker)),
+            stage=self._raising(self._stage_for(scenario.plan)),
             steps=scenario.steps,
             ties=scenario.ties,
             pid=pid,
@@ -172,9 +181,11 @@ class VirtualWorker:
         """Whether it is there and does something."""
         return self.alive and not self.stopped
 
-    def _emulated(self, plan: Plan) -> Engine:
-        """An emulated stage for the worker's place in a plan."""
+    def _stage_for(self, plan: Plan) -> Engine:
+        """A stage for the worker's place in a plan."""
         placement, scenario = plan.placement, self._world.scenario
+        if scenario.stage is not None:
+            return scenario.stage(self.worker, plan)
         return EmulatedStage(
             layers=placement.layers_of(self.worker) if self.worker in plan.workers else (),
             num_layers=placement.num_layers,
@@ -231,15 +242,10 @@ class VirtualWorker:
             self._world.after(self._world.scenario.delays.reattach, self._attach)
 
     def _attach(self) -> None:
-        hello, prepared = self.protocol.hello(), self._prepared
-        hello = replace_struct(
-            hello,
-            activity=hello.activity if self._newest <= hello.generation else "waiting",
-            prepared=prepared.generation if prepared is not None else 0,
-            leaving=self._leaving,
-            strikes=self._injector.asked,
-        )
         if self.goes:
+            hello = self.protocol.hello(
+                self._newest, self._prepared, leaving=self._leaving, strikes=self._injector.asked
+            )
             self._world.links.open(self.protocol.pid, hello)
 
     def deliver(self, command: Command) -> None:
@@ -339,6 +345,11 @@ class VirtualWorker:
             self.waiting, self.ready = None, None
             self._advance(lambda: self._script.send(given))
 
+    def _ask_again(self, effect: Fetched) -> None:
+        """What it waits for is waited for a moment at a time."""
+        if self.waiting is effect and not self.asleep.puts_off(lambda: self._ask_again(effect)):
+            self._resume()
+
     def _next_command(self) -> Command | None:
         while self._commands:
             command = self._commands.popleft()
@@ -391,7 +402,7 @@ class VirtualWorker:
         """Performs an effect; returns how the protocol goes on, None if it has to wait."""
         try:
             done, result = self._perform(effect)
-        except (StaleGeneration, WorkFailed) as error:
+        except (ClusterError, WorkFailed) as error:
             return lambda e=error: self._script.throw(e)  # type: ignore[misc]
         return (lambda: self._script.send(result)) if done and self.goes else None
 
@@ -473,8 +484,14 @@ class VirtualWorker:
                 self._fetched = None
                 self._fetch(protocol.generation, dict(holders))
                 return True, None
-            case Fetched():
-                return True, self._fetched
+            case Fetched(wait=wait):
+                if isinstance(self._fetched, PeerLost):
+                    raise self._fetched
+                if not wait or self._fetched is not None:
+                    return True, self._fetched
+                self.waiting = effect
+                world.time.after(_AGAIN_S, lambda: self._ask_again(effect))
+                return False, None
         return self._wait(effect)
 
     def _go_over(self) -> Install:
@@ -489,6 +506,9 @@ class VirtualWorker:
 
         def attempt() -> None:
             if not self.alive or self.protocol.generation != generation:
+                return
+            if world.breaks_copy(self.worker):
+                self._fetched = PeerLost("", generation, "nobody gives it the state of its layers")
                 return
             served = world.served.get((generation, self.worker), {})
             states = {}
@@ -537,7 +557,7 @@ class VirtualWorker:
 
     def _load(self, plan: Plan, state: StateAt | None) -> Engine:
         """A new stage for the worker's place in a plan, with what was pinned for a checkpoint."""
-        stage = self._emulated(plan)
+        stage = self._stage_for(plan)
         layers, rates = plan.placement.layers_of(self.worker), self._world.scenario.rates
         if state is None:
             stage.inherit(self.protocol.stage)

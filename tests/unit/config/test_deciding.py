@@ -85,6 +85,33 @@ def test_in_fast_numerics_the_grid_and_the_order_of_work_count():
     assert told(job(), job(fast)) == ["train.numerics: expected exact, as in the checkpoint, got fast"]
 
 
+def layout(*pipelines):
+    return {"layout": [{"stages": list(stages), "microbatches": count} for stages, count in pipelines]}
+
+
+def test_a_grid_is_the_same_however_it_is_written():
+    """Two pipelines of 3 layers (a block, embedding and head); the first stages have what is left over."""
+    fast = "train.numerics=fast"
+    alike, cut = job(fast, grid=layout(([3], 6), ([3], 6))), job(fast, grid=layout(([2, 1], 6), ([2, 1], 6)))
+    assert told(job(fast), alike) == told(alike, job(fast)) == []
+    assert told(job(fast, "grid.stages=2"), cut) == told(cut, job(fast, "grid.stages=2")) == []
+    assert told(cut, job(fast)) == ["grid.stages: expected 2, as in the checkpoint, got 1"]
+
+
+@pytest.mark.parametrize("unlike", [layout(([1, 2], 6), ([1, 2], 6)), layout(([2, 1], 6), ([3], 6))])
+def test_a_grid_that_only_a_layout_can_say_is_another(unlike):
+    fast = "train.numerics=fast"
+    assert told(job(fast, grid=unlike), job(fast, grid=unlike)) == []
+    assert any(each.startswith("grid.layout: ") for each in told(job(fast, "grid.stages=2"), job(fast, grid=unlike)))
+    assert any(each.startswith("grid.layout: ") for each in told(job(fast, grid=unlike), job(fast, "grid.stages=2")))
+
+
+def test_where_a_profile_cuts_nobody_knows_whether_a_layout_is_the_same():
+    options = ("train.numerics=fast", "train.technique=decoupled", "train.profile=p.json")
+    (found,) = told(job(*options), job(*options, grid=layout(([3], 6), ([3], 6))))
+    assert found.startswith("grid.layout: ")
+
+
 def test_a_schedule_that_falls_makes_the_number_of_steps_count():
     cosine = "optimizer.schedule=cosine"
     assert told(job(cosine), job(cosine, "train.steps=30")) == [

@@ -185,6 +185,25 @@ def test_pipelines_may_be_unlike():
     assert [grid.has(WorkerId(p, s)) for p, s in ((0, 2), (1, 1), (1, 2), (2, 0))] == [True, True, False, False]
 
 
+def test_a_layout_set_over_a_file_takes_the_place_of_what_it_stands_for():
+    set_ = "grid.layout=[{stages: [1, 2, 1], microbatches: 5}, {stages: [2, 2], microbatches: 3}]"
+    tree = copy.deepcopy(JOB)
+    tree["model"]["layers"] = 2
+    assert parse_job(tree, [set_]).grid == parse_job(with_layout()).grid
+    assert parse_job(tree, ["grid.microbatch_size=7", set_]).grid.microbatch_size == 7
+
+
+@pytest.mark.parametrize("nothing", ["", "[]", "null"])
+def test_an_empty_layout_set_over_a_file_is_none(nothing):
+    assert parse_job(JOB, [f"grid.layout={nothing}"]) == parse_job(JOB)
+    alike = ["grid.pipelines=2", "grid.stages=2", "grid.microbatches=4"]
+    assert parse_job(with_layout(), [f"grid.layout={nothing}", *alike]).grid.depths == (2, 2)
+
+
+def test_part_of_a_grid_set_over_a_layout_says_what_to_do():
+    assert "got stages and layout (an empty layout is none)" in complaint(with_layout(), "grid.stages=2")
+
+
 @pytest.mark.parametrize(
     ("grid", "text"),
     [

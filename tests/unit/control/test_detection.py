@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.control.detection import STALL_S, Watch, deadlocked, forget, hear, overdue, pass_time
+from holdfast.control.detection import STALL_S, Watch, deadlocked, forget, hear, interrupted, overdue, pass_time
 from holdfast.control.messages import Heartbeat
 from holdfast.core.ids import WorkerId
 
@@ -119,6 +119,14 @@ def test_one_that_works_or_moves_ends_a_deadlock(last):
     clock = Clock(A, B).wait(3 * LIMIT_S, lambda _: [beat(A), beat(B)])
     assert deadlocked(clock.watch, (A, B))
     assert not deadlocked(clock.hear(last).watch, (A, B))
+
+
+def test_who_waited_for_one_that_is_lost_is_not_deadlocked_as_all_begin_anew():
+    """That is found after as long as a first step may take; the survivors' next heartbeats are yet to come."""
+    clock = Clock(A, B).wait(3 * LIMIT_S, lambda _: [beat(A), beat(B)])
+    clock.watch = interrupted(clock.watch)
+    assert not deadlocked(clock.watch, (A, B))
+    assert deadlocked(clock.wait(2 * LIMIT_S + 0.4, lambda _: [beat(A), beat(B)]).watch, (A, B)), "they still wait"
 
 
 def test_a_silent_worker_does_not_wait_although_it_said_so_last():

@@ -11,11 +11,9 @@ from holdfast.control.membership import (
     Improved,
     Membership,
     Phase,
-    Record,
     Rules,
     Running,
     Starting,
-    Tell,
     Tick,
     decide,
     plan_recovery,
@@ -63,51 +61,23 @@ from holdfast.planning.migration import Migration
 from holdfast.planning.training import Rerouted
 from holdfast.telemetry.events import Agreed, Detected, Installed, Migrating, Notice, Parted, Rebuilt, Suspected, Synced
 
+from .decided import DecidedJob
+
 PLAN = regular_plan(2, split_evenly(3, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
 STRANGER = WorkerId(7, 7)
 STEPS = 9
 
 
-class Job:
+class Job(DecidedJob):
     """A membership, and what its last event led to."""
 
     def __init__(self, plan=PLAN, strategy="auto"):
-        self.state = Membership(grid=Grid(baseline=plan), rules=Rules(steps=STEPS, strategy=strategy, directory="out"))
-        self.told = []
-        self.recorded = []
-
-    def give(self, *events, now=0.0):
-        self.told, self.recorded = [], []
-        for event in events:
-            self.state, outputs = decide(self.state, event, now=now)
-            self.told += [(o.to, o.command) for o in outputs if isinstance(o, Tell)]
-            self.recorded += [o.event for o in outputs if isinstance(o, Record)]
-        return self
+        super().__init__(plan, steps=STEPS, strategy=strategy)
 
     def status(self, step, workers=None, ahead=(), executed=()):
-        return self.give(
-            *(
-                Status(
-                    worker=worker,
-                    generation=self.state.generation,
-                    layer_steps=tuple(
-                        (layer, step + (worker in ahead))
-                        for layer in self.state.grid.baseline.placement.layers_of(worker)
-                    ),
-                    executed=executed,
-                )
-                for worker in workers or self.state.alive
-            )
-        )
-
-    def joined(self, step=None):
-        """All members say that they are connected; with a step, those of the prepared generation at its boundary."""
-        if step is None:
-            generation, workers = self.state.generation, self.state.alive
-        else:
-            generation, workers = self.state.running.upcoming.generation, self.state.running.upcoming.plan.workers
-        return self.give(*(Joined(worker=w, generation=generation, step=step) for w in workers))
+        told = [self.status_of(w, step + (w in ahead), executed=executed) for w in workers or self.state.alive]
+        return self.give(*told)
 
     def finished(self):
         return self.give(*(Finished(worker=w, generation=self.state.generation) for w in self.state.alive))
@@ -126,9 +96,6 @@ class Job:
                 for worker in self.state.alive
             )
         )
-
-    def commands(self, kind):
-        return {to: command for to, command in self.told if isinstance(command, kind)}
 
     @property
     def ended(self):

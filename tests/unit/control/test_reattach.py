@@ -7,16 +7,8 @@ import pytest
 from holdfast.control.checkpoint_ledger import Settled
 from holdfast.control.membership import (
     Closed,
-    Grid,
-    Membership,
     Phase,
-    Record,
-    Rules,
-    Tell,
     Tick,
-    decide,
-    restore,
-    to_store,
 )
 from holdfast.control.membership.cadence import Cadence, Cost
 from holdfast.control.membership.watching import DETACHED_GRACE_S
@@ -36,55 +28,24 @@ from holdfast.control.messages import (
     Saved,
     Shutdown,
     StartWorker,
-    Status,
     WorkerOffer,
 )
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Reattached
 
+from .decided import DecidedJob
+
 PLAN = regular_plan(2, split_evenly(3, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
 STEPS = 9
 
 
-class Job:
+class Job(DecidedJob):
     """A membership whose coordinator can die: what it stored is all that is left then."""
 
     def __init__(self):
-        self.blank = self.state = Membership(
-            grid=Grid(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out")
-        )
-        self.stored = None
-        self.told, self.recorded = [], []
-
-    def give(self, *events, now=0.0):
-        self.told, self.recorded = [], []
-        for event in events:
-            before = self.state
-            self.state, outputs = decide(before, event, now=now)
-            self.stored = to_store(before, self.state) or self.stored
-            self.told += [(o.to, o.command) for o in outputs if isinstance(o, Tell)]
-            self.recorded += [o.event for o in outputs if isinstance(o, Record)]
-        return self
-
-    def restart(self, until=60.0):
-        self.state = restore(self.blank, self.stored, reattach_until=until) if self.stored else self.blank
-        return self
-
-    def statuses(self, step=0):
-        layers = PLAN.placement.layers_of
-        return self.give(
-            *(
-                Status(
-                    worker=worker,
-                    generation=self.state.generation,
-                    layer_steps=tuple((layer, step) for layer in layers(worker)),
-                    executed=(),
-                )
-                for worker in self.state.alive
-            )
-        )
+        super().__init__(PLAN, steps=STEPS)
 
     def back(self, *workers, activity="running", step=3, generation=None, prepared=0):
         generation = self.state.generation if generation is None else generation
@@ -94,9 +55,6 @@ class Job:
                 for w in workers
             )
         )
-
-    def commands(self, kind):
-        return {to: command for to, command in self.told if isinstance(command, kind)}
 
 
 def died(worker):
@@ -110,13 +68,13 @@ def running():
 
 @pytest.fixture
 def restarted(running):
-    return running.restart()
+    return running.restarted()
 
 
 def test_before_the_first_generation_there_is_nothing_to_remember():
     job = Job().give(Hello(worker=W00, pid=1))
     assert job.stored is None
-    job.restart().give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
+    job.restarted().give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
     assert job.commands(Install) == dict.fromkeys(PLAN.workers, Install(generation=1, plan=PLAN))
 
 
@@ -184,7 +142,7 @@ def test_who_does_not_come_back_in_time_is_lost(restarted):
 
 
 def test_a_loss_that_was_stored_is_remembered_and_told_again(running):
-    job = running.give(died(W10)).restart()
+    job = running.give(died(W10)).restarted()
     assert job.state.roster.lost == {W10}
     job.give(Hello(worker=None, pid=1))
     assert job.told == [(None, Fence(worker=W10, pid=1))], "the first time may have been lost on the way"
@@ -195,7 +153,7 @@ def test_a_loss_that_was_stored_is_remembered_and_told_again(running):
 
 
 def test_lost_layers_stay_lost(running):
-    job = running.give(died(W00), died(W10)).restart()
+    job = running.give(died(W00), died(W10)).restarted()
     assert job.state.forming.lost_layers == (0, 1)
     job.back(W01, W11, activity="waiting")
     assert job.commands(Install) == dict.fromkeys([W01, W11], Install(generation=4, plan=None))
@@ -212,7 +170,7 @@ def test_the_end_is_remembered_and_told_to_whoever_comes(running):
     layers = PLAN.placement.layers_of
     saved = [Saved(worker=w, generation=1, digests=tuple((i, "same") for i in layers(w))) for w in PLAN.workers]
     ended = running.give(*saved).commands(Ended)[None]
-    job = running.restart()
+    job = running.restarted()
     assert job.state.phase is Phase.ENDED
     assert job.give(Hello(worker=None, pid=1)).told == [(None, ended)]
     assert job.back(W00).commands(Shutdown).keys() == {W00}
@@ -230,7 +188,7 @@ def test_a_number_that_a_worker_has_heard_of_is_never_given_to_another_generatio
 def test_all_have_finished_but_one_that_comes_is_not_back_yet(running):
     """The job is saved once it is known who is there, not before."""
     running.give(*(Joined(worker=w, generation=1) for w in PLAN.workers)).give(died(W10)).statuses()
-    running.give(Hello(worker=W10, pid=2)).restart().back(W00, W01, W11, generation=2)
+    running.give(Hello(worker=W10, pid=2)).restarted().back(W00, W01, W11, generation=2)
     running.give(*(Finished(worker=worker, generation=2) for worker in (W00, W01, W11)))
     assert (running.state.phase, running.commands(Save)) == (Phase.REATTACHING, {})
     running.give(Tick(), now=60.0)
@@ -293,7 +251,7 @@ def test_who_has_caught_up_and_gone_over_meanwhile_is_an_owner(running):
     running.give(*(Joined(worker=w, generation=prepared, step=4) for w in PLAN.workers))
     assert running.state.roster.entering == {W10}
     over = running.state.running.upcoming.generation
-    running.restart().give(Hello(worker=W10, pid=2, generation=over, activity="running", step=7, has_state=True))
+    running.restarted().give(Hello(worker=W10, pid=2, generation=over, activity="running", step=7, has_state=True))
     running.back(W01, W11, generation=over, step=7).give(Hello(worker=None, pid=0, exits=(died(W00),)))
     assert running.state.forming.lost_layers == ()
     assert running.state.running.plan.workers == (W01, W10, W11)
@@ -305,7 +263,7 @@ def test_who_is_lost_while_it_enters_is_entering_no_more(running):
     running.give(*(Joined(worker=w, generation=2) for w in (W00, W01, W11))).give(Hello(worker=W10, pid=2))
     prepared = running.state.running.upcoming.generation
     running.give(Joined(worker=W10, generation=prepared))
-    running.give(*(Joined(worker=w, generation=prepared, step=4) for w in PLAN.workers)).restart()
+    running.give(*(Joined(worker=w, generation=prepared, step=4) for w in PLAN.workers)).restarted()
     assert running.state.roster.entering == {W10}
     running.give(Exited(worker=W10, pid=2, status=-9))
     assert (running.state.roster.lost, running.state.roster.entering) == ({W10}, frozenset())
@@ -317,7 +275,7 @@ def test_when_the_job_has_ended_nobody_is_waited_for():
     job = Job().give(Hello(worker=W00, pid=1), died(W01))
     assert job.state.roster.expected == {W01}
     job.give(Failure(worker=W00, pid=1, error="e", user_fault=True))
-    assert job.restart().state.ended is not None
+    assert job.restarted().state.ended is not None
     assert job.state.roster.expected == frozenset()
 
 
@@ -327,7 +285,7 @@ def test_an_end_right_after_a_restart_knows_the_last_step(restarted):
 
 
 def test_an_offer_that_comes_before_all_are_back_is_kept(running):
-    running.give(died(W10)).statuses().restart().give(Hello(worker=None, pid=0), WorkerOffer(worker=W10))
+    running.give(died(W10)).statuses().restarted().give(Hello(worker=None, pid=0), WorkerOffer(worker=W10))
     assert running.commands(StartWorker) == {}
     running.back(W00, W01, W11)
     assert running.commands(StartWorker) == {None: StartWorker(worker=W10)}
@@ -350,7 +308,7 @@ def go_over(job):
 
 
 def test_how_often_checkpoints_are_made_outlives_the_coordinator(other_interval):
-    job = go_over(other_interval).restart().back(*PLAN.workers, step=6)
+    job = go_over(other_interval).restarted().back(*PLAN.workers, step=6)
     assert job.recorded == [Reattached(generation=2, adopted=True)]
     assert (job.state.cadence.every, job.state.interval) == (40, 40), "as all workers have it"
     job.give(died(W00))
@@ -358,7 +316,7 @@ def test_how_often_checkpoints_are_made_outlives_the_coordinator(other_interval)
 
 
 def test_so_does_what_all_were_about_to_go_over_to(other_interval):
-    job = other_interval.restart()
+    job = other_interval.restarted()
     assert (job.state.cadence.every, job.state.cadence.wanted) == (10, 40)
     job.back(*PLAN.workers, prepared=2)
     assert {each.checkpoint_every for each in job.commands(Install).values()} == {40}

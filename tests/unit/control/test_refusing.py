@@ -4,47 +4,35 @@ import dataclasses
 
 import pytest
 
-from holdfast.control.membership import Grid, Membership, Phase, Record, Rules, Running, Tell, decide, restore, to_store
-from holdfast.control.messages import CommitVote, Exited, Hello, Install, Refused, Resume, Save, Status
+from holdfast.control.membership import Grid, Membership, Phase, Rules, Running, restore, to_store
+from holdfast.control.messages import CommitVote, Exited, Hello, Install, Refused, Resume, Save
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Notice, RolledBack
 
+from .decided import DecidedJob
+
 PLAN = regular_plan(2, split_evenly(3, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
 
 
-class Job:
+class Job(DecidedJob):
     """A staggered job in its first generation, and what its last event led to."""
 
     def __init__(self):
-        self.state = Membership(
-            grid=Grid(baseline=PLAN),
-            rules=Rules(steps=99, strategy="auto", directory="out"),
-            running=Running(staggered=True),
-        )
+        super().__init__(PLAN, steps=99, running=Running(staggered=True))
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
         self.statuses(0)
-
-    def give(self, *events):
-        self.told, self.recorded = [], []
-        for event in events:
-            self.state, outputs = decide(self.state, event)
-            self.told += [(o.to, o.command) for o in outputs if isinstance(o, Tell)]
-            self.recorded += [o.event for o in outputs if isinstance(o, Record)]
-        return self
 
     def statuses(self, step, complete=(), unsettled=True):
         """Everyone is at ``step``, by an update of the one before whose verdict only ``complete`` know."""
         last = step - 1
         return self.give(
             *(
-                Status(
-                    worker=worker,
-                    generation=self.state.generation,
-                    layer_steps=tuple((layer, step) for layer in PLAN.placement.layers_of(worker)),
-                    executed=(),
+                self.status_of(
+                    worker,
+                    step,
                     votes=(CommitVote(step=last, complete=worker in complete, value=str(worker).encode()),),
                     unsettled=last if unsettled and worker not in complete else None,
                 )
@@ -54,9 +42,6 @@ class Job:
 
     def refuse(self, step, *, omitted=False, worker=W01):
         return self.give(Refused(worker=worker, generation=self.state.generation, step=step, omitted=omitted))
-
-    def commands(self, kind):
-        return {to: command for to, command in self.told if isinstance(command, kind)}
 
 
 def test_a_refusal_is_one_more_generation_of_the_same_members_and_plan():

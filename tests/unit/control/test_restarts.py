@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
-from holdfast.control.membership import Grid, Membership, Phase, Restoring, Rules, Tell, Tick, decide
-from holdfast.control.messages import Exited, Hello, Install, StartWorker, StateAt, Status, StepDone
+from holdfast.control.membership import Phase, Restoring, Tick
+from holdfast.control.messages import Exited, Hello, Install, StartWorker, StateAt, StepDone
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
+
+from .decided import DecidedJob
 
 PLAN = regular_plan(2, split_evenly(4, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
@@ -13,46 +15,19 @@ NEWEST = StateAt(url="store", step=4)
 LIMIT_S = 30.0
 
 
-class Job:
+class Job(DecidedJob):
     """A membership that runs, and what it tells."""
 
     def __init__(self):
-        self.state = Membership(
-            grid=Grid(baseline=PLAN),
-            rules=Rules(steps=9, strategy="checkpoint-restart", directory="out", wait_s=LIMIT_S),
-            restoring=Restoring(restorable=(NEWEST, StateAt(url=None, step=0))),
-        )
-        self.told = []
-        self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
-        self.settle(0)
-
-    def give(self, *events, now=0.0):
-        self.told = []
-        for event in events:
-            self.state, outputs = decide(self.state, event, now=now)
-            self.told += [(output.to, output.command) for output in outputs if isinstance(output, Tell)]
-        return self
-
-    def settle(self, step):
-        """All say that they are at ``step``: it is run."""
-        generation = self.state.generation
-        return self.give(
-            *(
-                Status(
-                    worker=worker,
-                    generation=generation,
-                    layer_steps=tuple((layer, step) for layer in PLAN.placement.layers_of(worker)),
-                    executed=(),
-                )
-                for worker in self.state.alive
-            )
-        )
+        restoring = Restoring(restorable=(NEWEST, StateAt(url=None, step=0)))
+        super().__init__(PLAN, strategy="checkpoint-restart", wait_s=LIMIT_S, restoring=restoring)
+        self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers)).statuses(0)
 
     def spawned(self):
         return [command.worker for to, command in self.told if to is None and isinstance(command, StartWorker)]
 
     def installs(self):
-        return {to: command for to, command in self.told if isinstance(command, Install)}
+        return self.commands(Install)
 
 
 def died(worker, pid=1):
@@ -78,7 +53,7 @@ def test_all_load_the_newest_state_once_the_grid_is_whole_and_not_before():
     job.give(Hello(worker=W00, pid=2))
     assert {to: (i.load, i.plan) for to, i in job.installs().items()} == dict.fromkeys(PLAN.workers, (NEWEST, PLAN))
     assert (job.state.phase, job.state.forming.wait_for_all) == (Phase.FORMING, False)
-    assert job.settle(4).state.phase is Phase.RUNNING
+    assert job.statuses(4).state.phase is Phase.RUNNING
 
 
 def test_who_dies_while_waited_for_is_started_again():
@@ -97,7 +72,7 @@ def test_the_limit_counts_from_the_loss_and_a_step_ends_it():
     assert until == 100.0 + LIMIT_S
     job.give(Tick(), now=110.0).give(Hello(worker=W11, pid=2)).give(died(W11, pid=2))
     assert job.state.forming.wait_until == until, "those who come and die again do not move it"
-    job.give(Hello(worker=W11, pid=3)).settle(4)
+    job.give(Hello(worker=W11, pid=3)).statuses(4)
     done = StepDone(worker=W01, generation=job.state.generation, step=4, loss=1.0, omitted=False)
     assert job.give(done).state.forming.wait_until is None
 
@@ -112,7 +87,7 @@ def test_after_the_limit_whoever_is_there_goes_on():
 
 
 def test_the_limit_does_not_strike_while_steps_are_run():
-    job = Job().give(Tick(), now=100.0).give(died(W11)).give(Hello(worker=W11, pid=2)).settle(4)
+    job = Job().give(Tick(), now=100.0).give(died(W11)).give(Hello(worker=W11, pid=2)).statuses(4)
     job.state = replace(job.state, watch=replace(job.state.watch, limit_s=1e9))
     job.give(Tick(), now=101.0 + LIMIT_S)
     assert (job.state.phase, job.state.grid.baseline) == (Phase.RUNNING, PLAN)
@@ -125,4 +100,4 @@ def test_who_has_not_loaded_yet_is_told_again_when_another_is_lost_meanwhile():
     assert {to: install.load for to, install in job.installs().items()} == dict.fromkeys((W00, W10, W11), NEWEST)
     job.give(died(W10))
     assert {to: install.load for to, install in job.installs().items()} == dict.fromkeys((W00, W11), NEWEST)
-    assert job.settle(4).state.restoring.loading is None, "by now all have"
+    assert job.statuses(4).state.restoring.loading is None, "by now all have"

@@ -4,53 +4,29 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.control.membership import Grid, Membership, Phase, Rules, Tell, decide, restore, to_store
-from holdfast.control.messages import Exited, Hello, Install, Resume, Save, StartWorker, Status
+from holdfast.control.membership import Phase
+from holdfast.control.messages import Exited, Hello, Install, Resume, Save, StartWorker
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import InternalError
+
+from .decided import DecidedJob
 
 PLAN = regular_plan(2, split_evenly(4, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
 
 
-class Job:
+class Job(DecidedJob):
     """A membership that runs, and what it tells."""
 
     def __init__(self):
-        blank = Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=9, strategy="snapshots", directory="out"))
-        self.blank = self.state = blank
-        self.stored, self.told = None, []
-        self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
-        self.hold(dict.fromkeys(PLAN.workers, (0, ())))
-
-    def give(self, *events):
-        self.told = []
-        for event in events:
-            before = self.state
-            self.state, outputs = decide(before, event)
-            self.stored = to_store(before, self.state) or self.stored
-            self.told += [(output.to, output.command) for output in outputs if isinstance(output, Tell)]
-        return self
-
-    def restart(self):
-        self.state = restore(self.blank, self.stored, reattach_until=60.0)
-        return self
+        super().__init__(PLAN, strategy="snapshots")
+        self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers)).statuses(0)
 
     def hold(self, held):
         """Each says at which step it is, and which snapshots it holds."""
-        return self.give(
-            *(
-                Status(
-                    worker=worker,
-                    generation=self.state.generation,
-                    layer_steps=tuple((layer, step) for layer in PLAN.placement.layers_of(worker)),
-                    executed=(),
-                    snapshots=snapshots,
-                )
-                for worker, (step, snapshots) in held.items()
-            )
-        )
+        told = [self.status_of(worker, step, snapshots=snapshots) for worker, (step, snapshots) in held.items()]
+        return self.give(*told)
 
     def commands(self, kind):
         return [command for _, command in self.told if isinstance(command, kind)]
@@ -131,7 +107,7 @@ def test_who_computed_there_since_is_replaced_again():
 
 
 def test_a_restarted_coordinator_asks_the_agent_when_it_is_back_and_only_once():
-    job = Job().give(died(W11)).restart()
+    job = Job().give(died(W11)).restarted()
     assert job.state.roster.expected == {W11}
     workers = [Hello(worker=w, pid=1, generation=2, activity="waiting", step=4) for w in (W00, W01, W10)]
     assert job.give(*workers).spawned() == [], "the agent has yet to say who is coming"
@@ -139,12 +115,12 @@ def test_a_restarted_coordinator_asks_the_agent_when_it_is_back_and_only_once():
 
 
 def test_an_agent_that_has_started_it_already_is_not_asked():
-    job = Job().give(died(W11)).restart()
+    job = Job().give(died(W11)).restarted()
     assert job.give(Hello(worker=None, pid=9, coming=(W11,))).spawned() == []
 
 
 def test_a_loss_that_only_the_agent_saw_is_answered_with_one_new_process():
-    job = Job().restart()
+    job = Job().restarted()
     running = [Hello(worker=w, pid=1, generation=1, activity="running", step=4) for w in (W00, W01, W10)]
     job.give(*running).give(Hello(worker=None, pid=9, exits=(died(W11),)))
     assert job.spawned() == [W11]

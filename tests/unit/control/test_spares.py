@@ -9,16 +9,10 @@ from holdfast.control.membership import (
     Grid,
     Membership,
     Phase,
-    Record,
     Restoring,
     Rules,
-    Tell,
     Tick,
-    decide,
-    restore,
-    to_store,
 )
-from holdfast.control.membership.storing import StoredDecision
 from holdfast.control.membership.watching import DETACHED_GRACE_S
 from holdfast.control.messages import (
     Attached,
@@ -51,41 +45,19 @@ from holdfast.core.slots import exchanged
 from holdfast.core.work import WorkPhase
 from holdfast.telemetry.events import Detected, Notice, Parted
 
+from .decided import DecidedJob
+
 PLAN = regular_plan(2, split_evenly(3, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
 SPARE, OTHER = WorkerId(7, 0), WorkerId(8, 0)
 STEPS = 9
 
 
-class Job:
+class Job(DecidedJob):
     """A membership, and what its last events led to."""
 
-    def __init__(self, *, strategy="auto", wait_s=0.0, restorable=()):
-        rules = Rules(steps=STEPS, strategy=strategy, directory="out", wait_s=wait_s)
-        restoring = Restoring(restorable=restorable)
-        self.blank = self.state = Membership(grid=Grid(baseline=PLAN), rules=rules, restoring=restoring)
-        self.stored = None
-        self.told, self.recorded = [], []
-
-    def give(self, *events, now=0.0):
-        self.told, self.recorded = [], []
-        for event in events:
-            before = self.state
-            self.state, outputs = decide(before, event, now=now)
-            self.stored = to_store(before, self.state) or self.stored
-            self.told += [(o.to, o.command) for o in outputs if isinstance(o, Tell)]
-            self.recorded += [o.event for o in outputs if isinstance(o, Record)]
-        return self
-
-    def begun(self):
-        return self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers)).agreed(0)
-
-    def agreed(self, step):
-        """All say what they hold, and connect."""
-        for worker in self.state.alive:
-            layers = tuple((layer, step) for layer in self.state.grid.baseline.placement.layers_of(worker))
-            self.give(Status(worker=worker, generation=self.state.generation, layer_steps=layers, executed=()))
-        return self.give(*(Joined(worker=w, generation=self.state.generation) for w in self.state.alive))
+    def __init__(self, *, restorable=(), **what):
+        super().__init__(PLAN, steps=STEPS, restoring=Restoring(restorable=restorable), **what)
 
     def crossed(self, step):
         """All go over into the generation that is prepared."""
@@ -93,14 +65,6 @@ class Job:
         early = [Joined(worker=w, generation=upcoming.generation) for w in sorted(self.state.roster.arriving)]
         others = [w for w in upcoming.plan.workers if w not in self.state.roster.arriving]
         return self.give(*early, *(Joined(worker=w, generation=upcoming.generation, step=step) for w in others))
-
-    def restarted(self):
-        stored = StoredDecision.decoded(self.stored.encoded)
-        self.state = restore(self.blank, stored, reattach_until=60.0)
-        return self
-
-    def commands(self, kind):
-        return {to: command for to, command in self.told if isinstance(command, kind)}
 
     def texts(self):
         return [event.text for event in self.recorded if isinstance(event, Notice)]

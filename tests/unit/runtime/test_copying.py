@@ -48,3 +48,32 @@ def test_holders_of_other_bits_are_told_of(copier):
 def test_nobody_who_could_give_it_is_a_lost_peer(copier):
     with pytest.raises(PeerLost):
         fetched(copier, (), ())
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # as it is told of in a real process
+def test_who_cannot_give_what_it_is_to_give_says_so():
+    """Else whoever waits for its offer would do so for ever."""
+    said = []
+    giver = StateCopier(
+        worker=A, exchange=RelayExchange(A, said.append), server=StateServer("127.0.0.1", "t"), token="t"
+    )
+
+    def encode():
+        raise MemoryError
+
+    giver.serve(1, 5, C, {0: encode})
+    for thread in threading.enumerate():
+        if thread.name == f"serve-{C}":
+            thread.join(LIMIT_S)
+    (blob,) = said
+    assert (blob.to, msgspec.msgpack.decode(blob.value, type=StateOffer).layers) == ((C,), ())
+
+
+def test_nothing_is_waited_for_any_longer_than_said(copier):
+    copier.fetch(1, {0: (A,)})
+    assert copier.fetched(1, 0.01) is None, "nobody has offered anything"
+    copier.exchange.deliver(1, copying._name(A, C), msgspec.msgpack.encode(StateOffer(address="", key="k", layers=())))
+    with pytest.raises(PeerLost):
+        copier.fetched(1, LIMIT_S)

@@ -76,3 +76,15 @@ def test_one_that_takes_layers_over_has_not_come():
     assert reporter.tell(came("0.1"), 2.0) == said
     reporter.tell(Detected(worker="1.0", how="process ended: signal 9", generation=3), 3.0)
     assert reporter.tell(came("1.0"), 4.0).startswith("worker 1.0 has come: "), "another process"
+
+
+def test_one_that_was_to_take_layers_over_and_does_something_else_is_told_of_as_that():
+    """What it was to take may have been given up: the last that was told of it counts."""
+    reporter = Reporter(of=4)
+    taken = HandingOver(generation=3, takes=(("0.1", "2:4"), ("1.0", "1:2")))
+    reporter.tell(taken, 1.0)
+    reporter.tell(Parted(worker="1.0", step=7), 2.0)
+    assert reporter.tell(came("1.0"), 3.0).startswith("worker 1.0 has come: "), "another process"
+    reporter.tell(Migrating(generation=5, moves=(("0.1", "1.1"),), before=2.0, meanwhile=2.5, period=1.0), 4.0)
+    assert reporter.tell(came("0.1"), 5.0) == "worker 0.1 has the state of its new place: it computes from step 33 on"
+    assert reporter.tell(came("0.1"), 6.0).startswith("worker 0.1 has come: ")

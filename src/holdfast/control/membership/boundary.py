@@ -17,13 +17,14 @@ from holdfast.control.membership.state import (
     Membership,
     Phase,
     Record,
+    Tell,
     notice,
     prefixed,
     tell_each,
 )
 from holdfast.control.membership.vacancies import seat
 from holdfast.control.membership.viewing import view_of
-from holdfast.control.messages import CaughtUp, Joined, Left, Resume
+from holdfast.control.messages import CaughtUp, Joined, Left, Remark, Resume
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking
 from holdfast.core.plan import Plan
@@ -98,6 +99,8 @@ def _hands_over(state: Membership) -> bool:
 
 def _hand_over(state: Membership, target: Plan) -> Decision:
     """Layers go from worker to worker in two steps: they are followed first, and by both held until the second."""
+    if why := state.prospects.why_not(target, state.absent):
+        return _stay(state, why)
     if unowned := target.placement.unowned_layers(state.absent):
         names = ", ".join(map(str, unowned))
         return _stay(state, f"in the one that it was to become nobody is left to hold layer(s) {names}")
@@ -129,12 +132,12 @@ def _carry_out_if_possible(state: Membership, view: ClusterView, grid: Plan | No
 
 def _stay(state: Membership, why: str) -> Decision:
     """Gives up the grid that was to come; whoever follows layers for it drops them at the next boundary."""
-    said = Record(event=Notice(worker="coordinator", text=f"the grid stays as it is: {why}"))
+    text = f"the grid stays as it is: {why}"
+    remark = Remark(worker=None, kind=text, text=text)
+    said = (Record(event=Notice(worker="coordinator", text=text)), Tell(to=None, command=remark))
+    state = state.refusing(why)
     state = replace(state, grid=replace(state.grid, target=None))
-    if not _hands_over(state):
-        return prefixed((said,), change_members(state))
-    view = _view(state)
-    return prefixed((said,), carry_out(state, at_boundary(view)))
+    return prefixed(said, carry_out(state, at_boundary(_view(state))) if _hands_over(state) else change_members(state))
 
 
 def _go_on(state: Membership) -> Decision:
@@ -201,7 +204,7 @@ def on_improved(state: Membership, improved: Improved) -> Decision:
 
 def _become(state: Membership, grid: Plan) -> Decision:
     """Layers are handed over, until the grid is as it is to become."""
-    if not _may_become(state, grid):
+    if state.prospects.why_not(grid, state.absent) or not _may_become(state, grid):
         return state, ()
     return change_members(replace(state, grid=replace(state.grid, target=grid)))
 
@@ -284,6 +287,6 @@ def on_synced(state: Membership, synced: CaughtUp) -> Decision:
     """Whoever has caught up holds its state, and keeps nobody from the next boundary; others may tell of that first."""
     worker = synced.worker
     event = Synced(worker=str(worker), entered=synced.entered, step=synced.step, bytes=synced.bytes)
-    if synced.generation == state.generation and worker in state.roster.entering:
+    if synced.generation == state.generation and worker in state.catching_up:
         state = replace(state, roster=state.roster.caught_up(worker))
     return state, (Record(event=event),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast.control.detection import interrupted
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.roster import without
 from holdfast.control.membership.running import Reports
@@ -35,6 +36,7 @@ def abort(state: Membership) -> Decision:
         forming=replace(state.forming, lost_layers=()),
         doubts=state.doubts.dispelled(),
         contact=replace(state.contact, returned={}),
+        watch=interrupted(state.watch),
     )
     return state, ()
 

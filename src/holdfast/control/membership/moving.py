@@ -31,9 +31,9 @@ def on_standing(state: Membership, status: Status) -> Decision:
     moved = _without_their_layers(state, known, state.grid.baseline)
     if not moved:
         return on_status(state, status)
-    for other in (state.grid.target, state.grid.former):
+    for other, target in ((state.grid.target, None), (state.grid.former, state.grid.baseline)):
         if other is not None and not _without_their_layers(state, known, other):
-            return _begin_anew(state, replace(state, grid=Grid(baseline=other)))
+            return _begin_anew(state, replace(state, grid=Grid(baseline=other)), target)
     vacant, layers_of = sorted(state.absent), state.grid.baseline.placement.layers_of
     pairs = []
     for worker in moved:
@@ -48,9 +48,14 @@ def on_standing(state: Membership, status: Status) -> Decision:
     return _begin_anew(state, replace(state, grid=grid, roster=roster))
 
 
-def _begin_anew(before: Membership, state: Membership) -> Decision:
-    """Answers the same loss again, in the grid that there is; that is no suspicion more, nor fewer."""
+def _begin_anew(before: Membership, state: Membership, target: Plan | None = None) -> Decision:
+    """Answers the same loss again, in the grid that there is; that is no suspicion more, nor fewer.
+
+    ``target``: what it was wrongly taken to have become, and is still to become, unless it shrinks.
+    """
     recovered, outputs = recover(state)
+    if recovered.grid == state.grid:
+        recovered = replace(recovered, grid=replace(recovered.grid, target=target))
     doubts = replace(recovered.doubts, reformations=before.doubts.reformations)
     return replace(recovered, doubts=doubts), outputs
 

@@ -54,7 +54,7 @@ def _undisturbed(state: Membership, worker: WorkerId, hello: Hello) -> bool:
 
 def _settled(state: Membership) -> bool:
     """Whether nobody is between two generations."""
-    return state.running.upcoming is None and not state.roster.entering
+    return state.running.upcoming is None and not state.roster.entering and not state.catching_up
 
 
 def conclude_return(state: Membership) -> Decision:

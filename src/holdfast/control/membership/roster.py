@@ -24,7 +24,7 @@ class Roster:
         lost: workers that are gone, of the grid or not.
         arriving: workers that attached to the running job and are in no generation yet.
         entering: members of this generation without state.
-        synced: those of ``entering`` that have caught up.
+        synced: members of this generation that followed layers, those of ``entering`` or others, and have caught up.
         leaving: workers that were told to go; one without state goes when it has caught up.
         expected: lost workers for which a new process is being started.
         kept: lost workers that have stopped and whose process stays until it is known whose fault it was.

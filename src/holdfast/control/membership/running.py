@@ -11,7 +11,7 @@ from holdfast.core.plan import Plan
 from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import RecoveryPlan
 
-__all__ = ["Promised", "Prospects", "Reports", "Running", "Upcoming"]
+__all__ = ["Promised", "Prospects", "Refused", "Reports", "Running", "Upcoming"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,24 +104,40 @@ class Promised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Why the whole grid did not become ``grid`` by layers handed over; ``absent`` are those who could not compute."""
+
+    grid: Plan
+    absent: frozenset[WorkerId]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prospects:
     """What was planned ahead, and how often failures were seen to come. None of it is stored.
 
     Attributes:
         planned: answers prepared for the loss of one more worker, by all who would be gone.
         promised: the plan for when those who change places have caught up; None if nobody does.
+        refused: the last grid that could not be become; it is not tried again while nobody has come or gone.
         began: when steps were first seen to run, in seconds of the coordinator's clock; None before.
         losses: how many times workers were lost since.
     """
 
     planned: Mapping[frozenset[WorkerId], RecoveryPlan] = field(default_factory=dict)
     promised: Promised | None = None
+    refused: Refused | None = None
     began: float | None = None
     losses: int = 0
 
     def answered(self, lost: frozenset[WorkerId], recovery: RecoveryPlan) -> Prospects:
         """Returns them with one more answer."""
         return replace(self, planned={**self.planned, lost: recovery})
+
+    def why_not(self, grid: Plan, absent: frozenset[WorkerId]) -> str:
+        """Returns why the whole grid cannot become ``grid``, as far as that was tried; empty if nothing is known."""
+        known = self.refused is not None and (self.refused.grid, self.refused.absent) == (grid, absent)
+        return self.refused.why if self.refused is not None and known else ""
 
     def struck(self) -> Prospects:
         """Returns them once workers were lost; before steps were run, that tells nothing."""

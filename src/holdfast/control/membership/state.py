@@ -14,7 +14,7 @@ from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.grid import Grid
 from holdfast.control.membership.roster import Contact, Roster
 from holdfast.control.membership.rules import Rules
-from holdfast.control.membership.running import Prospects, Reports, Running
+from holdfast.control.membership.running import Prospects, Refused, Reports, Running
 from holdfast.control.membership.starting import Vacancies
 from holdfast.control.messages import Command, Ended, Expel, Fence, Raised
 from holdfast.core.ids import WorkerId
@@ -202,6 +202,13 @@ class Membership:
         )
 
     @property
+    def catching_up(self) -> frozenset[WorkerId]:
+        """The members that follow layers, whether or not they hold others, and have not told that they have them."""
+        plan = self.running.plan
+        followers = () if plan is None else (worker for worker, _ in plan.placement.followed)
+        return frozenset(followers) - self.roster.synced
+
+    @property
     def missing(self) -> frozenset[WorkerId]:
         """Who of the grid is lost."""
         return self.roster.lost.intersection(self.grid.baseline.workers)
@@ -242,6 +249,13 @@ class Membership:
         return tuple(
             each for each in self.exceptions.raised if each.worker in present and pids[each.worker] == each.pid
         )
+
+    def refusing(self, why: str) -> Membership:
+        """Returns it once the grid that was to come cannot; with who is here now, it is not tried again."""
+        if self.grid.target is None:
+            return self
+        refused = Refused(grid=self.grid.target, absent=self.absent, why=why)
+        return replace(self, prospects=replace(self.prospects, refused=refused))
 
     def departed(self, gone: frozenset[WorkerId]) -> Membership:
         """Returns it once ``gone`` are lost: nothing is expected of them any more, nor held against them."""

@@ -112,5 +112,6 @@ def _reform(state: Membership, reason: str) -> Decision:
         detail = f"communication keeps failing though every worker lives: {reason}"
         return end_job(state, "error", detail, state.rules.directory)
     reformations = state.doubts.reformations + 1
+    state = state.refusing(f"layers could not be handed over: {reason}")
     state, outputs = recover(replace(state, watch=forget(state.watch, state.alive)))
     return replace(state, doubts=replace(state.doubts, reformations=reformations)), outputs

@@ -21,8 +21,8 @@ class Reporter:
     of: int
     _lost_at: dict[str, float] = field(default_factory=dict)
     _asked_at: dict[str, float] = field(default_factory=dict)
-    _moving: set[str] = field(default_factory=set)
-    _taking: set[str] = field(default_factory=set)
+    _gets: dict[str, str] = field(default_factory=dict)
+    """Of whom it was told last that it moves, or takes layers over: what the state is that it gets."""
 
     def asked(self, worker: str, now: float) -> None:
         """A process of this worker is being started, at ``now`` in seconds."""
@@ -33,25 +33,21 @@ class Reporter:
         match news:
             case Detected(worker=worker, how=how):
                 self._lost_at.setdefault(worker, now)
-                self._moving.discard(worker)
-                self._taking.discard(worker)
+                self._gets.pop(worker, None)
                 return f"worker {worker} is lost: {how}"
             case Parted(worker=worker, step=step):
+                self._gets.pop(worker, None)
                 return f"worker {worker} has gone as it was told to, before step {step}"
             case Migrating(moves=moves):
-                self._moving |= {worker for worker, _ in moves}
+                self._gets |= {worker: "its new place: it computes from step {} on" for worker, _ in moves}
                 told = ", ".join(f"{worker} takes that of {place}" for worker, place in moves)
                 return f"workers change places, for a better plan: {told}"
             case HandingOver(takes=takes):
-                self._taking |= {worker for worker, _ in takes}
+                self._gets |= {worker: "the layers that it takes over, before step {}" for worker, _ in takes}
                 told = ", ".join(f"{worker} takes {layers}" for worker, layers in takes)
                 return f"layers are handed from worker to worker: {told}"
-            case Synced(worker=worker, step=step) if worker in self._taking:
-                self._taking.discard(worker)
-                return f"worker {worker} has the state of the layers that it takes over, before step {step}"
-            case Synced(worker=worker, step=step) if worker in self._moving:
-                self._moving.discard(worker)
-                return f"worker {worker} has the state of its new place: it computes from step {step} on"
+            case Synced(worker=worker, step=step) if worker in self._gets:
+                return f"worker {worker} has the state of {self._gets.pop(worker).format(step)}"
             case Synced(worker=worker, step=step):
                 since = self._asked_at.pop(worker, None)
                 after = "" if since is None else f", {now - since:.2f} s after it was started"

@@ -22,6 +22,7 @@ class _Fetching:
     """A fetch under way in a thread of its own."""
 
     stop: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
     states: dict[int, bytes] | None = None
     error: BaseException | None = None
 
@@ -52,8 +53,11 @@ class StateCopier:
         self._served[target] = key
 
         def offer() -> None:
-            made = self.server.pin(key, {layer: encode() for layer, encode in snapshots.items()})
-            self.exchange.put(generation, _name(self.worker, target), msgspec.msgpack.encode(made), (target,))
+            made = StateOffer(address="", key=key, layers=())
+            try:
+                made = self.server.pin(key, {layer: encode() for layer, encode in snapshots.items()})
+            finally:  # also if it raises: nobody is to wait for one who gives nothing
+                self.exchange.put(generation, _name(self.worker, target), msgspec.msgpack.encode(made), (target,))
 
         threading.Thread(target=offer, name=f"serve-{target}", daemon=True).start()
 
@@ -71,14 +75,15 @@ class StateCopier:
         arguments = (fetching, generation, holders)
         threading.Thread(target=self._fetch, args=arguments, name="fetch", daemon=True).start()
 
-    def fetched(self, generation: int) -> dict[int, bytes] | None:
-        """Returns what was fetched; None while it is not complete.
+    def fetched(self, generation: int, wait_s: float = 0.0) -> dict[int, bytes] | None:
+        """Returns what was fetched; None while it is not complete, after ``wait_s`` seconds at most.
 
         Raises:
             PeerLost: nobody is left who could give some layer: to be tried again in another generation.
             ReplicaDiverged: the holders of a layer hold different bits.
         """
         assert self._fetching is not None
+        self._fetching.over.wait(wait_s)
         if isinstance(self._fetching.error, StateUnavailable):
             raise PeerLost("", generation, str(self._fetching.error))
         if self._fetching.error is not None:
@@ -94,6 +99,8 @@ class StateCopier:
             return
         except BaseException as error:  # noqa: BLE001 - raised in the thread that trains
             fetching.error = error
+        finally:
+            fetching.over.set()
 
     def _offer_of(self, generation: int, source: WorkerId) -> StateOffer:
         data = self.exchange.get(generation, _name(source, self.worker))
