@@ -176,7 +176,7 @@ class VirtualWorker:
         """An emulated stage for the worker's place in a plan."""
         placement, scenario = plan.placement, self._world.scenario
         return EmulatedStage(
-            layers=placement.layers_of(self.worker) if self.worker in plan.workers else (),
+            layers=placement.layers_of(self.worker),
             num_layers=placement.num_layers,
             num_microbatches=len(plan.routes.microbatches),
             profile=None if scenario.rates is None else scenario.rates.profile,
@@ -218,7 +218,7 @@ class VirtualWorker:
         """Tells of progress, as long as the process lives."""
         if not self.goes or self.asleep.puts_off(self._beat):
             return
-        if self.protocol.generation > 0:
+        if self.protocol.generation > 0 or not self.protocol.stage.layers:
             self._say(heartbeat(self.protocol, self._pace))
         self._world.time.after(BEAT_S, self._beat)
 
