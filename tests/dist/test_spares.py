@@ -22,7 +22,7 @@ pytestmark = pytest.mark.dist
 
 PACE = "slow:2.0@3:6x"
 """From step 3 on most of each step is waiting, so that all is done long before the last step."""
-CHECKPOINTED = ("train.steps=40", "checkpoint.every=4")
+CHECKPOINTED = ("checkpoint.every=4", "checkpoint.keep=20")
 
 
 def events_of(run_dir, kind):
@@ -41,8 +41,8 @@ def computed_last(summary):
 
 
 def test_spares_take_the_places_of_the_lost_also_that_of_a_spare(runs):
-    faults = [PACE, "kill:1.1@2:backward", "kill:3.0@30:forward"]
-    summary = runs.survives("small", *faults, overrides=("resilience.spares=2",))
+    faults = [PACE, "kill:1.1@2:backward", "kill:3.0@40:forward"]
+    summary = runs.survives("small", *faults, overrides=("train.steps=80", "resilience.spares=2"))
     assert replaced(summary) == {"1.1": "3.0", "3.0": "3.1"}
     assert all(failure.replaced_s > failure.resumed_s for failure in summary.report.failures)
     assert len(events_of(summary.run_dir, WorkerReady)) == 8, "no process was started in the run"
@@ -50,37 +50,39 @@ def test_spares_take_the_places_of_the_lost_also_that_of_a_spare(runs):
 
 
 def test_a_whole_node_is_replaced_by_the_spares_of_another(runs):
-    """Those of the node that has three workers of the grid and a spare, by those of the node that has spares only."""
-    overrides = ("resilience.spares=5", "grid.workers_per_node=4", "train.technique=staggered")
-    summary = runs.survives("small", PACE, "kill-node:1@5:update", overrides=overrides)
+    """That of 2.0 and 2.1 had room for two spares, which are lost with it; the other two have a node of their own."""
+    overrides = ("resilience.spares=4", "grid.workers_per_node=4", "train.technique=staggered")
+    summary = runs.survives("small", "slow:0.0@3:6x", "kill-node:1@20:update", overrides=overrides)
     assert replaced(summary) == {"2.0": "3.2", "2.1": "3.3", "3.0": None, "3.1": None}
 
 
-def test_a_spare_brings_a_layer_that_nobody_holds_any_more_also_to_a_job_that_was_resumed(runs):
+def test_a_layer_that_nobody_holds_any_more_is_brought_by_spares_and_a_resumed_run_has_them_again(runs):
     """All go back to the last checkpoint in the whole grid, though nobody is waited for."""
-    faults = [f"kill:{pipeline}.1@10:forward" for pipeline in range(3)]
-    healthy = runs.healthy("small", CHECKPOINTED)
+    healthy = runs.healthy("small")
+    faults = [PACE, *(f"kill:{pipeline}.1@30:forward" for pipeline in range(3))]
     summary = runs.survives("small", *faults, overrides=(*CHECKPOINTED, "resilience.spares=3"), healthy=healthy)
     assert set(replaced(summary).values()) == {"3.0", "3.1", "3.2"}
     assert not [event for event in events_of(summary.run_dir, Notice) if "shrinks" in event.text]
-    faults = [PACE.replace("@3", "@29"), "kill:1.1@29:backward"]
-    overrides, resume = (*CHECKPOINTED, "resilience.spares=1"), f"{summary.run_dir}@28"
-    again = runs.survives("small", *faults, overrides=overrides, healthy=healthy, resume=resume)
+    faults, options = ["slow:2.0@28:6x", "kill:1.1@29:backward"], {"resume": f"{summary.run_dir}@28"}
+    again = runs.survives("small", *faults, overrides=("resilience.spares=1",), healthy=healthy, **options)
     assert (again.resumed_from, replaced(again)) == (28, {"1.1": "3.0"})
 
 
-def test_spares_that_die_and_go_while_they_wait_cost_nothing_and_another_outlives_the_coordinator(runs):
-    run_dir, struck = runs.folder() / "run", {4: ("3.1", signal.SIGKILL), 6: ("3.2", signal.SIGTERM)}
+def test_those_that_die_or_go_while_they_wait_cost_nothing_and_another_outlives_the_coordinator(runs):
+    run_dir, struck = runs.folder() / "run", {"3.1": signal.SIGKILL, "3.2": signal.SIGTERM}
 
     def strike(progress):
-        if progress.step in struck:
-            worker, number = struck.pop(progress.step)
-            (pid,) = [event.pid for event in events_of(run_dir, WorkerReady) if event.worker == worker]
-            os.kill(pid, number)
+        there = {event.worker for event in events_of(run_dir, Notice) if "is here as a spare" in event.text}
+        for event in events_of(run_dir, WorkerReady):
+            if event.worker in struck.keys() & there:
+                os.kill(event.pid, struck.pop(event.worker))
 
-    faults = [PACE, "kill-coordinator@12:start", "kill:1.1@20:backward"]
-    summary = runs.train("small", *faults, overrides=("resilience.spares=3",), run_dir=run_dir, on_progress=strike)
-    healthy = runs.healthy("small")
+    faults = [PACE, "kill-coordinator@20:start", "kill:1.1@25:backward"]
+    options = {"run_dir": run_dir, "on_progress": strike}
+    summary, healthy = (
+        runs.train("small", *faults, overrides=("resilience.spares=3",), **options),
+        runs.healthy("small"),
+    )
     assert (struck, summary.unfired) == ({}, ())
     assert (summary.weights_sha256, summary.state_sha256) == (healthy.weights_sha256, healthy.state_sha256)
     assert replaced(summary) == {"3.1": None, "1.1": "3.0"}

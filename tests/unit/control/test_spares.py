@@ -431,6 +431,29 @@ def test_where_nobody_of_the_grid_is_left_spares_go_on_from_the_checkpoint():
     assert job.commands(Install).keys() == {SPARE, OTHER}
 
 
+def test_two_are_not_given_the_same_layers_while_nobody_has_others():
+    plan = regular_plan(2, split_evenly(3, 3), 2)
+    job = Job(restorable=(StateAt(url="u", step=2),))
+    job.state = job.blank = replace(job.state, grid=Grid(baseline=plan))
+    job.give(*(Hello(worker=worker, pid=1) for worker in plan.workers)).agreed(0).give(hello(), hello(OTHER))
+    job.give(NodeLost(node=0, workers=(W00, W10, WorkerId(1, 1), WorkerId(0, 1))))
+    assert job.state.grid.baseline == exchanged(plan, [(W00, SPARE), (W01, OTHER)])
+    assert set(job.commands(Install)) == {WorkerId(0, 2), WorkerId(1, 2), SPARE, OTHER}
+
+
+def test_a_place_whose_layers_are_being_brought_already_is_less_needy():
+    plan = regular_plan(3, split_evenly(2, 2), 1)
+    job = Job()
+    job.state = job.blank = replace(job.state, grid=Grid(baseline=plan))
+    job.give(*(Hello(worker=worker, pid=1) for worker in plan.workers)).agreed(0)
+    job.give(NodeLost(node=0, workers=(W00, W10, W01))).agreed(3)
+    job.give(hello()).give(hello(OTHER))
+    assert job.state.grid.baseline == exchanged(plan, [(W00, SPARE)])
+    job.crossed(5).give(Tick(), now=0.2)
+    job.give(CaughtUp(worker=SPARE, generation=job.state.generation, step=7, entered=5, bytes=9)).crossed(8)
+    assert job.state.grid.baseline == exchanged(plan, [(W00, SPARE), (W01, OTHER)])
+
+
 def test_without_a_checkpoint_it_can_bring_nothing():
     job = Job().begun().give(hello()).give(NodeLost(node=0, workers=(W01, W11)))
     assert (job.commands(Install).keys(), job.state.roster.spares) == ({W00, W10}, {SPARE})

@@ -102,9 +102,9 @@ def _seated(state: Membership, pairs: tuple[tuple[WorkerId, WorkerId], ...], *, 
 
 
 def _neediest(state: Membership, vacant: set[WorkerId]) -> WorkerId | None:
-    """The vacant place of a layer that has the fewest owners left."""
+    """The vacant place of a layer that has the fewest owners, those included that are coming."""
     placement = state.grid.baseline.placement
-    left = placement.without(state.absent)
+    left = placement.without(vacant)
 
     def owners(worker: WorkerId) -> int:
         return min(len(left.owners(layer)) for layer in placement.layers_of(worker))
