@@ -442,16 +442,17 @@ def test_two_are_not_given_the_same_layers_while_nobody_has_others():
 
 
 def test_a_place_whose_layers_are_being_brought_already_is_less_needy():
-    plan = regular_plan(3, split_evenly(2, 2), 1)
+    plan = regular_plan(4, split_evenly(2, 2), 1)
     job = Job()
     job.state = job.blank = replace(job.state, grid=Grid(baseline=plan))
     job.give(*(Hello(worker=worker, pid=1) for worker in plan.workers)).agreed(0)
-    job.give(NodeLost(node=0, workers=(W00, W10, W01))).agreed(3)
+    lasts = tuple(WorkerId(pipeline, 1) for pipeline in (1, 2, 3))
+    job.give(NodeLost(node=0, workers=(W00, W10, WorkerId(2, 0), *lasts))).agreed(3)
     job.give(hello()).give(hello(OTHER))
     assert job.state.grid.baseline == exchanged(plan, [(W00, SPARE)])
     job.crossed(5).give(Tick(), now=0.2)
     job.give(CaughtUp(worker=SPARE, generation=job.state.generation, step=7, entered=5, bytes=9)).crossed(8)
-    assert job.state.grid.baseline == exchanged(plan, [(W00, SPARE), (W01, OTHER)])
+    assert job.state.grid.baseline == exchanged(plan, [(W00, SPARE), (W11, OTHER)])
 
 
 def test_without_a_checkpoint_it_can_bring_nothing():

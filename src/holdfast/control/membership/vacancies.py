@@ -102,11 +102,12 @@ def _seated(state: Membership, pairs: tuple[tuple[WorkerId, WorkerId], ...], *, 
 
 
 def _neediest(state: Membership, vacant: set[WorkerId]) -> WorkerId | None:
-    """The vacant place of a layer that has the fewest owners, those included that are coming."""
+    """The vacant place of a layer that has the fewest owners, those included that are coming; else of those left."""
     placement = state.grid.baseline.placement
-    left = placement.without(vacant)
+    coming, left = placement.without(vacant), placement.without(state.absent)
 
-    def owners(worker: WorkerId) -> int:
-        return min(len(left.owners(layer)) for layer in placement.layers_of(worker))
+    def owners(worker: WorkerId) -> list[int]:
+        layers = placement.layers_of(worker)
+        return [min(len(them.owners(layer)) for layer in layers) for them in (coming, left)]
 
     return min(sorted(vacant), key=owners, default=None)
