@@ -90,7 +90,7 @@ JOBS = {
     },
 }
 
-HARMLESS = ("control.", "grid.workers_per_node=")
+HARMLESS = ("control.", "grid.workers_per_node=", "resilience.spares=")
 """Overrides that cannot change any bit of a run in which nothing fails."""
 
 
@@ -196,7 +196,7 @@ def victims(job: Job, faults: list[Fault]) -> list[str]:
     """The workers that are lost to faults; whoever is told to leave, or comes, is not lost."""
     grid = job.grid
     workers = tuple(WorkerId(p, s) for p, depth in enumerate(grid.depths) for s in range(depth))
-    nodes = group_into_nodes(workers, grid.workers_per_node)
+    nodes = group_into_nodes((*workers, *job.spares), grid.workers_per_node)
     struck = [fault for fault in faults if fault.kind in FATAL_KINDS]
     lost = [(fault.worker,) if fault.node is None else nodes[fault.node] for fault in struck]
     return sorted(str(worker) for group in lost for worker in group)

@@ -95,10 +95,11 @@ def job(start):
 
 @pytest.mark.alone
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_every_process_within_two_seconds(job, number, code):
+def test_a_signal_ends_every_process_within_two_seconds(start, number, code):
+    job = start("--set", "resilience.spares=2")
     job.wait_for_step(1)
     family = job.family()
-    assert len(family) >= 6, "agent, fork server, coordinator, four workers"
+    assert len(family) >= 9, "agent, fork server, coordinator, four workers, two spares"
     job.process.send_signal(number)
     assert poll(lambda: all(gone(p) for p in family), 2.0, "the end of every process") < 2.0
     returncode, errors = job.end()

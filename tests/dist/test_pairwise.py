@@ -1,6 +1,6 @@
 """What a job may be asked for, pairwise, each with a kill at a point of a step or of its recovery: the same bits.
 
-Point x technique x commit x store x TLS: any two values of two of them meet in some run.
+Point x technique x commit x store x TLS x spares: any two values of two of them meet in some run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ FACTORS = {
     "commit": ["shadow", "undo"],
     "store": ["embedded", "etcd"],
     "tls": ["open", "tls"],
+    "spares": ["no spare", "spare"],
 }
 STEPS = "train.steps=5"
 TOLERANCE = 1e-7
@@ -57,12 +58,14 @@ def certificates(tmp_path_factory):
     return tuple(f"control.tls.{name}={path}" for name, path in (("ca", ca), ("cert", cert), ("key", key)))
 
 
-@pytest.mark.parametrize(("point", "technique", "commit", "store", "tls"), RUNS, ids=map("-".join, RUNS))
-def test_a_kill(runs, request, point, technique, commit, store, tls):
+@pytest.mark.parametrize(("point", "technique", "commit", "store", "tls", "spares"), RUNS, ids=map("-".join, RUNS))
+def test_a_kill(runs, request, point, technique, commit, store, tls, spares):
     faults = [f"kill:1.0@2:{point}"] if point in IN_A_STEP else ["kill:1.0@2:backward", f"kill:2.1@2:{point}"]
     overrides = [STEPS, f"train.technique={technique}", f"resilience.commit={commit}"]
     if store == "etcd":
         overrides.append(f"control.store={request.getfixturevalue('shared_etcd')}/{uuid.uuid4().hex}")
+    if spares == "spare":
+        overrides.append("resilience.spares=1")
     if tls == "tls":
         overrides += request.getfixturevalue("certificates")
     healthy = runs.healthy("small", (STEPS,))

@@ -86,7 +86,9 @@ def jobs(draw):
             loss_scale=draw(st.none() | scales),
         ),
         resilience=Resilience(
-            tolerate=draw(st.integers(0, pipelines - 1)), commit=draw(st.sampled_from(["shadow", "undo"]))
+            tolerate=draw(st.integers(0, pipelines - 1)),
+            commit=draw(st.sampled_from(["shadow", "undo"])),
+            spares=draw(st.integers(0, 9)),
         ),
         control=Control(port=draw(st.integers(0, 65535)), heartbeat_s=draw(st.floats(0.001, 0.6))),
     )

@@ -12,7 +12,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Detected, Installed, Notice, Reattached, Synced
 from holdfast.telemetry.report import report
-from holdfast.testing.scenario import Scenario, VirtualResult
+from holdfast.testing.scenario import Delays, Pause, Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster
 
 GRID, STEPS = (2, 2, 2), 24
@@ -148,6 +148,28 @@ def test_while_all_wait_for_a_layer_it_brings_it():
     options = {"checkpoint_every": 2, "wait_for_replacement": 60.0, "spares": [(3.0, SPARE)]}
     result = survives(*faults, **options)
     assert result.layers[SPARE] == healthy().layers[WorkerId(1, 1)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_where_a_layer_has_lost_its_last_owner_it_is_used_rather_than_a_smaller_grid(seed):
+    faults = ["kill:0.1@5:forward", "kill:1.1@5:forward"]
+    result = survives(*faults, seed=seed, checkpoint_every=2, spares=[(0.1, SPARE), (0.2, OTHER)])
+    assert {result.layers[SPARE], result.layers[OTHER]} == {healthy().layers[WorkerId(1, 1)]}
+    assert not [event for event in of(result, Notice) if "shrinks" in event.text]
+
+
+def test_where_the_whole_grid_is_lost_spares_go_on_alone():
+    options = {"workers_per_node": 4, "checkpoint_every": 2, "spares": [(0.1, SPARE), (0.2, OTHER)]}
+    result = survives("kill-node:0@5:forward", **options)
+    assert sorted(result.layers) == [SPARE, OTHER]
+
+
+def test_one_that_stops_while_it_waits_is_lost_and_nobody_recovers():
+    pause = Pause(at=0.5, lasts_s=300.0, workers=(SPARE,))
+    slow = {"delays": Delays(compute=(0.3, 0.9)), "steps": 24}
+    result = survives(spares=[(0.1, SPARE)], pauses=[pause], also=[str(pause)], **slow)
+    (lost,) = of(result, Detected)
+    assert (lost.worker, lost.spare, result.generations) == ("7.0", True, 1)
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))

@@ -43,6 +43,7 @@ from holdfast.telemetry.events import (
     Rebuilt,
     Resumed,
     RolledBack,
+    Seated,
     StepOmitted,
     StepOps,
     Suspected,
@@ -182,7 +183,7 @@ def sum_up(timed: list[tuple[float, Event]]) -> str:
         lines.append(f"{len(told.commits)} steps committed, {told.steps_per_s or 0:.2f} steps/s{_losses(events)}")
     lines += [_tell_failure(failure) for failure in told.failures]
     lines += [text for event in events if isinstance(event, ExceptionRaised) if (text := _tell_loss(event))]
-    lines += [text for event in events if isinstance(event, Parted | Synced) if (text := _tell_members(event))]
+    lines += [text for event in events if isinstance(event, Parted | Seated | Synced) if (text := _tell_members(event))]
     if told.coordinator_restarts:
         lines.append(f"the coordinator was started again {told.coordinator_restarts} times")
     if told.checkpoints:
@@ -207,7 +208,8 @@ def _losses(events: list[Event]) -> str:
 
 def _tell_failure(failure: FailureReport) -> str:
     where = f" at {failure.point}" if failure.point else ""
-    text = f"worker {failure.worker} lost in step {failure.step} ({failure.kind}{where})"
+    when = f" in step {failure.step}" if failure.step >= 0 else ""
+    text = f"worker {failure.worker} lost{when} ({failure.kind}{where})"
     if failure.resumed_s is not None:
         text += (
             f": detected {_ms(failure.detected_s)}, agreed {_ms(failure.agreed_s)}, rebuilt {_ms(failure.rebuilt_s)}, "
@@ -325,7 +327,7 @@ def _tell_loss(event: Event) -> str | None:
             place = place_of(event.phase, event.layer, event.item, event.microbatch)
             return f"worker {event.worker} stopped in step {event.step}, {place}: {event.error}"
         case Detected():
-            return f"worker {event.worker} is lost: {event.how}"
+            return f"worker {event.worker}{', a spare,' if event.spare else ''} is lost: {event.how}"
         case Suspected():
             return f"worker {event.worker} cannot reach {event.peer or 'a peer'}: {event.detail}"
         case Agreed():
@@ -356,6 +358,8 @@ def _tell_members(event: Event) -> str | None:
             moves = ", ".join(f"{worker} takes the place of {place}" for worker, place in event.moves)
             faster = 1 - event.period / event.before
             return f"{moves}, for steps that are {faster:.1%} shorter: generation {event.generation}"
+        case Seated():
+            return f"worker {event.worker} takes the place of {event.place}"
         case Parted():
             return f"worker {event.worker} has left before step {event.step}"
         case Synced():

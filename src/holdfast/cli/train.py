@@ -217,7 +217,11 @@ def describe(summary: Summary) -> str:
     for failure in summary.report.failures:
         after = "" if failure.resumed_s is None else f", next step committed {failure.resumed_s:.3f} s later"
         where = f" ({failure.kind} at {failure.point})" if failure.point else ""
-        lines.append(f"lost worker {failure.worker} in step {failure.step}{where}{after}")
+        when = f" in step {failure.step}" if failure.step >= 0 else ""
+        lines.append(f"lost worker {failure.worker}{when}{where}{after}")
+        if failure.replaced_by is not None:
+            since = "" if failure.replaced_s is None else f", {failure.replaced_s:.3f} s later"
+            lines.append(f"worker {failure.replaced_by} did a step in its place{since}")
     if summary.resumed_from is not None:
         lines.append(f"went on from the checkpoint of step {summary.resumed_from}")
     if len(summary.attempts) > 1:

@@ -33,6 +33,7 @@ __all__ = [
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Spares = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
@@ -222,6 +223,7 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     is left goes on from the last checkpoint as a smaller grid. ``snapshot_every``: steps between two snapshots of
     strategy ``snapshots``, more than 0; 0 for all others. ``failure_every_s``: seconds between two failures, as far as
     you know; 0: as many as so far. Workers change places if they gain more by that in this time than it costs.
+    ``spares``: processes that are started beside those of the grid, own nothing, and take the places of lost workers.
     """
 
     strategy: Literal["auto", "adaptive", "checkpoint-restart", "checkfreq", "snapshots"] = "auto"
@@ -230,6 +232,7 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     wait_for_replacement: NonNegative = 0.0
     snapshot_every: Count = 0
     failure_every_s: NonNegative = 0.0
+    spares: Spares = 0
 
 
 class Checkpoint(_Plain, frozen=True, kw_only=True):
@@ -315,6 +318,11 @@ class Job(_Plain, frozen=True, kw_only=True):
     def global_microbatches(self) -> int:
         """Micro-batches of one step, over all pipelines."""
         return sum(self.grid.batch.counts)
+
+    @property
+    def spares(self) -> tuple[WorkerId, ...]:
+        """The workers that have no place in the grid at first: they are named as one more pipeline would be."""
+        return tuple(WorkerId(len(self.grid.depths), index) for index in range(self.resilience.spares))
 
     @property
     def checkpoint_every(self) -> int:

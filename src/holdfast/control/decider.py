@@ -33,7 +33,7 @@ from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.errors import CoordinatorUnavailable, HoldfastError, StoreAway
 from holdfast.recovery.actions import RecoveryPlan
-from holdfast.telemetry.events import Detected, Event, HandingOver, Log, Migrating, Notice, Parted, Synced
+from holdfast.telemetry.events import Detected, Event, HandingOver, Log, Migrating, Notice, Parted, Seated, Synced
 
 __all__ = ["Decider", "Happening", "Outside", "Remarks", "Store"]
 
@@ -274,6 +274,6 @@ def _reports(before: Membership, after: Membership, outputs: Sequence[Output]) -
 
 def _is_news(event: Event) -> TypeGuard[News]:
     """Whether something happened to a worker that the user should hear of."""
-    return isinstance(event, Detected | Parted | Synced | Migrating | HandingOver) or (
+    return isinstance(event, Detected | Seated | Parted | Synced | Migrating | HandingOver) or (
         isinstance(event, Notice) and event.worker[0].isdigit()
     )

@@ -463,7 +463,15 @@ class Gathered(_Wire, frozen=True, tag=True, kw_only=True):
     of: int
 
 
-News = events.Detected | events.Parted | events.Synced | events.HandingOver | events.Migrating | events.Notice
+News = (
+    events.Detected
+    | events.Seated
+    | events.Parted
+    | events.Synced
+    | events.HandingOver
+    | events.Migrating
+    | events.Notice
+)
 """What is told of workers, besides being logged."""
 
 

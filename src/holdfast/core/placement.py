@@ -116,15 +116,8 @@ class Placement:
         return _indices(self.followed_by(worker))
 
     def layers_of(self, worker: WorkerId) -> tuple[int, ...]:
-        """Returns the layers that a worker holds or follows, ascending.
-
-        Raises:
-            ConfigError: the worker is not in this placement.
-        """
-        parts = (*self.held_by(worker), *self.followed_by(worker))
-        if not parts:
-            raise ConfigError(f"worker {worker} is not in the placement, which has {_some(self.workers)}")
-        return _indices(sorted(parts))
+        """Returns the layers that a worker holds or follows, ascending; none if it is not here at all."""
+        return _indices(sorted((*self.held_by(worker), *self.followed_by(worker))))
 
     @property
     def single_ranges(self) -> dict[WorkerId, LayerRange]:

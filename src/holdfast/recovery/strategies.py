@@ -88,22 +88,26 @@ def _without_lost(view: ClusterView) -> Rerouted:
 def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
     """What is left when layers have no owner: wait for workers, then a smaller grid, from the last checkpoint.
 
-    Every process that lives goes on in place, as a member of the fastest grid of those that hold at most twice as many
-    layers per worker as before. Without a state to load, what lives is saved and training ends.
+    Where somebody has come for each of these layers, all who are there load it at once. Else every process that lives
+    goes on in place, as a member of the fastest grid of those that hold at most twice as many layers per worker as
+    before. Without a state to load, what lives is saved and training ends.
 
     Args:
         view: the cluster.
         layers: that nobody holds.
     """
-    baseline = view.baseline
-    left = [worker for worker in baseline.workers if worker not in view.lost or worker in view.entering]
+    baseline, away = view.baseline, view.lost - view.entering
+    left = [worker for worker in baseline.workers if worker not in away]
     if view.checkpoint is None or not left:
         return give_up("fallback", layers)
+    load = LoadState(step=view.checkpoint)
+    if layers and not baseline.placement.unowned_layers(away):
+        return resume("fallback", _without_lost(replace(view, lost=away, offer=None)).plan, load)
     if view.wait_s > 0:
         return RecoveryPlan(strategy="fallback", actions=(Abort(), Await(limit_s=view.wait_s)))
     most = max(held.stop - held.start for _, held in baseline.placement.ranges)
     plan = _shrunken(left, baseline, 2 * most, view.terms)
-    return resume("fallback", plan, ReplaceGrid(plan=plan), LoadState(step=view.checkpoint))
+    return resume("fallback", plan, ReplaceGrid(plan=plan), load)
 
 
 def _shrunken(left: list[WorkerId], baseline: Plan, max_layers: int, terms: Terms | None) -> Plan:

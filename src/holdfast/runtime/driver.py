@@ -152,8 +152,8 @@ class Driver:
         self._commands.put(command)
 
     def beat(self) -> None:
-        """Tells of our progress, in any thread."""
-        if self.protocol.generation > 0:
+        """Tells of our progress, in any thread; a spare only says that it lives."""
+        if self.protocol.generation > 0 or not self.protocol.stage.layers:
             self.send(heartbeat(self.protocol, self.pace))
 
     def _interrupt(self, newest: int) -> None:

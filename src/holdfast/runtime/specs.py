@@ -73,7 +73,7 @@ class WorkerSpec:
     Attributes:
         worker: who it is.
         job: the job.
-        plan: the plan of the healthy grid.
+        plan: the plan of the healthy grid; a spare is not in it.
         address: of the coordinator.
         token: its share of the job's, for its own name.
         state_token: the share for state from worker to worker.

@@ -51,6 +51,7 @@ __all__ = [
     "Rebuilt",
     "Resumed",
     "RolledBack",
+    "Seated",
     "StepOmitted",
     "StepOps",
     "Suspected",
@@ -126,11 +127,19 @@ class FaultInjected(_Event, frozen=True, tag="fault_injected", kw_only=True):
 
 
 class Detected(_Event, frozen=True, tag="detected", kw_only=True):
-    """The coordinator holds a worker for lost."""
+    """The coordinator holds a worker for lost; where it was a spare, nobody had to recover."""
 
     worker: str
     how: str
     generation: int
+    spare: bool = False
+
+
+class Seated(_Event, frozen=True, tag="seated", kw_only=True):
+    """A spare has taken the place of a lost worker; it has yet to be given its state."""
+
+    worker: str
+    place: str
 
 
 class Parted(_Event, frozen=True, tag="parted", kw_only=True):
@@ -368,6 +377,7 @@ Event = (
     | EventsMissing
     | FaultInjected
     | Detected
+    | Seated
     | Parted
     | Synced
     | Suspected

@@ -20,6 +20,7 @@ from holdfast.telemetry.events import (
     JobStarted,
     Rebuilt,
     Resumed,
+    Seated,
     StepOmitted,
     StepOps,
     Timed,
@@ -46,6 +47,8 @@ class FailureReport:
         resumed_s: until the next step was committed.
         recomputed_microbatches: (layer, micro-batch) pairs run again.
         strategy: that answered.
+        replaced_by: who computed in its place afterwards: a spare, or a later process of its own name; None if nobody.
+        replaced_s: until that worker had done its first step.
     """
 
     worker: str
@@ -58,6 +61,8 @@ class FailureReport:
     resumed_s: float | None
     recomputed_microbatches: int
     strategy: str
+    replaced_by: str | None = None
+    replaced_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,15 +244,17 @@ def _failures(timed: list[Timed], commits: dict[int, float]) -> Iterable[Failure
         (time, event) for time, event in timed if isinstance(event, FaultInjected) and event.kind in FATAL_KINDS
     ]
     strategies = {event.generation: event.strategy for _, event in timed if isinstance(event, Installed)}
-    for detected, event in timed:
+    for index, (detected, event) in enumerate(timed):
         if not isinstance(event, Detected):
             continue
-        agreed = next(((t, e) for t, e in timed if isinstance(e, Agreed) and e.generation > event.generation), None)
+        later = () if event.spare else timed  # nobody recovers from the loss of a spare
+        agreed = next(((t, e) for t, e in later if isinstance(e, Agreed) and e.generation > event.generation), None)
         generation = agreed[1].generation if agreed else None
         rebuilt = next((t for t, e in timed if isinstance(e, Rebuilt) and e.generation == generation), None)
         resumed = min((t for t in commits.values() if agreed and t > agreed[0]), default=None)
         before = [(time, fault) for time, fault in injected if fault.worker == event.worker and time <= detected]
         at, fault = before[-1] if before else (None, None)
+        replaced_at, replaced_by = _replacement(event, timed[index:])
         step = fault.step if fault else (agreed[1].step if agreed else -1)
         yield FailureReport(
             worker=event.worker,
@@ -260,7 +267,22 @@ def _failures(timed: list[Timed], commits: dict[int, float]) -> Iterable[Failure
             resumed_s=_since(at, resumed),
             recomputed_microbatches=agreed[1].recomputed_microbatches if agreed else 0,
             strategy=strategies.get(generation or 0, ""),
+            replaced_by=replaced_by,
+            replaced_s=_since(at, replaced_at),
         )
+
+
+def _replacement(lost: Detected, after: Iterable[Timed]) -> tuple[float | None, str | None]:
+    """When somebody had first computed in the place of a worker that was lost, and who; None if nobody did."""
+    name = lost.worker
+    for time, event in after:
+        match event:
+            case Seated(worker=worker, place=place) if place == name:
+                name = worker
+            case StepOps(worker=worker, ops=ops, generation=generation):
+                if worker == name and ops and generation > lost.generation:
+                    return time, name
+    return None, None
 
 
 def _since(start: float | None, end: float | None) -> float | None:

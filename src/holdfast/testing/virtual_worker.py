@@ -187,7 +187,7 @@ class VirtualWorker:
         if scenario.stage is not None:
             return scenario.stage(self.worker, plan)
         return EmulatedStage(
-            layers=placement.layers_of(self.worker) if self.worker in plan.workers else (),
+            layers=placement.layers_of(self.worker),
             num_layers=placement.num_layers,
             num_microbatches=len(plan.routes.microbatches),
             profile=None if scenario.rates is None else scenario.rates.profile,
@@ -229,7 +229,7 @@ class VirtualWorker:
         """Tells of progress, as long as the process lives."""
         if not self.goes or self.asleep.puts_off(self._beat):
             return
-        if self.protocol.generation > 0:
+        if self.protocol.generation > 0 or not self.protocol.stage.layers:
             self._say(heartbeat(self.protocol, self._pace))
         self._world.time.after(BEAT_S, self._beat)
 

@@ -80,6 +80,14 @@ def complaint(done):
         ),
         (["train", "job.yaml", "--set", "grid"], "holdfast: --set grid: expected KEY=VALUE, such as grid.stages=2"),
         (
+            ["train", "job.yaml", "--set", "resilience.spares=2", "--fault", "kill:1.2@0"],
+            "holdfast: --fault kill:1.2@0:start: there is no worker 1.2; workers are 0.0 to 1.1",
+        ),
+        (
+            ["train", "job.yaml", "--set", "resilience.spares=2", "--fault", "kill-node:3@0"],
+            "holdfast: --fault kill-node:3@0:start: there is no node 3; nodes are 0 to 2",
+        ),
+        (
             ["train", "job.yaml", "--fault", "kill:1.0@0"],
             "holdfast: --fault kill:1.0@0:start: there is no worker 1.0; workers are 0.0 to 0.0",
         ),

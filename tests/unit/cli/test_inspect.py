@@ -39,6 +39,7 @@ from holdfast.telemetry.events import (
     Rebuilt,
     Resumed,
     RolledBack,
+    Seated,
     StepOmitted,
     StepOps,
     Suspected,
@@ -68,6 +69,11 @@ TOLD = [
     (fault("join", "1.0", ""), "JOIN: worker 1.0 is offered again from step 5 on"),
     (fault("join", "new", ""), "JOIN: a new worker is offered from step 5 on"),
     (Detected(worker="1.0", how="signal 9", generation=1), "worker 1.0 is lost: signal 9"),
+    (
+        Detected(worker="3.0", how="signal 9", generation=1, spare=True),
+        "worker 3.0, a spare, is lost: signal 9",
+    ),
+    (Seated(worker="3.0", place="1.0"), "worker 3.0 takes the place of 1.0"),
     (
         ExceptionRaised(
             worker="1.0",
@@ -178,6 +184,15 @@ RUN = [
     (16.6, Notice(worker="probe", text="layer 1 gives other bits")),
     (16.7, JobEnded(outcome="done", step=3)),
 ]
+
+
+def test_who_takes_the_place_of_a_lost_one_is_told():
+    assert "\nworker 3.0 takes the place of 1.0\n" in sum_up([*RUN, (16.8, Seated(worker="3.0", place="1.0"))])
+
+
+def test_the_loss_of_a_spare_is_told_without_a_step():
+    lost = Detected(worker="3.0", how="signal 9", generation=1, spare=True)
+    assert "worker 3.0 lost (death); 0 (layer, micro-batch) pairs run again" in sum_up([*RUN, (16.8, lost)])
 
 
 def test_what_matters_comes_first_in_a_few_lines():

@@ -40,6 +40,7 @@ def told(saved, wanted):
         "train.steps=30",
         "resilience.commit=undo",
         "resilience.tolerate=1",
+        "resilience.spares=2",
         "checkpoint.every=9",
         "control.hang_s=9",
         "data.path=/elsewhere",

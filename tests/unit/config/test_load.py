@@ -90,6 +90,8 @@ def complaint(tree, *overrides):
             "resilience.tolerate: 3 pipelines survive any 2 failures, not any 3; use more pipelines or tolerate less",
         ),
         ("resilience.tolerate", -1, "resilience.tolerate: expected `int` >= 0, got -1"),
+        ("resilience.spares", -1, "resilience.spares: expected `int` >= 0, got -1"),
+        ("resilience.spares", 10_001, "resilience.spares: expected `int` <= 10000, got 10001"),
         (
             "resilience.strategy",
             "hope",
@@ -427,3 +429,9 @@ def test_checkfreq_sets_its_own_interval_unless_one_is_given():
     own, given, none = (parse_job(JOB, overrides) for overrides in (waits, (*waits, "checkpoint.every=7"), ()))
     assert (own.sets_interval, given.sets_interval, none.sets_interval) == (True, False, False)
     assert (own.checkpoint_every, given.checkpoint_every, none.checkpoint_every) == (10, 7, 0)
+
+
+def test_spares_are_named_as_one_more_pipeline_would_be():
+    spares = parse_job(JOB, ["resilience.spares=2"]).spares
+    assert spares == (WorkerId(3, 0), WorkerId(3, 1))
+    assert parse_job(JOB).spares == ()

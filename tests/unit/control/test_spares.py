@@ -22,6 +22,7 @@ from holdfast.control.messages import (
     Failure,
     Fence,
     Finished,
+    Heartbeat,
     Hello,
     Install,
     Joined,
@@ -43,7 +44,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.slots import exchanged
 from holdfast.core.work import WorkPhase
-from holdfast.telemetry.events import Detected, Notice, Parted
+from holdfast.telemetry.events import Detected, Notice, Parted, Seated
 
 from .decided import DecidedJob
 
@@ -128,7 +129,7 @@ def test_it_takes_the_place_of_a_lost_worker_at_the_next_boundary(spared):
     spared.agreed(3)
     there = exchanged(PLAN, [(W10, SPARE)])
     assert spared.state.grid.baseline == there
-    assert spared.texts() == ["takes the place of worker 1.0, which is lost"]
+    assert spared.recorded[-1] == Seated(worker="7.0", place="1.0")
     roster, upcoming = spared.state.roster, spared.state.running.upcoming
     assert (roster.spares, roster.arriving, roster.lost) == (frozenset(), {SPARE}, {W10})
     assert (upcoming.entering, upcoming.plan.placement.followed_by(SPARE)) == ({SPARE}, there.placement.held_by(SPARE))
@@ -222,7 +223,7 @@ RAISED = Raised(worker=SPARE, pid=9, generation=0, step=0, phase=WorkPhase.LOADI
 def test_its_death_is_told_and_nobody_recovers(spared, event, how):
     spared.give(event)
     detected = [each for each in spared.recorded if isinstance(each, Detected)]
-    assert [(each.worker, each.generation) for each in detected] == [("7.0", 1)]
+    assert [(each.worker, each.generation, each.spare) for each in detected] == [("7.0", 1, True)]
     assert detected[0].how.split(":")[0] == how.split(":")[0]
     assert spared.commands(Fence) == {None: Fence(worker=SPARE, pid=9)}
     assert spared.commands(Install) == {}
@@ -253,9 +254,43 @@ def test_the_error_of_a_process_that_is_nobodys_ends_nothing(job):
     assert (job.state.phase, job.texts()) == (Phase.RUNNING, ["could not come: no module named x"])
 
 
-def test_one_that_dies_before_it_has_attached_is_not_started_again():
-    job = Job().give(Started(worker=SPARE, pid=9), died(SPARE, 9))
+@pytest.mark.parametrize("begun", [False, True])
+def test_one_that_dies_before_it_has_attached_is_told_and_not_started_again(begun):
+    job = (Job().begun() if begun else Job()).give(Started(worker=SPARE, pid=9), died(SPARE, 9))
     assert (job.told, job.state.roster.expected) == ([], frozenset())
+    assert job.texts() == ["was lost while starting (process ended: signal 9): there is one spare less"]
+    assert job.give(died(SPARE, 9)).recorded == [], "it is told once"
+
+
+def test_one_that_does_not_start_in_time_is_told_and_ended(job):
+    starting = replace(job.state.vacancies.starting, limit_s=5.0)
+    job.state = replace(job.state, vacancies=replace(job.state.vacancies, starting=starting))
+    job.give(Started(worker=SPARE, pid=9), now=1.0).give(Tick(), now=6.5)
+    assert job.told == [(None, Fence(worker=SPARE, pid=9))]
+    assert job.texts() == [
+        "was lost while starting (it did not start within 5 s (control.start_s)): there is one spare less"
+    ]
+
+
+def beats(job, *workers, now):
+    """Time passes, second by second, and these give signs of life."""
+    for second in range(1, now + 1):
+        signs = [Heartbeat(worker=worker, generation=1, step=0, op=0, moves=second) for worker in workers]
+        job.give(*signs, Tick(), now=float(second))
+    return job
+
+
+def test_one_that_is_silent_for_long_is_lost_and_nobody_recovers(spared):
+    beats(spared, *PLAN.workers, now=30)
+    assert spared.state.roster.spares == {SPARE}, "it may take as long as others in their first step"
+    beats(spared, *PLAN.workers, now=40)
+    assert (spared.state.roster.spares, spared.state.roster.lost) == (frozenset(), {SPARE})
+    assert (spared.state.phase, spared.state.generation) == (Phase.RUNNING, 1)
+
+
+def test_one_that_says_that_it_lives_is_held_against_nobody(spared):
+    beats(spared, SPARE, *PLAN.workers, now=40)
+    assert (spared.state.roster.spares, spared.state.roster.lost) == ({SPARE}, frozenset())
 
 
 @pytest.mark.parametrize("back", [False, True])
@@ -279,12 +314,11 @@ def test_a_loss_while_it_enters_leaves_it_its_place(filled):
     assert filled.state.running.upcoming.entering == {SPARE}
 
 
-def test_while_all_wait_it_makes_the_grid_whole():
+def test_where_all_would_wait_it_makes_the_grid_whole_at_once():
     states = (StateAt(url="u", step=2),)
     job = Job(strategy="checkpoint-restart", wait_s=99.0, restorable=states).begun().give(hello())
     job.give(died(W10))
-    assert (job.state.phase, job.commands(StartWorker)) == (Phase.WAITING, {}), "nobody has to be started"
-    job.give(Tick(), now=0.2)
+    assert (job.state.phase, job.commands(StartWorker)) == (Phase.FORMING, {}), "nobody has to be started"
     assert job.state.grid.baseline == exchanged(PLAN, [(W10, SPARE)])
     assert {worker: each.load.step for worker, each in job.commands(Install).items()} == dict.fromkeys(
         (W00, W01, W11, SPARE), 2
@@ -335,15 +369,60 @@ def test_where_it_goes_before_it_has_its_place_another_process_is_started(how):
     assert job.state.roster.spares == frozenset()
 
 
-@pytest.mark.parametrize("how", GONE.values(), ids=GONE)
-def test_where_it_goes_while_all_wait_for_it_another_process_is_started(how):
+def test_where_it_dies_as_all_load_their_state_another_process_is_started_for_its_place():
     states = (StateAt(url="u", step=2),)
     job = Job(strategy="checkpoint-restart", wait_s=99.0, restorable=states).begun().give(hello()).give(died(W10))
-    assert (job.state.phase, job.commands(StartWorker)) == (Phase.WAITING, {})
-    started = {}
-    for event in how:
-        started |= job.give(event).commands(StartWorker)
-    assert started == {None: StartWorker(worker=W10)}
+    job.give(died(SPARE, 9))
+    assert (job.state.phase, job.commands(StartWorker)) == (Phase.WAITING, {None: StartWorker(worker=SPARE)})
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 99.0])
+def test_it_brings_a_layer_that_nobody_holds_any_more(wait_s):
+    """All go back to the checkpoint, in the whole grid; nobody waits, and nothing shrinks."""
+    job = Job(wait_s=wait_s, restorable=(StateAt(url="u", step=2),)).begun().give(hello())
+    job.give(NodeLost(node=0, workers=(W01, W11)))
+    installs = job.commands(Install)
+    assert {worker: each.load.step for worker, each in installs.items()} == {W00: 2, W10: 2, SPARE: 2}
+    assert job.state.grid.baseline == exchanged(PLAN, [(W01, SPARE)])
+    assert (job.state.phase, job.state.roster.arriving) == (Phase.FORMING, frozenset())
+    job.agreed(2)
+    assert (job.state.phase, job.state.full) == (Phase.RUNNING, (W00, W10, SPARE))
+
+
+def test_where_nobody_of_the_grid_is_left_spares_go_on_from_the_checkpoint():
+    job = Job(restorable=(StateAt(url="u", step=2),)).begun().give(hello(), hello(OTHER))
+    job.give(NodeLost(node=0, workers=PLAN.workers))
+    assert job.commands(Install).keys() == {SPARE, OTHER}
+
+
+def test_two_are_not_given_the_same_layers_while_nobody_has_others():
+    plan = regular_plan(2, split_evenly(3, 3), 2)
+    job = Job(restorable=(StateAt(url="u", step=2),))
+    job.state = job.blank = replace(job.state, grid=Grid(baseline=plan))
+    job.give(*(Hello(worker=worker, pid=1) for worker in plan.workers)).agreed(0).give(hello(), hello(OTHER))
+    job.give(NodeLost(node=0, workers=(W00, W10, WorkerId(1, 1), WorkerId(0, 1))))
+    assert job.state.grid.baseline == exchanged(plan, [(W00, SPARE), (W01, OTHER)])
+    assert set(job.commands(Install)) == {WorkerId(0, 2), WorkerId(1, 2), SPARE, OTHER}
+
+
+def test_a_place_whose_layers_are_being_brought_already_is_less_needy():
+    plan = regular_plan(4, split_evenly(2, 2), 1)
+    job = Job()
+    job.state = job.blank = replace(job.state, grid=Grid(baseline=plan))
+    job.give(*(Hello(worker=worker, pid=1) for worker in plan.workers)).agreed(0)
+    lasts = tuple(WorkerId(pipeline, 1) for pipeline in (1, 2, 3))
+    job.give(NodeLost(node=0, workers=(W00, W10, WorkerId(2, 0), *lasts))).agreed(3)
+    job.give(hello()).give(hello(OTHER))
+    assert job.state.grid.baseline == exchanged(plan, [(W00, SPARE)])
+    job.crossed(5).give(Tick(), now=0.2)
+    job.give(CaughtUp(worker=SPARE, generation=job.state.generation, step=7, entered=5, bytes=9)).crossed(8)
+    assert job.state.grid.baseline == exchanged(plan, [(W00, SPARE), (W11, OTHER)])
+
+
+def test_without_a_checkpoint_it_can_bring_nothing():
+    job = Job().begun().give(hello()).give(NodeLost(node=0, workers=(W01, W11)))
+    assert (job.commands(Install).keys(), job.state.roster.spares) == ({W00, W10}, {SPARE})
+    assert job.state.forming.lost_layers == (2,)
 
 
 @pytest.mark.parametrize("how", GONE.values(), ids=GONE)

@@ -28,6 +28,17 @@ PARTS = {
 """For each micro-batch its visits: which of two workers that hold everything, and which layers."""
 
 
+def test_who_has_no_place_keeps_the_model_for_the_place_that_it_will_have():
+    job = parse_job(JOB)
+    plan = healthy_plan(job, 4)
+    spare = build_stage(job, plan, WorkerId(1, 0))
+    assert (spare.stage.layers, spare.stage.reductions, len(spare.unused.layers)) == ((), (), 4)
+    seated, fresh = (build_stage(job, plan, WorkerId(0, 0), model=model) for model in (spare.unused, None))
+    assert seated.unused is fresh.unused is None
+    digests = [[made.stage.layer_digest(layer) for layer in range(4)] for made in (seated, fresh)]
+    assert digests[0] == digests[1]
+
+
 def one_step(routes, kinds, again):
     """Runs a step and returns the digests of all layers of both workers."""
     torch.set_num_threads(1)

@@ -94,9 +94,17 @@ def test_after_the_limit_the_smaller_grid_goes_on(strategy, name):
 
 def test_who_has_come_without_state_has_a_place_in_the_smaller_grid():
     """All load their layers there, so it is as good as any other."""
-    recovery = adaptive(view(W01, W11, W21, W20, entering=frozenset({W21}), checkpoint=4))
+    recovery = adaptive(view(W01, W11, W21, W20, entering=frozenset({W20}), checkpoint=4))
     assert recovery.strategy == "fallback"
-    assert set(recovery.plan.workers) == {W00, W10, W21}
+    assert set(recovery.plan.workers) == {W00, W10, W20}
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 9.0])
+def test_who_has_come_for_a_layer_that_nobody_holds_loads_it_with_all_others_at_once(wait_s):
+    recovery = adaptive(view(W01, W11, W21, W20, entering=frozenset({W21}), checkpoint=4, wait_s=wait_s))
+    assert recovery.strategy == "fallback"
+    plan = InstallPlan(plan=adaptive_plan(PLAN, [W01, W11, W20]))
+    assert recovery.actions == (Abort(), LoadState(step=4), plan, TakeBack(), Recompute())
 
 
 @pytest.mark.parametrize(("strategy", "name"), RESTARTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.control.messages import Progress
 from holdfast.runtime.node.news import Reporter
-from holdfast.telemetry.events import Detected, HandingOver, Migrating, Notice, Parted, Synced
+from holdfast.telemetry.events import Detected, HandingOver, Migrating, Notice, Parted, Seated, Synced
 
 LOST = Detected(worker="1.2", how="process ended: signal 9", generation=1)
 
@@ -43,6 +43,19 @@ def test_one_that_comes_is_told_with_the_time_since_it_was_started_here():
         "worker 1.2 has come: it takes part from step 33 on, 1.50 s after it was started"
     )
     assert reporter.tell(came("0.0"), 22.0) == "worker 0.0 has come: it takes part from step 33 on"
+
+
+def test_the_loss_of_a_spare_holds_nobody_up():
+    reporter = Reporter(of=12)
+    lost = Detected(worker="3.0", how="process ended: signal 9", generation=1, spare=True)
+    assert reporter.tell(lost, 10.0) == "worker 3.0, a spare, is lost: process ended: signal 9"
+    assert reporter.progressed(progress(12), 10.5) is None
+
+
+def test_a_spare_that_takes_a_place_is_told():
+    assert Reporter(of=12).tell(Seated(worker="3.0", place="1.2"), 1.0) == (
+        "worker 3.0 takes the place of 1.2, which is lost"
+    )
 
 
 def test_one_that_goes_in_order_and_any_other_news():

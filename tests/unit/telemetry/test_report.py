@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from holdfast.telemetry.events import (
@@ -11,6 +12,7 @@ from holdfast.telemetry.events import (
     JobStarted,
     Rebuilt,
     Resumed,
+    Seated,
     StepOmitted,
     StepOps,
 )
@@ -93,6 +95,53 @@ def test_one_failure():
     assert found.fired == ("kill:b@1:backward",)
     assert found.failures_json()[0]["recomputed_microbatches"] == 7
     assert list(found.failures_json()[0])[:4] == ["worker", "kind", "step", "point"]
+
+
+def computes(worker, number, generation):
+    return msgspec.structs.replace(step(worker, number, generation), ops=(("F", 0, 0, 0.0, 1.0),))
+
+
+@pytest.mark.parametrize(
+    ("after", "replaced"),
+    [
+        ([], (None, None)),
+        ([(13.0, computes("b", 3, 3))], ("b", 3.0)),
+        ([(11.5, Seated(worker="c", place="b"))], (None, None)),
+        ([(11.5, Seated(worker="c", place="b")), (13.0, computes("c", 3, 3))], ("c", 3.0)),
+        ([(11.5, Seated(worker="c", place="a")), (13.0, computes("c", 3, 3))], (None, None)),
+        ([(11.5, Seated(worker="c", place="b")), (12.5, step("c", 3, 3)), (14.0, computes("c", 4, 3))], ("c", 4.0)),
+        (
+            [
+                (11.5, Seated(worker="c", place="b")),
+                (12.1, detected("c", 3)),
+                (12.2, Seated(worker="d", place="c")),
+                (14.0, computes("d", 4, 5)),
+            ],
+            ("d", 4.0),
+        ),
+        ([(10.6, computes("b", 1, 1))], (None, None)),
+    ],
+    ids=[
+        "nobody",
+        "a later process",
+        "a spare that is yet to compute",
+        "a spare",
+        "a spare in another place",
+        "a spare that takes part before it computes",
+        "the spare of a spare",
+        "what it had done before",
+    ],
+)
+def test_who_has_computed_in_the_place_of_a_lost_one_and_when(after, replaced):
+    failure = report([*ONE, *after]).failures[0]
+    assert (failure.replaced_by, failure.replaced_s) == (replaced[0], pytest.approx(replaced[1]))
+
+
+def test_nobody_recovers_from_the_loss_of_a_spare():
+    lost = (9.0, Detected(worker="c", how="signal 9", generation=1, spare=True))
+    spare, _ = report([*HEALTHY[:4], lost, *ONE[4:]]).failures
+    assert (spare.worker, spare.kind, spare.step, spare.strategy) == ("c", "death", -1, "")
+    assert (spare.agreed_s, spare.recomputed_microbatches) == (None, 0)
 
 
 def test_a_real_failure_has_no_injection_to_count_from():

@@ -42,11 +42,17 @@ def abort(state: Membership) -> Decision:
 
 
 def install(state: Membership, plan: Plan | None) -> Decision:
-    """Tells everyone of the generation that has begun; they then say what they hold. No plan: nothing is trained."""
+    """Tells everyone of the generation that has begun; they then say what they hold. No plan: nothing is trained.
+
+    Where all load their state, whoever has come takes part at once, and nobody is waited for any more.
+    """
+    loading = state.restoring.loading if plan is not None else None  # else whatever comes next says what to load
+    if plan is not None and loading is not None:
+        forming = replace(state.forming, wait_for_all=False)
+        state = replace(state, roster=state.roster.let_in(plan.workers), forming=forming)
     if not state.alive:
         nothing = "every worker is lost; nothing could be saved"
         return end_job(state, "program" if state.exceptions.blame else "lost", state.exceptions.blame or nothing, "")
-    loading = state.restoring.loading if plan is not None else None  # else whatever comes next says what to load
     state = replace(
         state,
         running=state.running.of(plan, state.forming.period),

@@ -36,6 +36,9 @@ def on_exited(state: Membership, worker: WorkerId, pid: int, status: int) -> Dec
     how, roster, gathering = f"process ended: {describe_exit(status)}", state.roster, state.phase is Phase.GATHERING
     if worker in roster.spares:
         return on_lost(state, {worker: how}) if roster.pids[worker] == pid else (state, ())
+    if worker not in state.grid.baseline.workers and worker not in roster.pids:
+        waited_for = state.vacancies.starting.pid_of(worker) == pid
+        return on_no_show(state, worker, pid, how) if waited_for else (state, ())
     if gathering or roster.pids.get(worker, pid) != pid:
         known = state.vacancies.starting.pid_of(worker) or (roster.pids.get(worker) if gathering else None)
         return on_no_show(state, worker, pid, how) if known in (None, pid) else (state, ())
@@ -45,9 +48,16 @@ def on_exited(state: Membership, worker: WorkerId, pid: int, status: int) -> Dec
 
 
 def on_no_show(state: Membership, worker: WorkerId, pid: int, how: str) -> Decision:
-    """A process that was started does not come, or died before the job began: another one is tried, once."""
+    """A process that was started does not come, or died before the job began: another one is tried, once.
+
+    Not of a spare, which nobody waits for.
+    """
+    if worker not in state.grid.baseline.workers:
+        starting = state.vacancies.starting.attached(worker)
+        text = f"was lost while starting ({how}): there is one spare less"
+        return replace(state, vacancies=replace(state.vacancies, starting=starting)), (notice(worker, text),)
     begun, failed = state.phase is not Phase.GATHERING, (worker, pid) in state.vacancies.starting.spent
-    if failed or worker not in (state.roster.expected if begun else state.grid.baseline.workers):
+    if failed or (begun and worker not in state.roster.expected):
         return state, ()
     if worker in state.vacancies.starting.again:
         return _on_second_no_show(state, worker, how)

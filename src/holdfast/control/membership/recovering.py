@@ -95,15 +95,17 @@ def _answer(state: Membership) -> Decision:
     """Who is left goes on without the lost; but not from a checkpoint where workers that have stopped hold layers."""
     if program := _irreplaceable(state):
         return _blame(state, program)
+    recovery = state.prospects.planned.get(state.absent) or plan_recovery(state, state.absent)
+    told: tuple[Output, ...] = ()
+    if not recovery.keeps_state:  # what could be loaded may be something else by now; and spares can load it, too
+        state, told = seat(state) if state.restoring.restorable else (state, ())
+        recovery = plan_recovery(state, state.absent)
     if not state.present:  # nobody is there to load anything, or to wait for others
         return _save_all(state)
-    recovery = state.prospects.planned.get(state.absent)
-    if recovery is None or not recovery.keeps_state:  # what could be loaded may be something else by now
-        recovery = plan_recovery(state, state.absent)
     state = replace(state, doubts=replace(state.doubts, reformations=0), prospects=replace(state.prospects, planned={}))
-    state, told = carry_out(state, recovery)
+    state, more = carry_out(state, recovery)
     # Whoever is waited for may be here already: who was about to enter, and has no state, can load it.
-    return prefixed(told, restore_if_whole(state) if state.phase is Phase.WAITING else (state, ()))
+    return prefixed((*told, *more), restore_if_whole(state) if state.phase is Phase.WAITING else (state, ()))
 
 
 def _taken_for_over(state: Membership) -> Membership:
@@ -203,11 +205,6 @@ def restore_if_whole(state: Membership) -> Decision:
     recovery = adaptive(view_of(state, missing))
     assert recovery.plan is not None, "every layer has somebody again"
     strategy = state.rules.strategy if state.forming.wait_for_all else "fallback"
-    state = replace(
-        state,
-        roster=replace(state.roster, arriving=frozenset()),
-        forming=replace(state.forming, wait_for_all=False),
-    )
     return carry_out(state, resume(strategy, recovery.plan, LoadState(step=state.restoring.restorable[0].step)))
 
 

@@ -81,6 +81,10 @@ class Roster:
         """Returns the roster behind a boundary at which ``entering`` enter, or have yet to catch up."""
         return replace(self, arriving=self.arriving - entering, entering=entering, synced=self.synced & entering)
 
+    def let_in(self, workers: Iterable[WorkerId]) -> Roster:
+        """Returns the roster once workers that have come are members: they are given their state as all are."""
+        return replace(self, arriving=self.arriving.difference(workers))
+
     def told_to_go(self, worker: WorkerId) -> Roster:
         """Returns the roster once a worker was told to go."""
         return replace(self, leaving=self.leaving | {worker})

@@ -283,8 +283,9 @@ class Membership:
 
 def held_for_lost(state: Membership, worker: WorkerId, how: str) -> tuple[Output, ...]:
     """Returns what tells that a worker is lost, and ends its process should it live."""
-    detected = Record(event=Detected(worker=str(worker), how=how, generation=state.generation))
-    return (detected, *expulsion(state, worker, f"held for lost: {how}"))
+    spare = worker in state.roster.spares
+    event = Detected(worker=str(worker), how=how, generation=state.generation, spare=spare)
+    return (Record(event=event), *expulsion(state, worker, f"held for lost: {how}"))
 
 
 def expulsion(state: Membership, worker: WorkerId, reason: str) -> tuple[Tell, Tell]:

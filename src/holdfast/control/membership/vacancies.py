@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.membership.state import Decision, Membership, Phase, Tell, expulsion, notice
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell, expulsion
 from holdfast.control.messages import StartWorker
 from holdfast.core.ids import WorkerId
+from holdfast.telemetry.events import Seated
 
 __all__ = ["NO_PLACES", "answer_offers", "matched", "on_offer", "seat", "seat_survivors", "spawn"]
 
@@ -77,7 +78,7 @@ def seat(state: Membership) -> Decision:
     pairs = matched(state)
     if not pairs:
         return state, ()
-    told = tuple(notice(spare, f"takes the place of worker {place}, which is lost") for place, spare in pairs)
+    told = tuple(Record(event=Seated(worker=str(spare), place=str(place))) for place, spare in pairs)
     state = replace(state, prospects=replace(state.prospects, planned={}))
     return _seated(state, pairs, arriving=True), told
 
@@ -101,11 +102,12 @@ def _seated(state: Membership, pairs: tuple[tuple[WorkerId, WorkerId], ...], *, 
 
 
 def _neediest(state: Membership, vacant: set[WorkerId]) -> WorkerId | None:
-    """The vacant place of a layer that has the fewest owners left."""
+    """The vacant place of a layer that has the fewest owners, those included that are coming; else of those left."""
     placement = state.grid.baseline.placement
-    left = placement.without(state.absent)
+    coming, left = placement.without(vacant), placement.without(state.absent)
 
-    def owners(worker: WorkerId) -> int:
-        return min(len(left.owners(layer)) for layer in placement.layers_of(worker))
+    def owners(worker: WorkerId) -> list[int]:
+        layers = placement.layers_of(worker)
+        return [min(len(them.owners(layer)) for layer in layers) for them in (coming, left)]
 
     return min(sorted(vacant), key=owners, default=None)

@@ -66,8 +66,8 @@ def on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
 
 def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     """Whoever is away for too long, or hung, is lost; any suspicion that no loss explains: all connect anew."""
-    members = _judged(state)
-    state = replace(state, watch=pass_time(state.watch, members, now, gap_s=tick.gap_s))
+    members, spares = _judged(state)
+    state = replace(state, watch=pass_time(state.watch, (*members, *spares), now, gap_s=tick.gap_s))
     if given_up := _given_up(state, now):
         return on_lost(state, given_up)
     if state.phase is not Phase.REATTACHING and (late := state.vacancies.starting.overdue(now)):
@@ -88,8 +88,7 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     if outputs:
         return filled, outputs
     running = state.phase in (Phase.FORMING, Phase.RUNNING)
-    hung = overdue(state.watch, members, running=running)
-    if hung:
+    if hung := overdue(state.watch, (*members, *spares), running=running):
         return on_lost(state, hung)
     suspected = state.doubts.suspected_at is not None and now - state.doubts.suspected_at >= SUSPICION_GRACE_S
     stuck = running and state.contact.detached.keys() <= state.roster.spares and deadlocked(state.watch, members)
@@ -99,11 +98,12 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     return _reform(state, reason)
 
 
-def _judged(state: Membership) -> tuple[WorkerId, ...]:
-    """Whose heartbeats are waited for."""
+def _judged(state: Membership) -> tuple[tuple[WorkerId, ...], tuple[WorkerId, ...]]:
+    """The members and the spares whose heartbeats are waited for."""
     if state.phase in (Phase.GATHERING, Phase.REATTACHING):
-        return ()
-    return tuple(worker for worker in state.alive if worker not in state.contact.detached)
+        return (), ()
+    members = tuple(worker for worker in state.alive if worker not in state.contact.detached)
+    return members, tuple(sorted(state.roster.spares - state.contact.detached.keys()))
 
 
 def _reform(state: Membership, reason: str) -> Decision:

@@ -68,6 +68,7 @@ class StageParts:
         boundaries: what every layer hands on, and so what the gradient of that is like.
         vote: verdicts are made of it.
         emulated_bytes: how large that is to be, where what is handed on is a small stand-in; empty: as large as it is.
+        unused: the whole model, where the stage has none of its layers; else None.
     """
 
     stage: Engine
@@ -75,6 +76,7 @@ class StageParts:
     boundaries: tuple[TensorSpec, ...]
     vote: TensorSpec
     emulated_bytes: tuple[int, ...] = ()
+    unused: Model | None = None
 
     def spec_of(self, receive: Receive) -> TensorSpec:
         """What an incoming message holds."""
@@ -448,22 +450,26 @@ def build_stage(
     emulate: Profile | None = None,
     note: Callable[[str], None] = _log.warning,
     item: ItemSpec | None = None,
+    model: Model | None = None,
+    data: Callable[[], Any] | None = None,
 ) -> StageParts:
     """Builds one worker's stage.
 
     Args:
         job: the job.
-        plan: a plan that tells which layers are the worker's.
+        plan: a plan that tells which layers are the worker's; none, if it is not in it.
         worker: whose stage.
         boundaries: what every layer hands on, see :func:`probe`; not needed to emulate.
         emulate: sleep as long as it says instead of computing; None to compute.
         note: takes what a person should know of a fall-back.
         item: what every item of the data is like; None: it is not known.
+        model: the job's, fresh, which the stage takes over; None: it is built.
+        data: opens the job's data, when it is needed; None: as :func:`build_dataset` does.
     """
     owned = plan.placement.layers_of(worker)
     if emulate is not None:
         return _emulated(job, owned, emulate)
-    model = build_model(job)
+    model = model or build_model(job)
     stage = Stage(
         layers=model.layers,
         owned=owned,
@@ -474,7 +480,7 @@ def build_stage(
         numerics=job.train.numerics,
         seed=job.train.seed,
         num_microbatches=job.global_microbatches,
-        load=microbatch_loader(job, cache(lambda: build_dataset(job)), item),
+        load=microbatch_loader(job, data or cache(lambda: build_dataset(job)), item),
         clip_norm=job.train.clip_norm,
         commit=job.resilience.commit,
         scaling=build_scaling(job),
@@ -488,6 +494,7 @@ def build_stage(
         ties=groups,
         boundaries=boundaries,
         vote=TensorSpec(shape=(len(model.layers) + len(groups), 3), dtype="float64"),
+        unused=None if owned else model,
     )
 
 

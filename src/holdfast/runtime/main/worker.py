@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -32,7 +33,8 @@ from holdfast.protocol.stopping import LONGEST_TEXT
 from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
 from holdfast.runtime.driver import Driver
-from holdfast.runtime.engine.build import StageParts, build_stage
+from holdfast.runtime.engine.build import StageParts, build_dataset, build_stage
+from holdfast.runtime.engine.model import Model
 from holdfast.runtime.injection import OnThisProcess, WorkerInjector
 from holdfast.runtime.specs import ResumeFrom, WorkerSpec
 from holdfast.runtime.transport.copying import StateCopier
@@ -70,6 +72,8 @@ class _Worker:
         self._log = EventLog(spec.events, complain=self._complain)
         self._driver: Driver | None = None
         self._emulated_bytes: tuple[int, ...] = ()
+        self._unused: Model | None = None
+        self._data = cache(lambda: build_dataset(spec.job))
         self._awake = AwakeClock()
         self._client = ControlClient(
             spec.address,
@@ -104,6 +108,8 @@ class _Worker:
     def _live(self) -> None:
         spec = self._spec
         parts = self._build(spec.plan)
+        if parts.unused is not None:
+            self._data()  # a spare has the time, and will have none when it computes
         if spec.resume is not None:
             _restore(parts.stage, spec.resume)
         self._driver = driver = self._make_driver(parts)
@@ -170,8 +176,18 @@ class _Worker:
 
     def _build(self, plan: Plan) -> StageParts:
         spec = self._spec
-        parts = build_stage(spec.job, plan, spec.worker, spec.boundaries, spec.emulate, self._note, spec.item)
-        self._emulated_bytes = parts.emulated_bytes
+        parts = build_stage(
+            spec.job,
+            plan,
+            spec.worker,
+            spec.boundaries,
+            spec.emulate,
+            self._note,
+            spec.item,
+            model=self._unused,
+            data=self._data,
+        )
+        self._emulated_bytes, self._unused = parts.emulated_bytes, parts.unused
         return parts
 
     def _rebuild(self, plan: Plan, state: StateAt | None) -> StageParts:
@@ -192,8 +208,8 @@ class _Worker:
         self._client.send(Remark(worker=self._spec.worker, kind=kind, text=text))
 
     def _leave(self, driver: Driver) -> None:
-        """SIGTERM: a notice to go. Before the first generation nobody would miss us."""
-        if driver.protocol.generation == 0:
+        """SIGTERM: a notice to go. Before the first generation nobody would miss us; a spare is counted on."""
+        if driver.protocol.generation == 0 and driver.protocol.stage.layers:
             os._exit(0)
         driver.leaving = True
         self._client.send(Leaving(worker=driver.protocol.worker))

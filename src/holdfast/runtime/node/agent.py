@@ -422,13 +422,13 @@ class Agent:
         check_tls(tls, self.job.control.host)
 
     def _check_target(self, fault: Fault) -> None:
-        grid = self.job.grid
-        last_node = (grid.num_workers - 1) // grid.workers_per_node
+        grid, spares = self.job.grid, self.job.spares
+        last_node = self._num_nodes() - 1
         if fault.node is not None and fault.node > last_node:
             raise ConfigError(f"--fault {fault}: there is no node {fault.node}; nodes are 0 to {last_node}")
         worker = fault.worker
-        if worker is not None and not grid.has(worker):
-            last = WorkerId(len(grid.depths) - 1, grid.depths[-1] - 1)
+        if worker is not None and not grid.has(worker) and worker not in spares:
+            last = (WorkerId(len(grid.depths) - 1, grid.depths[-1] - 1), *spares)[-1]
             raise ConfigError(f"--fault {fault}: there is no worker {worker}; workers are 0.0 to {last}")
 
     def _claim_directory(self) -> None:
@@ -553,7 +553,7 @@ class Agent:
         client.start()
         workers = coordinator.plan.workers
         self._prepare("starting workers", workers, len(workers))
-        for worker in workers:
+        for worker in (*workers, *self.job.spares):
             group.start(worker)
         return client
 
@@ -566,7 +566,7 @@ class Agent:
         log: EventLog,
     ) -> WorkerGroup:
         plan, networks = coordinator.plan, self._networks
-        nodes = group_into_nodes(plan.workers, self.job.grid.workers_per_node)
+        nodes = group_into_nodes((*plan.workers, *self.job.spares), self.job.grid.workers_per_node)
         number = {worker: index for index, node in enumerate(nodes) for worker in node}
         return WorkerGroup(
             children=self._children,
@@ -671,8 +671,9 @@ class Agent:
         timer.start()
 
     def _num_nodes(self) -> int:
-        grid = self.job.grid
-        return -(-grid.num_workers // grid.workers_per_node)
+        """Those of the grid, which spares fill up, and as many as the other spares need."""
+        grid, spares = self.job.grid, self.job.resilience.spares
+        return -(-(grid.num_workers + spares) // grid.workers_per_node)
 
     def _cut(self, node: int) -> None:
         """Takes a node's link down."""

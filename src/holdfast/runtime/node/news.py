@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.control.messages import News, Progress
-from holdfast.telemetry.events import Detected, HandingOver, Migrating, Notice, Parted, Synced
+from holdfast.telemetry.events import Detected, HandingOver, Migrating, Notice, Parted, Seated, Synced
 
 __all__ = ["Reporter"]
 
@@ -31,10 +31,14 @@ class Reporter:
     def tell(self, news: News, now: float) -> str:
         """Returns a line."""
         match news:
+            case Detected(worker=worker, how=how, spare=True):
+                return f"worker {worker}, a spare, is lost: {how}"
             case Detected(worker=worker, how=how):
                 self._lost_at.setdefault(worker, now)
                 self._gets.pop(worker, None)
                 return f"worker {worker} is lost: {how}"
+            case Seated(worker=worker, place=place):
+                return f"worker {worker} takes the place of {place}, which is lost"
             case Parted(worker=worker, step=step):
                 self._gets.pop(worker, None)
                 return f"worker {worker} has gone as it was told to, before step {step}"
