@@ -385,15 +385,15 @@ class Switchboard:
                 del self._incoming[worker]
                 self._close(reader.connection)
         for outgoing in list(self._outgoing.values()):
-            if outgoing.contact is None:
-                with outgoing.lock:
+            with outgoing.lock:
+                known, before = outgoing.contact, outgoing.connection
+                if known is not None and self._known(outgoing.worker, known.nonce) is None:
+                    outgoing.contact = None
+                    if before is not None:  # what was sent in part is not for the new process
+                        outgoing.connection, outgoing.blocked, outgoing.outbox = None, False, Outbox()
+                        self._close(before)
+                if not outgoing.outbox.empty:
                     self._go_on(outgoing)
-            elif self._known(outgoing.worker, outgoing.contact.nonce) is None:
-                with outgoing.lock:
-                    before, outgoing.connection, outgoing.blocked = outgoing.connection, None, False
-                    outgoing.outbox, outgoing.contact = Outbox(), None
-                if before is not None:
-                    self._close(before)
 
     def _forget(self, handshake: _Handshake) -> None:
         del self._shaking[handshake]
