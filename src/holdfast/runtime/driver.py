@@ -268,8 +268,8 @@ class Driver:
         if self._newest > self.protocol.generation:
             raise StaleGeneration(self.protocol.generation, self._newest if self._newest < FOREVER else None)
         match effect:
-            case Build(generation=generation, groups=groups):
-                return self.transport.build(generation, groups)
+            case Build(generation=generation, groups=groups, neighbours=neighbours):
+                return self.transport.build(generation, groups, neighbours)
             case Run():
                 return self._run(effect)
             case Take(receive=receive, step=step):

@@ -47,7 +47,7 @@ class MemoryTransport:
     def meet(self, contacts: Iterable[Contact]) -> None:
         """See Transport.meet: all meet in the hub."""
 
-    def build(self, generation: int, groups: tuple[Group, ...]) -> None:
+    def build(self, generation: int, groups: tuple[Group, ...], neighbours: tuple[WorkerId, ...] = ()) -> None:
         """See Transport.build."""
         self._generation = generation
         members = {worker for group in groups if self._worker in group for worker in group}

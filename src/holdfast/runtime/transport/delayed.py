@@ -55,9 +55,11 @@ class DelayedTransport:
         """See Transport.meet."""
         self._inner.meet(contacts)
 
-    def build(self, generation: int, groups: tuple[tuple[WorkerId, ...], ...]) -> None:
+    def build(
+        self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()
+    ) -> None:
         """See Transport.build."""
-        self._inner.build(generation, groups)
+        self._inner.build(generation, groups, neighbours)
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send."""

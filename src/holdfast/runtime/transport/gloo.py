@@ -78,7 +78,9 @@ class GlooTransport:
     def meet(self, contacts: Iterable[Contact]) -> None:
         """See Transport.meet: Gloo's groups are told their addresses by each other, anew in every generation."""
 
-    def build(self, generation: int, groups: tuple[tuple[WorkerId, ...], ...]) -> None:
+    def build(
+        self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()
+    ) -> None:
         """See Transport.build."""
         ours = [group for group in groups if self._worker in group]
         self._bury()

@@ -109,8 +109,15 @@ class Transport(Protocol):
     def meet(self, contacts: Iterable[Contact]) -> None:
         """Learns who the other workers' processes are now, in any thread."""
 
-    def build(self, generation: int, groups: tuple[tuple[WorkerId, ...], ...]) -> None:
+    def build(
+        self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()
+    ) -> None:
         """Connects the members of every group that we are in; blocks until all have come.
+
+        Args:
+            generation: greater than any before.
+            groups: of workers that exchange messages, or sum.
+            neighbours: with whom we may have to connect in another generation.
 
         Raises:
             StaleGeneration: aborted meanwhile.

@@ -21,6 +21,8 @@ from holdfast.runtime.transport.port import Contact, Handle, MessageKey, SumKey
 __all__ = ["LinkTransport"]
 
 _NOTHING = memoryview(b"")
+_MOST_AHEAD = 64
+"""With how many workers a link is made before there is anything to say."""
 
 
 class LinkTransport:
@@ -58,7 +60,9 @@ class LinkTransport:
         """See Transport.meet."""
         self._switchboard.meet(contacts)
 
-    def build(self, generation: int, groups: tuple[tuple[WorkerId, ...], ...]) -> None:
+    def build(
+        self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()
+    ) -> None:
         """See Transport.build: says to all others of our groups that we have come, and waits for theirs."""
         self._inbox.enter(generation)
         ours = (group for group in groups if self._worker in group)
@@ -66,6 +70,7 @@ class LinkTransport:
         for peer in sorted(self._peers):
             self._switchboard.send(peer, Label(generation, 0, Kind.ENTER), _NOTHING)
         self._inbox.wait_for(self._peers)
+        self._switchboard.warm_up(neighbours[:_MOST_AHEAD])
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send: what cannot be sent at once is copied."""
