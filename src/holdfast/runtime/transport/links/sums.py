@@ -76,12 +76,12 @@ class Summing:
         self._missing = 0
 
     def start(self) -> None:
-        """Sends our contribution and asks for the others'."""
-        for other in self._others:
-            self._tell(other, Kind.PART, self._own if self._whole else self._share(self._own, other))
+        """Asks for the others' contributions, so that what comes is never parked, and sends ours."""
         self._ask_for_parts()
         if not self._whole:
             self._ask(Kind.TOTAL, {other: self._share(self._total, other) for other in self._others}, self._finish)
+        for other in self._others:
+            self._tell(other, Kind.PART, self._own if self._whole else self._share(self._own, other))
 
     def wait(self) -> torch.Tensor:
         """See :class:`holdfast.runtime.transport.port.Handle`."""
@@ -118,8 +118,8 @@ class Summing:
             own, total = self._share(own, self._worker), self._share(total, self._worker)
         if own.dtype in KNOWN_TO_NUMPY and (len(self._others) == 1 or not own.is_floating_point()):
             self._missing = len(self._others) * own.nbytes
-            total.copy_(own)
-            fold, label = partial(self._fold, total.numpy()), label_of_sum(self._key, Kind.PART)
+            base = own if len(self._others) == 1 else total.copy_(own)
+            fold, label = partial(self._fold, base.numpy(), total.numpy()), label_of_sum(self._key, Kind.PART)
             for other in self._others:
                 incoming = self._inbox.fold(other, label, own.nbytes, fold)
                 self._asked.append(_Asked(other, label, incoming, own))
@@ -129,13 +129,13 @@ class Summing:
             self._ask(Kind.PART, {other: torch.empty_like(own) for other in self._others}, then)
             then()
 
-    def _fold(self, total: numpy.ndarray, offset: int, part: memoryview) -> None:
-        """Adds what has come of one contribution."""
+    def _fold(self, base: numpy.ndarray, total: numpy.ndarray, offset: int, part: memoryview) -> None:
+        """Adds what has come of one contribution to what is there: all before it, or ours alone."""
         numbers = numpy.frombuffer(part, total.dtype)
         begin = offset // total.itemsize
-        place = total[begin : begin + len(numbers)]
+        place = slice(begin, begin + len(numbers))
         with self._lock:
-            numpy.add(place, numbers, out=place)
+            numpy.add(base[place], numbers, out=total[place])
             self._missing -= len(part)
             done = not self._missing
         if done:

@@ -38,6 +38,8 @@ _HANDSHAKE_S = 5.0
 _AGAIN_S = 0.005
 """After which a call that was not answered is made again."""
 _SCRATCH_BYTES = 64 << 10
+_DEAF_S = 0.05
+"""For how long nobody is let in once this process may open no more files."""
 _BACKLOG = 128
 _NOTHING = memoryview(b"")
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -128,7 +130,8 @@ class Switchboard:
         self._listener.setblocking(False)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._selector.register(alarmed, selectors.EVENT_READ, lambda _: alarmed.recv(4096))
-        self._selector.register(self._listener, selectors.EVENT_READ, lambda _: self._accept())
+        self._deaf_until: float | None = None
+        self._listen()
         self._closed = False
         self._asked_idle = False
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
@@ -215,7 +218,8 @@ class Switchboard:
         try:
             while not self._closed:
                 for key, events in self._selector.select(self._next_moment()):
-                    key.data(events)
+                    if key.fileobj.fileno() >= 0:  # type: ignore[union-attr]  # else one before it has closed it
+                        key.data(events)
                 while self._todo:
                     self._todo.popleft()()
                 self._pass_time()
@@ -225,12 +229,15 @@ class Switchboard:
             key.fileobj.close()  # type: ignore[union-attr]
         for handshake in self._shaking:
             handshake.connection.close()
+        self._listener.close()
         self._alarm.close()
         self._selector.close()
 
     def _next_moment(self) -> float | None:
         moments = [handshake.until for handshake in self._shaking]
         moments += [moment for moment, _ in self._again]
+        if self._deaf_until is not None:
+            moments.append(self._deaf_until)
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def _pass_time(self) -> None:
@@ -239,13 +246,20 @@ class Switchboard:
             self._give_up(handshake)
         while self._again and self._again[0][0] <= now:
             self._call(self._again.popleft()[1])
+        if self._deaf_until is not None and self._deaf_until <= now:
+            self._listen()
+
+    def _listen(self) -> None:
+        self._deaf_until = None
+        self._selector.register(self._listener, selectors.EVENT_READ, lambda _: self._accept())
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE) and self._shaking:
-                self._give_up(next(iter(self._shaking)))
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # the caller waits until somebody has gone
+                self._deaf_until = time.monotonic() + _DEAF_S
+                self._selector.unregister(self._listener)
             return
         if len(strangers := [each for each in self._shaking if each.failed is _nothing]) >= _STRANGERS:
             self._give_up(strangers[0])
@@ -269,9 +283,13 @@ class Switchboard:
             outgoing.called = False
             return
         host, _, port = contact.address.rpartition(":")
-        connection = socket.socket(_family(host), socket.SOCK_STREAM)
-        connection.setblocking(False)
-        connection.connect_ex((host, int(port)))
+        try:
+            connection = socket.socket(_family(host), socket.SOCK_STREAM)
+            connection.setblocking(False)
+            connection.connect_ex((host, int(port)))
+        except OSError:  # no more files can be opened, or no such name is known: now
+            self._call_again(outgoing)
+            return
         exchange = dialing(self._worker, self.nonce, contact)
         secure = None
         if self._tls is not None:
@@ -314,7 +332,8 @@ class Switchboard:
         try:
             turn = handshake.exchange.send(came if handshake.reading else None)  # type: ignore[arg-type]
         except StopIteration as end:
-            self._forget(handshake)
+            del self._shaking[handshake]
+            self._selector.unregister(handshake.connection)
             handshake.proved(handshake.connection, end.value)
             return
         except BadFrame:
@@ -395,14 +414,9 @@ class Switchboard:
                 if not outgoing.outbox.empty:
                     self._go_on(outgoing)
 
-    def _forget(self, handshake: _Handshake) -> None:
-        del self._shaking[handshake]
-        if not handshake.unknown:
-            self._selector.unregister(handshake.connection)
-
     def _give_up(self, handshake: _Handshake) -> None:
-        self._forget(handshake)
-        handshake.connection.close()
+        del self._shaking[handshake]
+        self._close(handshake.connection)
         handshake.failed()
 
     def _take_up(self, connection: socket.socket, contact: Contact) -> None:
@@ -464,7 +478,8 @@ class Switchboard:
         self._inbox.lose(outgoing.worker, reason)
 
     def _close(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
+        with contextlib.suppress(KeyError, ValueError):  # it is not waited for
+            self._selector.unregister(connection)
         connection.close()
 
     def _read(self, reader: _Reader) -> None:
