@@ -1,4 +1,4 @@
-"""The two ports behind one suite: Gloo between processes, memory between threads."""
+"""The ports behind one suite: links and Gloo between processes, memory between threads."""
 
 import contextlib
 import multiprocessing
@@ -184,14 +184,14 @@ class LinkCluster(ProcessCluster):
         """Tells everybody of everybody, as the coordinator does."""
         with self._told:
             self.here_now[worker] = (address, nonce)
-        self._tell_all()
+        self.tell_all()
 
     def start(self, worker):
         peer = super().start(worker)
-        self._tell_all()
+        self.tell_all()
         return peer
 
-    def _tell_all(self):
+    def tell_all(self):
         with self._told:
             for target in self.here_now.keys() & self.peers.keys():
                 self.peers[target].tell("meet", self.contacts_for(target))
@@ -284,6 +284,13 @@ def cluster(request):
 @pytest.fixture
 def links():
     made = LinkCluster()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def tls(certificates):
+    made = TlsCluster(certificates)
     yield made
     made.end()
 

@@ -21,7 +21,7 @@ class Introductions:
     """
 
     token: str
-    _here: dict[WorkerId, tuple[int, Here]] = field(default_factory=dict)
+    _here: dict[tuple[WorkerId, int], Here] = field(default_factory=dict)
     _told: dict[WorkerId, dict[WorkerId, bytes]] = field(default_factory=dict)
 
     def heard(self, hello: Hello) -> None:
@@ -30,7 +30,7 @@ class Introductions:
             return
         self._told.pop(hello.worker, None)
         if hello.here is not None:
-            self._here[hello.worker] = (hello.pid, hello.here)
+            self._here[hello.worker, hello.pid] = hello.here
 
     def news_for(self, worker: WorkerId, pids: Mapping[WorkerId, int]) -> Meet | None:
         """Returns what a worker has yet to be told of the others; None if there is nothing.
@@ -39,7 +39,7 @@ class Introductions:
             worker: who is to be told.
             pids: the processes that count.
         """
-        here = {each: listens for each, (pid, listens) in self._here.items() if pids.get(each) == pid}
+        here = {each: self._here[each, pid] for each, pid in pids.items() if (each, pid) in self._here}
         ours = here.pop(worker, None)
         told = self._told.setdefault(worker, {})
         new = {each: listens for each, listens in sorted(here.items()) if told.get(each) != listens.nonce}

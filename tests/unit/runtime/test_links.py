@@ -212,6 +212,14 @@ def test_whoever_comes_again_is_told_all_again_and_a_new_process_is_news():
     assert introductions.news_for(A, {A: 1, B: 2}).peers[0].here.nonce == b"B" * 16
 
 
+def test_a_process_of_the_past_that_says_hello_takes_nobodys_place():
+    introductions, pids = Introductions("token"), {A: 1, B: 2}
+    for one in (hello(A), hello(B, pid=2), hello(B, pid=1, nonce=b"old" + bytes(13))):
+        introductions.heard(one)
+    assert introductions.news_for(A, pids).peers[0].here.nonce == NONCES[B]
+    assert introductions.news_for(B, pids).peers[0].here.nonce == NONCES[A]
+
+
 def test_a_worker_without_links_is_told_nothing():
     introductions = Introductions("token")
     introductions.heard(Hello(worker=A, pid=1))

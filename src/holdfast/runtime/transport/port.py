@@ -104,7 +104,7 @@ class Exchange(Protocol):
 
 
 class Transport(Protocol):
-    """Carries the tensors of one generation at a time. All but ``abort`` are called from one thread."""
+    """Carries the tensors of one generation at a time. All but ``abort`` and ``meet`` are called from one thread."""
 
     def meet(self, contacts: Iterable[Contact]) -> None:
         """Learns who the other workers' processes are now, in any thread."""
@@ -121,7 +121,7 @@ class Transport(Protocol):
 
         Raises:
             StaleGeneration: aborted meanwhile.
-            PeerLost: a member could not be reached.
+            PeerLost: a member is gone. One that was never there may be waited for until somebody aborts.
         """
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
@@ -131,13 +131,15 @@ class Transport(Protocol):
         """Starts to receive what ``peer`` sends under the same key."""
 
     def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> Handle:
-        """Starts to sum ``tensor`` over the reduction's workers, out of place: nobody changes the argument any more.
+        """Starts to sum ``tensor`` over the reduction's workers, out of place.
+
+        Nobody changes the argument any more, nor what the handle gives: either may still be on its way to others.
 
         All workers submit the reductions of the same workers in the same order.
         """
 
     def drain(self) -> None:
-        """Waits until everything sent has been taken over by the other ends.
+        """Waits until everything sent has left, so that our end loses nothing of it.
 
         Raises:
             StaleGeneration: aborted meanwhile.

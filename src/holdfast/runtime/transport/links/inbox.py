@@ -14,6 +14,9 @@ from holdfast.runtime.transport.links.wire import BadFrame, Chunk, Kind, Label
 
 __all__ = ["Inbox", "Incoming"]
 
+_MOST_PARKED = 4 << 30
+"""More bytes than all others can have sent ahead of what a worker asks for: two steps' messages."""
+
 Fold = Callable[[int, memoryview], None]
 """Takes a part of a message: where it begins, and its bytes, which are somebody else's afterwards."""
 
@@ -69,6 +72,7 @@ class Inbox:
     _broken: dict[WorkerId, str] = field(default_factory=dict)
     _messages: dict[tuple[WorkerId, Label], Incoming] = field(default_factory=dict)
     _waiting: int = 0
+    _parked: int = 0
     _failure: BaseException | None = None
 
     # What the thread that reads does
@@ -90,11 +94,14 @@ class Inbox:
                 raise BadFrame(f"{label} before all had come to that generation")
             incoming = self._messages.get((source, label))
             if incoming is None:
+                self._parked += chunk.total
+                if self._parked > _MOST_PARKED:
+                    raise BadFrame(f"{label} of {chunk.total} bytes, and nobody has asked for the last {self._parked}")
                 incoming = self._messages[source, label] = Incoming(torch.empty(chunk.total, dtype=torch.uint8))
             if incoming.total is None:
                 incoming.total = chunk.total
-                if incoming.wrong:  # whoever waits for it is told; its bytes go nowhere else
-                    incoming.data, incoming.fold = torch.empty(chunk.total, dtype=torch.uint8), None
+                if incoming.wrong:  # whoever waits for it is told; its bytes go nowhere
+                    incoming.data = incoming.fold = None
                     self._wake()
             if chunk.total != incoming.total or chunk.offset != incoming.came:
                 text = f"{chunk.size} bytes from {chunk.offset} on of {chunk.total}, after {incoming.came}"
@@ -158,15 +165,16 @@ class Inbox:
             self._generation = generation
             self._messages = {key: each for key, each in self._messages.items() if key[1].generation >= generation}
             self._broken.clear()
+            self._parked = sum(each.total or 0 for each in self._messages.values() if each.size is None)
 
-    def wait_for(self, peers: frozenset[WorkerId]) -> None:
-        """Waits until all these have come to our generation.
+    def wait_for(self, generation: int, peers: frozenset[WorkerId]) -> None:
+        """Waits until all these have come to a generation, which is ours.
 
         Raises:
             StaleGeneration: aborted meanwhile.
             PeerLost: the connection with one of them broke.
         """
-        self.wait(peers, lambda: all(self._entered.get(peer, 0) >= self._generation for peer in peers))
+        self.wait(generation, peers, lambda: all(self._entered.get(peer, 0) >= generation for peer in peers))
 
     def expect(
         self, source: WorkerId, label: Label, data: torch.Tensor, then: Callable[[], None] | None = None
@@ -180,10 +188,9 @@ class Inbox:
             then: called once it is complete, in the thread that reads, or at once.
         """
         with self._changed:
-            incoming = self._messages.setdefault((source, label), Incoming())
-            if incoming.data is None:
+            incoming = self._asked(source, label, data.numel())
+            if incoming.data is None and not incoming.wrong:
                 incoming.data = data
-            incoming.size = data.numel()
             if not incoming.complete:
                 incoming.then, then = then, None
         if then is not None:
@@ -193,14 +200,20 @@ class Inbox:
     def fold(self, source: WorkerId, label: Label, size: int, fold: Fold) -> Incoming:
         """Asks for a message of so many bytes, part by part: in the thread that reads, or at once, in any order."""
         with self._changed:
-            incoming = self._messages.setdefault((source, label), Incoming())
-            incoming.size = size
+            incoming = self._asked(source, label, size)
             if incoming.wrong:
                 return incoming
             incoming.fold, came = fold, incoming.came
         if came:
             assert incoming.data is not None, "what came before anybody asked is parked"
             fold(0, incoming.data.numpy().data[:came])
+        return incoming
+
+    def _asked(self, source: WorkerId, label: Label, size: int) -> Incoming:
+        """A message that is asked for now, whether some of it is parked or not."""
+        incoming = self._messages.setdefault((source, label), Incoming())
+        self._parked -= incoming.total or 0
+        incoming.size = size
         return incoming
 
     def take(self, source: WorkerId, label: Label, incoming: Incoming) -> torch.Tensor:
@@ -211,7 +224,7 @@ class Inbox:
             PeerLost: the connection with its sender broke.
             InternalError: it has another size.
         """
-        self.wait(frozenset((source,)), lambda: incoming.complete or incoming.wrong)
+        self.wait(label.generation, frozenset((source,)), lambda: incoming.complete or incoming.wrong)
         self.forget(source, label, incoming)
         assert incoming.data is not None, "what was asked for whole has a place"
         return incoming.data
@@ -227,23 +240,19 @@ class Inbox:
         if incoming.wrong:
             raise InternalError(f"expected {label} of {incoming.size} bytes from {source}, got {incoming.total} bytes")
 
-    def wait(self, peers: frozenset[WorkerId], ready: Callable[[], bool]) -> None:
+    def wait(self, generation: int, peers: frozenset[WorkerId], ready: Callable[[], bool]) -> None:
         """Waits until something is so, as long as all these peers can be reached.
 
         Raises:
-            StaleGeneration: aborted meanwhile.
+            StaleGeneration: the generation was aborted meanwhile, or another one has begun.
             PeerLost: the connection with one of them broke.
         """
         with self._changed:
             while True:
-                self._refuse_stale(self._generation)
+                self._refuse_other(generation)
                 if ready():
                     return
-                if self._failure is not None:
-                    raise InternalError(f"the links have ended: {self._failure!r}") from self._failure
-                if lost := peers & self._broken.keys():
-                    peer = min(lost)
-                    raise PeerLost(str(peer), self._generation, self._broken[peer])
+                self._refuse_broken(peers)
                 self._waiting += 1
                 try:
                     self._changed.wait()
@@ -256,12 +265,23 @@ class Inbox:
             self._aborted = max(self._aborted, generation)
             self._wake()
 
-    def check(self, peer: WorkerId) -> None:
-        """Raises what a wait for ``peer`` would raise now."""
+    def check(self, generation: int, peers: frozenset[WorkerId] = frozenset()) -> None:
+        """Raises what a wait for these would raise now."""
         with self._changed:
-            self._refuse_stale(self._generation)
-            if peer in self._broken:
-                raise PeerLost(str(peer), self._generation, self._broken[peer])
+            self._refuse_other(generation)
+            self._refuse_broken(peers)
+
+    def _refuse_broken(self, peers: frozenset[WorkerId]) -> None:
+        if self._failure is not None:
+            raise InternalError(f"the links have ended: {self._failure!r}") from self._failure
+        if lost := peers & self._broken.keys():
+            peer = min(lost)
+            raise PeerLost(str(peer), self._generation, self._broken[peer])
+
+    def _refuse_other(self, generation: int) -> None:
+        self._refuse_stale(generation)
+        if generation != self._generation:
+            raise StaleGeneration(generation)
 
     def _refuse_stale(self, generation: int) -> None:
         if generation <= self._aborted:

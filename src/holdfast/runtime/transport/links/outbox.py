@@ -31,8 +31,8 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is left to send."""
-        return not self._rest and not self._waiting
+        """Whether nothing is left to send; in this order, as what waits becomes the rest, in another thread too."""
+        return not self._waiting and not self._rest
 
     def put(self, label: Label, body: memoryview, *, lent: bool = False) -> None:
         """Adds a message; nobody changes its bytes any more, or, if they are ``lent``, not before ``give_back``."""

@@ -85,7 +85,7 @@ class Summing:
 
     def wait(self) -> torch.Tensor:
         """See :class:`holdfast.runtime.transport.port.Handle`."""
-        self._inbox.wait(frozenset(self._others), self._ready)
+        self._inbox.wait(self._key.generation, frozenset(self._others), self._ready)
         for asked in self._asked:
             self._inbox.forget(asked.source, asked.label, asked.incoming)
             if asked.label.kind is Kind.TOTAL:

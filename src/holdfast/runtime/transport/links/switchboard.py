@@ -27,7 +27,7 @@ from holdfast.runtime.transport.links.handshake import (
 )
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.outbox import Outbox
-from holdfast.runtime.transport.links.wire import CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, Label
+from holdfast.runtime.transport.links.wire import CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, Kind, Label
 from holdfast.runtime.transport.port import Contact
 
 __all__ = ["Switchboard"]
@@ -40,6 +40,8 @@ _AGAIN_S = 0.005
 _SCRATCH_BYTES = 64 << 10
 _DEAF_S = 0.05
 """For how long nobody is let in once this process may open no more files."""
+_READS = 16
+"""How often one link is read at a stretch."""
 _BACKLOG = 128
 _NOTHING = memoryview(b"")
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -49,7 +51,11 @@ _RECORD_BYTES = 16 << 10
 
 @dataclass(slots=True, eq=False)
 class _Outgoing:
-    """The link to one worker: what is to be sent, and where; any thread may send, under its lock."""
+    """The link to one worker: what is to be sent, and where; any thread may send, under its lock.
+
+    ``entered`` is the generation that was entered on it, ``dropped`` says whether something was lost with a connection
+    since then.
+    """
 
     worker: WorkerId
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -58,6 +64,9 @@ class _Outgoing:
     connection: socket.socket | None = None
     called: bool = False
     blocked: bool = False
+    calling: _Handshake | None = None
+    entered: int = 0
+    dropped: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -134,22 +143,40 @@ class Switchboard:
         self._listen()
         self._closed = False
         self._asked_idle = False
+        self._over = 0
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
         self._thread.start()
 
     # For any thread
 
     def meet(self, contacts: Iterable[Contact]) -> None:
-        """Learns who the others are now; a link with another process of the same worker is over."""
+        """Learns who the others are now; a link with another process of the same worker is over from now on."""
+        told = tuple(contacts)
         with self._lock:
-            for contact in contacts:
-                self._contacts[contact.worker] = contact
+            self._contacts.update((contact.worker, contact) for contact in told)
+            known = [self._outgoing[contact.worker] for contact in told if contact.worker in self._outgoing]
+        for outgoing in known:
+            with outgoing.lock:
+                if outgoing.contact is not None and not self._is_current(outgoing.contact):
+                    before, outgoing.connection, outgoing.contact = outgoing.connection, None, None
+                    outgoing.outbox, outgoing.blocked, outgoing.entered = Outbox(), False, 0
+                    if before is not None:
+                        self._do(partial(self._close, before))
         self._do(self._look_again)
 
     def send(self, peer: WorkerId, label: Label, body: memoryview, *, lent: bool = False) -> None:
-        """Sends a message, at once or as soon as that can be done; its bytes stay ours if they are lent."""
+        """Sends a message, at once or as soon as that can be done; its bytes stay ours if they are lent.
+
+        A generation begins with ENTER; what belongs to none that has begun, or to one that is over, is not sent.
+        """
         outgoing = self._link_to(peer)
         with outgoing.lock:
+            if label.generation <= self._over:
+                return
+            if label.kind is Kind.ENTER:
+                outgoing.entered, outgoing.dropped = label.generation, False
+            elif label.generation != outgoing.entered:  # said by who has yet to hear that the generation is over
+                return
             outgoing.outbox.put(label, body, lent=lent)
             self._go_on(outgoing)
             if lent and not outgoing.outbox.empty:
@@ -163,15 +190,17 @@ class Switchboard:
                 self._go_on(outgoing)
 
     def drop(self, generation: int) -> None:
-        """Forgets what is still to be sent of a generation and all before it."""
+        """Forgets what is still to be sent of a generation and all before it, and sends no more of them."""
+        self._over = max(self._over, generation)
         for outgoing in list(self._outgoing.values()):
             with outgoing.lock:
                 outgoing.outbox.drop(generation)
 
-    def idle(self) -> bool:
-        """Whether everything is sent; from now on, whoever waits in the inbox is woken when that may be so."""
+    def idle(self, peer: WorkerId) -> bool:
+        """Whether all for a worker is sent; from now on, whoever waits in the inbox is woken when that may be so."""
         self._asked_idle = True
-        return all(outgoing.outbox.empty for outgoing in list(self._outgoing.values()))
+        outgoing = self._outgoing.get(peer)
+        return outgoing is None or (not outgoing.dropped and outgoing.outbox.empty)
 
     def close(self) -> None:
         """Ends all links, and the thread."""
@@ -209,7 +238,7 @@ class Switchboard:
     def _do(self, work: Callable[[], None]) -> None:
         """Has something done by the thread of the links."""
         self._todo.append(work)
-        with contextlib.suppress(BlockingIOError):  # it has been woken often enough
+        with contextlib.suppress(OSError):  # it has been woken often enough; or it is no more
             self._alarm.send(b"!")
 
     # In the thread of the links
@@ -220,7 +249,7 @@ class Switchboard:
                 for key, events in self._selector.select(self._next_moment()):
                     if key.fileobj.fileno() >= 0:  # type: ignore[union-attr]  # else one before it has closed it
                         key.data(events)
-                while self._todo:
+                for _ in range(len(self._todo)):  # what these want done comes after what has arrived
                     self._todo.popleft()()
                 self._pass_time()
         except BaseException as error:  # noqa: BLE001 - told to the thread that would wait for us for ever
@@ -274,27 +303,34 @@ class Switchboard:
             contact = self._contacts.get(worker)
         return contact if contact is not None and contact.nonce == nonce else None
 
+    def _is_current(self, contact: Contact) -> bool:
+        return self._known(contact.worker, contact.nonce) is not None
+
     def _call(self, outgoing: _Outgoing) -> None:
-        """Dials, if there still is something to say, or nobody has tried yet."""
+        """Dials."""
         with self._lock:
             contact = self._contacts.get(outgoing.worker)
-        outgoing.contact = contact
-        if contact is None:  # once somebody tells who that is, it is called
-            outgoing.called = False
-            return
+        with outgoing.lock:
+            outgoing.contact = contact
+            if contact is None:  # once somebody tells who that is, it is called
+                outgoing.called = False
+                return
         host, _, port = contact.address.rpartition(":")
+        connection = None
         try:
             connection = socket.socket(_family(host), socket.SOCK_STREAM)
             connection.setblocking(False)
             connection.connect_ex((host, int(port)))
-        except OSError:  # no more files can be opened, or no such name is known: now
+        except (OSError, ValueError, OverflowError):  # no more files can be opened, or that is nobody's address
+            if connection is not None:
+                connection.close()
             self._call_again(outgoing)
             return
         exchange = dialing(self._worker, self.nonce, contact)
         secure = None
         if self._tls is not None:
             secure = partial(self._tls[1].wrap_socket, server_hostname=host, do_handshake_on_connect=False)
-        self._shake(
+        outgoing.calling = self._shake(
             connection,
             exchange,
             secure,
@@ -315,7 +351,7 @@ class Switchboard:
         secure: Callable[[socket.socket], ssl.SSLSocket] | None,
         proved: Callable[[socket.socket, Contact], None],
         failed: Callable[[], None],
-    ) -> None:
+    ) -> _Handshake:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         handshake = _Handshake(connection, exchange, time.monotonic() + _HANDSHAKE_S, secure, proved, failed)
@@ -325,6 +361,7 @@ class Switchboard:
         )
         if secure is None:
             self._step(handshake)
+        return handshake
 
     def _step(self, handshake: _Handshake) -> None:
         """Gives what came to the handshake, and goes on with what it wants next."""
@@ -345,6 +382,8 @@ class Switchboard:
 
     def _proceed(self, handshake: _Handshake) -> None:
         """Sends and reads what the handshake wants, as far as it goes."""
+        if handshake not in self._shaking:
+            return None
         try:
             if handshake.secure is not None and not self._secured(handshake):
                 return None
@@ -364,7 +403,7 @@ class Switchboard:
         except _LATER:
             events = selectors.EVENT_WRITE if handshake.sending else selectors.EVENT_READ
             self._selector.modify(handshake.connection, events, lambda _: self._proceed(handshake))
-        except OSError:
+        except (OSError, ValueError):  # TLS says ValueError of names that nobody can have
             self._give_up(handshake)
 
     def _secured(self, handshake: _Handshake) -> bool:
@@ -397,20 +436,17 @@ class Switchboard:
                 handshake.connection, selectors.EVENT_READ, lambda _, each=handshake: self._proceed(each)
             )
             handshake.unknown, handshake.reading = False, 0
+            handshake.until = time.monotonic() + _HANDSHAKE_S
             self._step(handshake)
             self._proceed(handshake)
         for worker, reader in list(self._incoming.items()):
-            if self._known(worker, reader.contact.nonce) is None:
+            if not self._is_current(reader.contact):
                 del self._incoming[worker]
                 self._close(reader.connection)
         for outgoing in list(self._outgoing.values()):
+            if outgoing.contact is None and outgoing.calling in self._shaking:
+                self._give_up(outgoing.calling)
             with outgoing.lock:
-                known, before = outgoing.contact, outgoing.connection
-                if known is not None and self._known(outgoing.worker, known.nonce) is None:
-                    outgoing.contact = None
-                    if before is not None:  # what was sent in part is not for the new process
-                        outgoing.connection, outgoing.blocked, outgoing.outbox = None, False, Outbox()
-                        self._close(before)
                 if not outgoing.outbox.empty:
                     self._go_on(outgoing)
 
@@ -441,6 +477,8 @@ class Switchboard:
 
     def _served(self, outgoing: _Outgoing, connection: socket.socket, events: int) -> None:
         """The other end takes more; or it says something, which it never does unless it is gone."""
+        if outgoing.connection is not connection:
+            return
         if events & selectors.EVENT_READ:
             try:
                 with outgoing.lock:  # TLS lets one thread at a time
@@ -473,9 +511,17 @@ class Switchboard:
         with outgoing.lock:
             if outgoing.connection is not connection:
                 return
+            contact, outgoing.dropped = outgoing.contact, outgoing.dropped or not outgoing.outbox.empty
             outgoing.connection, outgoing.blocked, outgoing.outbox = None, False, Outbox()
         self._close(connection)
-        self._inbox.lose(outgoing.worker, reason)
+        self._lose(contact, reason)
+
+    def _lose(self, contact: Contact | None, reason: str) -> None:
+        """Tells who waits for a worker that a link with it is broken, unless it was one with a process of the past."""
+        with self._lock:
+            current = None if contact is None else self._contacts.get(contact.worker)
+            if contact is not None and current is not None and current.nonce == contact.nonce:
+                self._inbox.lose(contact.worker, reason)
 
     def _close(self, connection: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):  # it is not waited for
@@ -483,21 +529,24 @@ class Switchboard:
         connection.close()
 
     def _read(self, reader: _Reader) -> None:
-        """Takes what has come on a link, as far as it goes."""
-        reason = "it closed its connection"
+        """Takes what has come on a link, as far as it goes, but for others' sake not for ever."""
+        if self._incoming.get(reader.contact.worker) is not reader:
+            return
+        reason, tries = "it closed its connection", _READS
         try:
-            while self._read_some(reader):
-                pass
+            while tries and self._read_some(reader):
+                tries -= 1
+            if not tries:
+                self._do(partial(self._read, reader))
             if not reader.ended:
                 return
         except BadFrame as error:
             reason = str(error)
         except OSError as error:
             reason = _reason(error)
-        if self._incoming.get(reader.contact.worker) is reader:
-            del self._incoming[reader.contact.worker]
+        del self._incoming[reader.contact.worker]
         self._close(reader.connection)
-        self._inbox.lose(reader.contact.worker, reason)
+        self._lose(reader.contact, reason)
 
     def _read_some(self, reader: _Reader) -> bool:
         """Reads once, into the place of the chunk that is coming, or to find the next; returns if there may be more."""

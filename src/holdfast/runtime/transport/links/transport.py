@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 
@@ -44,6 +45,7 @@ class LinkTransport:
         self._worker = worker
         self._inbox = Inbox()
         self._switchboard = Switchboard(worker, self._inbox, host=host, tls=tls)
+        self._generation = 0
         self._peers: frozenset[WorkerId] = frozenset()
 
     @property
@@ -65,21 +67,23 @@ class LinkTransport:
     ) -> None:
         """See Transport.build: says to all others of our groups that we have come, and waits for theirs."""
         self._inbox.enter(generation)
+        self._generation = generation
         ours = (group for group in groups if self._worker in group)
         self._peers = frozenset(worker for group in ours for worker in group) - {self._worker}
         for peer in sorted(self._peers):
             self._switchboard.send(peer, Label(generation, 0, Kind.ENTER), _NOTHING)
-        self._inbox.wait_for(self._peers)
+        self._inbox.wait_for(generation, self._peers)
         self._switchboard.warm_up(neighbours[:_MOST_AHEAD])
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send: what cannot be sent at once is copied."""
-        self._check(peer)
+        self._check(key.generation, peer)
+        self._inbox.check(key.generation, frozenset((peer,)))
         self._switchboard.send(peer, label_of(key), bytes_of(tensor).data, lent=True)
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
         """See Transport.receive."""
-        self._check(peer)
+        self._check(key.generation, peer)
         size, label = num_bytes(spec), label_of(key)
         incoming = self._inbox.expect(peer, label, torch.empty(size, dtype=torch.uint8))
         return _Receiving(self._inbox, peer, label, incoming, spec)
@@ -90,19 +94,20 @@ class LinkTransport:
             return _Ready(tensor.clone())
         for peer in key.reduction.workers:
             if peer != self._worker:
-                self._check(peer)
+                self._check(key.generation, peer)
         summing = Summing(key, self._worker, tensor, self._inbox, self._switchboard.send)
         summing.start()
         return summing
 
-    def _check(self, peer: WorkerId) -> None:
-        self._inbox.check(peer)
+    def _check(self, generation: int, peer: WorkerId) -> None:
+        self._inbox.check(generation)
         if peer not in self._peers:
             raise InternalError(f"worker {self._worker}: not connected with {peer} in this generation")
 
     def drain(self) -> None:
         """See Transport.drain."""
-        self._inbox.wait(self._peers, self._switchboard.idle)
+        for peer in sorted(self._peers):
+            self._inbox.wait(self._generation, frozenset((peer,)), partial(self._switchboard.idle, peer))
 
     def abort(self, generation: int) -> None:
         """See Transport.abort."""

@@ -105,7 +105,7 @@ class Chunk(NamedTuple):
         """
         generation, step, number, microbatch, place, total, begin, size = _HEADER.unpack_from(data, offset)
         kind = _KNOWN.get(number)
-        if kind is None or size > CHUNK_BYTES or begin + size > total or total > _EVERYTHING or (total and not size):
+        if kind is None or not begin <= total <= _EVERYTHING or size != min(CHUNK_BYTES, total - begin):
             raise BadFrame(f"kind {number}, {size} bytes from {begin} on of {total}: there is no such chunk")
         return cls(Label(generation, step, kind, microbatch, place), total, begin, size)
 
