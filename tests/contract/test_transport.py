@@ -103,7 +103,7 @@ def test_all_reduce_sums_and_leaves_its_argument(cluster, dtype, values):
     assert [peer.do("argument", "sum") for peer in peers] == values
 
 
-@pytest.mark.parametrize("count", [8_191, 20_000, 70_001])
+@pytest.mark.parametrize("count", [8_191, 70_001, 300_000])
 @pytest.mark.parametrize(("dtype", "unit"), [("int64", 3), ("float32", 0.1), ("bfloat16", 0.5)])
 def test_long_sums_have_the_same_bits_for_all(cluster, dtype, unit, count):
     """As many as are sent whole, in parts, and in parts of several chunks; sums of rounded numbers, too."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -174,7 +174,7 @@ class Inbox:
             StaleGeneration: aborted meanwhile.
             PeerLost: the connection with one of them broke.
         """
-        self.wait(generation, peers, lambda: all(self._entered.get(peer, 0) >= generation for peer in peers))
+        self.wait(generation, lambda: [peer for peer in peers if self._entered.get(peer, 0) < generation])
 
     def expect(
         self, source: WorkerId, label: Label, data: torch.Tensor, then: Callable[[], None] | None = None
@@ -224,7 +224,7 @@ class Inbox:
             PeerLost: the connection with its sender broke.
             InternalError: it has another size.
         """
-        self.wait(label.generation, frozenset((source,)), lambda: incoming.complete or incoming.wrong)
+        self.wait(label.generation, lambda: () if incoming.complete or incoming.wrong else (source,))
         self.forget(source, label, incoming)
         assert incoming.data is not None, "what was asked for whole has a place"
         return incoming.data
@@ -240,19 +240,23 @@ class Inbox:
         if incoming.wrong:
             raise InternalError(f"expected {label} of {incoming.size} bytes from {source}, got {incoming.total} bytes")
 
-    def wait(self, generation: int, peers: frozenset[WorkerId], ready: Callable[[], bool]) -> None:
-        """Waits until something is so, as long as all these peers can be reached.
+    def wait(self, generation: int, missing: Callable[[], Collection[WorkerId]]) -> None:
+        """Waits until nobody is missing, as long as all who are can be reached.
+
+        Args:
+            generation: ours.
+            missing: for whom we still wait; asked again whenever something has come.
 
         Raises:
             StaleGeneration: the generation was aborted meanwhile, or another one has begun.
-            PeerLost: the connection with one of them broke.
+            PeerLost: the connection with one who is missing broke.
         """
         with self._changed:
             while True:
                 self._refuse_other(generation)
-                if ready():
+                if not (left := missing()):
                     return
-                self._refuse_broken(peers)
+                self._refuse_broken(left)
                 self._waiting += 1
                 try:
                     self._changed.wait()
@@ -265,16 +269,16 @@ class Inbox:
             self._aborted = max(self._aborted, generation)
             self._wake()
 
-    def check(self, generation: int, peers: frozenset[WorkerId] = frozenset()) -> None:
+    def check(self, generation: int, peers: Collection[WorkerId] = ()) -> None:
         """Raises what a wait for these would raise now."""
         with self._changed:
             self._refuse_other(generation)
             self._refuse_broken(peers)
 
-    def _refuse_broken(self, peers: frozenset[WorkerId]) -> None:
+    def _refuse_broken(self, peers: Collection[WorkerId]) -> None:
         if self._failure is not None:
             raise InternalError(f"the links have ended: {self._failure!r}") from self._failure
-        if lost := peers & self._broken.keys():
+        if lost := self._broken.keys() & peers:
             peer = min(lost)
             raise PeerLost(str(peer), self._generation, self._broken[peer])
 

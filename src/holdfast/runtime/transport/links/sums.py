@@ -1,15 +1,15 @@
 """Sums over workers, made by whoever reads what the others contribute, while the worker computes.
 
-Short ones, and those of two, are sent whole from each to each, and everybody adds. Of longer ones every worker adds one
-part of all, and sends that to the others: then nobody sends more than twice what it has. Where the order of additions
-changes nothing, each part is added as it comes, out of the reader's buffer. Where it does (rounded numbers of more than
-two workers), they are added in the order of the workers, by everybody alike.
+Short ones, and those of two workers, are sent whole from each to each, and everybody adds. Of longer ones every worker
+adds one part of all, and sends that to the others: then nobody sends more than twice what it has. Where the order of
+additions changes nothing, each part is added as it comes, out of the reader's buffer. Where it does (rounded numbers of
+more than two workers), they are added in the order of the workers, by everybody alike.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,8 +24,8 @@ from holdfast.runtime.transport.port import SumKey
 
 __all__ = ["Summing"]
 
-_WHOLE_BYTES = 64 << 10
-"""Up to this size, contributions are sent whole."""
+_WHOLE_BYTES = 1 << 20
+"""Contributions are sent whole as long as nobody has to send more than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Summing:
         self._shape = own.shape
         self._own = own.detach().contiguous().view(-1)
         self._total = torch.empty_like(self._own)
-        self._whole = len(self._members) == 2 or self._own.nbytes <= _WHOLE_BYTES
+        self._whole = len(self._members) == 2 or len(self._others) * self._own.nbytes <= _WHOLE_BYTES
         self._lock = threading.Lock()
         self._asked: list[_Asked] = []
         self._open = 1 if self._whole else 1 + len(self._others)
@@ -85,15 +85,18 @@ class Summing:
 
     def wait(self) -> torch.Tensor:
         """See :class:`holdfast.runtime.transport.port.Handle`."""
-        self._inbox.wait(self._key.generation, frozenset(self._others), self._ready)
+        self._inbox.wait(self._key.generation, self._missing_workers)
         for asked in self._asked:
             self._inbox.forget(asked.source, asked.label, asked.incoming)
             if asked.label.kind is Kind.TOTAL:
                 asked.bring()
         return self._total.view(self._shape)
 
-    def _ready(self) -> bool:
-        return not self._open or any(asked.incoming.wrong for asked in self._asked)
+    def _missing_workers(self) -> Collection[WorkerId]:
+        """Whose numbers are still to come; ourselves, if only adding is left."""
+        if not self._open or any(asked.incoming.wrong for asked in self._asked):
+            return ()
+        return [asked.source for asked in self._asked if not asked.incoming.complete] or (self._worker,)
 
     def _share(self, tensor: torch.Tensor, member: WorkerId) -> torch.Tensor:
         """The part that a member adds up."""

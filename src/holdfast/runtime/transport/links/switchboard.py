@@ -97,6 +97,7 @@ class _Reader:
     target: memoryview = _NOTHING
     filled: int = 0
     room: memoryview = _NOTHING
+    amid: bool = False
     ended: bool = False
 
 
@@ -142,7 +143,7 @@ class Switchboard:
         self._deaf_until: float | None = None
         self._listen()
         self._closed = False
-        self._asked_idle = False
+        self._asked_busy = False
         self._over = 0
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
         self._thread.start()
@@ -196,11 +197,11 @@ class Switchboard:
             with outgoing.lock:
                 outgoing.outbox.drop(generation)
 
-    def idle(self, peer: WorkerId) -> bool:
-        """Whether all for a worker is sent; from now on, whoever waits in the inbox is woken when that may be so."""
-        self._asked_idle = True
-        outgoing = self._outgoing.get(peer)
-        return outgoing is None or (not outgoing.dropped and outgoing.outbox.empty)
+    def busy(self, peers: Iterable[WorkerId]) -> list[WorkerId]:
+        """To whom something is still to be sent; from now on, whoever waits in the inbox is woken when that changes."""
+        self._asked_busy = True
+        found = [self._outgoing[peer] for peer in peers if peer in self._outgoing]
+        return [outgoing.worker for outgoing in found if outgoing.dropped or not outgoing.outbox.empty]
 
     def close(self) -> None:
         """Ends all links, and the thread."""
@@ -226,7 +227,7 @@ class Switchboard:
         try:
             while parts := outgoing.outbox.next():
                 outgoing.outbox.took(_send(to, parts))
-            if self._asked_idle:
+            if self._asked_busy:
                 self._inbox.wake()
         except _LATER:
             outgoing.blocked = True
@@ -551,7 +552,9 @@ class Switchboard:
     def _read_some(self, reader: _Reader) -> bool:
         """Reads once, into the place of the chunk that is coming, or to find the next; returns if there may be more."""
         kept = len(reader.head)
-        room = self._scratch[kept:] if reader.chunk is None else reader.target[reader.filled :]
+        # Behind a chunk that another one follows, the header alone is read: the rest goes where it belongs, uncopied.
+        most = HEADER_BYTES if reader.amid else _SCRATCH_BYTES
+        room = self._scratch[kept:most] if reader.chunk is None else reader.target[reader.filled :]
         try:
             came = reader.connection.recv_into(room)
         except _LATER:
@@ -569,6 +572,7 @@ class Switchboard:
         reader.filled += size
         if reader.chunk is not None and reader.filled == reader.chunk.size:
             chunk, incoming, reader.chunk, reader.incoming = reader.chunk, reader.incoming, None, None
+            reader.amid = chunk.offset + chunk.size < chunk.total
             if incoming is not None:
                 self._inbox.add(incoming, chunk, reader.target)
 

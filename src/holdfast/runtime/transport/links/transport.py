@@ -78,7 +78,7 @@ class LinkTransport:
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send: what cannot be sent at once is copied."""
         self._check(key.generation, peer)
-        self._inbox.check(key.generation, frozenset((peer,)))
+        self._inbox.check(key.generation, (peer,))
         self._switchboard.send(peer, label_of(key), bytes_of(tensor).data, lent=True)
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
@@ -106,8 +106,7 @@ class LinkTransport:
 
     def drain(self) -> None:
         """See Transport.drain."""
-        for peer in sorted(self._peers):
-            self._inbox.wait(self._generation, frozenset((peer,)), partial(self._switchboard.idle, peer))
+        self._inbox.wait(self._generation, partial(self._switchboard.busy, sorted(self._peers)))
 
     def abort(self, generation: int) -> None:
         """See Transport.abort."""
