@@ -465,16 +465,16 @@ class Switchboard:
 
     def _connected(self, outgoing: _Outgoing, connection: socket.socket, contact: Contact) -> None:
         """Somebody takes what we send."""
-        if contact is not outgoing.contact:  # another process has come meanwhile
-            connection.close()
-            return self._call_again(outgoing)
-        self._selector.register(
-            connection, selectors.EVENT_READ, lambda events: self._served(outgoing, connection, events)
-        )
         with outgoing.lock:
-            outgoing.connection, outgoing.blocked, outgoing.called = connection, False, False
-            self._write(outgoing, connection)
-        return None
+            if contact is outgoing.contact:
+                self._selector.register(
+                    connection, selectors.EVENT_READ, lambda events: self._served(outgoing, connection, events)
+                )
+                outgoing.connection, outgoing.blocked, outgoing.called = connection, False, False
+                self._write(outgoing, connection)
+                return
+        connection.close()  # another process has come meanwhile
+        self._call_again(outgoing)
 
     def _served(self, outgoing: _Outgoing, connection: socket.socket, events: int) -> None:
         """The other end takes more; or it says something, which it never does unless it is gone."""
