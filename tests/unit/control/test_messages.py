@@ -83,7 +83,7 @@ RAISED = Raised(
 
 MESSAGES = [
     Hello(worker=W, pid=7, raised=RAISED),
-    Hello(worker=W, pid=7),
+    Hello(worker=W, pid=7, here=Here(address="127.0.0.1:4000", nonce=bytes(16))),
     Hello(worker=None, pid=0),
     Status(worker=W, generation=1, layer_steps=((3, 5), (4, 6)), executed=((5, 12),)),
     BLOB,
