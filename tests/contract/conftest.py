@@ -1,4 +1,4 @@
-"""The two ports behind one suite: Gloo between processes, memory between threads."""
+"""The ports behind one suite: links and Gloo between processes, memory between threads."""
 
 import contextlib
 import multiprocessing
@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 import holdfast.errors
+from holdfast.control.certificates import make_certificates
+from holdfast.control.token import pair_key
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Link
 from holdfast.runtime.node.forks import FORKS, ForkedProcess
+from holdfast.runtime.transport.port import Contact
 from holdfast.testing.memory import MemoryHub
 
 WORKER = Path(__file__).with_name("transport_worker.py")
@@ -97,8 +100,8 @@ class Peer:
                 kind, *given = self._connection.recv()
             except (EOFError, OSError):
                 return
-            if kind == "blob":
-                self._post(self.worker, *given)
+            if kind in ("blob", "here"):
+                self._post[kind](self.worker, *given)
             else:
                 number, *rest = given
                 getattr(self._calls[number], kind)(*rest)
@@ -110,8 +113,10 @@ class Peer:
         self._connection.close()
 
 
-class GlooCluster:
+class ProcessCluster:
     """Workers in processes of their own."""
+
+    kind = ""
 
     def __init__(self):
         self._processes = {}
@@ -121,12 +126,15 @@ class GlooCluster:
 
     def start(self, worker):
         ours, theirs = FORKS.Pipe()
-        given = {"init_globals": {"connection": theirs, "worker": worker}, "run_name": "transport_worker"}
+        given = {
+            "init_globals": {"connection": theirs, "worker": worker, "kind": self.kind},
+            "run_name": "transport_worker",
+        }
         process = ForkedProcess(target=runpy.run_path, args=(str(WORKER),), kwargs=given, daemon=True)
         process.start()
         theirs.close()
         self._processes[worker] = process
-        self.peers[worker] = Peer(worker, ours, process.pid, self._post)
+        self.peers[worker] = Peer(worker, ours, process.pid, {"blob": self._post, "here": self._here})
         return self.peers[worker]
 
     def _post(self, source, to, *blob):
@@ -135,6 +143,9 @@ class GlooCluster:
                 self.held[source, target].set()
             elif target in self._processes and self._processes[target].is_alive():
                 self.peers[target].tell("deliver", *blob)
+
+    def _here(self, worker, address, nonce):
+        raise AssertionError("tells its address to nobody")
 
     def kill(self, worker):
         self._processes[worker].kill()
@@ -149,6 +160,59 @@ class GlooCluster:
         for process in self._processes.values():
             process.join(LIMIT_S)
             process.close()
+
+
+class GlooCluster(ProcessCluster):
+    """Over Gloo."""
+
+    kind = "gloo"
+
+
+class LinkCluster(ProcessCluster):
+    """Over links."""
+
+    kind = "links"
+
+    def __init__(self):
+        super().__init__()
+        self.here_now = {}
+        self.via = {}
+        """(from, to) whose link goes through somebody else, and where that listens."""
+        self._told = threading.Lock()
+
+    def _here(self, worker, address, nonce):
+        """Tells everybody of everybody, as the coordinator does."""
+        with self._told:
+            self.here_now[worker] = (address, nonce)
+        self.tell_all()
+
+    def start(self, worker):
+        peer = super().start(worker)
+        self.tell_all()
+        return peer
+
+    def tell_all(self):
+        with self._told:
+            for target in self.here_now.keys() & self.peers.keys():
+                self.peers[target].tell("meet", self.contacts_for(target))
+
+    def contacts_for(self, target):
+        ours = self.here_now[target][1]
+        return [
+            Contact(
+                worker=w, address=self.via.get((target, w), a), nonce=n, key=pair_key("secret", (target, ours), (w, n))
+            )
+            for w, (a, n) in self.here_now.items()
+            if w != target
+        ]
+
+
+class TlsCluster(LinkCluster):
+    """Over links with TLS."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.kind = f"links {folder}"
 
 
 class MemoryCluster:
@@ -167,12 +231,12 @@ class MemoryCluster:
 
         def live():
             with theirs:
-                self._serve(theirs, worker, self._hub, self.link)
+                self._serve(theirs, worker, "memory", self._hub, self.link)
 
         thread = threading.Thread(target=live, daemon=True)
         thread.start()
         self._threads.append(thread)
-        self.peers[worker] = Peer(worker, ours, "self", lambda *blob: None)
+        self.peers[worker] = Peer(worker, ours, "self", {})
         return self.peers[worker]
 
     def kill(self, worker):
@@ -192,9 +256,41 @@ class DelayedCluster(MemoryCluster):
     link = Link(latency_s=0.001, bytes_per_s=1e6)
 
 
-@pytest.fixture(params=[GlooCluster, MemoryCluster, DelayedCluster], ids=["gloo", "memory", "delayed"])
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    """A folder with what both ends of a link show."""
+    folder = tmp_path_factory.mktemp("certificates") / "certs"
+    make_certificates(folder, ("127.0.0.1",))
+    return folder
+
+
+CLUSTERS = {
+    "links": LinkCluster,
+    "tls": TlsCluster,
+    "gloo": GlooCluster,
+    "memory": MemoryCluster,
+    "delayed": DelayedCluster,
+}
+
+
+@pytest.fixture(params=list(CLUSTERS))
 def cluster(request):
-    made = request.param()
+    given = [request.getfixturevalue("certificates")] if request.param == "tls" else []
+    made = CLUSTERS[request.param](*given)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def links():
+    made = LinkCluster()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def tls(certificates):
+    made = TlsCluster(certificates)
     yield made
     made.end()
 

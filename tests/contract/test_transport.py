@@ -103,6 +103,30 @@ def test_all_reduce_sums_and_leaves_its_argument(cluster, dtype, values):
     assert [peer.do("argument", "sum") for peer in peers] == values
 
 
+@pytest.mark.parametrize("count", [8_191, 70_001, 300_000])
+@pytest.mark.parametrize(("dtype", "unit"), [("int64", 3), ("float32", 0.1), ("bfloat16", 0.5)])
+def test_long_sums_have_the_same_bits_for_all(cluster, dtype, unit, count):
+    """As many as are sent whole, in parts, and in parts of several chunks; sums of rounded numbers, too."""
+    peers = built(cluster, A, B, C)
+    for number, peer in enumerate(peers):
+        peer.do("reduce", "sum", (A, B, C), dtype, [unit * ((number + 1) * k % 1000) for k in range(count)])
+    (_, first), *others = [peer.do("wait", "sum") for peer in peers]
+    assert all(total == first for _, total in others)
+    expected = [sum(unit * ((n + 1) * k % 1000) for n in range(3)) for k in range(0, count, 997)]
+    assert first[::997] == pytest.approx(expected, rel=0.02)
+
+
+def test_what_is_said_before_anybody_asks_is_kept(cluster):
+    a, b = built(cluster, A, B)
+    values = list(range(200_000))
+    a.do("send", key(), B, "int64", values)
+    a.do("reduce", "sum", (A, B), "int64", values)
+    b.do("post", "in", key(), A, "int64", (len(values),))
+    b.do("reduce", "sum", (A, B), "int64", values)
+    assert b.do("wait", "in") == ("int64", values)
+    assert b.do("wait", "sum") == a.do("wait", "sum") == ("int64", [2 * value for value in values])
+
+
 def test_integer_sums_wrap_around(cluster):
     peers = built(cluster, A, B)
     for peer in peers:
@@ -114,7 +138,7 @@ def test_reductions_match_in_the_order_of_submission(cluster):
     peers = built(cluster, A, B)
     for number in range(4):
         for peer in peers:
-            peer.do("reduce", number, (A, B), "int64", [10**number] * (number + 1))
+            peer.do("reduce", number, (A, B), "int64", [10**number] * (number + 1), number)
     for number in (2, 3, 0, 1):
         assert [peer.do("wait", number) for peer in peers] == [("int64", [2 * 10**number] * (number + 1))] * 2
 
@@ -122,8 +146,8 @@ def test_reductions_match_in_the_order_of_submission(cluster):
 def test_reductions_of_different_groups_do_not_wait_for_each_other(cluster):
     a, b, c = built(cluster, A, B, C)
     a.do("reduce", "all", (A, B, C), "int64", [1])
-    a.do("reduce", "pair", (A, B), "int64", [10])
-    b.do("reduce", "pair", (A, B), "int64", [20])
+    a.do("reduce", "pair", (A, B), "int64", [10], 1)
+    b.do("reduce", "pair", (A, B), "int64", [20], 1)
     assert a.do("wait", "pair") == b.do("wait", "pair") == ("int64", [30])
     for peer in (b, c):
         peer.do("reduce", "all", (A, B, C), "int64", [1])
@@ -203,7 +227,7 @@ def test_the_next_generation_works_after_an_abort(cluster):
     b.do("post", "in", key(generation=2), A, "float32", (2,))
     assert b.do("wait", "in") == ("float32", [3, 4])
     for peer in (a, b):
-        peer.do("reduce", "sum", (A, B), "int64", [5])
+        peer.do("reduce", "sum", (A, B), "int64", [5], 0, 2)
     assert a.do("wait", "sum") == b.do("wait", "sum") == ("int64", [10])
 
 

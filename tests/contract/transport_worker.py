@@ -11,10 +11,15 @@ import threading
 
 import torch
 
+from holdfast.config.job import Tls
+from holdfast.control.tls import link_contexts
+from holdfast.core.lower import Reduction
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.runtime.transport.delayed import DelayedTransport
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.gloo import GlooTransport
+from holdfast.runtime.transport.links.transport import LinkTransport
+from holdfast.runtime.transport.port import SumKey
 from holdfast.testing.memory import MemoryTransport
 
 
@@ -38,9 +43,10 @@ class Calls:
     def post(self, name, key, peer, dtype, shape):
         self._handles[name] = self._transport.receive(key, peer, TensorSpec(shape=shape, dtype=dtype))
 
-    def reduce(self, name, members, dtype, values):
+    def reduce(self, name, members, dtype, values, layer=0, generation=1, step=0):
         self._arguments[name] = torch.tensor(values, dtype=getattr(torch, dtype))
-        self._handles[name] = self._transport.all_reduce(members, self._arguments[name])
+        key = SumKey(generation, step, Reduction((layer,), members))
+        self._handles[name] = self._transport.all_reduce(key, self._arguments[name])
 
     def wait(self, name):
         found = self._handles.pop(name).wait()
@@ -62,7 +68,7 @@ class Calls:
         return len(os.listdir("/proc/self/task"))
 
 
-def serve(connection, worker, hub=None, link=None):
+def serve(connection, worker, kind="memory", hub=None, link=None):
     """Serves one test until it says quit, or its end of the pipe is closed."""
     sending = threading.Lock()
 
@@ -71,7 +77,13 @@ def serve(connection, worker, hub=None, link=None):
             connection.send(message)
 
     exchange = RelayExchange(worker, lambda blob: say("blob", blob.to, blob.generation, blob.key, blob.value))
-    transport = GlooTransport(worker, exchange) if hub is None else MemoryTransport(worker, hub)
+    if kind.startswith("links"):
+        folder = kind.removeprefix("links").strip()
+        files = {name: f"{folder}/{name}.pem" for name in ("ca", "cert", "key")}
+        transport = LinkTransport(worker, tls=link_contexts(Tls(**files)) if folder else None)
+        say("here", transport.address, transport.nonce)
+    else:
+        transport = GlooTransport(worker, exchange) if kind == "gloo" else MemoryTransport(worker, hub)
     if link is not None:
         transport = DelayedTransport(transport, link, lambda payload: 1_000)
     calls = queue.SimpleQueue()
@@ -82,6 +94,8 @@ def serve(connection, worker, hub=None, link=None):
             calls.put(given)
         elif kind == "deliver":
             exchange.deliver(*given)
+        elif kind == "meet":
+            transport.meet(*given)
         elif kind == "abort":
             exchange.end(*given)
             transport.abort(*given)
@@ -102,14 +116,14 @@ def _work(calls, target, say):
             say("done", number, result)
 
 
-def main(connection, worker):
+def main(connection, worker, kind):
     """Entry point of a process; it ends without waiting for threads that a test left behind."""
     try:
         torch.set_num_threads(1)
-        serve(connection, worker)
+        serve(connection, worker, kind)
     finally:
         os._exit(0)
 
 
 if __name__ == "transport_worker":
-    main(connection, worker)  # noqa: F821 - given by who runs this file
+    main(connection, worker, kind)  # noqa: F821 - given by who runs this file

@@ -33,7 +33,10 @@ from holdfast.control.messages import (
     Failure,
     Heartbeat,
     Hello,
+    Here,
     Install,
+    Meet,
+    Peer,
     Status,
     decode_command,
     decode_message,
@@ -44,10 +47,15 @@ from holdfast.control.messages import (
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import uniform_profile
 from holdfast.errors import ConfigError, CorruptBlob, InfeasiblePlan, MissingBlob, StateUnavailable, StorageError
 from holdfast.optim.digest import LayerState, decode_layer, encode_layer, load_layer
+from holdfast.runtime.transport.links.handshake import dialing, listening
+from holdfast.runtime.transport.links.inbox import Inbox
+from holdfast.runtime.transport.links.wire import CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, Kind, Label
+from holdfast.runtime.transport.port import Contact
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.events import (
@@ -242,6 +250,7 @@ def strike(name: str, parse, *allowed: type[Exception], inputs: int = INPUTS) ->
     assert taken + refused == inputs
 
 
+PAIR = Contact(worker=WorkerId(0, 0), address="127.0.0.1:1", nonce=bytes(16), key=bytes(32))
 JOB = {
     "name": "small",
     "model": {"kind": "gpt", "layers": 2, "width": 32, "heads": 4, "dropout": 0.1},
@@ -431,19 +440,21 @@ def test_layer_files(tmp_path):
 
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
 A, B = PLAN.workers
+HERE = Here(address="127.0.0.1:4000", nonce=bytes(16))
 MESSAGES = [
-    Hello(worker=A, pid=1, exits=(Exited(worker=B, pid=2, status=-9),), offers=(None, A), strikes=("x",)),
+    Hello(worker=A, pid=1, exits=(Exited(worker=B, pid=2, status=-9),), offers=(None, A), strikes=("x",), here=HERE),
     Status(worker=A, generation=1, layer_steps=((0, 1),), executed=((0, 3),)),
     Heartbeat(worker=A, generation=1, step=2, op=3, busy_s=0.5),
     Failure(worker=A, pid=1, error="e", user_fault=False, traceback="t"),
     Install(generation=2, plan=PLAN, at_boundary=True),
+    Meet(peers=(Peer(worker=A, here=HERE, key=bytes(32)),)),
 ]
 
 
 def test_control_messages():
     def parse(mutator):
         message = mutator.random.choice(MESSAGES)
-        decode = decode_command if isinstance(message, Install) else decode_message
+        decode = decode_command if isinstance(message, Install | Meet) else decode_message
         kind = mutator.random.random()
         if kind < 0.4:
             parcel = pack([encode(message), mutator.data(encode(message))])
@@ -456,6 +467,29 @@ def test_control_messages():
             encode(decode(each))
 
     strike("message", parse, msgspec.ValidationError, msgspec.DecodeError)
+
+
+def test_what_comes_on_a_link():
+    labels = [Label(generation, 3, kind, 2, 1) for generation in (1, 2) for kind in Kind]
+
+    def parse(mutator):
+        if mutator.random.random() < 0.3:
+            worker = WorkerId(0, 1)
+            end = listening(worker, bytes(16), lambda source, nonce: None)
+            turn = end.send(None)
+            hello = mutator.data(dialing(worker, bytes(16), PAIR).send(None).send)[: turn.read]
+            end.send(hello.ljust(turn.read, b"\0"))
+            return
+        inbox = Inbox()
+        inbox.enter(1)
+        chunk = Chunk(mutator.random.choice(labels), 300_000, 0, CHUNK_BYTES)
+        header = mutator.data(chunk.pack())[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")
+        found = Chunk.unpack(header)
+        incoming = inbox.begin(WorkerId(0, 0), found)
+        if incoming is not None:
+            inbox.add(incoming, found, incoming.place(found))
+
+    strike("link", parse, BadFrame)
 
 
 def _packable(value: object) -> object:

@@ -279,7 +279,7 @@ class Control(_Plain, frozen=True, kw_only=True):
     ``restart_window_s`` end the job. ``tls``: certificates that both ends of a connection must show; without them
     connections are in the clear. ``store``: where decisions are kept, ``sqlite`` (in the run directory) or
     ``etcd://HOST:PORT[/PREFIX]``. ``coordinators``: how many, of which one leads and the others stand by; more than one
-    needs etcd.
+    needs etcd. ``data_plane``: what carries tensors between workers, ``links`` that are made once, or torch's ``gloo``.
     """
 
     host: str = "127.0.0.1"
@@ -295,6 +295,7 @@ class Control(_Plain, frozen=True, kw_only=True):
     insecure: bool = False
     store: str = "sqlite"
     coordinators: Positive = 1
+    data_plane: Literal["links", "gloo"] = "links"
 
 
 class Job(_Plain, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.decider import Decider, Happening, Remarks, Store
 from holdfast.control.doorkeeper import TokenCheck, bounded
 from holdfast.control.injection import CoordinatorInjector
+from holdfast.control.introductions import Introductions
 from holdfast.control.membership import Closed, Membership, Output, Tell, plan_recovery
 from holdfast.control.messages import (
     LONGEST_PARCEL,
@@ -30,6 +31,7 @@ from holdfast.control.messages import (
     Expel,
     Failure,
     Hello,
+    Install,
     Message,
     decode_message,
     encode,
@@ -114,6 +116,7 @@ class Coordinator:
         injector: strikes this process at named points; None: nothing is to happen to it.
         lookup: knows of better plans than those made at once; None: nobody does.
         remarks: passed on to the agent; None: nobody makes any.
+        introductions: tells workers of each other; None: they find each other without us.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Coordinator:
         injector: CoordinatorInjector | None = None,
         lookup: PlanLookup | None = None,
         remarks: Remarks | None = None,
+        introductions: Introductions | None = None,
     ) -> None:
         self.decider = Decider(
             membership=membership,
@@ -142,6 +146,7 @@ class Coordinator:
         self._began_at = membership.generation
         self._committer = committer
         self._lookup = lookup
+        self._introductions = introductions
         self._queues: dict[_Peer, _Queue] = {_AGENT: asyncio.Queue()}
         self._agent_here = asyncio.Event()
         self._goodbye = asyncio.Event()
@@ -155,12 +160,21 @@ class Coordinator:
         encoded: dict[int, bytes] = {}  # the same command often goes to many
         for output in outputs:
             if isinstance(output, Tell):
+                if isinstance(output.command, Install):
+                    self._introduce(output)
                 key = id(output.command)
                 if key not in encoded:
                     encoded[key] = encode(output.command)
                 self._tell(self._peer_of(output), encoded[key], output.command)
             elif isinstance(output, WriteManifest):
                 self._start_commit(output)
+
+    def _introduce(self, output: Tell) -> None:
+        """Tells a worker of those it will meet, before it is told where."""
+        if self._introductions is None or output.to is None:
+            return
+        if (meet := self._introductions.news_for(output.to, self.decider.membership.roster.pids)) is not None:
+            self._tell(self._peer_of(output), encode(meet), meet)
 
     def send_last(self, outputs: Sequence[Output], die: Callable[[], None]) -> None:
         """See :class:`holdfast.control.decider.Outside`."""
@@ -226,6 +240,8 @@ class Coordinator:
         if (name and str(hello.worker) != name) or not self._all_its_own(peer, first):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "it speaks for somebody else")
         queue = self._queue_of(peer)
+        if self._introductions is not None and isinstance(hello, Hello):
+            self._introductions.heard(hello)
         self._take(first)
         reader = asyncio.create_task(self._read(request, peer, queue))
         try:

@@ -34,13 +34,16 @@ __all__ = [
     "Gathered",
     "Heartbeat",
     "Hello",
+    "Here",
     "Install",
     "Joined",
     "Leaving",
     "Left",
+    "Meet",
     "Message",
     "News",
     "NodeLost",
+    "Peer",
     "Preempted",
     "Progress",
     "Raised",
@@ -119,12 +122,20 @@ class Started(_Wire, frozen=True, tag=True, kw_only=True):
 Activity = Literal["waiting", "running", "finished"]
 
 
+class Here(_Wire, frozen=True, kw_only=True):
+    """Where a worker's process listens for its peers, ``host:port``, and a number of 16 bytes that it has drawn."""
+
+    address: Annotated[str, msgspec.Meta(max_length=300, pattern=r"^[^\s]+:[0-9]{1,5}$")]
+    nonce: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
 class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker (or, with ``worker`` empty, the node's agent) attaches, for the first time or again.
 
     It repeats whatever may have been lost with an earlier connection. Of a worker: ``generation``, ``activity`` and
     ``step`` say where it stands (it waits until it was told to run steps, and again from when it gives them up);
-    ``prepared`` is the generation that it is to go over to, 0 if there is none; ``has_state``: it is not following its
+    ``prepared`` is the generation that it is to go over to, 0 if there is none; ``here``: where it listens, if it has
+    links; ``has_state``: it is not following its
     peers without any state; ``leaving``: it was told to go; ``raised``: why it has stopped; ``strikes``: faults that
     the agent is to carry out for it.
     Of the agent: ``generation`` is the newest that ran a step; ``exits`` are all that it has seen; ``offers`` those not
@@ -138,6 +149,7 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     activity: Activity = "waiting"
     step: int = 0
     prepared: int = 0
+    here: Here | None = None
     has_state: bool = True
     leaving: bool = False
     raised: Raised | None = None
@@ -429,6 +441,20 @@ class Expel(_Wire, frozen=True, tag=True, kw_only=True):
     reason: str
 
 
+class Peer(_Wire, frozen=True, kw_only=True):
+    """Another worker's process: where it listens, and the key that it and the process that is told share."""
+
+    worker: WorkerId
+    here: Here
+    key: bytes
+
+
+class Meet(_Wire, frozen=True, tag=True, kw_only=True):
+    """With whom a worker may have to connect; what was said of others before still holds."""
+
+    peers: tuple[Peer, ...]
+
+
 class StartWorker(_Wire, frozen=True, tag=True, kw_only=True):
     """For the agent: start a process for this worker, which comes into a running job.
 
@@ -536,6 +562,7 @@ Command = (
     | Blob
     | Save
     | Expel
+    | Meet
     | Shutdown
     | Progress
     | Fence

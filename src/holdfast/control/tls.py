@@ -10,7 +10,7 @@ import grpc
 from holdfast.config.job import Tls
 from holdfast.errors import ConfigError
 
-__all__ = ["channel_credentials", "check_tls", "server_credentials"]
+__all__ = ["channel_credentials", "check_tls", "link_contexts", "server_credentials"]
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
@@ -23,6 +23,17 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
     """What a caller presents, and by whom the server must be certified."""
     ca, cert, key = (_read(name, path) for name, path in _files(tls))
     return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+def link_contexts(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """What either end of a link between two workers presents and demands: who is called, and who calls.
+
+    Raises:
+        ConfigError: a file cannot be read or used.
+    """
+    called, calls = _context(tls, ssl.PROTOCOL_TLS_SERVER), _context(tls, ssl.PROTOCOL_TLS_CLIENT)
+    called.num_tickets = 0  # a link is never resumed
+    return called, calls
 
 
 def check_tls(tls: Tls, host: str) -> None:

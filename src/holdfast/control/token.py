@@ -9,7 +9,9 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 
-__all__ = ["REFUSAL", "STATE", "TOKEN_KEY", "bearer", "carries", "share"]
+from holdfast.core.ids import WorkerId
+
+__all__ = ["REFUSAL", "STATE", "TOKEN_KEY", "bearer", "carries", "pair_key", "share"]
 
 TOKEN_KEY = "holdfast-token"
 STATE = "state"
@@ -30,6 +32,17 @@ def carries(metadata: Iterable[tuple[str, str | bytes]] | None, token: str) -> b
 def share(token: str, name: str) -> str:
     """Returns what proves that its bearer goes by this name; neither ``token`` nor another share follows from it."""
     return f"{name}:{hmac.digest(token.encode(), name.encode(), 'sha256').hex()}"
+
+
+def pair_key(token: str, one: tuple[WorkerId, bytes], other: tuple[WorkerId, bytes]) -> bytes:
+    """Returns what two workers' processes prove to each other that they are, the same whoever is named first.
+
+    Args:
+        token: of the job.
+        one, other: a worker, and the nonce of its process.
+    """
+    ends = sorted(f"{worker}:{nonce.hex()}" for worker, nonce in (one, other))
+    return hmac.digest(token.encode(), f"pair:{' '.join(ends)}".encode(), "sha256")
 
 
 def bearer(metadata: Iterable[tuple[str, str | bytes]] | None, token: str) -> str | None:

@@ -1,26 +1,23 @@
-"""Measures what a message costs: two processes send messages to and fro over the job's own transport."""
+"""Measures what a message costs: two processes send messages to and fro over links, as a job's workers do."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from multiprocessing.connection import Connection
 
 import msgspec
 import torch
 
 from holdfast.config.job import Job
-from holdfast.control.messages import Message
+from holdfast.control.tls import link_contexts
+from holdfast.control.token import pair_key
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.profile import Link
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.profiling.samples import fit_link
-from holdfast.runtime.transport.exchange import RelayExchange
-from holdfast.runtime.transport.gloo import GlooTransport
-from holdfast.runtime.transport.port import MessageKey, Transport
+from holdfast.runtime.transport.links.transport import LinkTransport
+from holdfast.runtime.transport.port import Contact, MessageKey, Transport
 
 __all__ = ["SIZES", "answer_messages", "measure_link"]
 
@@ -31,19 +28,18 @@ _PAIR = (WorkerId(0, 0), WorkerId(0, 1))
 _WARM_UP = 3
 
 
-class _Word(msgspec.Struct, frozen=True, array_like=True):
-    """What one end puts into the exchange."""
+class _Here(msgspec.Struct, frozen=True, array_like=True):
+    """Where one end listens, and the number of its process."""
 
-    generation: int
-    key: str
-    value: bytes
+    address: str
+    nonce: bytes
 
 
 def measure_link(job: Job, pipe: Connection, rounds: int) -> Link:
     """Returns latency and bandwidth, half of what a message takes to and fro.
 
     Args:
-        job: its transport is used.
+        job: whose address, and certificates if it has any, are used.
         pipe: to the process that runs :func:`answer_messages`; the two find each other through it.
         rounds: how often each size is sent; at least 1.
     """
@@ -70,25 +66,18 @@ def answer_messages(job: Job, pipe: Connection, rounds: int) -> None:
     transport.drain()
 
 
-def _connect(job: Job, end: int, pipe: Connection) -> Transport:
-    exchange = RelayExchange(_PAIR[end], partial(_tell, pipe))
-    threading.Thread(target=_hear, args=(pipe, exchange.deliver), daemon=True).start()
-    transport = GlooTransport(_PAIR[end], exchange, host=job.control.host)
+def _connect(job: Job, end: int, pipe: Connection) -> LinkTransport:
+    """A link to the other end and one from it, by a key that is no secret: both end with the measurement."""
+    ours, theirs = _PAIR[end], _PAIR[1 - end]
+    transport = LinkTransport(
+        ours, host=job.control.host, tls=link_contexts(job.control.tls) if job.control.tls else None
+    )
+    pipe.send_bytes(msgspec.msgpack.encode(_Here(transport.address, transport.nonce)))
+    here = msgspec.msgpack.decode(pipe.recv_bytes(), type=_Here)
+    key = pair_key("", (ours, transport.nonce), (theirs, here.nonce))
+    transport.meet([Contact(worker=theirs, address=here.address, nonce=here.nonce, key=key)])
     transport.build(1, (_PAIR,))
     return transport
-
-
-def _tell(pipe: Connection, message: Message) -> None:
-    pipe.send_bytes(msgspec.msgpack.encode(_Word(message.generation, message.key, message.value)))  # type: ignore[union-attr]
-
-
-def _hear(pipe: Connection, deliver: Callable[[int, str, bytes], None]) -> None:
-    while True:
-        try:
-            word = msgspec.msgpack.decode(pipe.recv_bytes(), type=_Word)
-        except (EOFError, OSError):
-            return
-        deliver(word.generation, word.key, word.value)
 
 
 def _key(sender: int, round_: int, index: int) -> MessageKey:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -43,8 +42,6 @@ def measure_profile(
 
     After failure: no process is left, also after KeyboardInterrupt.
     """
-    # Gloo reports on stderr that the other end is gone, as it is when it is done.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     with _Measuring() as children:
         answer = children.start(LAYERS, job, iterations, device)
         measured = msgspec.json.decode(_answer(answer, on_iteration), type=Measured)

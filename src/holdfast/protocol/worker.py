@@ -169,10 +169,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Connect the members of each group for ``generation``."""
+    """Connect the members of each group for ``generation``.
+
+    ``neighbours``: with whom we may have to talk once others are lost; whoever keeps connections can make them now.
+    """
 
     generation: int
     groups: tuple[tuple[WorkerId, ...], ...]
+    neighbours: tuple[WorkerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,7 +464,7 @@ class WorkerProtocol:
 
     def _connect(self, plan: Plan) -> Script:
         self.program = lower_worker(plan, self.worker, self.ties)
-        yield Build(self.generation, groups([self.program]))
+        yield Build(self.generation, groups([self.program]), _neighbours(plan, self.worker))
 
     def _step(self) -> int:
         return self.execution.step if self.execution else 0
@@ -736,6 +740,14 @@ def _new_followers(before: Plan, after: Plan) -> tuple[WorkerId, ...]:
     """Returns, sorted, who begins to follow layers when all go over to another plan; it is given all of them then."""
     known = frozenset(before.placement.followed)
     return tuple(sorted({row[0] for row in after.placement.followed if row not in known}))
+
+
+def _neighbours(plan: Plan, worker: WorkerId) -> tuple[WorkerId, ...]:
+    """Returns, sorted, who has layers of a worker, or layers beside them."""
+    members = plan.placement.members_by_layer
+    layers = {layer + by for layer in plan.placement.layers_of(worker) for by in (-1, 0, 1)}
+    found = {other for layer in layers if 0 <= layer < len(members) for other in members[layer]}
+    return tuple(sorted(found - {worker}))
 
 
 def mean_loss(stage: Engine) -> float | None:

@@ -18,6 +18,7 @@ from holdfast.control.messages import (
     Expel,
     Hello,
     Install,
+    Meet,
     Message,
     Shutdown,
     StateAt,
@@ -58,7 +59,7 @@ from holdfast.runtime.engine.build import StageParts
 from holdfast.runtime.injection import WorkerInjector
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.exchange import RelayExchange
-from holdfast.runtime.transport.port import Handle, MessageKey, Transport
+from holdfast.runtime.transport.port import Contact, Handle, MessageKey, SumKey, Transport
 from holdfast.telemetry.events import EventLog, Notice, Pinned, StepOmitted, StepOps
 
 __all__ = ["Driver"]
@@ -138,6 +139,12 @@ class Driver:
         """Takes a command, in the control thread; a newer generation interrupts the older one at once."""
         if isinstance(command, Blob):
             self.exchange.deliver(command.generation, command.key, command.value)
+            return
+        if isinstance(command, Meet):
+            self.transport.meet(
+                Contact(worker=peer.worker, address=peer.here.address, nonce=peer.here.nonce, key=peer.key)
+                for peer in command.peers
+            )
             return
         if isinstance(command, Expel):
             self.expelled(command.reason)
@@ -261,8 +268,8 @@ class Driver:
         if self._newest > self.protocol.generation:
             raise StaleGeneration(self.protocol.generation, self._newest if self._newest < FOREVER else None)
         match effect:
-            case Build(generation=generation, groups=groups):
-                return self.transport.build(generation, groups)
+            case Build(generation=generation, groups=groups, neighbours=neighbours):
+                return self.transport.build(generation, groups, neighbours)
             case Run():
                 return self._run(effect)
             case Take(receive=receive, step=step):
@@ -271,8 +278,9 @@ class Driver:
                 return self.transport.send(self._key(send, step), send.peer, value)
             case Expect(receives=receives):
                 return self._expect(receives)
-            case StartReduce(reduction=reduction, value=value):
-                self._reducing[reduction] = self.transport.all_reduce(reduction.workers, value)
+            case StartReduce(reduction=reduction, step=step, value=value):
+                key = SumKey(self.protocol.generation, step, reduction)
+                self._reducing[reduction] = self.transport.all_reduce(key, value)
                 return None
             case FinishReduce(reduction=reduction):
                 return self._wait(self._reducing.pop(reduction))

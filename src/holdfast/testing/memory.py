@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
@@ -12,7 +12,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.data.items import spec_of
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
-from holdfast.runtime.transport.port import MessageKey
+from holdfast.runtime.transport.port import Contact, MessageKey, SumKey
 from holdfast.testing.mail import Group, Mail
 
 __all__ = ["MemoryHub", "MemoryTransport"]
@@ -43,12 +43,13 @@ class MemoryTransport:
         self._hub = hub
         self._generation = 0
         self._aborted = 0
-        self._reductions: dict[Group, int] = {}
 
-    def build(self, generation: int, groups: tuple[Group, ...]) -> None:
+    def meet(self, contacts: Iterable[Contact]) -> None:
+        """See Transport.meet: all meet in the hub."""
+
+    def build(self, generation: int, groups: tuple[Group, ...], neighbours: tuple[WorkerId, ...] = ()) -> None:
         """See Transport.build."""
         self._generation = generation
-        self._reductions = {}
         members = {worker for group in groups if self._worker in group for worker in group}
         with self._hub.changed:
             self._refuse_stale()
@@ -74,16 +75,14 @@ class MemoryTransport:
 
         return _Waiting(take)
 
-    def all_reduce(self, members: Group, tensor: torch.Tensor) -> _Waiting:
+    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> _Waiting:
         """See Transport.all_reduce."""
-        number = self._reductions.get(members, 0)
-        self._reductions[members] = number + 1
-        name = (self._generation, members, number)
+        members = key.reduction.workers
         with self._hub.changed:
             self._refuse_stale()
-            self._hub.mail.contribute(name, self._worker, tensor.clone())
+            self._hub.mail.contribute(key, self._worker, tensor.clone())
             self._hub.changed.notify_all()
-        return _Waiting(lambda: self._wait(set(members), lambda: self._hub.mail.total(name, members)))
+        return _Waiting(lambda: self._wait(set(members), lambda: self._hub.mail.total(key, members)))
 
     def abort(self, generation: int) -> None:
         """See Transport.abort."""

@@ -19,11 +19,14 @@ from holdfast.control.messages import (
     Gathered,
     Heartbeat,
     Hello,
+    Here,
     Install,
     Joined,
     Leaving,
     Left,
+    Meet,
     NodeLost,
+    Peer,
     Preempted,
     Progress,
     Raised,
@@ -80,7 +83,7 @@ RAISED = Raised(
 
 MESSAGES = [
     Hello(worker=W, pid=7, raised=RAISED),
-    Hello(worker=W, pid=7),
+    Hello(worker=W, pid=7, here=Here(address="127.0.0.1:4000", nonce=bytes(16))),
     Hello(worker=None, pid=0),
     Status(worker=W, generation=1, layer_steps=((3, 5), (4, 6)), executed=((5, 12),)),
     BLOB,
@@ -127,6 +130,7 @@ COMMANDS = [
     Install(generation=4, plan=PLAN, load=StateAt(url="s3://bucket/run", step=6)),
     Install(generation=4, plan=PLAN, load=StateAt(url=None, step=0)),
     Expel(reason="held for lost"),
+    Meet(peers=(Peer(worker=W, here=Here(address="127.0.0.1:4000", nonce=bytes(16)), key=bytes(32)),)),
     StartWorker(worker=W),
     StartWorker(worker=W, first=True),
     Gathered(missing=(W,), of=2),
@@ -192,7 +196,27 @@ def test_what_is_no_parcel_is_refused():
 
 def test_every_type_is_tested():
     known = {value for _, value in inspect.getmembers(messages, inspect.isclass) if issubclass(value, messages._Wire)}
-    assert {type(value) for value in [*MESSAGES, *COMMANDS]} == known - {messages._Wire, StateAt, CommitVote}
+    assert {type(value) for value in [*MESSAGES, *COMMANDS]} == known - {
+        messages._Wire,
+        StateAt,
+        CommitVote,
+        Here,
+        Peer,
+    }
+
+
+@pytest.mark.parametrize(
+    "here",
+    [
+        {"address": "nowhere", "nonce": bytes(16)},
+        {"address": "host:port", "nonce": bytes(16)},
+        {"address": "127.0.0.1:4000", "nonce": bytes(15)},
+        {"address": f"{'h' * 300}:1", "nonce": bytes(16)},
+    ],
+)
+def test_an_address_that_is_none_is_refused(here):
+    said = msgspec.to_builtins(Hello(worker=W, pid=1), builtin_types=(bytes,)) | {"here": here}
+    refused(decode_message, said)
 
 
 def refused(decode, value):

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload
+from holdfast.core.lower import Payload, Reduction
 from holdfast.core.profile import Link
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import StaleGeneration
 from holdfast.runtime.transport.delayed import DelayedTransport
-from holdfast.runtime.transport.port import MessageKey
+from holdfast.runtime.transport.port import MessageKey, SumKey
 from holdfast.testing.memory import MemoryHub, MemoryTransport
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
@@ -102,5 +102,5 @@ def test_an_abort_ends_the_wait_for_a_message_under_way():
 
 def test_reductions_are_not_delayed():
     a, b = pair(Link(latency_s=3600.0, bytes_per_s=1.0))
-    handles = [end.all_reduce((A, B), WORDS) for end in (a, b)]
+    handles = [end.all_reduce(SumKey(1, 0, Reduction((0,), (A, B))), WORDS) for end in (a, b)]
     assert all(torch.equal(handle.wait(), 2 * WORDS) for handle in handles)

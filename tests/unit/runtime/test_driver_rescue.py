@@ -38,7 +38,7 @@ class DeafTransport:
         self.abandoned = 0
         self.aborted = 0
 
-    def build(self, generation, groups): ...
+    def build(self, generation, groups, neighbours=()): ...
 
     def receive(self, key, peer, spec):
         return self

@@ -19,6 +19,7 @@ from holdfast.control.decider import Remarks
 from holdfast.control.detection import Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
 from holdfast.control.injection import CoordinatorInjector
+from holdfast.control.introductions import Introductions
 from holdfast.control.membership import (
     Contact,
     Grid,
@@ -140,6 +141,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: E
         awake=awake,
         committer=Committer(checkpoints=checkpoints, facts=spec.facts),
         injector=CoordinatorInjector(_still_due(spec, log), log, time.monotonic),
+        introductions=Introductions(spec.token),
         lookup=None if spec.library is None else PlanLookup(Path(spec.library), lambda text: _note(log, text)),
     )
 

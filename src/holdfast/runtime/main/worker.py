@@ -13,13 +13,14 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import torch
 
 from holdfast.control.awake import AwakeClock
 from holdfast.control.client import ControlClient
 from holdfast.control.detection import PATIENCE
-from holdfast.control.messages import Failure, Hello, Leaving, Remark, Shutdown, StateAt
-from holdfast.control.tls import channel_credentials, server_credentials
+from holdfast.control.messages import Failure, Hello, Here, Leaving, Remark, Shutdown, StateAt
+from holdfast.control.tls import channel_credentials, link_contexts, server_credentials
 from holdfast.core.plan import Plan
 from holdfast.errors import (
     ConfigError,
@@ -41,6 +42,7 @@ from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.delayed import DelayedTransport
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.gloo import GlooTransport
+from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import MessageKey, Transport
 from holdfast.runtime.transport.transfer import StateServer
 from holdfast.storage.blobs import open_store
@@ -74,6 +76,7 @@ class _Worker:
         self._emulated_bytes: tuple[int, ...] = ()
         self._unused: Model | None = None
         self._data = cache(lambda: build_dataset(spec.job))
+        self._here: Here | None = None
         self._awake = AwakeClock()
         self._client = ControlClient(
             spec.address,
@@ -164,12 +167,18 @@ class _Worker:
         return driver
 
     def _transport(self, exchange: RelayExchange) -> Transport:
-        """Gloo's; if compute is emulated, messages take as long as the profile says, if they take any time."""
+        """As the job says; if compute is emulated, messages take as long as in its profile, if they take any time."""
         spec = self._spec
-        gloo = GlooTransport(spec.worker, exchange, host=spec.host)
+        plain: Transport
+        if spec.job.control.data_plane == "gloo":
+            plain = GlooTransport(spec.worker, exchange, host=spec.host)
+        else:
+            tls = spec.job.control.tls
+            plain = links = LinkTransport(spec.worker, host=spec.host, tls=link_contexts(tls) if tls else None)
+            self._here = Here(address=links.address, nonce=links.nonce)
         if spec.emulate is None or spec.emulate.link.takes_no_time:
-            return gloo
-        return DelayedTransport(gloo, spec.emulate.link, self._bytes_of)
+            return plain
+        return DelayedTransport(plain, spec.emulate.link, self._bytes_of)
 
     def _bytes_of(self, key: MessageKey) -> int:
         return self._emulated_bytes[key.boundary - 1] if key.boundary else 0
@@ -224,7 +233,7 @@ class _Worker:
 
     def _hello(self) -> Hello:
         assert self._driver is not None
-        return self._driver.hello()
+        return msgspec.structs.replace(self._driver.hello(), here=self._here)
 
     def _on_command(self, command: object) -> None:
         assert self._driver is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -20,7 +20,7 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import StaleGeneration
 from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
-from holdfast.runtime.transport.port import Handle, MessageKey, Transport
+from holdfast.runtime.transport.port import Contact, Handle, MessageKey, SumKey, Transport
 
 __all__ = ["DelayedTransport"]
 
@@ -51,9 +51,15 @@ class DelayedTransport:
         self._aborted = 0
         self._changed = threading.Condition()
 
-    def build(self, generation: int, groups: tuple[tuple[WorkerId, ...], ...]) -> None:
+    def meet(self, contacts: Iterable[Contact]) -> None:
+        """See Transport.meet."""
+        self._inner.meet(contacts)
+
+    def build(
+        self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()
+    ) -> None:
         """See Transport.build."""
-        self._inner.build(generation, groups)
+        self._inner.build(generation, groups, neighbours)
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send."""
@@ -65,9 +71,9 @@ class DelayedTransport:
         delay_s = self._link.seconds_of(max(num_bytes(spec), self._bytes_of(key)))
         return _Travelling(self, self._inner.receive(key, peer, stamped), spec, key.generation, delay_s)
 
-    def all_reduce(self, members: tuple[WorkerId, ...], tensor: torch.Tensor) -> Handle:
+    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> Handle:
         """See Transport.all_reduce."""
-        return self._inner.all_reduce(members, tensor)
+        return self._inner.all_reduce(key, tensor)
 
     def drain(self) -> None:
         """See Transport.drain."""

@@ -11,9 +11,9 @@ import torch
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.runtime.tensors import torch_dtype
 
-__all__ = ["framed", "unframed"]
+__all__ = ["KNOWN_TO_NUMPY", "bytes_of", "framed", "unframed"]
 
-_KNOWN_TO_NUMPY = frozenset(
+KNOWN_TO_NUMPY = frozenset(
     (torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 )
 
@@ -24,14 +24,19 @@ def framed(header: bytes, tensor: torch.Tensor) -> torch.Tensor:
     Shapes:
         Any; the result has ``len(header)`` + the tensor's bytes elements of uint8.
     """
-    tensor = tensor.detach()
-    if tensor.dtype not in _KNOWN_TO_NUMPY:
-        tensor = tensor.contiguous().view(-1).view(torch.uint8)
-    content = numpy.ascontiguousarray(tensor.numpy()).reshape(-1).view(numpy.uint8)
+    content = bytes_of(tensor)
     frame = numpy.empty(len(header) + content.size, numpy.uint8)
     frame[: len(header)] = numpy.frombuffer(header, numpy.uint8)
     frame[len(header) :] = content  # other threads run meanwhile, which a bytearray would not let them
     return torch.from_numpy(frame)
+
+
+def bytes_of(tensor: torch.Tensor) -> numpy.ndarray:
+    """Returns a CPU tensor's bytes, of its own memory where that is contiguous."""
+    tensor = tensor.detach()
+    if tensor.dtype not in KNOWN_TO_NUMPY:
+        tensor = tensor.contiguous().view(-1).view(torch.uint8)
+    return numpy.ascontiguousarray(tensor.numpy()).reshape(-1).view(numpy.uint8)
 
 
 def unframed(frame: numpy.ndarray, size: int, spec: TensorSpec) -> torch.Tensor:

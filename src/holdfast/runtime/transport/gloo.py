@@ -19,7 +19,7 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from datetime import timedelta
 from typing import Any
 
@@ -34,7 +34,7 @@ from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.hardening import LISTENING
 from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
-from holdfast.runtime.transport.port import Exchange, Handle, MessageKey
+from holdfast.runtime.transport.port import Contact, Exchange, Handle, MessageKey, SumKey
 
 __all__ = ["GlooTransport"]
 
@@ -75,7 +75,12 @@ class GlooTransport:
         self._groups: dict[tuple[WorkerId, ...], Any] = {}
         self._sent: dict[int, list[tuple[Any, torch.Tensor]]] = {}
 
-    def build(self, generation: int, groups: tuple[tuple[WorkerId, ...], ...]) -> None:
+    def meet(self, contacts: Iterable[Contact]) -> None:
+        """See Transport.meet: Gloo's groups are told their addresses by each other, anew in every generation."""
+
+    def build(
+        self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()
+    ) -> None:
         """See Transport.build."""
         ours = [group for group in groups if self._worker in group]
         self._bury()
@@ -168,8 +173,9 @@ class GlooTransport:
             work = group.recv([buffer], self._rank(group, peer), _tag(key))
         return _Receiving(self, work, frame, unframed(frame, _HEADER.size, spec), key, peer)
 
-    def all_reduce(self, members: tuple[WorkerId, ...], tensor: torch.Tensor) -> Handle:
+    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> Handle:
         """See Transport.all_reduce."""
+        members = key.reduction.workers
         total = tensor.clone()
         if len(members) == 1:
             return _Ready(total)

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, Receive, Send
+from holdfast.core.lower import Payload, Receive, Reduction, Send
 from holdfast.core.tensorspec import TensorSpec
 
 if TYPE_CHECKING:  # keys are used where nobody has loaded torch
     import torch
 
-__all__ = ["Exchange", "Handle", "MessageKey", "Transport"]
+__all__ = ["Contact", "Exchange", "Handle", "MessageKey", "SumKey", "Transport"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contact:
+    """Another worker's process, as the coordinator has told of it.
+
+    Attributes:
+        worker: who.
+        address: where it listens, ``host:port``.
+        nonce: drawn by that process when it began: a new process of the same worker has another one.
+        key: of this pair of processes.
+    """
+
+    worker: WorkerId
+    address: str
+    nonce: bytes
+    key: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +63,21 @@ class MessageKey:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SumKey:
+    """What a reduction is: its contributions travel with it.
+
+    Attributes:
+        generation: the membership under which it is made.
+        step: the step that it belongs to.
+        reduction: what is summed, over whom.
+    """
+
+    generation: int
+    step: int
+    reduction: Reduction
+
+
 class Handle(Protocol):
     """A receive or a reduction under way."""
 
@@ -71,14 +104,24 @@ class Exchange(Protocol):
 
 
 class Transport(Protocol):
-    """Carries the tensors of one generation at a time. All but ``abort`` are called from one thread."""
+    """Carries the tensors of one generation at a time. All but ``abort`` and ``meet`` are called from one thread."""
 
-    def build(self, generation: int, groups: tuple[tuple[WorkerId, ...], ...]) -> None:
+    def meet(self, contacts: Iterable[Contact]) -> None:
+        """Learns who the other workers' processes are now, in any thread."""
+
+    def build(
+        self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()
+    ) -> None:
         """Connects the members of every group that we are in; blocks until all have come.
+
+        Args:
+            generation: greater than any before.
+            groups: of workers that exchange messages, or sum.
+            neighbours: with whom we may have to connect in another generation.
 
         Raises:
             StaleGeneration: aborted meanwhile.
-            PeerLost: a member could not be reached.
+            PeerLost: a member is gone. One that was never there may be waited for until somebody aborts.
         """
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
@@ -87,14 +130,16 @@ class Transport(Protocol):
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
         """Starts to receive what ``peer`` sends under the same key."""
 
-    def all_reduce(self, members: tuple[WorkerId, ...], tensor: torch.Tensor) -> Handle:
-        """Starts to sum ``tensor`` over ``members``, out of place: the argument is not changed.
+    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> Handle:
+        """Starts to sum ``tensor`` over the reduction's workers, out of place.
 
-        All members submit the reductions of one group in the same order.
+        Nobody changes the argument any more, nor what the handle gives: either may still be on its way to others.
+
+        All workers submit the reductions of the same workers in the same order.
         """
 
     def drain(self) -> None:
-        """Waits until everything sent has been taken over by the other ends.
+        """Waits until everything sent has left, so that our end loses nothing of it.
 
         Raises:
             StaleGeneration: aborted meanwhile.

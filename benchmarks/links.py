@@ -1,0 +1,245 @@
+"""Messages and sums between processes: links next to torch's Gloo, by turns, latency and processor time.
+
+One worker sends a message to another, which sends it back: half of that is the latency of a message. Then 2 to 8
+workers sum 64-bit integers, as the exact numerics do, one sum after another. Processor time is that of all together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import queue
+import statistics
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+from holdfast.control.token import pair_key
+from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Payload, Reduction
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.runtime.transport.exchange import RelayExchange
+from holdfast.runtime.transport.gloo import GlooTransport
+from holdfast.runtime.transport.links.transport import LinkTransport
+from holdfast.runtime.transport.port import Contact, MessageKey, SumKey
+from measure import Recorder, print_table, progress, ratio_interval
+
+CARRIERS = ("links", "gloo")
+_SIZES = tuple(1024 << shift for shift in range(0, 13, 2))
+_OWNERS = (2, 3, 4, 6, 8)
+TARGET_MEAN, TARGET_CELL = 0.6, 1.15
+
+
+def main() -> int:
+    """Runs the benchmark."""
+    options = _options()
+    recorder = Recorder("links", vars(options))
+    for repetition in range(options.repetitions):
+        for owners in options.owners:
+            for carrier in CARRIERS[:: 1 if repetition % 2 else -1]:
+                recorder.begin()
+                for row in _measure(carrier, owners, options):
+                    recorder.add(carrier=carrier, owners=owners, repetition=repetition, **row)
+            progress(f"run {repetition + 1}/{options.repetitions}, {owners} workers")
+    summary = _summary(recorder.rows)
+    _show(summary)
+    recorder.write(summary)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=5, help="runs of each carrier")
+    parser.add_argument("--seconds", type=float, default=0.3, help="how long each size is measured in a run")
+    parser.add_argument("--owners", type=int, nargs="+", default=list(_OWNERS), help="workers that sum")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(_SIZES), help="bytes")
+    return parser.parse_args()
+
+
+def _measure(carrier: str, owners: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Starts the workers, lets them measure, and returns what they found for every size."""
+    workers = tuple(WorkerId(number, 0) for number in range(owners))
+    context, pipes, processes = multiprocessing.get_context("spawn"), {}, []
+    for worker in workers:
+        pipes[worker], theirs = context.Pipe()
+        arguments = (carrier, worker, workers, options.sizes, options.seconds, theirs)
+        processes.append(context.Process(target=_work, args=arguments, daemon=True))
+        processes[-1].start()
+        theirs.close()
+    found: queue.SimpleQueue[tuple[WorkerId, Any]] = queue.SimpleQueue()
+    here: dict[WorkerId, tuple[str, bytes]] = {}
+    for worker, pipe in pipes.items():
+        threading.Thread(target=_relay, args=(worker, pipe, pipes, here, found), daemon=True).start()
+    rows = [found.get(timeout=300) for _ in workers]
+    for process in processes:
+        process.join()
+    first = dict(rows)[workers[0]]
+    return [
+        {
+            "what": what,
+            "bytes": size,
+            "wall_s": wall,
+            "cpu_s": sum(row[what, size][1] for _, row in rows if (what, size) in row),
+        }
+        for (what, size), (wall, _) in first.items()
+    ]
+
+
+def _relay(
+    worker: WorkerId,
+    pipe: Connection,
+    pipes: dict[WorkerId, Connection],
+    here: dict[WorkerId, tuple[str, bytes]],
+    found: queue.SimpleQueue[tuple[WorkerId, Any]],
+) -> None:
+    """Passes addresses on, as the coordinator does."""
+    while True:
+        kind, *given = pipe.recv()
+        if kind == "blob":
+            to, *blob = given
+            for target in to:
+                pipes[target].send(("deliver", *blob))
+        elif kind == "here":
+            here[worker] = (given[0], given[1])
+            if len(here) == len(pipes):
+                for target, (_, nonce) in here.items():
+                    pipes[target].send(("meet", _contacts(target, nonce, here)))
+        else:
+            found.put((worker, given[0]))
+            return
+
+
+def _contacts(target: WorkerId, nonce: bytes, here: dict[WorkerId, tuple[str, bytes]]) -> list[Contact]:
+    return [
+        Contact(worker=w, address=a, nonce=n, key=pair_key("secret", (target, nonce), (w, n)))
+        for w, (a, n) in here.items()
+        if w != target
+    ]
+
+
+def _work(
+    carrier: str, worker: WorkerId, workers: tuple[WorkerId, ...], sizes: list[int], seconds: float, pipe: Connection
+) -> None:
+    """One worker."""
+    import torch
+
+    torch.set_num_threads(1)
+    sending = threading.Lock()
+
+    def say(*message: Any) -> None:
+        with sending:
+            pipe.send(message)
+
+    def relay(blob: Any) -> None:
+        say("blob", blob.to, blob.generation, blob.key, blob.value)
+
+    def listen() -> None:
+        while True:
+            exchange.deliver(*pipe.recv()[1:])
+
+    exchange = RelayExchange(worker, relay)
+    transport: Any = LinkTransport(worker) if carrier == "links" else GlooTransport(worker, exchange)
+    if carrier == "links":
+        say("here", transport.address, transport.nonce)
+        transport.meet(pipe.recv()[1])
+    else:
+        threading.Thread(target=listen, daemon=True).start()
+    pairs = {(a, b) for a in workers for b in workers if a < b}
+    transport.build(1, tuple(sorted(pairs | {workers})))
+    found = {}
+    for size in sizes:
+        if len(workers) == 2:
+            found["message", size] = _messages(transport, worker, workers, size, seconds)
+        found["sum", size] = _sums(transport, workers, size, seconds)
+    say("found", found)
+    transport.drain()
+    time.sleep(0.2)  # so that nobody is cut off by our end
+
+
+def _messages(
+    transport: Any, worker: WorkerId, workers: tuple[WorkerId, ...], size: int, seconds: float
+) -> tuple[float, float]:
+    """Returns the seconds that a message takes, and the processor time."""
+    import torch
+
+    value, spec = torch.zeros(size, dtype=torch.uint8), TensorSpec(shape=(size,), dtype="uint8")
+    other = workers[1] if worker == workers[0] else workers[0]
+    times, began, step = [], time.process_time(), 1000
+    deadline = time.perf_counter() + seconds
+    more = True
+    while more:
+        start = time.perf_counter()
+        there, back = (MessageKey(1, step, payload, 0, 1) for payload in (Payload.ACTIVATION, Payload.GRADIENT))
+        if worker == workers[0]:
+            value[0] = more = start < deadline
+            transport.send(there, other, value)
+            transport.receive(back, other, spec).wait()
+            times.append((time.perf_counter() - start) / 2)
+        else:
+            came = transport.receive(there, other, spec).wait()
+            transport.send(back, other, came)
+            times.append(0.0)
+            more = bool(came[0])
+        step += 1
+    return statistics.median(times), (time.process_time() - began) / len(times) / 2
+
+
+def _sums(transport: Any, workers: tuple[WorkerId, ...], size: int, seconds: float) -> tuple[float, float]:
+    """Returns the seconds that a sum takes, and the processor time; the first number says whether to go on."""
+    import torch
+
+    reduction, times, began, step = Reduction((0,), workers), [], time.process_time(), 1000
+    deadline = time.perf_counter() + seconds
+    while True:
+        start = time.perf_counter()
+        value = torch.zeros(size // 8, dtype=torch.int64)
+        value[0] = int(start < deadline)
+        total = transport.all_reduce(SumKey(1, size << 24 | step, reduction), value).wait()
+        times.append(time.perf_counter() - start)
+        step += 1
+        if int(total[0]) < len(workers):
+            return statistics.median(times), (time.process_time() - began) / len(times)
+
+
+def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    cells: dict[tuple[str, int, int], dict[str, list[dict[str, Any]]]] = {}
+    for row in rows:
+        cell = cells.setdefault((row["what"], row["owners"], row["bytes"]), {carrier: [] for carrier in CARRIERS})
+        cell[row["carrier"]].append(row)
+    found = []
+    for (what, owners, size), by in cells.items():
+        entry: dict[str, Any] = {"what": what, "owners": owners, "bytes": size}
+        for measure in ("wall_s", "cpu_s"):
+            pairs = list(zip(*([row[measure] for row in by[carrier]] for carrier in CARRIERS), strict=True))
+            for carrier, values in zip(CARRIERS, zip(*pairs, strict=True), strict=True):
+                entry[f"{carrier}_{measure}"] = statistics.median(values)
+            entry[f"ratio_{measure}"] = ratio_interval(pairs).to_json()
+        found.append(entry)
+    return found
+
+
+def _show(summary: list[dict[str, Any]]) -> None:
+    header = ["what", "workers", "KiB", "links ms", "Gloo ms", "ratio [95 %]", "CPU ms", "Gloo's", "ratio"]
+    table = []
+    for row in summary:
+        ratio, cpu = row["ratio_wall_s"], row["ratio_cpu_s"]
+        table.append(
+            [
+                row["what"],
+                str(row["owners"]),
+                str(row["bytes"] // 1024),
+                *(f"{1000 * row[f'{carrier}_wall_s']:.3f}" for carrier in CARRIERS),
+                f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]",
+                *(f"{1000 * row[f'{carrier}_cpu_s']:.3f}" for carrier in CARRIERS),
+                f"{cpu['median']:.2f}",
+            ]
+        )
+    print_table("Links and Gloo", header, table)
+    for name in ("wall_s", "cpu_s"):
+        ratios = [row[f"ratio_{name}"]["median"] for row in summary]
+        print(f"{name}: geometric mean {statistics.geometric_mean(ratios):.2f}, worst {max(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,54 @@
+"""Telling workers of each other: where the others listen, and the key that each pair of processes shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.control.messages import Hello, Here, Meet, Peer
+from holdfast.control.token import pair_key
+from holdfast.core.ids import WorkerId
+
+__all__ = ["Introductions"]
+
+
+@dataclass(slots=True)
+class Introductions:
+    """What a coordinator knows of where workers listen, and whom it has told. Learned anew from every hello.
+
+    Attributes:
+        token: of the job; keys are made of it.
+    """
+
+    token: str
+    _here: dict[tuple[WorkerId, int], Here] = field(default_factory=dict)
+    _told: dict[WorkerId, dict[WorkerId, bytes]] = field(default_factory=dict)
+
+    def heard(self, hello: Hello) -> None:
+        """A worker attaches, for the first time or again: it may have lost what it was told."""
+        if hello.worker is None:
+            return
+        self._told.pop(hello.worker, None)
+        if hello.here is not None:
+            self._here[hello.worker, hello.pid] = hello.here
+
+    def news_for(self, worker: WorkerId, pids: Mapping[WorkerId, int]) -> Meet | None:
+        """Returns what a worker has yet to be told of the others; None if there is nothing.
+
+        Args:
+            worker: who is to be told.
+            pids: the processes that count.
+        """
+        here = {each: self._here[each, pid] for each, pid in pids.items() if (each, pid) in self._here}
+        ours = here.pop(worker, None)
+        told = self._told.setdefault(worker, {})
+        new = {each: listens for each, listens in sorted(here.items()) if told.get(each) != listens.nonce}
+        if ours is None or not new:
+            return None
+        told.update({each: listens.nonce for each, listens in new.items()})
+        return Meet(
+            peers=tuple(
+                Peer(worker=each, here=listens, key=pair_key(self.token, (worker, ours.nonce), (each, listens.nonce)))
+                for each, listens in new.items()
+            )
+        )

@@ -1,0 +1,292 @@
+"""What one worker is sent: parked until it is asked for, or put right where it was asked to go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import torch
+
+from holdfast.core.ids import WorkerId
+from holdfast.errors import InternalError, PeerLost, StaleGeneration
+from holdfast.runtime.transport.links.wire import BadFrame, Chunk, Kind, Label
+
+__all__ = ["Inbox", "Incoming"]
+
+_MOST_PARKED = 4 << 30
+"""More bytes than all others can have sent ahead of what a worker asks for: two steps' messages."""
+
+Fold = Callable[[int, memoryview], None]
+"""Takes a part of a message: where it begins, and its bytes, which are somebody else's afterwards."""
+
+
+@dataclass(slots=True, eq=False)
+class Incoming:
+    """A message that is coming.
+
+    Attributes:
+        data: where it goes, bytes; None if its parts are folded as they come.
+        size: how many bytes whoever asked for it expects; None while nobody has.
+        came: how much of it has come.
+        total: how long the sender says that it is; None while nothing has come.
+        fold: takes its parts.
+        then: called once it is complete.
+    """
+
+    data: torch.Tensor | None = None
+    size: int | None = None
+    came: int = 0
+    total: int | None = None
+    fold: Fold | None = None
+    then: Callable[[], None] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it is here."""
+        return self.total is not None and self.came == self.total
+
+    @property
+    def wrong(self) -> bool:
+        """Whether its size is not the one that is expected."""
+        return None not in (self.size, self.total) and self.size != self.total
+
+    def place(self, chunk: Chunk) -> memoryview | None:
+        """Where a part of it goes; None: into nobody's memory, to be folded."""
+        if self.data is None:
+            return None
+        return self.data.numpy().data[chunk.offset : chunk.offset + chunk.size]
+
+
+@dataclass(slots=True)
+class Inbox:
+    """What was sent to a worker, of the generation that it is in; any thread may use it.
+
+    A message is put into memory when its first part comes, or when it is asked for, whichever is first.
+    """
+
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _generation: int = 0
+    _aborted: int = 0
+    _entered: dict[WorkerId, int] = field(default_factory=dict)
+    _broken: dict[WorkerId, str] = field(default_factory=dict)
+    _messages: dict[tuple[WorkerId, Label], Incoming] = field(default_factory=dict)
+    _waiting: int = 0
+    _parked: int = 0
+    _failure: BaseException | None = None
+
+    # What the thread that reads does
+
+    def begin(self, source: WorkerId, chunk: Chunk) -> Incoming | None:
+        """Returns the message that a chunk goes on with; None if it is of a generation that is over.
+
+        Raises:
+            BadFrame: it is none that could come now.
+        """
+        label = chunk.label
+        with self._changed:
+            if label.kind is Kind.ENTER:
+                self._enters(source, chunk)
+                return None
+            if label.generation <= self._aborted or label.generation < self._generation:
+                return None
+            if label.generation > self._generation:
+                raise BadFrame(f"{label} before all had come to that generation")
+            incoming = self._messages.get((source, label))
+            if incoming is None:
+                self._parked += chunk.total
+                if self._parked > _MOST_PARKED:
+                    raise BadFrame(f"{label} of {chunk.total} bytes, and nobody has asked for the last {self._parked}")
+                incoming = self._messages[source, label] = Incoming(torch.empty(chunk.total, dtype=torch.uint8))
+            if incoming.total is None:
+                incoming.total = chunk.total
+                if incoming.wrong:  # whoever waits for it is told; its bytes go nowhere
+                    incoming.data = incoming.fold = None
+                    self._wake()
+            if chunk.total != incoming.total or chunk.offset != incoming.came:
+                text = f"{chunk.size} bytes from {chunk.offset} on of {chunk.total}, after {incoming.came}"
+                raise BadFrame(f"{label}: {text}")
+            return incoming
+
+    def _enters(self, source: WorkerId, chunk: Chunk) -> None:
+        if chunk.total:
+            raise BadFrame(f"{chunk.label} with {chunk.total} bytes")
+        self._entered[source] = max(self._entered.get(source, 0), chunk.label.generation)
+        self._wake()
+
+    def add(self, incoming: Incoming, chunk: Chunk, part: memoryview) -> None:
+        """A chunk has come whole."""
+        with self._changed:
+            fold = incoming.fold
+            if fold is None:
+                incoming.came += chunk.size
+        if fold is not None:
+            fold(chunk.offset, part)
+            with self._changed:
+                incoming.came += chunk.size
+        if incoming.complete:
+            with self._changed:
+                then, incoming.then = incoming.then, None
+                self._wake()
+            if then is not None:
+                then()
+
+    def lose(self, peer: WorkerId, reason: str) -> None:
+        """A connection with ``peer`` is broken: whoever waits for it, in this generation, is told."""
+        with self._changed:
+            self._broken[peer] = reason
+            self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing comes any more, by a fault of ours: whoever waits is told."""
+        with self._changed:
+            self._failure = error
+            self._wake()
+
+    def wake(self) -> None:
+        """Lets whoever waits look again."""
+        with self._changed:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting:
+            self._changed.notify_all()
+
+    # What the worker does
+
+    def enter(self, generation: int) -> None:
+        """Begins a generation: what came for those before it is dropped.
+
+        Raises:
+            StaleGeneration: it is over already.
+        """
+        with self._changed:
+            self._refuse_stale(generation)
+            self._generation = generation
+            self._messages = {key: each for key, each in self._messages.items() if key[1].generation >= generation}
+            self._broken.clear()
+            self._parked = sum(each.total or 0 for each in self._messages.values() if each.size is None)
+
+    def wait_for(self, generation: int, peers: frozenset[WorkerId]) -> None:
+        """Waits until all these have come to a generation, which is ours.
+
+        Raises:
+            StaleGeneration: aborted meanwhile.
+            PeerLost: the connection with one of them broke.
+        """
+        self.wait(generation, lambda: [peer for peer in peers if self._entered.get(peer, 0) < generation])
+
+    def expect(
+        self, source: WorkerId, label: Label, data: torch.Tensor, then: Callable[[], None] | None = None
+    ) -> Incoming:
+        """Asks for a message: it goes into ``data``, if it has not begun to come already.
+
+        Args:
+            source: who sends it.
+            label: which.
+            data: contiguous bytes, as many as it is to have.
+            then: called once it is complete, in the thread that reads, or at once.
+        """
+        with self._changed:
+            incoming = self._asked(source, label, data.numel())
+            if incoming.data is None and not incoming.wrong:
+                incoming.data = data
+            if not incoming.complete:
+                incoming.then, then = then, None
+        if then is not None:
+            then()
+        return incoming
+
+    def fold(self, source: WorkerId, label: Label, size: int, fold: Fold) -> Incoming:
+        """Asks for a message of so many bytes, part by part: in the thread that reads, or at once, in any order."""
+        with self._changed:
+            incoming = self._asked(source, label, size)
+            if incoming.wrong:
+                return incoming
+            incoming.fold, came = fold, incoming.came
+        if came:
+            assert incoming.data is not None, "what came before anybody asked is parked"
+            fold(0, incoming.data.numpy().data[:came])
+        return incoming
+
+    def _asked(self, source: WorkerId, label: Label, size: int) -> Incoming:
+        """A message that is asked for now, whether some of it is parked or not."""
+        incoming = self._messages.setdefault((source, label), Incoming())
+        self._parked -= incoming.total or 0
+        incoming.size = size
+        return incoming
+
+    def take(self, source: WorkerId, label: Label, incoming: Incoming) -> torch.Tensor:
+        """Waits for a message that was asked for, and returns its bytes.
+
+        Raises:
+            StaleGeneration: aborted meanwhile.
+            PeerLost: the connection with its sender broke.
+            InternalError: it has another size.
+        """
+        self.wait(label.generation, lambda: () if incoming.complete or incoming.wrong else (source,))
+        self.forget(source, label, incoming)
+        assert incoming.data is not None, "what was asked for whole has a place"
+        return incoming.data
+
+    def forget(self, source: WorkerId, label: Label, incoming: Incoming) -> None:
+        """A message that was asked for is taken.
+
+        Raises:
+            InternalError: it has another size.
+        """
+        with self._changed:
+            self._messages.pop((source, label), None)
+        if incoming.wrong:
+            raise InternalError(f"expected {label} of {incoming.size} bytes from {source}, got {incoming.total} bytes")
+
+    def wait(self, generation: int, missing: Callable[[], Collection[WorkerId]]) -> None:
+        """Waits until nobody is missing, as long as all who are can be reached.
+
+        Args:
+            generation: ours.
+            missing: for whom we still wait; asked again whenever something has come.
+
+        Raises:
+            StaleGeneration: the generation was aborted meanwhile, or another one has begun.
+            PeerLost: the connection with one who is missing broke.
+        """
+        with self._changed:
+            while True:
+                self._refuse_other(generation)
+                if not (left := missing()):
+                    return
+                self._refuse_broken(left)
+                self._waiting += 1
+                try:
+                    self._changed.wait()
+                finally:
+                    self._waiting -= 1
+
+    def abort(self, generation: int) -> None:
+        """Ends a generation and all before it: whoever waits is woken."""
+        with self._changed:
+            self._aborted = max(self._aborted, generation)
+            self._wake()
+
+    def check(self, generation: int, peers: Collection[WorkerId] = ()) -> None:
+        """Raises what a wait for these would raise now."""
+        with self._changed:
+            self._refuse_other(generation)
+            self._refuse_broken(peers)
+
+    def _refuse_broken(self, peers: Collection[WorkerId]) -> None:
+        if self._failure is not None:
+            raise InternalError(f"the links have ended: {self._failure!r}") from self._failure
+        if lost := self._broken.keys() & peers:
+            peer = min(lost)
+            raise PeerLost(str(peer), self._generation, self._broken[peer])
+
+    def _refuse_other(self, generation: int) -> None:
+        self._refuse_stale(generation)
+        if generation != self._generation:
+            raise StaleGeneration(generation)
+
+    def _refuse_stale(self, generation: int) -> None:
+        if generation <= self._aborted:
+            raise StaleGeneration(generation)

@@ -1,0 +1,71 @@
+"""What one worker has yet to send to another: the most urgent message first, in chunks."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from holdfast.runtime.transport.links.wire import CHUNK_BYTES, URGENCY, Chunk, Label
+
+__all__ = ["Outbox"]
+
+
+@dataclass(slots=True)
+class _Message:
+    label: Label
+    body: memoryview
+    lent: bool
+    sent: int = 0
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Messages that wait; knows no socket and no lock.
+
+    What was begun is finished chunk by chunk, but between two chunks something more urgent may go.
+    """
+
+    _waiting: list[tuple[int, int, _Message]] = field(default_factory=list)
+    _count: int = 0
+    _rest: list[memoryview] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is left to send; in this order, as what waits becomes the rest, in another thread too."""
+        return not self._waiting and not self._rest
+
+    def put(self, label: Label, body: memoryview, *, lent: bool = False) -> None:
+        """Adds a message; nobody changes its bytes any more, or, if they are ``lent``, not before ``give_back``."""
+        self._count += 1
+        heapq.heappush(self._waiting, (URGENCY[label.kind], self._count, _Message(label, body, lent)))
+
+    def give_back(self) -> None:
+        """Copies what is lent and not sent yet."""
+        self._rest = [memoryview(bytes(part)) for part in self._rest]
+        for _, _, message in self._waiting:
+            if message.lent:
+                message.body, message.lent = memoryview(bytes(message.body)), False
+
+    def next(self) -> list[memoryview]:
+        """Returns the bytes that go next, which stay the next ones until they were ``took``; nothing if all is sent."""
+        if not self._rest and self._waiting:
+            message = self._waiting[0][2]
+            size = min(CHUNK_BYTES, len(message.body) - message.sent)
+            header = Chunk(message.label, len(message.body), message.sent, size).pack()
+            self._rest = [memoryview(header), message.body[message.sent : message.sent + size]]
+            message.sent += size
+            if message.sent == len(message.body):
+                heapq.heappop(self._waiting)
+        return self._rest
+
+    def took(self, size: int) -> None:
+        """So many of the next bytes are sent."""
+        while self._rest and size >= len(self._rest[0]):
+            size -= len(self._rest.pop(0))
+        if size:
+            self._rest[0] = self._rest[0][size:]
+
+    def drop(self, generation: int) -> None:
+        """Forgets all messages of ``generation`` and before; a chunk that has begun is finished all the same."""
+        self._waiting = [each for each in self._waiting if each[2].label.generation > generation]
+        heapq.heapify(self._waiting)

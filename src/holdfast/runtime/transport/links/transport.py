@@ -1,0 +1,138 @@
+"""The transport over links."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+
+from holdfast.core.ids import WorkerId
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.errors import InternalError
+from holdfast.runtime.tensors import num_bytes, torch_dtype
+from holdfast.runtime.transport.framing import bytes_of
+from holdfast.runtime.transport.links.inbox import Inbox, Incoming
+from holdfast.runtime.transport.links.sums import Summing
+from holdfast.runtime.transport.links.switchboard import Switchboard
+from holdfast.runtime.transport.links.wire import Kind, Label, label_of
+from holdfast.runtime.transport.port import Contact, Handle, MessageKey, SumKey
+
+__all__ = ["LinkTransport"]
+
+_NOTHING = memoryview(b"")
+_MOST_AHEAD = 64
+"""With how many workers a link is made before there is anything to say."""
+
+
+class LinkTransport:
+    """See :class:`holdfast.runtime.transport.port.Transport`.
+
+    Args:
+        worker: who we are.
+        host: the address that we listen on.
+        tls: see Switchboard.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        *,
+        host: str = "127.0.0.1",
+        tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+    ) -> None:
+        self._worker = worker
+        self._inbox = Inbox()
+        self._switchboard = Switchboard(worker, self._inbox, host=host, tls=tls)
+        self._generation = 0
+        self._peers: frozenset[WorkerId] = frozenset()
+
+    @property
+    def address(self) -> str:
+        """Where we listen, ``host:port``."""
+        return self._switchboard.address
+
+    @property
+    def nonce(self) -> bytes:
+        """What tells our process from others of the same worker."""
+        return self._switchboard.nonce
+
+    def meet(self, contacts: Iterable[Contact]) -> None:
+        """See Transport.meet."""
+        self._switchboard.meet(contacts)
+
+    def build(
+        self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()
+    ) -> None:
+        """See Transport.build: says to all others of our groups that we have come, and waits for theirs."""
+        self._inbox.enter(generation)
+        self._generation = generation
+        ours = (group for group in groups if self._worker in group)
+        self._peers = frozenset(worker for group in ours for worker in group) - {self._worker}
+        for peer in sorted(self._peers):
+            self._switchboard.send(peer, Label(generation, 0, Kind.ENTER), _NOTHING)
+        self._inbox.wait_for(generation, self._peers)
+        self._switchboard.warm_up(neighbours[:_MOST_AHEAD])
+
+    def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
+        """See Transport.send: what cannot be sent at once is copied."""
+        self._check(key.generation, peer)
+        self._inbox.check(key.generation, (peer,))
+        self._switchboard.send(peer, label_of(key), bytes_of(tensor).data, lent=True)
+
+    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
+        """See Transport.receive."""
+        self._check(key.generation, peer)
+        size, label = num_bytes(spec), label_of(key)
+        incoming = self._inbox.expect(peer, label, torch.empty(size, dtype=torch.uint8))
+        return _Receiving(self._inbox, peer, label, incoming, spec)
+
+    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> Handle:
+        """See Transport.all_reduce."""
+        if len(key.reduction.workers) == 1 or not tensor.numel():
+            return _Ready(tensor.clone())
+        for peer in key.reduction.workers:
+            if peer != self._worker:
+                self._check(key.generation, peer)
+        summing = Summing(key, self._worker, tensor, self._inbox, self._switchboard.send)
+        summing.start()
+        return summing
+
+    def _check(self, generation: int, peer: WorkerId) -> None:
+        self._inbox.check(generation)
+        if peer not in self._peers:
+            raise InternalError(f"worker {self._worker}: not connected with {peer} in this generation")
+
+    def drain(self) -> None:
+        """See Transport.drain."""
+        self._inbox.wait(self._generation, partial(self._switchboard.busy, sorted(self._peers)))
+
+    def abort(self, generation: int) -> None:
+        """See Transport.abort."""
+        self._inbox.abort(generation)
+        self._switchboard.drop(generation)
+
+    def abandon(self) -> None:
+        """See Transport.abandon: nobody waits for ever here."""
+
+    def close(self) -> None:
+        """See Transport.close."""
+        self._switchboard.close()
+
+
+class _Ready:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def wait(self) -> torch.Tensor:
+        return self._tensor
+
+
+class _Receiving:
+    def __init__(self, inbox: Inbox, peer: WorkerId, label: Label, incoming: Incoming, spec: TensorSpec) -> None:
+        self._inbox, self._peer, self._label, self._incoming, self._spec = inbox, peer, label, incoming, spec
+
+    def wait(self) -> torch.Tensor:
+        data = self._inbox.take(self._peer, self._label, self._incoming)
+        return data.view(torch_dtype(self._spec)).view(self._spec.shape)

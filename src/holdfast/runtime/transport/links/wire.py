@@ -1,0 +1,127 @@
+"""What travels on a link: messages in chunks, each behind a header that says of which message it is a part."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from enum import IntEnum
+from functools import cache
+from typing import NamedTuple
+
+from holdfast.core.lower import Payload
+from holdfast.errors import HoldfastError
+from holdfast.runtime.transport.port import MessageKey, SumKey
+
+__all__ = ["CHUNK_BYTES", "HEADER_BYTES", "BadFrame", "Chunk", "Kind", "Label", "label_of", "label_of_sum"]
+
+CHUNK_BYTES = 256 << 10
+"""The longest part of a message that is sent at a stretch: what is more urgent waits for no more than that."""
+_HEADER = struct.Struct("<qqBxxxiQQQI")
+HEADER_BYTES = _HEADER.size
+_EVERYTHING = 1 << 48
+"""A size that no message has: beyond it, additions would no longer be exact, and nothing would fit."""
+
+
+class BadFrame(HoldfastError):
+    """What came on a link is no chunk of a message that could be expected there."""
+
+
+class Kind(IntEnum):
+    """What a message is, in the order in which messages of equal age are sent."""
+
+    ENTER = 0
+    """A worker has come to a generation."""
+    VOTE = 1
+    VERDICT = 2
+    ACTIVATION = 3
+    GRADIENT = 4
+    PART = 5
+    """A contribution to a sum, or to a part of one."""
+    TOTAL = 6
+    """A part of a sum."""
+
+
+_KINDS = {
+    Payload.VOTE: Kind.VOTE,
+    Payload.VERDICT: Kind.VERDICT,
+    Payload.ACTIVATION: Kind.ACTIVATION,
+    Payload.GRADIENT: Kind.GRADIENT,
+}
+_KNOWN = {int(kind): kind for kind in Kind}
+URGENCY = {kind: min(kind, Kind.ACTIVATION) if kind < Kind.PART else Kind.PART for kind in Kind}
+"""Of two messages that wait, the one with the smaller number goes first; with equal ones, the one that came first."""
+
+
+class Label(NamedTuple):
+    """Which message it is, among all between two workers.
+
+    Attributes:
+        generation: the membership under which it was sent.
+        step: the step that it belongs to.
+        kind: what it is.
+        microbatch: the number of the micro-batch, or of a chain; of a sum 0.
+        place: how many layers lie before an activation or a gradient; of a sum what tells it from others; else 0.
+    """
+
+    generation: int
+    step: int
+    kind: Kind
+    microbatch: int = 0
+    place: int = 0
+
+    def __str__(self) -> str:
+        name = f"{self.kind.name.lower()} of generation {self.generation}, step {self.step}"
+        return f"{name}, micro-batch {self.microbatch}" if Kind.ENTER < self.kind < Kind.PART else name
+
+
+class Chunk(NamedTuple):
+    """What a header says.
+
+    Attributes:
+        label: of which message this is a part.
+        total: the size of the message in bytes.
+        offset: how much of it came before.
+        size: how much of it follows.
+    """
+
+    label: Label
+    total: int
+    offset: int
+    size: int
+
+    def pack(self) -> bytes:
+        """Returns the header."""
+        label = self.label
+        return _HEADER.pack(
+            label.generation, label.step, label.kind, label.microbatch, label.place, self.total, self.offset, self.size
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview, offset: int = 0) -> Chunk:
+        """Reads a header.
+
+        Raises:
+            BadFrame: it is none: its parts contradict each other.
+        """
+        generation, step, number, microbatch, place, total, begin, size = _HEADER.unpack_from(data, offset)
+        kind = _KNOWN.get(number)
+        if kind is None or not begin <= total <= _EVERYTHING or size != min(CHUNK_BYTES, total - begin):
+            raise BadFrame(f"kind {number}, {size} bytes from {begin} on of {total}: there is no such chunk")
+        return cls(Label(generation, step, kind, microbatch, place), total, begin, size)
+
+
+def label_of(key: MessageKey) -> Label:
+    """Returns what a message between two layers, or of a commit vote, goes by."""
+    return Label(key.generation, key.step, _KINDS[key.payload], key.microbatch, key.boundary)
+
+
+def label_of_sum(key: SumKey, kind: Kind) -> Label:
+    """Returns what a part of a reduction goes by."""
+    return Label(key.generation, key.step, kind, place=_place_of(key.reduction.layers))
+
+
+@cache
+def _place_of(layers: tuple[int, ...]) -> int:
+    """What tells a sum from all others of its step: a digest, as any number of layers may share a weight."""
+    name = "+".join(map(str, layers)).encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")

@@ -1,0 +1,398 @@
+"""What is particular to links: they stay, they are proved, and somebody may sit on the line."""
+
+import contextlib
+import hmac
+import os
+import random
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from holdfast.control.token import pair_key
+from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Payload
+from holdfast.errors import PeerLost
+from holdfast.runtime.transport.links.handshake import dialing
+from holdfast.runtime.transport.links.wire import HEADER_BYTES, Chunk, Kind, Label
+from holdfast.runtime.transport.port import Contact, MessageKey
+
+A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
+LIMIT_S = 20.0
+HELLO = b"holdfast link 1\n"
+HELLO_BYTES, ANSWER_BYTES, PROOF_BYTES = 64, 48, 32
+
+
+def key(microbatch=0, generation=1, step=0):
+    return MessageKey(generation=generation, step=step, payload=Payload.ACTIVATION, microbatch=microbatch, boundary=1)
+
+
+def begin(peers, generation):
+    ids = [peer.worker for peer in peers]
+    pairs = tuple((a, b) for a in ids for b in ids if a < b)
+    return [peer.call("build", generation, pairs) for peer in peers]
+
+
+def build(peers, generation):
+    for call in begin(peers, generation):
+        call.result()
+
+
+def again(peers, generation):
+    for peer in peers:
+        peer.abort(generation - 1)
+    build(peers, generation)
+
+
+def exchange(a, b, generation, values=(1, 2, 3)):
+    for one, other in ((a, b), (b, a)):
+        one.do("send", key(generation=generation), other.worker, "int64", list(values))
+    for one, other in ((a, b), (b, a)):
+        one.do("post", "in", key(generation=generation), other.worker, "int64", (len(values),))
+        assert one.do("wait", "in") == ("int64", list(values))
+
+
+def eventually(condition):
+    until = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def name(worker):
+    return str(worker).encode().ljust(16, b"\0")
+
+
+def here(links, worker):
+    """Where a worker listens, and its number, as soon as it has told."""
+    eventually(lambda: worker in links.here_now)
+    return links.here_now[worker]
+
+
+class OnTheLine:
+    """Sits between a worker that sends and one that takes, and does with what goes by what ``change`` says.
+
+    Attributes:
+        heard: what went by, from the sender, on each connection.
+        ends: set when the connections that stand are to be cut, once, after what is just being passed on.
+    """
+
+    def __init__(self, address, change=None):
+        self._to = address
+        self._change = change or (lambda data: data)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.heard = []
+        self.ends, self.ended = threading.Event(), threading.Event()
+        self._open = []
+        self._threads = []
+        self._start(self._accept)
+
+    def _start(self, target, *given):
+        self._threads.append(threading.Thread(target=target, args=given, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self):
+        while True:
+            try:
+                theirs, _ = self._listener.accept()
+            except OSError:
+                return
+            host, _, port = self._to.rpartition(":")
+            ours = socket.create_connection((host, int(port)))
+            self._open += [theirs, ours]
+            self.heard.append(bytearray())
+            self._start(self._pass, theirs, ours, self.heard[-1])
+            self._start(self._pass, ours, theirs, None)
+
+    def _pass(self, source, target, heard):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if heard is not None:
+                    heard += data
+                    data = self._change(bytes(data))
+                target.sendall(data)
+                if self.ends.is_set() and not self.ended.is_set():
+                    self.ended.set()
+                    self.cut()
+            target.shutdown(socket.SHUT_WR)
+
+    def cut(self, how=socket.SHUT_RDWR):
+        for each in self._open:
+            with contextlib.suppress(OSError):
+                each.shutdown(how)
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self.cut()
+        for thread in self._threads:
+            thread.join(LIMIT_S)
+        for each in (self._listener, *self._open):
+            each.close()
+
+
+@contextlib.contextmanager
+def listened_to(links, change=None):
+    """A and B, and somebody between A and B, as A sees it."""
+    b = links.start(B)
+    line = OnTheLine(here(links, B)[0], change)
+    links.via[A, B] = line.address
+    a = links.start(A)
+    try:
+        yield a, b, line
+    finally:
+        line.close()
+
+
+def test_links_stay_while_generations_come_and_go(links):
+    peers = a, b = [links.start(worker) for worker in (A, B)]
+    build(peers, 1)
+    exchange(a, b, 1)
+    again(peers, 2)
+    before = [(peer.do("open_files"), peer.do("threads"), memory(peer)) for peer in peers]
+    for generation in range(3, 203):
+        again(peers, generation)
+        exchange(a, b, generation)
+    after = [(peer.do("open_files"), peer.do("threads"), memory(peer)) for peer in peers]
+    for (files, threads, used), (files_now, threads_now, used_now) in zip(before, after, strict=True):
+        assert (files_now, threads_now) == (files, threads)
+        assert used_now < used + (16 << 20)
+
+
+def memory(peer):
+    with open(f"/proc/{peer.pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_a_new_process_of_a_worker_takes_the_place_of_the_old_one(links):
+    a, b = [links.start(worker) for worker in (A, B)]
+    build([a, b], 1)
+    links.kill(B)
+    assert links.died(B)
+    a.do("post", "in", key(), B, "int64", (1,))
+    assert isinstance(a.call("wait", "in").error(), PeerLost)
+    a.abort(1)
+    del links.here_now[B]
+    b = links.start(B)
+    assert here(links, B)
+    links.tell_all()
+    build([a, b], 2)
+    exchange(a, b, 2)
+
+
+def test_a_stranger_who_says_what_a_worker_said_is_sent_away(links):
+    """A recorded handshake is worth nothing: the other end draws another number each time."""
+    with listened_to(links) as (a, b, line):
+        build([a, b], 1)
+        exchange(a, b, 1)
+        (heard,) = line.heard
+        hello, proof = bytes(heard[:HELLO_BYTES]), bytes(heard[HELLO_BYTES : HELLO_BYTES + PROOF_BYTES])
+        before = b.do("open_files")
+        for said in (hello + proof, hello + bytes(PROOF_BYTES)):
+            with caller(links, B) as stranger:
+                stranger.sendall(said)
+                assert len(receive(stranger, ANSWER_BYTES)) == ANSWER_BYTES
+                assert receive(stranger, 1) == b"", "it is hung up on"
+        eventually(lambda: b.do("open_files") == before)
+        again([a, b], 2)
+        exchange(a, b, 2)
+
+
+def test_a_worker_cannot_speak_as_another(links):
+    """C knows the key that it shares with B; that proves nothing of A."""
+    a, b, _ = peers = [links.start(worker) for worker in (A, B, C)]
+    build(peers, 1)
+    (to_b,) = [contact for contact in links.contacts_for(C) if contact.worker == B]
+    with caller(links, B) as stranger:
+        said = HELLO + name(A) + here(links, A)[1] + bytes(16)
+        stranger.sendall(said)
+        said += name(B) + to_b.nonce + receive(stranger, ANSWER_BYTES)[:16]
+        stranger.sendall(hmac.digest(to_b.key, b"dialer" + said, "sha256"))
+        assert receive(stranger, 1) == b"", "hung up on"
+    handshake(links, C, here(links, C)[1], to_b).close()
+    again([a, b], 2)
+    exchange(a, b, 2)
+
+
+def handshake(links, worker, nonce, contact, then=b""):
+    """Calls as somebody whose key we know, and says something; returns the open connection."""
+    stranger = caller(links, contact.worker)
+    speaking, came = dialing(worker, nonce, contact), None
+    try:
+        while True:
+            turn = speaking.send(came)
+            stranger.sendall(turn.send)
+            came = receive(stranger, turn.read)
+    except StopIteration:
+        stranger.sendall(then)
+        return stranger
+
+
+def caller(links, worker):
+    host, _, port = here(links, worker)[0].rpartition(":")
+    made = socket.create_connection((host, int(port)))
+    made.settimeout(LIMIT_S)
+    return made
+
+
+def receive(connection, size):
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while len(found) < size and (came := connection.recv(size - len(found))):
+            found += came
+    return found
+
+
+GARBAGE = random.Random(0)
+
+
+@pytest.mark.parametrize("kind", ["links", "tls"])
+def test_garbage_and_silence_cost_little_and_disturb_nobody(request, kind):
+    links = request.getfixturevalue(kind)
+    peers = a, b = [links.start(worker) for worker in (A, B)]
+    build(peers, 1)
+    for peer in peers:
+        peer.do("limit_files", 1024)
+    exchange(a, b, 1)
+    before = [(peer.do("open_files"), memory(peer)) for peer in peers]
+    with contextlib.ExitStack() as silent:
+        for number in range(1100):
+            for worker in (A, B):
+                connection = silent.enter_context(caller(links, worker))
+                if number % 2:
+                    connection.sendall(GARBAGE.randbytes(number % 50))
+        for _ in range(1000):
+            for worker in (A, B):
+                with caller(links, worker) as connection, contextlib.suppress(ConnectionError):
+                    connection.sendall(GARBAGE.randbytes(100))
+        for peer, (files, used) in zip(peers, before, strict=True):
+            assert peer.do("open_files") <= files + 64
+            assert memory(peer) < used + (16 << 20)
+        again(peers, 2)
+        exchange(a, b, 2)
+    newcomer = links.start(C)
+    again([a, b, newcomer], 3)
+    exchange(a, newcomer, 3)
+
+
+@pytest.mark.parametrize("how", [socket.SHUT_RDWR, socket.SHUT_WR], ids=["cut", "half-closed"])
+def test_a_link_that_is_cut_ends_its_generation_and_no_more(links, how):
+    with listened_to(links) as (a, b, line):
+        build([a, b], 1)
+        exchange(a, b, 1)
+        b.do("post", "in", key(5), A, "int64", (1,))
+        waiting = b.call("wait", "in")
+        assert waiting.is_blocked()
+        line.cut(how)
+        assert isinstance(waiting.error(), PeerLost)
+        eventually(lambda: a.call("send", key(6), B, "int64", [1]).error() is not None)
+        again([a, b], 2)
+        exchange(a, b, 2)
+
+
+@pytest.mark.parametrize("after", [10, 70, 100, 140, 200, 5_000, 70_000, 300_000])
+def test_what_was_cut_off_is_not_taken_for_whole(links, after):
+    """In the greeting, in a header, in the middle of a message; the next generation connects anew."""
+    passed, values = 0, list(range(100_000))
+
+    def change(data):
+        nonlocal passed
+        if line.ends.is_set():
+            return data
+        passed += len(data)
+        if passed < after:
+            return data
+        line.ends.set()
+        return data[: len(data) - (passed - after)]
+
+    with listened_to(links, change) as (a, b, line):
+        builds = begin([a, b], 1)
+        if after > HELLO_BYTES + PROOF_BYTES + HEADER_BYTES:
+            assert [build.error() for build in builds] == [None, None]
+            b.do("post", "in", key(), A, "int64", (len(values),))
+            a.call("send", key(), B, "int64", values).error()
+            assert isinstance(b.call("wait", "in").error(), PeerLost)
+        assert line.ended.wait(LIMIT_S)
+        if after > HELLO_BYTES:  # A was connected, and learns sooner or later that it is no more
+            eventually(lambda: a.call("send", key(9), B, "int64", [1]).error() is not None)
+        again([a, b], 2)
+        exchange(a, b, 2, values)
+
+
+def test_bytes_that_change_their_order_are_not_taken(links):
+    """Two chunks of a message, the second one first."""
+    seen = bytearray()
+
+    def change(data):
+        seen.extend(data)
+        begin_at = HELLO_BYTES + PROOF_BYTES + HEADER_BYTES
+        chunk = HEADER_BYTES + (256 << 10)
+        if len(seen) <= begin_at:
+            return data
+        if len(seen) < begin_at + 2 * chunk:
+            return bytes(data[: max(0, begin_at - (len(seen) - len(data)))])
+        first, second, rest = (bytes(seen[begin_at + k * chunk : begin_at + (k + 1) * chunk]) for k in range(3))
+        return second + first + rest
+
+    with listened_to(links, change) as (a, b, _line):
+        build([a, b], 1)
+        b.do("post", "in", key(), A, "int64", (100_000,))
+        a.do("send", key(), B, "int64", list(range(100_000)))
+        error = b.call("wait", "in").error()
+        assert isinstance(error, PeerLost)
+        assert "after 0" in str(error)
+
+
+def test_messages_on_a_slow_line_come_whole(links):
+    def change(data):
+        time.sleep(0.002)
+        return data
+
+    with listened_to(links, change) as (a, b, _line):
+        build([a, b], 1)
+        for generation in (1, 2):
+            exchange(a, b, generation, tuple(range(30_000)))
+            again([a, b], generation + 1)
+
+
+def test_whoever_does_not_read_holds_nobody_up(links):
+    peers = a, b = [links.start(worker) for worker in (A, B)]
+    build(peers, 1)
+    values = list(range(100_000))
+    os.kill(b.pid, signal.SIGSTOP)
+    for number in range(20):
+        a.do("send", key(number), B, "int64", values)
+    os.kill(b.pid, signal.SIGCONT)
+    for number in range(20):
+        b.do("post", number, key(number), A, "int64", (len(values),))
+    assert all(b.do("wait", number) == ("int64", values) for number in range(20))
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        Chunk(Label(1, 0, Kind.ACTIVATION, 0, 1), 8, 0, 9),
+        Chunk(Label(1, 0, Kind.ACTIVATION, 0, 1), 1 << 60, 0, 8),
+        Chunk(Label(1, 0, Kind.ACTIVATION, 0, 1), 16, 8, 8),
+        Chunk(Label(1, 0, Kind.ACTIVATION, 0, 1), 1 << 20, 0, 1 << 20),
+        Chunk(Label(2, 0, Kind.ACTIVATION, 0, 1), 8, 0, 8),
+        Chunk(Label(1, 0, Kind.ENTER), 8, 0, 8),
+    ],
+    ids=["more than announced", "endless", "without a beginning", "too long", "of the future", "enter with bytes"],
+)
+def test_a_worker_that_says_what_cannot_be_is_hung_up_on(links, chunk):
+    """Somebody who knows C's key speaks as C."""
+    a, b = [links.start(worker) for worker in (A, B)]
+    ours, nonce = WorkerId(1, 0), bytes(16)
+    address, theirs = here(links, B)
+    contact = Contact(worker=B, address=address, nonce=theirs, key=pair_key("secret", (ours, nonce), (B, theirs)))
+    b.tell("meet", [Contact(worker=ours, address="127.0.0.1:1", nonce=nonce, key=contact.key)])
+    before = memory(b)
+    build([a, b], 1)
+    with handshake(links, ours, nonce, contact, chunk.pack() + bytes(64)) as speaking:
+        assert receive(speaking, 1) == b""
+    assert memory(b) < before + (64 << 20)
+    exchange(a, b, 1)

@@ -1,0 +1,229 @@
+"""The parts of links that do no I/O."""
+
+import pytest
+
+from holdfast.control.introductions import Introductions
+from holdfast.control.messages import Hello, Here
+from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Payload, Reduction
+from holdfast.runtime.transport.links.handshake import UNKNOWN, Turn, dialing, listening
+from holdfast.runtime.transport.links.outbox import Outbox
+from holdfast.runtime.transport.links.wire import (
+    CHUNK_BYTES,
+    HEADER_BYTES,
+    BadFrame,
+    Chunk,
+    Kind,
+    Label,
+    label_of,
+    label_of_sum,
+)
+from holdfast.runtime.transport.port import Contact, MessageKey, SumKey
+
+A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
+NONCES = {A: b"a" * 16, B: b"b" * 16, C: b"c" * 16}
+
+
+def label(kind=Kind.ACTIVATION, generation=1, microbatch=0):
+    return Label(generation, 3, kind, microbatch, 2)
+
+
+def chunks(outbox):
+    """All that an outbox sends, as (header, bytes)."""
+    found = []
+    while parts := outbox.next():
+        data = b"".join(parts)
+        outbox.took(len(data))
+        found.append((Chunk.unpack(data), data[HEADER_BYTES:]))
+    return found
+
+
+def test_a_header_says_what_it_said():
+    chunk = Chunk(label(), 10, 4, 6)
+    assert Chunk.unpack(b"x" + chunk.pack(), 1) == chunk
+    assert len(chunk.pack()) == HEADER_BYTES
+
+
+@pytest.mark.parametrize("chunk", [(8, 0, 9), (8, 4, 5), (8, 0, 0), (1 << 62, 0, 1), (1 << 40, 0, CHUNK_BYTES + 1)])
+def test_a_header_that_contradicts_itself_is_none(chunk):
+    with pytest.raises(BadFrame, match="no such chunk"):
+        Chunk.unpack(Chunk(label(), *chunk).pack())
+
+
+def test_an_unknown_kind_is_none():
+    data = bytearray(Chunk(label(), 8, 0, 8).pack())
+    data[16] = 77
+    with pytest.raises(BadFrame, match="kind 77"):
+        Chunk.unpack(data)
+
+
+def test_labels_tell_messages_and_sums_apart():
+    keys = [MessageKey(1, 2, payload, m, b) for payload in Payload for m in range(2) for b in range(2)]
+    sums = [SumKey(1, 2, Reduction(layers, (A, B))) for layers in ((0,), (1,), (0, 1), (0, 11), (0, 1, 1))]
+    found = [*map(label_of, keys), *(label_of_sum(each, kind) for each in sums for kind in (Kind.PART, Kind.TOTAL))]
+    assert len(set(found)) == len(keys) + 2 * len(sums)
+
+
+def test_a_long_message_goes_in_chunks():
+    outbox, body = Outbox(), bytes(range(256)) * 3000
+    outbox.put(label(), memoryview(body))
+    found = chunks(outbox)
+    assert [chunk.size for chunk, _ in found] == [CHUNK_BYTES, CHUNK_BYTES, len(body) - 2 * CHUNK_BYTES]
+    assert b"".join(data for _, data in found) == body
+    assert outbox.empty
+
+
+def test_an_empty_message_goes_too():
+    outbox = Outbox()
+    outbox.put(label(Kind.ENTER), memoryview(b""))
+    assert chunks(outbox) == [(Chunk(label(Kind.ENTER), 0, 0, 0), b"")]
+
+
+def test_what_is_urgent_goes_between_two_chunks_and_equals_in_their_order():
+    outbox = Outbox()
+    outbox.put(label(Kind.PART), memoryview(bytes(2 * CHUNK_BYTES)))
+    outbox.took(len(outbox.next()[0]) + 5)  # it has begun
+    outbox.put(label(Kind.ACTIVATION, microbatch=1), memoryview(b"one"))
+    outbox.put(label(Kind.GRADIENT, microbatch=2), memoryview(b"two"))
+    outbox.put(label(Kind.VERDICT), memoryview(b"now"))
+    rest = b"".join(outbox.next())
+    assert len(rest) == CHUNK_BYTES - 5
+    outbox.took(len(rest))
+    kinds = [chunk.label.kind for chunk, _ in chunks(outbox)]
+    assert kinds == [Kind.VERDICT, Kind.ACTIVATION, Kind.GRADIENT, Kind.PART]
+
+
+def test_what_is_over_is_dropped_but_for_the_chunk_that_has_begun():
+    outbox = Outbox()
+    outbox.put(label(microbatch=1), memoryview(bytes(2 * CHUNK_BYTES)))
+    outbox.took(len(outbox.next()[0]) + 5)
+    outbox.put(label(microbatch=2), memoryview(b"two"))
+    outbox.put(label(generation=2), memoryview(b"new"))
+    outbox.drop(1)
+    rest = b"".join(outbox.next())
+    assert len(rest) == CHUNK_BYTES - 5
+    outbox.took(len(rest))
+    assert [data for _, data in chunks(outbox)] == [b"new"]
+
+
+def test_what_was_lent_may_change_once_it_is_given_back():
+    outbox, body = Outbox(), bytearray(b"x" * (CHUNK_BYTES + 10))
+    outbox.put(label(), memoryview(body), lent=True)
+    outbox.took(len(outbox.next()[0]) + 7)
+    outbox.give_back()
+    body[:] = b"y" * len(body)
+    assert b"".join(outbox.next()) == b"x" * (CHUNK_BYTES - 7)
+    outbox.took(CHUNK_BYTES - 7)
+    assert chunks(outbox)[0][1] == b"x" * 10
+
+
+def contact(worker, key=b"k" * 32):
+    return Contact(worker=worker, address="127.0.0.1:1", nonce=NONCES[worker], key=key)
+
+
+def shake(caller, listener):
+    """Lets both ends speak; returns whom each took the other for."""
+    ends, came, found = {"caller": caller, "listener": listener}, {"caller": b"", "listener": b""}, {}
+    turns = {name: end.send(None) for name, end in ends.items()}
+    for _ in range(10):
+        for name, other in (("caller", "listener"), ("listener", "caller")):
+            if name in found or not isinstance(turns[name], Turn):
+                continue
+            came[other] += turns[name].send
+            turn = turns[name] = Turn(b"", turns[name].read)
+            if len(came[name]) >= turn.read:
+                data, came[name] = came[name][: turn.read], came[name][turn.read :]
+                try:
+                    turns[name] = ends[name].send(data)
+                except StopIteration as end:
+                    found[name] = end.value.worker
+    return found
+
+
+def known(*contacts):
+    return lambda worker, nonce: next((each for each in contacts if (each.worker, each.nonce) == (worker, nonce)), None)
+
+
+def test_two_that_know_their_key_find_each_other():
+    found = shake(dialing(A, NONCES[A], contact(B)), listening(B, NONCES[B], known(contact(A))))
+    assert found == {"caller": B, "listener": A}
+
+
+@pytest.mark.parametrize(
+    ("called", "calls"),
+    [
+        (contact(B, b"?" * 32), contact(A)),
+        (contact(B), contact(A, b"?" * 32)),
+        (contact(C), contact(A)),
+    ],
+    ids=["the caller has another key", "the listener has another key", "somebody else was called"],
+)
+def test_nobody_else_does(called, calls):
+    with pytest.raises(BadFrame, match="does not know the key of this pair"):
+        shake(dialing(A, NONCES[A], called), listening(B, NONCES[B], known(calls)))
+
+
+def test_a_process_that_nobody_told_of_waits():
+    there = []
+    end = listening(B, NONCES[B], lambda worker, nonce: there[0] if there else None)
+    end.send(None)
+    hello = dialing(A, NONCES[A], contact(B)).send(None).send
+    assert end.send(hello) is UNKNOWN
+    assert end.send(None) is UNKNOWN
+    there.append(contact(A))
+    assert len(end.send(None).send) == 48
+
+
+@pytest.mark.parametrize("hello", [b"GET / HTTP/1.1\r\n" + bytes(48), b"holdfast link 1\n" + b"x" * 48])
+def test_whoever_speaks_otherwise_is_no_worker(hello):
+    end = listening(B, NONCES[B], known(contact(A)))
+    assert end.send(None).read == len(hello)
+    with pytest.raises(BadFrame):
+        end.send(hello)
+
+
+def hello(worker, pid=1, nonce=None):
+    return Hello(worker=worker, pid=pid, here=Here(address=f"h:{pid}", nonce=nonce or NONCES[worker]))
+
+
+def test_everybody_is_told_of_everybody_once_and_both_get_the_same_key():
+    introductions, pids = Introductions("token"), {A: 1, B: 1, C: 1}
+    for worker in (A, B):
+        introductions.heard(hello(worker))
+    to_a, to_b = (introductions.news_for(worker, pids) for worker in (A, B))
+    assert [peer.worker for peer in to_a.peers] == [B]
+    assert to_a.peers[0].key == to_b.peers[0].key
+    assert introductions.news_for(A, pids) is None
+    introductions.heard(hello(C))
+    (to_c,) = introductions.news_for(A, pids).peers
+    assert (to_c.worker, to_c.here.nonce) == (C, NONCES[C])
+    assert to_c.key != to_a.peers[0].key
+
+
+def test_whoever_comes_again_is_told_all_again_and_a_new_process_is_news():
+    introductions, pids = Introductions("token"), {A: 1, B: 1}
+    for worker in (A, B):
+        introductions.heard(hello(worker))
+        introductions.news_for(worker, pids)
+    introductions.heard(hello(A))
+    assert [peer.worker for peer in introductions.news_for(A, pids).peers] == [B]
+    introductions.heard(hello(B, pid=2, nonce=b"B" * 16))
+    assert introductions.news_for(A, pids) is None, "the process that counts is another one"
+    assert introductions.news_for(A, {A: 1, B: 2}).peers[0].here.nonce == b"B" * 16
+
+
+def test_a_process_of_the_past_that_says_hello_takes_nobodys_place():
+    introductions, pids = Introductions("token"), {A: 1, B: 2}
+    for one in (hello(A), hello(B, pid=2), hello(B, pid=1, nonce=b"old" + bytes(13))):
+        introductions.heard(one)
+    assert introductions.news_for(A, pids).peers[0].here.nonce == NONCES[B]
+    assert introductions.news_for(B, pids).peers[0].here.nonce == NONCES[A]
+
+
+def test_a_worker_without_links_is_told_nothing():
+    introductions = Introductions("token")
+    introductions.heard(Hello(worker=A, pid=1))
+    introductions.heard(Hello(worker=None, pid=1))
+    introductions.heard(hello(B))
+    assert introductions.news_for(A, {A: 1, B: 1}) is None
+    assert introductions.news_for(B, {A: 1, B: 1}) is None
