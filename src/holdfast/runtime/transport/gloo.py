@@ -34,7 +34,7 @@ from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.hardening import LISTENING
 from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
-from holdfast.runtime.transport.port import Contact, Exchange, Handle, MessageKey, SumKey
+from holdfast.runtime.transport.port import Contact, Exchange, Handle, MessageKey, Ready, SumKey
 
 __all__ = ["GlooTransport"]
 
@@ -178,7 +178,7 @@ class GlooTransport:
         members = key.reduction.workers
         total = tensor.clone()
         if len(members) == 1:
-            return _Ready(total)
+            return Ready(total)
         with self._failing(None):
             work = self._group(members).allreduce([total])
         return _Reducing(self, work, total)
@@ -272,14 +272,6 @@ class _ExchangeStore(dist.Store):  # type: ignore[name-defined,misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The exchange waits until the generation is over."""
-
-
-class _Ready:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def wait(self) -> torch.Tensor:
-        return self._tensor
 
 
 class _Reducing:

@@ -13,7 +13,7 @@ from holdfast.core.tensorspec import TensorSpec
 if TYPE_CHECKING:  # keys are used where nobody has loaded torch
     import torch
 
-__all__ = ["Contact", "Exchange", "Handle", "MessageKey", "SumKey", "Transport"]
+__all__ = ["Contact", "Exchange", "Handle", "MessageKey", "Ready", "SumKey", "Transport"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,17 @@ class Handle(Protocol):
             StaleGeneration: the transport was aborted.
             PeerLost: the other end is gone. The transport can only be closed then.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A handle of what is there already."""
+
+    tensor: torch.Tensor
+
+    def wait(self) -> torch.Tensor:
+        """See Handle."""
+        return self.tensor
 
 
 class Exchange(Protocol):

@@ -22,7 +22,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.transport.links.wire import BadFrame
 from holdfast.runtime.transport.port import Contact
 
-__all__ = ["NONCE_BYTES", "UNKNOWN", "Exchange", "Turn", "dialing", "listening"]
+__all__ = ["NONCE_BYTES", "UNKNOWN", "Dialogue", "Turn", "dialing", "listening"]
 
 NONCE_BYTES = 16
 _MAGIC = b"holdfast link 1\n"
@@ -41,11 +41,11 @@ class Turn:
     read: int
 
 
-Exchange = Generator[Turn | object, bytes, Contact]
+Dialogue = Generator[Turn | object, bytes, Contact]
 """One end of a handshake; returns whom it was with. Raises BadFrame: the other end could not prove who it is."""
 
 
-def dialing(worker: WorkerId, nonce: bytes, to: Contact) -> Exchange:
+def dialing(worker: WorkerId, nonce: bytes, to: Contact) -> Dialogue:
     """The end that will send.
 
     Args:
@@ -63,7 +63,7 @@ def dialing(worker: WorkerId, nonce: bytes, to: Contact) -> Exchange:
     return to
 
 
-def listening(worker: WorkerId, nonce: bytes, known: Callable[[WorkerId, bytes], Contact | None]) -> Exchange:
+def listening(worker: WorkerId, nonce: bytes, known: Callable[[WorkerId, bytes], Contact | None]) -> Dialogue:
     """The end that will read; yields UNKNOWN while the caller is not known.
 
     Args:

@@ -106,13 +106,12 @@ class Summing:
     def _tell(self, other: WorkerId, kind: Kind, part: torch.Tensor) -> None:
         self._send(other, label_of_sum(self._key, kind), part.view(torch.uint8).numpy().data)
 
-    def _ask(self, kind: Kind, places: Mapping[WorkerId, torch.Tensor], then: Callable[[], None]) -> list[_Asked]:
+    def _ask(self, kind: Kind, places: Mapping[WorkerId, torch.Tensor], then: Callable[[], None]) -> None:
         label, asked = label_of_sum(self._key, kind), []
         for other, place in places.items():
             incoming = self._inbox.expect(other, label, place.view(torch.uint8), then)
             asked.append(_Asked(other, label, incoming, place))
         self._asked += asked
-        return asked
 
     def _ask_for_parts(self) -> None:
         """Asks every other worker for its contribution to what we add up."""

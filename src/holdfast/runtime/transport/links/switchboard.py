@@ -20,7 +20,7 @@ from holdfast.runtime.hardening import LISTENING
 from holdfast.runtime.transport.links.handshake import (
     NONCE_BYTES,
     UNKNOWN,
-    Exchange,
+    Dialogue,
     Turn,
     dialing,
     listening,
@@ -74,7 +74,7 @@ class _Handshake:
     """A connection on which nothing is proved yet."""
 
     connection: socket.socket
-    exchange: Exchange
+    dialogue: Dialogue
     until: float
     secure: Callable[[socket.socket], ssl.SSLSocket] | None
     proved: Callable[[socket.socket, Contact], None]
@@ -293,11 +293,11 @@ class Switchboard:
             return
         if len(strangers := [each for each in self._shaking if each.failed is _nothing]) >= _STRANGERS:
             self._give_up(strangers[0])
-        exchange = listening(self._worker, self.nonce, self._known)
+        dialogue = listening(self._worker, self.nonce, self._known)
         secure = None
         if self._tls is not None:
             secure = partial(self._tls[0].wrap_socket, server_side=True, do_handshake_on_connect=False)
-        self._shake(connection, exchange, secure, self._take_up, _nothing)
+        self._shake(connection, dialogue, secure, self._take_up, _nothing)
 
     def _known(self, worker: WorkerId, nonce: bytes) -> Contact | None:
         with self._lock:
@@ -327,13 +327,13 @@ class Switchboard:
                 connection.close()
             self._call_again(outgoing)
             return
-        exchange = dialing(self._worker, self.nonce, contact)
+        dialogue = dialing(self._worker, self.nonce, contact)
         secure = None
         if self._tls is not None:
             secure = partial(self._tls[1].wrap_socket, server_hostname=host, do_handshake_on_connect=False)
         outgoing.calling = self._shake(
             connection,
-            exchange,
+            dialogue,
             secure,
             lambda ready, found: self._connected(outgoing, ready, found),
             lambda: self._call_again(outgoing),
@@ -348,14 +348,14 @@ class Switchboard:
     def _shake(
         self,
         connection: socket.socket,
-        exchange: Exchange,
+        dialogue: Dialogue,
         secure: Callable[[socket.socket], ssl.SSLSocket] | None,
         proved: Callable[[socket.socket, Contact], None],
         failed: Callable[[], None],
     ) -> _Handshake:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        handshake = _Handshake(connection, exchange, time.monotonic() + _HANDSHAKE_S, secure, proved, failed)
+        handshake = _Handshake(connection, dialogue, time.monotonic() + _HANDSHAKE_S, secure, proved, failed)
         self._shaking[handshake] = None
         self._selector.register(
             connection, selectors.EVENT_READ | selectors.EVENT_WRITE, lambda _: self._proceed(handshake)
@@ -368,7 +368,7 @@ class Switchboard:
         """Gives what came to the handshake, and goes on with what it wants next."""
         came, handshake.came = handshake.came, b""
         try:
-            turn = handshake.exchange.send(came if handshake.reading else None)  # type: ignore[arg-type]
+            turn = handshake.dialogue.send(came if handshake.reading else None)  # type: ignore[arg-type]
         except StopIteration as end:
             del self._shaking[handshake]
             self._selector.unregister(handshake.connection)

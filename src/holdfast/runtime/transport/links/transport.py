@@ -17,7 +17,7 @@ from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.sums import Summing
 from holdfast.runtime.transport.links.switchboard import Switchboard
 from holdfast.runtime.transport.links.wire import Kind, Label, label_of
-from holdfast.runtime.transport.port import Contact, Handle, MessageKey, SumKey
+from holdfast.runtime.transport.port import Contact, Handle, MessageKey, Ready, SumKey
 
 __all__ = ["LinkTransport"]
 
@@ -91,18 +91,16 @@ class LinkTransport:
     def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> Handle:
         """See Transport.all_reduce."""
         if len(key.reduction.workers) == 1 or not tensor.numel():
-            return _Ready(tensor.clone())
-        for peer in key.reduction.workers:
-            if peer != self._worker:
-                self._check(key.generation, peer)
+            return Ready(tensor.clone())
+        self._check(key.generation, *(peer for peer in key.reduction.workers if peer != self._worker))
         summing = Summing(key, self._worker, tensor, self._inbox, self._switchboard.send)
         summing.start()
         return summing
 
-    def _check(self, generation: int, peer: WorkerId) -> None:
+    def _check(self, generation: int, *peers: WorkerId) -> None:
         self._inbox.check(generation)
-        if peer not in self._peers:
-            raise InternalError(f"worker {self._worker}: not connected with {peer} in this generation")
+        if strangers := set(peers) - self._peers:
+            raise InternalError(f"worker {self._worker}: not connected with {min(strangers)} in this generation")
 
     def drain(self) -> None:
         """See Transport.drain."""
@@ -119,14 +117,6 @@ class LinkTransport:
     def close(self) -> None:
         """See Transport.close."""
         self._switchboard.close()
-
-
-class _Ready:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def wait(self) -> torch.Tensor:
-        return self._tensor
 
 
 class _Receiving:

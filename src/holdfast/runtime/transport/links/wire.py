@@ -12,7 +12,7 @@ from holdfast.core.lower import Payload
 from holdfast.errors import HoldfastError
 from holdfast.runtime.transport.port import MessageKey, SumKey
 
-__all__ = ["CHUNK_BYTES", "HEADER_BYTES", "BadFrame", "Chunk", "Kind", "Label", "label_of", "label_of_sum"]
+__all__ = ["CHUNK_BYTES", "HEADER_BYTES", "BadFrame", "Chunk", "Kind", "URGENCY", "Label", "label_of", "label_of_sum"]
 
 CHUNK_BYTES = 256 << 10
 """The longest part of a message that is sent at a stretch: what is more urgent waits for no more than that."""
