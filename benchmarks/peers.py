@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from holdfast.config.job import Job
@@ -30,6 +31,7 @@ from holdfast.config.load import dump_job, parse_job
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.errors import HoldfastError
+from holdfast.optim.accumulate import Numerics
 from holdfast.runtime.node.agent import Interrupted
 from holdfast.runtime.train import train
 from holdfast.telemetry.events import Installed, StepOps, read_events
@@ -75,7 +77,7 @@ def main() -> int:
     options = _options()
     recorder = Recorder("peers", vars(options))
     problem = install()
-    names = [name for name in options.systems if name == "holdfast" or problem is None]
+    names = [name for name in options.systems if name.startswith("holdfast") or problem is None]
     clean = {name: _run(recorder, name, -1, options) for name in names}
     for repetition in range(options.repetitions):
         for name in names:
@@ -86,7 +88,7 @@ def main() -> int:
     }
     _show(summary)
     recorder.write(summary)
-    return int(any(row["error"] for row in recorder.rows if row["system"] == "holdfast"))
+    return int(any(row["error"] for row in recorder.rows if row["system"].startswith("holdfast")))
 
 
 def _options() -> argparse.Namespace:
@@ -165,8 +167,17 @@ def _run(recorder: Recorder, name: str, repetition: int, options: argparse.Names
     return row
 
 
-def run_holdfast(job: Job, directory: Path, options: argparse.Namespace, kill: bool) -> Outcome:
-    """Trains with Holdfast on a grid of 3 x 1."""
+def run_holdfast(numerics: Numerics) -> Runner:
+    """Returns what trains with Holdfast on a grid of 3 x 1."""
+
+    def run(job: Job, directory: Path, options: argparse.Namespace, kill: bool) -> Outcome:
+        numbered = msgspec.structs.replace(job.train, numerics=numerics)
+        return _train(msgspec.structs.replace(job, train=numbered), directory, options, kill)
+
+    return run
+
+
+def _train(job: Job, directory: Path, options: argparse.Namespace, kill: bool) -> Outcome:
     fault = Fault(kind=FaultKind.KILL, worker=WorkerId(_VICTIM, 0), step=options.kill_step, point=Point("backward"))
     with time_limit(options.limit_s):
         summary = train(job, run_dir=directory / "run", faults=[fault] if kill else [])
@@ -367,7 +378,8 @@ def _complete(commits: list[dict[str, Any]], before: float | None = None) -> dic
 
 
 SYSTEMS: dict[str, Runner] = {
-    "holdfast": run_holdfast,
+    "holdfast": run_holdfast("exact"),
+    "holdfast-fast": run_holdfast("fast"),
     "torchft": run_torchft(heartbeat_ms=5000, join_ms=60000),
     "torchft-1s": run_torchft(heartbeat_ms=1000, join_ms=60000),
     "torchft-1s-join-0.1s": run_torchft(heartbeat_ms=1000, join_ms=100),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -24,6 +25,7 @@ __all__ = [
     "Reduction",
     "Send",
     "Step",
+    "Sum",
     "WorkerProgram",
     "format_instructions",
     "groups",
@@ -73,15 +75,17 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run one operation. Text: ``F1.5``.
+    """Run one operation, or the next part of it. Text: ``F1.5``; ``B1.5`` as often as it has parts.
 
     Attributes:
         op: the operation.
         layers: what it runs over; the text does not say it, so it is None in what was read.
+        last: whether it ends the operation. The text does not say it.
     """
 
     op: Op
     layers: LayerRange | None = field(default=None, compare=False)
+    last: bool = field(default=True, compare=False)
 
     def __str__(self) -> str:
         return str(self.op)
@@ -122,12 +126,22 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Take part in a reduction, or do it locally if nobody else does. Text: ``REDUCE_L3``."""
+    """Contribute to a reduction, or do it locally if nobody else does; waits for nobody. Text: ``REDUCE_L3``."""
 
     reduction: Reduction
 
     def __str__(self) -> str:
         return f"REDUCE_{self.reduction.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Wait for the sum of a reduction. Text: ``SUM_L3``."""
+
+    reduction: Reduction
+
+    def __str__(self) -> str:
+        return f"SUM_{self.reduction.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +154,7 @@ class Step:
         return f"STEP_L{self.layer}"
 
 
-Instruction = Compute | Send | Receive | Reduce | Step
+Instruction = Compute | Send | Receive | Reduce | Sum | Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +163,8 @@ class WorkerProgram:
 
     Attributes:
         worker: whose.
-        operations: what it computes, receives and sends, in order.
-        reductions: the sums that it takes part in.
+        operations: what it computes, receives, sends and contributes to sums, in order.
+        reductions: the sums that it takes part in, in the order in which it contributes.
         verdict: the exchange of votes that settles a step at its end.
         riding: ``operations``, and between them the exchange that settles the step *before*: every message of it
             travels right before the activation or gradient of one micro-batch between the same workers, so nobody waits
@@ -168,7 +182,7 @@ class WorkerProgram:
     @property
     def instructions(self) -> tuple[Instruction, ...]:
         """A whole step that is settled at its end, with the optimizer after the verdict."""
-        return (*self.operations, *self._after_operations())
+        return (*self.operations, *self._after_operations)
 
     @property
     def closing(self) -> tuple[Instruction, ...]:
@@ -177,24 +191,27 @@ class WorkerProgram:
         The other forms leave out one or both of the exchanges, on all workers alike. That makes nobody wait for more,
         so they cannot deadlock where this one does not.
         """
-        return (*self.riding, *self._after_operations())
+        return (*self.riding, *self._after_operations)
 
-    def _after_operations(self) -> Iterator[Instruction]:
-        yield from map(Reduce, self.reductions)
-        yield from self.verdict
-        yield from map(Step, self.layers)
+    @property
+    def _after_operations(self) -> tuple[Instruction, ...]:
+        return (*map(Sum, self.reductions), *self.verdict, *map(Step, self.layers))
 
 
 def lower(plan: Plan, ties: tuple[tuple[int, ...], ...] = ()) -> tuple[WorkerProgram, ...]:
     """Returns the program of every worker, sorted by worker.
 
-    Every operation receives its input if that comes from another worker, computes, and sends its result on. Then come
-    the reductions: own layers from the last to the first, as backward finishes them, then the ties that touch own
-    layers. Then the verdict: along every route that adds a worker, first those of micro-batches ``p.0``, a vote
-    travels from the last worker to the first, where backward ends, and the verdict back; a listener, which no route
-    visits, has a chain of its own under a name beyond all micro-batches: a route, and it before the first worker. Last
-    come the optimizer steps, in ascending order of layers. Everywhere all workers go through common reductions and
-    chains in the same order, so these cannot deadlock.
+    Every operation receives its input if that comes from another worker, computes, and sends its result on. The last
+    one that adds to a layer's gradient is run in parts, and behind the part that completes a layer comes the worker's
+    contribution to its sum with others, so that this is on its way while the layers before are computed. All workers
+    contribute in one order, own layers from the last to the first, as backward finishes them, then the ties that touch
+    own layers; what is complete sooner waits for its turn, and what a worker never computes goes with what it does.
+
+    Behind the operations come the sums and the verdict: along every route that adds a worker, first those of
+    micro-batches ``p.0``, a vote travels from the last worker to the first, where backward ends, and the verdict back;
+    a listener, which no route visits, has a chain of its own under a name beyond all micro-batches: a route, and it
+    before the first worker. Last come the optimizer steps, in ascending order of layers. Everywhere all workers go
+    through common reductions and chains in the same order, so these cannot deadlock.
 
     In the staggered form the verdict on a step rides on the next one, the other way round: a chain's vote goes from
     worker to worker right before the activation of the micro-batch whose route it follows, its verdict right before the
@@ -241,12 +258,13 @@ class _Shared:
         row, own = self.rows.get(worker, ()), [chain for chain in self.chains if worker in chain.workers]
         stops = self.stops.get(worker, {})
         turned = [chain.turned for chain in own]
+        reductions = tuple(reduction for reduction in self.reductions if worker in reduction.workers)
         return WorkerProgram(
             worker=worker,
-            operations=tuple(_operations(worker, row, stops, {})),
-            reductions=tuple(reduction for reduction in self.reductions if worker in reduction.workers),
+            operations=tuple(_operations(worker, row, stops, {}, _Turns.of(row, stops, reductions))),
+            reductions=reductions,
             verdict=(*_votes(worker, turned), *_verdicts(worker, turned)),
-            riding=tuple(_riding(worker, row, stops, own)),
+            riding=tuple(_riding(worker, row, stops, own, _Turns.of(row, stops, reductions))),
             layers=self.plan.placement.layers_of(worker),
         )
 
@@ -350,7 +368,44 @@ def _chains(plan: Plan) -> tuple[_Chain, ...]:
     return tuple(chains)
 
 
-def _riding(worker: WorkerId, row: tuple[Op, ...], stops: _Stops, chains: list[_Chain]) -> Iterator[Instruction]:
+@dataclass(slots=True)
+class _Turns:
+    """When a worker contributes to its reductions, while it goes through its operations.
+
+    Attributes:
+        completes: per layer that is not complete yet, the operation that is the last to add to its gradient.
+        left: the reductions that were not contributed to yet, in order.
+    """
+
+    completes: dict[int, Op]
+    left: deque[Reduction]
+
+    @classmethod
+    def of(cls, row: tuple[Op, ...], stops: _Stops, reductions: tuple[Reduction, ...]) -> _Turns:
+        adding = [op for op in row if op.kind in (OpKind.B, OpKind.W) and op.microbatch in stops]
+        completes = {layer: op for op in adding for layer in stops[op.microbatch][1].layers.indices}
+        return cls(completes, deque(reductions))
+
+    def parts(self, op: Op, layers: LayerRange) -> Iterator[tuple[Compute, list[Reduce]]]:
+        """Runs an operation as far as that lets the worker contribute to sums with others, then on."""
+        stop, ready = layers.stop, list[Reduce]()
+        for layer in reversed(layers.indices):
+            if self.completes.get(layer) == op:
+                del self.completes[layer]
+                ready += self._due()
+            last = layer == layers.start
+            if last or any(len(reduce.reduction.workers) > 1 for reduce in ready):
+                yield Compute(op, LayerRange(layer, stop), last), ready
+                stop, ready = layer, []
+
+    def _due(self) -> Iterator[Reduce]:
+        while self.left and self.completes.keys().isdisjoint(self.left[0].layers):
+            yield Reduce(self.left.popleft())
+
+
+def _riding(
+    worker: WorkerId, row: tuple[Op, ...], stops: _Stops, chains: list[_Chain], turns: _Turns
+) -> Iterator[Instruction]:
     """The operations, and before F and the backward of the micro-batches that chains ride on, the chains' messages.
 
     A listener runs no micro-batch: it sends its vote at once, and waits for the verdict.
@@ -362,11 +417,11 @@ def _riding(worker: WorkerId, row: tuple[Op, ...], stops: _Stops, chains: list[_
         else:
             yield from _votes(worker, [chain])
             yield from _verdicts(worker, [chain])
-    yield from _operations(worker, row, stops, before)
+    yield from _operations(worker, row, stops, before, turns)
 
 
 def _operations(
-    worker: WorkerId, row: tuple[Op, ...], stops: _Stops, before: dict[MicroBatch, list[_Chain]]
+    worker: WorkerId, row: tuple[Op, ...], stops: _Stops, before: dict[MicroBatch, list[_Chain]], turns: _Turns
 ) -> Iterator[Instruction]:
     for position, op in enumerate(row):
         if op.microbatch not in stops:
@@ -376,22 +431,23 @@ def _operations(
             yield from _votes(worker, before.get(op.microbatch, ()))
         elif op.kind is not OpKind.W:
             yield from _verdicts(worker, before.get(op.microbatch, ()))
-        yield from _operation(op, *stops[op.microbatch])
+        yield from _operation(op, *stops[op.microbatch], turns)
+    yield from map(Reduce, turns.left)
 
 
-def _operation(op: Op, before: Visit | None, visit: Visit, after: Visit | None) -> Iterator[Instruction]:
-    layers = visit.layers
+def _operation(op: Op, before: Visit | None, visit: Visit, after: Visit | None, turns: _Turns) -> Iterator[Instruction]:
+    first, last, payload = visit.layers.start, visit.layers.stop, Payload.ACTIVATION
     if op.kind is OpKind.W:
-        yield Compute(op, layers)
-        return
-    first, last, payload = layers.start, layers.stop, Payload.ACTIVATION
-    if op.kind is not OpKind.F:
+        before = after = None
+    elif op.kind is not OpKind.F:
         before, after, first, last, payload = after, before, last, first, Payload.GRADIENT
     if before is not None:
         yield Receive(payload, op.microbatch, before.worker, first)
-    yield Compute(op, layers)
-    if after is not None:
-        yield Send(payload, op.microbatch, after.worker, last)
+    for part, reductions in turns.parts(op, visit.layers):
+        yield part
+        if part.last and after is not None:
+            yield Send(payload, op.microbatch, after.worker, last)
+        yield from reductions
 
 
 def _votes(worker: WorkerId, chains: Iterable[_Chain]) -> Iterator[Send | Receive]:
@@ -422,10 +478,11 @@ def _neighbours(worker: WorkerId, route: tuple[WorkerId, ...]) -> tuple[WorkerId
 def _parse_instruction(word: str, position: int, batch: Batch, known: dict[str, Reduction]) -> Instruction:
     if word.startswith(("SEND_", "RECV_")):
         return _parse_message(word, position, batch)
-    if word.startswith("REDUCE_"):
-        if word.removeprefix("REDUCE_") not in known:
-            raise InvalidSchedule(f"nobody is known to take part in {word!r}", position=position, op=word)
-        return Reduce(known[word.removeprefix("REDUCE_")])
+    for prefix, kind in (("REDUCE_", Reduce), ("SUM_", Sum)):
+        if word.startswith(prefix):
+            if word.removeprefix(prefix) not in known:
+                raise InvalidSchedule(f"nobody is known to take part in {word!r}", position=position, op=word)
+            return kind(known[word.removeprefix(prefix)])
     if word.startswith("STEP_L") and word.removeprefix("STEP_L").isdecimal():
         return Step(int(word.removeprefix("STEP_L")))
     try:

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 
 from holdfast.core.evaluate import activation_memory
 from holdfast.core.ids import MicroBatch, WorkerId
-from holdfast.core.lower import Compute, Instruction, Payload, Receive, Reduce, Reduction, Send, WorkerProgram, lower
+from holdfast.core.lower import (
+    Compute,
+    Instruction,
+    Payload,
+    Receive,
+    Reduce,
+    Reduction,
+    Send,
+    Sum,
+    WorkerProgram,
+    lower,
+)
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.schedule import Op, OpKind, Orders
@@ -170,7 +181,7 @@ def _check_programs(plan: Plan, programs: tuple[WorkerProgram, ...]) -> None:
     if simpler is not None:  # told without messages that have no part in it
         form, fault = plain, simpler
     instructions = form[fault.worker]
-    position = sum(isinstance(done, Compute) for done in instructions[: fault.position])
+    position = sum(isinstance(done, Compute) and done.last for done in instructions[: fault.position])
     raise _invalid(plan, fault.rule, fault.worker, position, instructions[fault.position])
 
 
@@ -197,6 +208,8 @@ class _DryRun:
         self._sent: dict[_Message, int] = {}
         self._received: set[_Message] = set()
         self._arrived: defaultdict[Reduction, set[WorkerId]] = defaultdict(set)
+        self._sums: defaultdict[tuple[WorkerId, ...], list[Reduction]] = defaultdict(list)
+        self._taken_part: defaultdict[tuple[WorkerId, tuple[WorkerId, ...]], int] = defaultdict(int)
 
     def fault(self) -> Flaw | None:
         ready = list(self._programs)[::-1]
@@ -219,20 +232,29 @@ class _DryRun:
                 if message in self._sent:
                     return "the same message is sent twice"
                 self._sent[message] = self._at[worker]
+            case Reduce(reduction) if worker not in reduction.workers:
+                return "the worker has no part in this reduction"
             case Reduce(reduction):
-                if worker not in reduction.workers:
-                    return "the worker has no part in this reduction"
                 self._arrived[reduction].add(worker)
+                return self._out_of_turn(worker, reduction)
             case _:
                 pass
         return ""
+
+    def _out_of_turn(self, worker: WorkerId, reduction: Reduction) -> str:
+        """Which of the sums of the same workers it is that somebody contributes to is told by their order alone."""
+        sums, turn = self._sums[reduction.workers], self._taken_part[worker, reduction.workers]
+        self._taken_part[worker, reduction.workers] += 1
+        if turn == len(sums):
+            sums.append(reduction)
+        return "" if sums[turn] == reduction else f"the others have {sums[turn].name} here"
 
     def _may_pass(self, worker: WorkerId) -> bool:
         match self._instruction(worker):
             case Receive(payload, microbatch, peer, boundary):
                 message = (payload, microbatch, boundary, peer, worker)
                 return message in self._sent and message not in self._received
-            case Reduce(reduction):
+            case Sum(reduction):
                 return len(self._arrived[reduction]) == len(reduction.workers)
         return True
 
@@ -259,7 +281,7 @@ class _DryRun:
         match self._instruction(worker):
             case Receive(peer=peer):
                 return [peer]
-            case Reduce(reduction):
+            case Sum(reduction):
                 return [peer for peer in reduction.workers if peer not in self._arrived[reduction]]
         return []
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.core.faults import Point
+from holdfast.core.schedule import Op
 from holdfast.protocol.executor import Committed, FinishReduce, Reach
 
-__all__ = ["Besides", "resident_bytes"]
+__all__ = ["Besides", "add_span", "resident_bytes"]
 
 
 @dataclass(slots=True)
@@ -50,6 +51,14 @@ class Besides:
         """Forgets a step, at its end or as it is given up."""
         self.spans.clear()
         self._updating, self._updates = None, False
+
+
+def add_span(spans: list[tuple[str, int, int, float, float]], op: Op, start: float, end: float) -> None:
+    """Notes that an operation, or the next part of one, was run; see `StepOps.ops`."""
+    name = (op.kind.value, op.microbatch.pipeline, op.microbatch.index)
+    if spans and spans[-1][:3] == name:
+        start = spans.pop()[3]
+    spans.append((*name, start, end))
 
 
 def resident_bytes() -> int:

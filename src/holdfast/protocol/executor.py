@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from holdfast.core.faults import Point
 from holdfast.core.ids import MicroBatch
-from holdfast.core.lower import Compute, Instruction, Payload, Receive, Reduction, Send, WorkerProgram
+from holdfast.core.lower import Compute, Instruction, Payload, Receive, Reduce, Reduction, Send, WorkerProgram
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
@@ -50,8 +50,14 @@ class StepEngine(Protocol):
     def forward(self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None) -> Any:
         """Runs layers forward, all own ones unless told; returns what the next layer takes, None from the last one."""
 
-    def backward(self, kind: OpKind, step: int, microbatch: int, gradient: Any) -> Any:
-        """Runs B, I or W over the same layers; returns the gradient of their input, None from layer 0 and for W."""
+    def backward(
+        self, kind: OpKind, step: int, microbatch: int, gradient: Any, layers: LayerRange | None = None
+    ) -> Any:
+        """Runs B, I or W over the same layers; returns the gradient of their input, None from layer 0 and for W.
+
+        B and W may go over them in parts, from the last to the first; each part but the first takes what the one before
+        it returned.
+        """
 
     def message(self, layers: tuple[int, ...], dissent: int) -> Any:
         """Returns this worker's contribution to a reduction; ``dissent`` 1: not ready for a prepared generation."""
@@ -131,7 +137,7 @@ class Give:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Compute one operation over these layers and return its result."""
+    """Compute one operation, or the part of it that lies in these layers, and return its result."""
 
     op: Op
     step: int
@@ -211,6 +217,7 @@ class Execution:
     verdict: Verdict | None = None
     closed: bool = False
     _value: Any = None
+    _dissent: int | None = None
     _votes: dict[MicroBatch, Any] = field(default_factory=dict)
 
     def run(self) -> Steps:
@@ -227,12 +234,6 @@ class Execution:
         yield from self._operate()
         if self.previous is not None and self.previous.speculative:
             raise InternalError(f"step {self.step} came to its end and has not settled the one before")
-        for index, reduction in enumerate(self.program.reductions):
-            if index == 0:
-                dissent = int(not self._may_go_over((yield Ready(self.step))))
-            yield StartReduce(reduction, self.step, self.stage.message(reduction.layers, dissent))
-            if index == 0:
-                yield Reach(Point.REDUCE, self.step)
         # All workers decide alike. Whoever needs nobody for the verdict has it at once.
         self.closed = self.closing or (settles and self.stage.unanimous) or not self.program.verdict
         yield from (self._close() if self.closed else self._stagger())
@@ -247,11 +248,14 @@ class Execution:
         marks = self._half_way()
         for instruction in instructions:
             match instruction:
-                case Compute(op=op, layers=layers):
+                case Compute(op=op, layers=layers, last=last):
                     self._value = yield Run(op, self.step, self._value, layers)
-                    self.ops.append(op)
-                    if op in marks:
-                        yield Reach(marks[op], self.step)
+                    if last:
+                        self.ops.append(op)
+                        if op in marks:
+                            yield Reach(marks[op], self.step)
+                case Reduce(reduction=reduction):
+                    yield from self._contribute(reduction)
                 case Receive(payload=Payload.ACTIVATION | Payload.GRADIENT):
                     self._value = yield Take(instruction, self.step)
                 case Send(payload=Payload.ACTIVATION | Payload.GRADIENT):
@@ -259,6 +263,15 @@ class Execution:
                     self._value = None
                 case Receive() | Send() if previous is not None:
                     yield from self._ride(instruction, previous)
+
+    def _contribute(self, reduction: Reduction) -> Steps:
+        """Takes part in a sum; with the first one of a step goes whether we are ready for what is prepared."""
+        first = self._dissent is None
+        if self._dissent is None:
+            self._dissent = int(not self._may_go_over((yield Ready(self.step))))
+        yield StartReduce(reduction, self.step, self.stage.message(reduction.layers, self._dissent))
+        if first:
+            yield Reach(Point.REDUCE, self.step)
 
     def _expected_verdict(self) -> tuple[tuple[Receive, int], ...]:
         return tuple((i, self.step) for i in self.program.verdict if isinstance(i, Receive))

@@ -29,7 +29,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
-from holdfast.protocol.besides import Besides, resident_bytes
+from holdfast.protocol.besides import Besides, add_span, resident_bytes
 from holdfast.protocol.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
 from holdfast.protocol.pace import WAITS, Pace, heartbeat
 from holdfast.protocol.stopping import ends_job
@@ -353,9 +353,9 @@ class Driver:
         if op.kind is OpKind.F:
             result = self.stage.forward(step, number, run.value, run.layers)
         else:
-            result = self.stage.backward(op.kind, step, number, run.value)
+            result = self.stage.backward(op.kind, step, number, run.value, run.layers)
         self.injector.slow_down(step, time.monotonic() - start)
-        self._spans.append((op.kind.value, op.microbatch.pipeline, op.microbatch.index, start, time.monotonic()))
+        add_span(self._spans, op, start, time.monotonic())
         return result
 
     def _go_over(self) -> Install:

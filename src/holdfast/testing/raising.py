@@ -78,7 +78,6 @@ class RaisingStage:
         self._fired = fired
         self._saved = saved
         self._whole = True
-        self._ran: dict[int, LayerRange] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
@@ -91,7 +90,6 @@ class RaisingStage:
     def forward(self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None) -> Any:
         """See StepEngine.forward."""
         assert layers is not None, "a program says which layers an operation runs"
-        self._ran[microbatch] = layers
         if layers.start == 0:
             self._reach(WorkPhase.LOADING, step, microbatch=microbatch)
         for layer in layers.indices:
@@ -102,11 +100,14 @@ class RaisingStage:
             self._reach(WorkPhase.LOSS, step, microbatch=microbatch)
         return result
 
-    def backward(self, kind: OpKind, step: int, microbatch: int, gradient: Any) -> Any:
+    def backward(
+        self, kind: OpKind, step: int, microbatch: int, gradient: Any, layers: LayerRange | None = None
+    ) -> Any:
         """See StepEngine.backward."""
-        for layer in self._ran[microbatch].indices:
+        assert layers is not None, "a program says which layers an operation runs"
+        for layer in layers.indices:
             self._reach(WorkPhase.BACKWARD, step, layer, microbatch)
-        return self._stage.backward(kind, step, microbatch, gradient)
+        return self._stage.backward(kind, step, microbatch, gradient, layers)
 
     def update(self, layer: int) -> None:
         """See StepEngine.update."""

@@ -32,6 +32,7 @@ from holdfast.core.lower import Payload
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration, WorkFailed
+from holdfast.protocol.besides import add_span
 from holdfast.protocol.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
 from holdfast.protocol.pace import WAITS, Pace, heartbeat
 from holdfast.protocol.snapshots import Snapshots
@@ -602,7 +603,7 @@ class VirtualWorker:
         if run.op.kind is OpKind.F:
             result = stage.forward(run.step, microbatch.number, run.value, run.layers)
         else:
-            result = stage.backward(run.op.kind, run.step, microbatch.number, run.value)
+            result = stage.backward(run.op.kind, run.step, microbatch.number, run.value, run.layers)
         if self._world.scenario.rates is None:
             self.sleep(self._world.time.draw(self._world.scenario.delays.compute))
         self._injector.slow_down(run.step, self._owed_s - owed_s)
@@ -616,7 +617,7 @@ class VirtualWorker:
             if self._newest > self.protocol.generation:
                 self._throw(StaleGeneration(self.protocol.generation))
                 return
-            self._spans.append((run.op.kind.value, microbatch.pipeline, microbatch.index, start, end))
+            add_span(self._spans, run.op, start, end)
             self._advance(lambda: self._script.send(result))
 
         self._pay(finish)

@@ -6,10 +6,14 @@ from holdfast.core.builders import adaptive_plan, home_plan, regular_plan
 from holdfast.core.ids import Batch, WorkerId, beside
 from holdfast.core.lower import (
     Compute,
+    Payload,
+    Reduce,
     Reduction,
+    Send,
     format_instructions,
     groups,
     lower,
+    lower_worker,
     parse_instructions,
 )
 from holdfast.core.placement import LayerRange, Placement, home_placement, split_evenly
@@ -48,15 +52,16 @@ WIDE = regular_plan(2, split_evenly(2, 1), 1)
 )
 def test_operations_receive_compute_and_send(row, expected):
     worker = row.partition(":")[0]
-    assert text_of(with_row(TALL, row), worker).partition(" REDUCE")[0] == expected
+    lowered = text_of(with_row(TALL, row), worker).partition(" SUM")[0]
+    assert " ".join(word for word in lowered.split() if not word.startswith("REDUCE")) == expected
 
 
 @pytest.mark.parametrize(
     ("worker", "expected"),
     [
-        ("0.0", "REDUCE_L0 RECV_VOTE0.0<0.1 SEND_VERDICT0.0>0.1 STEP_L0"),
-        ("0.1", "REDUCE_L1 RECV_VOTE0.0<0.2 SEND_VOTE0.0>0.0 RECV_VERDICT0.0<0.0 SEND_VERDICT0.0>0.2 STEP_L1"),
-        ("0.2", "REDUCE_L2 SEND_VOTE0.0>0.1 RECV_VERDICT0.0<0.1 STEP_L2"),
+        ("0.0", "REDUCE_L0 SUM_L0 RECV_VOTE0.0<0.1 SEND_VERDICT0.0>0.1 STEP_L0"),
+        ("0.1", "REDUCE_L1 SUM_L1 RECV_VOTE0.0<0.2 SEND_VOTE0.0>0.0 RECV_VERDICT0.0<0.0 SEND_VERDICT0.0>0.2 STEP_L1"),
+        ("0.2", "REDUCE_L2 SUM_L2 SEND_VOTE0.0>0.1 RECV_VERDICT0.0<0.1 STEP_L2"),
     ],
 )
 def test_the_vote_travels_to_the_first_stage_and_the_verdict_back(worker, expected):
@@ -65,14 +70,80 @@ def test_the_vote_travels_to_the_first_stage_and_the_verdict_back(worker, expect
 
 
 def test_layers_reduce_downwards_and_step_upwards():
-    assert text_of(WIDE, "1.0") == "F1.0 B1.0 REDUCE_L1 REDUCE_L0 STEP_L0 STEP_L1"
+    assert text_of(WIDE, "1.0") == "F1.0 B1.0 REDUCE_L1 B1.0 REDUCE_L0 SUM_L1 SUM_L0 STEP_L0 STEP_L1"
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("0.1: F0.0 F0.1 B0.1 B0.0", "F0.0 F0.1 B0.1 >0.1 B0.0[5:6] L5 B0.0[4:5] L4 B0.0[3:4] >0.0 L3"),
+        (
+            "0.1: F0.0 F0.1 I0.0 I0.1 W0.1 W0.0",
+            "F0.0 F0.1 I0.0 >0.0 I0.1 >0.1 W0.1 W0.0[5:6] L5 W0.0[4:5] L4 W0.0[3:4] L3",
+        ),
+    ],
+)
+def test_a_worker_contributes_as_soon_as_a_layer_is_complete(row, expected):
+    """But sends a gradient on first, for which the worker before waits."""
+    assert told(with_row(regular_plan(2, split_evenly(6, 2), 2), row), "0.1") == expected
+
+
+def test_what_is_summed_by_one_worker_alone_does_not_take_an_operation_apart():
+    assert told(regular_plan(1, split_evenly(6, 2), 1), "0.1") == "F0.0 B0.0 >0.0 L5 L4 L3"
+
+
+def test_tied_weights_wait_for_the_last_of_their_layers():
+    assert told(regular_plan(2, split_evenly(3, 1), 1), "0.0", ties=((0, 2),)).endswith("L1 B0.0[0:1] L0 L0+2")
+
+
+@pytest.mark.parametrize(
+    ("visits", "expected"),
+    [
+        ((3, 5, 3, 5), "F0.0[3:5] F0.1[3:5] B0.0[3:5] >0.0 B0.1[4:5] L5 L4 B0.1[3:4] >0.1 L3"),
+        ((3, 6, 3, 5), "F0.0 F0.1[3:5] B0.0[5:6] L5 B0.0[3:5] >0.0 B0.1[4:5] L4 B0.1[3:4] >0.1 L3"),
+        ((3, 5, 5, 6), "F0.0[3:5] F0.1[5:6] B0.0[3:5] >0.0 B0.1[5:6] >0.1 L5 L4 L3"),
+    ],
+    ids=["never computes layer 5", "completes it before", "completes it after"],
+)
+def test_sums_come_in_one_order_whatever_a_worker_computes(visits, expected):
+    plan = with_row(regular_plan(2, split_evenly(6, 2), 2), "0.1: F0.0 F0.1 B0.0 B0.1")
+    routes = tuple(
+        Route(plan.routes.batch.named(0, index), tuple(covering(WorkerId(0, 1), LayerRange(start, stop))))
+        for index, start, stop in [(0, *visits[:2]), (1, *visits[2:])]
+    )
+    assert told(dataclasses.replace(plan, routes=Routes(routes)), "0.1") == expected
+
+
+def covering(worker, layers):
+    """Visits that cover six layers: these on this worker, what is before and after on others."""
+    yield Visit(WorkerId(0, 0), LayerRange(0, 3))
+    if layers.start > 3:
+        yield Visit(WorkerId(1, 1), LayerRange(3, layers.start))
+    yield Visit(worker, layers)
+    if layers.stop < 6:
+        yield Visit(WorkerId(1, 1), LayerRange(layers.stop, 6))
+
+
+def told(plan, worker, **options):
+    """A program's operations, contributions and sends of gradients, in short; the layers of what is not all of 3:6."""
+    program = lower_worker(plan, WorkerId.parse(worker), **options)
+    words = []
+    for i in program.operations:
+        match i:
+            case Compute(op=op, layers=layers):
+                words.append(str(op) if layers == LayerRange(3, 6) else f"{op}[{layers}]")
+            case Reduce(reduction):
+                words.append(reduction.name)
+            case Send(payload=Payload.GRADIENT, microbatch=microbatch):
+                words.append(f">{microbatch}")
+    return " ".join(words)
 
 
 def test_ties_reduce_after_the_layers_over_the_owners_of_any_of_them():
     programs = lower(regular_plan(2, split_evenly(4, 2), 1), ties=((0, 3), (0, 1)))
     text = {str(program.worker): format_instructions(program.instructions) for program in programs}
-    assert "REDUCE_L1 REDUCE_L0 REDUCE_L0+3 REDUCE_L0+1 RECV_VOTE" in text["1.0"]
-    assert "REDUCE_L3 REDUCE_L2 REDUCE_L0+3 SEND_VOTE" in text["1.1"]
+    assert "SUM_L1 SUM_L0 SUM_L0+3 SUM_L0+1 RECV_VOTE" in text["1.0"]
+    assert "SUM_L3 SUM_L2 SUM_L0+3 SEND_VOTE" in text["1.1"]
     tied = next(i.reduction for i in programs[0].instructions if str(i) == "REDUCE_L0+3")
     assert [str(worker) for worker in tied.workers] == ["0.0", "0.1", "1.0", "1.1"]
 
@@ -81,7 +152,7 @@ def test_a_shared_worker_passes_all_votes_before_any_verdict():
     plan = adaptive_plan(regular_plan(2, split_evenly(3, 3), 1), [WorkerId(1, 1)])
     text = text_of(plan, "0.1")
     assert text[text.index("REDUCE_L1") :] == (
-        "REDUCE_L1 RECV_VOTE0.0<0.2 SEND_VOTE0.0>0.0 RECV_VOTE1.0<1.2 SEND_VOTE1.0>1.0 "
+        "REDUCE_L1 SUM_L1 RECV_VOTE0.0<0.2 SEND_VOTE0.0>0.0 RECV_VOTE1.0<1.2 SEND_VOTE1.0>1.0 "
         "RECV_VERDICT0.0<0.0 SEND_VERDICT0.0>0.2 RECV_VERDICT1.0<1.0 SEND_VERDICT1.0>1.2 STEP_L1"
     )
 
@@ -111,11 +182,12 @@ def test_a_listener_stands_before_the_first_worker_of_a_route(layers):
     plan = with_listeners(regular_plan(1, split_evenly(2, 2), 1), [(WorkerId(1, 1), layers)])
     programs = {str(p.worker): p for p in lower(plan)}
     texts = {worker: format_instructions(program.instructions) for worker, program in programs.items()}
-    reduced = " ".join(f"REDUCE_L{layer}" for layer in reversed(layers.indices))
+    reduced = " ".join(f"{word}_L{layer}" for word in ("REDUCE", "SUM") for layer in reversed(layers.indices))
+    contributes = reduced.partition(" SUM")[0]
     stepped = " ".join(f"STEP_L{layer}" for layer in layers.indices)
     assert texts["1.1"] == f"{reduced} RECV_VOTE1.2<0.0 SEND_VERDICT1.2>0.0 {stepped}"
     assert "RECV_VOTE0.0<0.1 RECV_VOTE1.2<0.1 SEND_VOTE1.2>1.1" in texts["0.0"]
-    assert format_instructions(programs["1.1"].riding) == "SEND_VOTE1.2>0.0 RECV_VERDICT1.2<0.0"
+    assert format_instructions(programs["1.1"].riding) == f"SEND_VOTE1.2>0.0 RECV_VERDICT1.2<0.0 {contributes}"
     validate(plan)
 
 
@@ -136,7 +208,7 @@ def test_operations_know_their_layers_and_messages_where_they_cross():
         for i in program.operations:
             if isinstance(i, Compute):
                 found[str(program.worker), str(i)] = str(i.layers)
-            else:
+            elif not isinstance(i, Reduce):
                 found[str(program.worker), str(i)] = i.boundary
     assert found["1.0", "F0.0"] == "0:2"
     assert (found["1.0", "SEND_ACT0.0>1.1"], found["1.1", "RECV_ACT0.0<1.0"]) == (2, 2)
@@ -180,7 +252,17 @@ def test_instructions_round_trip():
 
 @pytest.mark.parametrize(
     "word",
-    ["SEND_ACT1.5<1.3", "RECV_ACT1.5>1.3", "SEND_FOO1.5>1.3", "SEND_ACT1.5", "REDUCE_L9", "STEP_Lx", "7", "X1.0"],
+    [
+        "SEND_ACT1.5<1.3",
+        "RECV_ACT1.5>1.3",
+        "SEND_FOO1.5>1.3",
+        "SEND_ACT1.5",
+        "REDUCE_L9",
+        "SUM_L9",
+        "STEP_Lx",
+        "7",
+        "X1.0",
+    ],
 )
 def test_bad_instructions_are_refused(word):
     with pytest.raises(InvalidSchedule, match=word.replace(".", r"\.")) as caught:
@@ -202,12 +284,12 @@ def test_the_verdict_on_a_step_rides_on_the_first_micro_batch_of_the_next():
     plan = regular_plan(1, split_evenly(3, 3), 2)
     assert riding(plan, "0.0") == (
         "SEND_VOTE0.0>0.1 F0.0 SEND_ACT0.0>0.1 F0.1 SEND_ACT0.1>0.1 RECV_VERDICT0.0<0.1 RECV_GRAD0.0<0.1 B0.0 "
-        "RECV_GRAD0.1<0.1 B0.1"
+        "RECV_GRAD0.1<0.1 B0.1 REDUCE_L0"
     )
     assert riding(plan, "0.1") == (
         "RECV_VOTE0.0<0.0 SEND_VOTE0.0>0.2 RECV_ACT0.0<0.0 F0.0 SEND_ACT0.0>0.2 RECV_ACT0.1<0.0 F0.1 SEND_ACT0.1>0.2 "
         "RECV_VERDICT0.0<0.2 SEND_VERDICT0.0>0.0 RECV_GRAD0.0<0.2 B0.0 SEND_GRAD0.0>0.0 RECV_GRAD0.1<0.2 B0.1 "
-        "SEND_GRAD0.1>0.0"
+        "SEND_GRAD0.1>0.0 REDUCE_L1"
     )
     assert riding(plan, "0.2").startswith("RECV_VOTE0.0<0.1 RECV_ACT0.0<0.1 F0.0 SEND_VERDICT0.0>0.1 B0.0")
 

@@ -152,8 +152,15 @@ FOREIGN = Reduction((5,), (WorkerId(0, 1),))
         (["0.0: SEND_ACT0.0>0.1 SEND_ACT0.0>0.1", "0.1: RECV_ACT0.0<0.0"], ("0.0", 1), "sent twice"),
         (["0.0: SEND_ACT0.0>0.1", "0.1: RECV_ACT0.0<0.0 RECV_ACT0.0<0.0"], ("0.1", 1), "has ended"),
         (["0.0: SEND_ACT0.0>0.1", "0.1: RECV_GRAD0.0<0.0"], ("0.1", 0), "has ended"),
-        (["0.0: REDUCE_L0", "0.1: F0.0"], ("0.0", 0), "worker 0.1, which has ended"),
-        (["0.0: REDUCE_L0 REDUCE_L0+1", "0.1: REDUCE_L0+1 REDUCE_L0"], ("0.0", 0), "wait for one another"),
+        (["0.0: REDUCE_L0 SUM_L0", "0.1: F0.0"], ("0.0", 1), "worker 0.1, which has ended"),
+        (["0.0: SUM_L0", "0.1: REDUCE_L0"], ("0.0", 0), "wait for one another: 0.0 at SUM_L0"),
+        (
+            ["0.0: REDUCE_L0 SUM_L0 REDUCE_L0+1", "0.1: SUM_L0+1 REDUCE_L0 REDUCE_L0+1"],
+            ("0.0", 1),
+            "wait for one another",
+        ),
+        (["0.0: REDUCE_L0 REDUCE_L0+1", "0.1: REDUCE_L0+1 REDUCE_L0"], ("0.1", 0), "the others have L0 here"),
+        (["0.0: REDUCE_L0 REDUCE_L0", "0.1: REDUCE_L0 REDUCE_L0+1"], ("0.1", 1), "the others have L0 here"),
         (["0.0: REDUCE_L5", "0.1: REDUCE_L5"], ("0.0", 0), "no part in this reduction"),
     ],
 )
@@ -164,5 +171,8 @@ def test_programs_that_do_not_match_are_found(rows, place, rule):
 
 
 def test_programs_that_match_pass():
-    rows = ["0.0: SEND_ACT0.0>0.1 RECV_GRAD0.0<0.1 REDUCE_L0", "0.1: RECV_ACT0.0<0.0 SEND_GRAD0.0>0.0 REDUCE_L0"]
+    rows = [
+        "0.0: SEND_ACT0.0>0.1 RECV_GRAD0.0<0.1 REDUCE_L0 SUM_L0",
+        "0.1: RECV_ACT0.0<0.0 REDUCE_L0 SEND_GRAD0.0>0.0 SUM_L0",
+    ]
     assert dry_run(programs(*rows, reductions=(PAIRED,))) is None

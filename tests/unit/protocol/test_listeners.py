@@ -68,7 +68,7 @@ class Board:
                 stage, number = self._stages[worker], op.microbatch.index
                 if op.kind is OpKind.F:
                     return stage.forward(step, number, value, layers)
-                return stage.backward(op.kind, step, number, value)
+                return stage.backward(op.kind, step, number, value, layers)
             case Give(send=send, step=step, value=value):
                 self._sent[send.payload, send.microbatch, step, worker, send.peer] = value.copy()
             case Take(receive=receive, step=step):

@@ -25,7 +25,7 @@ from holdfast.control.messages import (
 from holdfast.core.builders import gpipe_orders, regular_plan
 from holdfast.core.faults import Point
 from holdfast.core.ids import Batch
-from holdfast.core.lower import Compute, Payload, lower
+from holdfast.core.lower import Compute, Payload, Reduce, lower
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.routes import Route, Routes, Visit
@@ -127,11 +127,11 @@ class Driver:
         match effect:
             case Listen():
                 return self._command()
-            case Run(op=op, step=step, value=value):
+            case Run(op=op, step=step, value=value, layers=layers):
                 number = op.microbatch.index
                 if op.kind is OpKind.F:
-                    return self.stage.forward(step, number, value)
-                return self.stage.backward(op.kind, step, number, value)
+                    return self.stage.forward(step, number, value, layers)
+                return self.stage.backward(op.kind, step, number, value, layers)
             case Take(receive=receive, step=step):
                 if receive.payload in (Payload.VOTE, Payload.VERDICT):
                     return np.array([[1.0, 1.0, 1.0]] * 5)
@@ -330,7 +330,8 @@ def run_alone(instructions):
     (worker,) = ALONE.workers
     stage = stage_of(worker, ALONE)
     (honest,) = lower(ALONE)
-    program = dataclasses.replace(honest, operations=tuple(i for i in instructions if isinstance(i, Compute)))
+    operations = tuple(i for i in instructions if isinstance(i, Compute | Reduce))
+    program = dataclasses.replace(honest, operations=operations)
     execution = Execution(program=program, stage=stage, step=0)
     steps, result, started = execution.run(), None, {}
     while True:

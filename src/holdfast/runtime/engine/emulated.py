@@ -125,25 +125,31 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         self._gradients[microbatch] = value
         return None
 
-    def backward(self, kind: OpKind, step: int, microbatch: int, gradient: Any) -> Any:
+    def backward(
+        self, kind: OpKind, step: int, microbatch: int, gradient: Any, layers: LayerRange | None = None
+    ) -> Any:
         """See StepEngine.backward."""
-        with self._lasting(self._seconds_of(kind, self._ran[microbatch])):
-            return self._backward(kind, step, microbatch, gradient)
+        left = self._ran[microbatch]
+        layers = layers or left
+        if layers.stop != left.stop or layers.start < left.start:
+            raise InternalError(f"{kind} of micro-batch {microbatch} on layers {layers}, and {left} are left")
+        with self._lasting(self._seconds_of(kind, layers)):
+            return self._backward(kind, step, microbatch, gradient, layers)
 
-    def _backward(self, kind: OpKind, step: int, microbatch: int, gradient: Any) -> Any:
-        if kind is not OpKind.W:
-            value = self._gradients.pop(microbatch) if gradient is None else self._receives(gradient)
+    def _backward(self, kind: OpKind, step: int, microbatch: int, gradient: Any, layers: LayerRange) -> Any:
+        value = self._gradients.pop(microbatch) if gradient is None else self._receives(gradient)
+        if kind is OpKind.I:
             self._gradients[microbatch] = value
-        value = self._gradients[microbatch]
-        layers = self._ran[microbatch]
         for layer in reversed(layers.indices):
             value = _mix(value, self._inputs[layer, microbatch], _words(step, microbatch, layer, 1))
             if kind is not OpKind.I:
                 del self._inputs[layer, microbatch]
                 self._sums[layer] += value
                 self._counts[layer][microbatch] += 1
-        if kind is not OpKind.I:
-            del self._gradients[microbatch]
+        if kind is not OpKind.I and layers != self._ran[microbatch]:
+            self._ran[microbatch] = LayerRange(self._ran[microbatch].start, layers.start)
+            if kind is OpKind.W:
+                self._gradients[microbatch] = value
         return None if kind is OpKind.W or layers.start == 0 else self._sends(value)
 
     def message(self, layers: tuple[int, ...], dissent: int) -> Any:

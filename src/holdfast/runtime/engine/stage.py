@@ -98,6 +98,11 @@ class _Context:
     logits: Tensor | None = None
     loss: Tensor | None = None
 
+    @property
+    def left(self) -> LayerRange:
+        """The layers that no backward pass has gone over yet."""
+        return LayerRange(self.layers.start, self.layers.start + len(self.cells))
+
 
 @dataclass(slots=True)
 class _Half:
@@ -251,7 +256,9 @@ class Stage(SteppedStage[Reduced, float]):
         self._run_loss(context, step, microbatch)
         return None
 
-    def backward(self, kind: OpKind, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+    def backward(
+        self, kind: OpKind, step: int, microbatch: int, gradient: Tensor | None, layers: LayerRange | None = None
+    ) -> Tensor | None:
         """Run the backward pass of a micro-batch, or one half of it, over the layers of its forward pass.
 
         B and W add the gradients to the sums and count the micro-batch in the ledger.
@@ -260,13 +267,16 @@ class Stage(SteppedStage[Reduced, float]):
             kind: B, I or W.
             step: the step of the forward pass.
             microbatch: global number.
-            gradient: for what the forward pass returned; None for the last layer and for W.
+            gradient: for what the forward pass returned, or of a later part, what the one before it did; None for the
+                last layer and for W.
+            layers: of B or W, the part to run: the last of those that are left. None: all that are left.
 
         Returns:
-            The gradient for what the forward pass was given; None for layer 0 and for W.
+            The gradient for what the first of the layers was given; None for layer 0 and for W.
 
         Raises:
-            InternalError: there is no forward pass (for W: no I) of this micro-batch to go back over.
+            InternalError: there is no forward pass (for W: no I) of this micro-batch to go back over, or the part is
+                not the last of what is left of it.
             WorkFailed: a layer's backward pass raised.
 
         After failure: the micro-batch must be discarded and run again from its forward pass.
@@ -274,14 +284,21 @@ class Stage(SteppedStage[Reduced, float]):
         if step != self._step:
             raise InternalError(f"{kind} of step {step} while step {self._step} is running")
         if kind is OpKind.W:
-            self._run_weights(microbatch)
+            self._run_weights(microbatch, layers)
             return None
         if kind not in (OpKind.B, OpKind.I):
             raise InternalError(f"{kind} is not a backward operation")
-        context = self._contexts.pop(microbatch, None)
+        context = self._contexts.get(microbatch)
         if context is None:
             raise InternalError(f"{kind} of micro-batch {microbatch} without its forward pass")
-        return self._run_cells(kind, microbatch, context, self._starting_gradient(context, microbatch, gradient))
+        part = _last_part(f"{kind} of micro-batch {microbatch}", context.left, layers)
+        if part.start == context.layers.start:
+            del self._contexts[microbatch]
+        if part.stop == context.layers.stop:
+            gradient = self._starting_gradient(context, microbatch, gradient)
+        if gradient is None:
+            raise InternalError(f"{kind} of micro-batch {microbatch} on layers {part} got no gradient")
+        return self._run_cells(kind, microbatch, context, part, gradient)
 
     def message(self, reduction: ReducedLayers, dissent: int = 0) -> Tensor:
         """Return this worker's message of a reduction: a copy, free to be reduced in place. Safe to call again.
@@ -517,20 +534,20 @@ class Stage(SteppedStage[Reduced, float]):
 
     # --- backward -----------------------------------------------------------------------------------------------------
 
-    def _starting_gradient(self, context: _Context, microbatch: int, gradient: Tensor | None) -> Tensor:
+    def _starting_gradient(self, context: _Context, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         if context.loss is not None and context.logits is not None:
             scale = self._owned[self.num_layers - 1].committed.loss_scale
             loss = context.loss if scale is None else context.loss.float() * scale.value
             with working(WorkPhase.BACKWARD, microbatch=microbatch):  # of the loss, which is no layer
                 (start,) = torch.autograd.grad(loss, [context.logits])
             return start
-        if gradient is None:
-            raise InternalError(f"backward of micro-batch {microbatch} on layers {context.layers} got no gradient")
         return gradient
 
-    def _run_cells(self, kind: OpKind, microbatch: int, context: _Context, gradient: Tensor) -> Tensor | None:
+    def _run_cells(
+        self, kind: OpKind, microbatch: int, context: _Context, part: LayerRange, gradient: Tensor
+    ) -> Tensor | None:
         halves: list[_Half] = []
-        for index in reversed(context.layers.indices):
+        for index in reversed(part.indices):
             cell = context.cells.pop()
             owned = self._owned[index]
             with working(WorkPhase.BACKWARD, layer=index, microbatch=microbatch):
@@ -545,8 +562,8 @@ class Stage(SteppedStage[Reduced, float]):
                         halves.append(_Half(index, pending, cell.record))
             gradient = torch.zeros_like(cell.input) if found is None and index > 0 else found  # type: ignore[assignment]
         if kind is OpKind.I:
-            self._halves[microbatch] = halves
-        return _canonical(gradient) if context.layers.start else None
+            self._halves[microbatch] = halves[::-1]
+        return _canonical(gradient) if part.start else None
 
     def _first_half(
         self, index: int, owned: _Owned, cell: _Cell, gradient: Tensor
@@ -564,13 +581,17 @@ class Stage(SteppedStage[Reduced, float]):
             return fused
         return _whole(owned, cell, gradient)
 
-    def _run_weights(self, microbatch: int) -> None:
-        halves = self._halves.pop(microbatch, None)
+    def _run_weights(self, microbatch: int, layers: LayerRange | None) -> None:
+        halves = self._halves.get(microbatch)
         if halves is None:
             raise InternalError(f"W of micro-batch {microbatch} without its I")
-        for half in halves:
-            index, owned = half.layer, self._owned[half.layer]
-            pending, half.pending = half.pending, []  # so that each layer's graph goes as soon as it was used
+        left = LayerRange(halves[0].layer, halves[-1].layer + 1)
+        part = _last_part(f"W of micro-batch {microbatch}", left, layers)
+        if part == left:
+            del self._halves[microbatch]
+        for _ in part.indices:
+            half = halves.pop()  # so that each layer's graph goes as soon as it was used
+            index, owned, pending = half.layer, self._owned[half.layer], half.pending
             with (
                 working(WorkPhase.BACKWARD, layer=index, microbatch=microbatch),
                 owned.stats.apart() if owned.stats.width else nullcontext(),
@@ -606,6 +627,15 @@ class Stage(SteppedStage[Reduced, float]):
 
     def _stats_records(self, layer: int) -> Tensor:
         return self._accepted((layer,)).records[:, int(layer == self.num_layers - 1) :]
+
+
+def _last_part(what: str, left: LayerRange, layers: LayerRange | None) -> LayerRange:
+    """Returns the part of the layers that are left that is to be gone over."""
+    if layers is None:
+        return left
+    if layers.stop != left.stop or layers.start < left.start:
+        raise InternalError(f"{what} on layers {layers}, and {left} are left: expected the last of these")
+    return layers
 
 
 def _check_own(layers: Sequence[nn.Module], owned: Sequence[int]) -> None:
