@@ -21,7 +21,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal, TypeAlias
 
 import torch
@@ -46,7 +45,7 @@ _SCALE_BITS = 40
 _RANGE_BITS = 62
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PARTIAL_BITS = 52  # of float64's 53: whole numbers that add up to less stay exact, with a bit to spare for rounding
-_BLOCK = 1 << 15  # elements that stay in a CPU's cache from one operation to the next
+_BLOCK = 1 << 18  # elements that stay in a CPU's cache from one operation to the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +113,7 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
 class Accumulator(ABC):
     """The sums and the ledger of one reduction on one worker.
 
-    Cost: the sums once, and for ``exact`` 12 bytes per parameter more.
+    Cost: the message, from the first contribution of a step until it was given away and reset.
 
     Args:
         layout: the message's layout.
@@ -123,12 +122,8 @@ class Accumulator(ABC):
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
-        self._message = torch.zeros(layout.length, dtype=self._dtype, device=device)
-        self._sums, self._has, self._flags, self._ledger, self._rows = torch.split(self._message, layout.sections)
-        self._rows = self._rows.view(layout.num_microbatches, layout.record_width)
-        self._has_counts = [0] * len(layout.shapes)
-        self._not_finite = 0
-        self._counts: Counter[tuple[int, int]] = Counter()
+        self._device = device
+        self.reset()
 
     _dtype: torch.dtype
 
@@ -152,32 +147,51 @@ class Accumulator(ABC):
             raise InternalError(f"layer {layer}, micro-batch {microbatch} is not of reduction {self.layout.layers}")
         for place, gradient in enumerate(gradients):
             self._has_counts[place] += gradient is not None
+        self._own()
         self._absorb(gradients)
         self._counts[layer, microbatch] += 1
 
     def record(self, microbatch: int, values: Tensor) -> None:
         """Store a micro-batch's record: float32 ``[record_width]``."""
+        self._own()
         self._rows[microbatch] = self._widened(values)
 
     def reset(self) -> None:
-        """Forget everything added, in place."""
-        self._message.zero_()
+        """Forget everything added; a message that was given away stays as it is."""
+        self._message: Tensor | None = None
+        self._given = False
         self._has_counts = [0] * len(self.layout.shapes)
         self._not_finite = 0
-        self._counts.clear()
+        self._counts: Counter[tuple[int, int]] = Counter()
+
+    def _own(self) -> Tensor:
+        """Returns the memory of a message that nobody else has; a new one begins with zeros."""
+        if self._message is None:
+            self._message = torch.zeros(self.layout.length, dtype=self._dtype, device=self._device)
+        elif self._given:
+            self._message = self._message.clone()
+        else:
+            return self._message
+        self._given = False
+        self._sums, self._has, self._flags, self._ledger, rows = torch.split(self._message, self.layout.sections)
+        self._rows = rows.view(self.layout.num_microbatches, self.layout.record_width)
+        self._bind()
+        return self._message
 
     def message(self, dissent: int = 0) -> Tensor:
-        """Return a copy of the message, free to be reduced in place. Safe to call again.
+        """Give the message away: it is not changed here any more. What is added later goes into a copy.
 
         Args:
             dissent: 1 if this owner is not ready for the generation that is prepared.
         """
+        message = self._own()
         self._settle()
         order = [(layer, m) for layer in self.layout.layers for m in range(self.layout.num_microbatches)]
         counts = [*self._has_counts, self._not_finite_count(), dissent, *(self._counts[pair] for pair in order)]
         start = self._sums.numel()
-        self._message[start : start + len(counts)] = torch.tensor(counts, dtype=self._dtype)
-        return self._message.clone()
+        message[start : start + len(counts)] = torch.tensor(counts, dtype=self._dtype)
+        self._given = True
+        return message
 
     def decode(self, reduced: Tensor) -> Reduced:
         """Check a reduced message and take it apart.
@@ -189,10 +203,10 @@ class Accumulator(ABC):
             LedgerError: a micro-batch was not counted exactly once.
             InternalError: the message has another shape or type.
         """
-        if reduced.shape != self._message.shape or reduced.dtype != self._dtype:
+        if reduced.shape != (self.layout.length,) or reduced.dtype != self._dtype:
             raise InternalError(
                 f"reduction {self.layout.layers}: message is {reduced.dtype} {tuple(reduced.shape)},"
-                f" expected {self._dtype} {tuple(self._message.shape)}"
+                f" expected {self._dtype} {(self.layout.length,)}"
             )
         sums, has, flags, ledger, rows = torch.split(reduced, self.layout.sections)
         self._check_ledger(ledger)
@@ -205,7 +219,7 @@ class Accumulator(ABC):
             gradients=gradients,
             finite=finite,
             squared_norm=_squared_norm(means) if finite else 0.0,
-            records=self._narrowed(rows.view_as(self._rows)),
+            records=self._narrowed(rows.view(self.layout.num_microbatches, self.layout.record_width)),
             dissent=dissent,
         )
 
@@ -217,6 +231,10 @@ class Accumulator(ABC):
             for microbatch, count in enumerate(row):
                 if count != 1:
                     raise LedgerError(layer, microbatch, int(count))
+
+    @abstractmethod
+    def _bind(self) -> None:
+        """Make the views that are needed of the sums, which are in another place now."""
 
     @abstractmethod
     def _absorb(self, gradients: Sequence[Tensor | None]) -> None: ...
@@ -237,25 +255,30 @@ class Accumulator(ABC):
     def _narrowed(self, rows: Tensor) -> Tensor: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
-    """The same elements of all that `ExactAccumulator` keeps, and scratch space for as many, which all blocks share.
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some elements of one parameter, which lie in one block."""
 
-    Attributes:
-        part: which elements.
-        scaled: the contribution being added, float32.
-        partial: the partial sum, float64.
-        sums: part of the message, int64.
-        wide: scratch space, float64.
-        whole: the same memory as ``wide``, int64.
-    """
+    parameter: int
+    start: int
+    stop: int
 
-    part: slice
-    scaled: Tensor
-    partial: Tensor
-    sums: Tensor
-    wide: Tensor
-    whole: Tensor
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def _pieces(sizes: Sequence[int], block: int) -> list[list[_Piece]]:
+    """Returns what every block of so many elements consists of, where parameters of these sizes lie side by side."""
+    found: list[list[_Piece]] = [[] for _ in range(0, sum(sizes), block)]
+    at = 0
+    for parameter, size in enumerate(sizes):
+        start = 0
+        while start < size:
+            stop = min(size, start + block - at % block)
+            found[at // block].append(_Piece(parameter, start, stop))
+            at, start = at + stop - start, stop
+    return found
 
 
 class ExactAccumulator(Accumulator):
@@ -264,90 +287,81 @@ class ExactAccumulator(Accumulator):
     A contribution's elements must stay below 2^22 / (micro-batches × layers of the reduction) in absolute value; else,
     or if it is not finite, it is flagged and left out.
 
-    Contributions are whole numbers held as float64 first, because adding these is the cheapest. A bound on the partial
-    sum's elements is kept; before it could reach 2^52, where float64 would round, and for every message, the partial
-    sum moves into the int64 sums. So the result is that of integer additions throughout.
+    Contributions are whole numbers that are held as float64 first, in the memory of the sums, because adding these is
+    the cheapest. A bound on their elements is kept; before one could reach 2^52, where float64 would round, and for the
+    message, they become int64 in place, and what comes later is added to that. So the result is that of integer
+    additions throughout. All is done in blocks, so that it stays in a CPU's cache and needs no memory beyond.
     """
 
     _dtype = torch.int64
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         super().__init__(layout, device)
-        size = self._sums.numel()
-        self._scaled = torch.empty(size, dtype=torch.float32, device=device)
-        self._partial = torch.empty(size, dtype=torch.float64, device=device)
-        self._bound = 0.0  # no element of the partial sum is larger, as a gradient; 0: its content means nothing
-        self._settled = False  # whether the int64 sums hold anything
-        self._blocks = self._make_blocks()
-        self._zeros = [torch.zeros(0, device=device)] * len(layout.shapes)
+        size = sum(layout.sizes)
+        self._block = max(1, min(size, _BLOCK) if device.type == "cpu" else size)
+        self._pieces = _pieces(layout.sizes, self._block)
+        self._scaled = torch.empty(self._block, dtype=torch.float32, device=device)
+        self._wide = torch.empty(self._block, dtype=torch.float64, device=device)
+        self._none = torch.zeros(self._block, dtype=torch.float32, device=device)
         self._limit = 2.0 ** (_RANGE_BITS - _SCALE_BITS) / (layout.num_microbatches * len(layout.layers))
 
-    def _make_blocks(self) -> list[_Block]:
-        size = self._sums.numel()
-        length = min(size, _BLOCK) if self._sums.device.type == "cpu" else size
-        wide = torch.empty(length, dtype=torch.float64, device=self._sums.device)
-        parts = [slice(start, min(start + length, size)) for start in range(0, size, length or 1)]
-        return [
-            _Block(
-                part=part,
-                scaled=self._scaled[part],
-                partial=self._partial[part],
-                sums=self._sums[part],
-                wide=wide[: part.stop - part.start],
-                whole=wide[: part.stop - part.start].view(torch.int64),
-            )
-            for part in parts
-        ]
-
     def reset(self) -> None:
-        """Forget everything added, in place."""
+        """Forget everything added; a message that was given away stays as it is."""
         super().reset()
-        self._bound, self._settled = 0.0, False
+        self._bound = 0.0  # no element of the sums is larger, as a gradient; 0: they are zero
+        self._whole = False  # whether the sums are held as int64
+
+    def _bind(self) -> None:
+        self._blocks = torch.split(self._sums, self._block)
+        self._partial = torch.split(self._sums.view(torch.float64), self._block)
 
     def _absorb(self, gradients: Sequence[Tensor | None]) -> None:
-        if not gradients or self._sums.numel() == 0:
-            return
-        parts = [self._zero(n) if g is None else g.reshape(-1) for n, g in enumerate(gradients)]
-        torch.cat(parts, out=self._scaled)
-        largest = _largest(self._scaled)
-        if not largest < self._limit:
+        found = [_largest(gradient) for gradient in gradients if gradient is not None]
+        if not all(each < self._limit for each in found):
             self._not_finite += 1
+            return
+        largest = max(found, default=0.0)
+        if largest == 0.0:  # of zeros with a sign the bits would not be those of a whole number
             return
         if self._bound + largest >= 2.0 ** (_PARTIAL_BITS - _SCALE_BITS):
             self._settle()
-        self._scaled.mul_(2.0**_SCALE_BITS).round_()  # a power of two: exact in float32
-        if self._bound == 0.0:
-            self._partial.copy_(self._scaled)
-        else:
-            for block in self._blocks:
-                block.partial.add_(block.wide.copy_(block.scaled))
+        flat = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
+        for number, pieces in enumerate(self._pieces):
+            scaled = self._scale([(flat[piece.parameter], piece) for piece in pieces])
+            wide = self._wide[: scaled.numel()]
+            if self._whole:
+                self._blocks[number].add_(wide.view(torch.int64).copy_(scaled))
+            elif self._bound:
+                self._partial[number].add_(wide.copy_(scaled))
+            else:
+                self._partial[number].copy_(scaled)
         self._bound += largest
 
-    def _settle(self) -> None:
-        """Move the partial sum into the int64 sums."""
-        if self._bound == 0.0:
-            return
-        for block in self._blocks:
-            if self._settled:
-                block.sums.add_(block.whole.copy_(block.partial))
-            else:
-                block.sums.copy_(block.partial)
-        self._bound, self._settled = 0.0, True
+    def _scale(self, found: Sequence[tuple[Tensor | None, _Piece]]) -> Tensor:
+        """Returns a block of a contribution as whole numbers, in scratch space."""
+        parts = [self._none[: piece.size] if flat is None else flat[piece.start : piece.stop] for flat, piece in found]
+        scaled = self._scaled[: sum(piece.size for _, piece in found)]
+        if len(parts) == 1 and parts[0].dtype == torch.float32:
+            torch.mul(parts[0], 2.0**_SCALE_BITS, out=scaled)  # a power of two: exact in float32
+        else:
+            torch.cat(parts, out=scaled).mul_(2.0**_SCALE_BITS)
+        return scaled.round_()
 
-    def _zero(self, place: int) -> Tensor:
-        size = self.layout.sizes[place]
-        if self._zeros[place].numel() != size:
-            self._zeros[place] = torch.zeros(size, device=self._scaled.device)
-        return self._zeros[place]
+    def _settle(self) -> None:
+        """Hold the sums as int64, in the same memory."""
+        if self._bound and not self._whole:
+            for block, partial in zip(self._blocks, self._partial, strict=True):
+                block.copy_(self._wide[: block.numel()].view(torch.int64).copy_(partial))
+        self._whole = True
 
     def _not_finite_count(self) -> int:
         return self._not_finite
 
     def _means(self, sums: Tensor) -> Tensor:
-        means = torch.empty_like(self._scaled)
+        means = torch.empty(sums.shape, dtype=torch.float32, device=sums.device)
         divisor = 2.0**_SCALE_BITS * self.layout.num_microbatches
-        for block in self._blocks:
-            means[block.part].copy_(block.wide.copy_(sums[block.part]).div_(divisor))
+        for mean, block in zip(torch.split(means, self._block), torch.split(sums, self._block), strict=True):
+            mean.copy_(self._wide[: block.numel()].copy_(block).div_(divisor))
         return means
 
     def _widened(self, values: Tensor) -> Tensor:
@@ -362,13 +376,9 @@ class FastAccumulator(Accumulator):
 
     _dtype = torch.float32
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
-        super().__init__(layout, device)
-        starts = [0, *accumulate(layout.sizes)]
-        self._views = [
-            self._sums[start : start + size].view(shape)
-            for start, size, shape in zip(starts[:-1], layout.sizes, layout.shapes, strict=True)
-        ]
+    def _bind(self) -> None:
+        pieces = torch.split(self._sums, self.layout.sizes)
+        self._views = [piece.view(shape) for piece, shape in zip(pieces, self.layout.shapes, strict=True)]
 
     def _absorb(self, gradients: Sequence[Tensor | None]) -> None:
         for view, gradient in zip(self._views, gradients, strict=True):

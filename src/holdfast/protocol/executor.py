@@ -137,12 +137,16 @@ class Give:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Compute one operation, or the part of it that lies in these layers, and return its result."""
+    """Compute one operation, or the part of it that lies in these layers, and return its result.
+
+    ``last``: whether the operation ends with it.
+    """
 
     op: Op
     step: int
     value: Any
     layers: LayerRange | None = None
+    last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +253,7 @@ class Execution:
         for instruction in instructions:
             match instruction:
                 case Compute(op=op, layers=layers, last=last):
-                    self._value = yield Run(op, self.step, self._value, layers)
+                    self._value = yield Run(op, self.step, self._value, layers, last)
                     if last:
                         self.ops.append(op)
                         if op in marks:

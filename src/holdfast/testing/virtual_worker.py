@@ -604,7 +604,7 @@ class VirtualWorker:
             result = stage.forward(run.step, microbatch.number, run.value, run.layers)
         else:
             result = stage.backward(run.op.kind, run.step, microbatch.number, run.value, run.layers)
-        if self._world.scenario.rates is None:
+        if self._world.scenario.rates is None and run.last:
             self.sleep(self._world.time.draw(self._world.scenario.delays.compute))
         self._injector.slow_down(run.step, self._owed_s - owed_s)
         self.waiting = run

@@ -301,7 +301,7 @@ class Stage(SteppedStage[Reduced, float]):
         return self._run_cells(kind, microbatch, context, part, gradient)
 
     def message(self, reduction: ReducedLayers, dissent: int = 0) -> Tensor:
-        """Return this worker's message of a reduction: a copy, free to be reduced in place. Safe to call again.
+        """Return this worker's message of a reduction, which nobody changes any more. Safe to call again.
 
         Args:
             reduction: one of `reductions`.
@@ -316,6 +316,7 @@ class Stage(SteppedStage[Reduced, float]):
             LedgerError: a micro-batch was not counted exactly once; nothing was accepted.
         """
         self._reduced[reduction] = self._sums[reduction].decode(reduced)
+        self._sums[reduction].reset()
 
     def vote(self) -> Tensor:
         """Return what the verdict over the step needs: float64 ``[num_layers + groups of ties, 3]``.
