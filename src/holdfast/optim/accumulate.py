@@ -17,6 +17,7 @@ Messages of all owners are summed element by element. Then every count of the le
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import ConfigError, InternalError, LedgerError
+from holdfast.optim.fresh import fresh
 
 __all__ = [
     "Accumulator",
@@ -153,8 +155,8 @@ class Accumulator(ABC):
 
     def record(self, microbatch: int, values: Tensor) -> None:
         """Store a micro-batch's record: float32 ``[record_width]``."""
-        self._own()
-        self._rows[microbatch] = self._widened(values)
+        *_, rows = torch.split(self._own(), self.layout.sections)
+        rows.view(self.layout.num_microbatches, self.layout.record_width)[microbatch] = self._widened(values)
 
     def reset(self) -> None:
         """Forget everything added; a message that was given away stays as it is."""
@@ -167,15 +169,13 @@ class Accumulator(ABC):
     def _own(self) -> Tensor:
         """Returns the memory of a message that nobody else has; a new one begins with zeros."""
         if self._message is None:
-            self._message = torch.zeros(self.layout.length, dtype=self._dtype, device=self._device)
+            self._message = fresh(self.layout.length, self._dtype, self._device).zero_()
         elif self._given:
             self._message = self._message.clone()
         else:
             return self._message
         self._given = False
-        self._sums, self._has, self._flags, self._ledger, rows = torch.split(self._message, self.layout.sections)
-        self._rows = rows.view(self.layout.num_microbatches, self.layout.record_width)
-        self._bind()
+        self._bind(self._message[: sum(self.layout.sizes)])
         return self._message
 
     def message(self, dissent: int = 0) -> Tensor:
@@ -188,7 +188,7 @@ class Accumulator(ABC):
         self._settle()
         order = [(layer, m) for layer in self.layout.layers for m in range(self.layout.num_microbatches)]
         counts = [*self._has_counts, self._not_finite_count(), dissent, *(self._counts[pair] for pair in order)]
-        start = self._sums.numel()
+        start = sum(self.layout.sizes)
         message[start : start + len(counts)] = torch.tensor(counts, dtype=self._dtype)
         self._given = True
         return message
@@ -233,8 +233,8 @@ class Accumulator(ABC):
                     raise LedgerError(layer, microbatch, int(count))
 
     @abstractmethod
-    def _bind(self) -> None:
-        """Make the views that are needed of the sums, which are in another place now."""
+    def _bind(self, sums: Tensor) -> None:
+        """Keep what is needed of the sums, which are in another place now; until a reset, as it keeps their memory."""
 
     @abstractmethod
     def _absorb(self, gradients: Sequence[Tensor | None]) -> None: ...
@@ -308,12 +308,14 @@ class ExactAccumulator(Accumulator):
     def reset(self) -> None:
         """Forget everything added; a message that was given away stays as it is."""
         super().reset()
+        self._blocks: tuple[Tensor, ...] = ()
+        self._partial: tuple[Tensor, ...] = ()  # the same memory
         self._bound = 0.0  # no element of the sums is larger, as a gradient; 0: they are zero
         self._whole = False  # whether the sums are held as int64
 
-    def _bind(self) -> None:
-        self._blocks = torch.split(self._sums, self._block)
-        self._partial = torch.split(self._sums.view(torch.float64), self._block)
+    def _bind(self, sums: Tensor) -> None:
+        self._blocks = torch.split(sums, self._block)
+        self._partial = torch.split(sums.view(torch.float64), self._block)
 
     def _absorb(self, gradients: Sequence[Tensor | None]) -> None:
         found = [_largest(gradient) for gradient in gradients if gradient is not None]
@@ -358,7 +360,7 @@ class ExactAccumulator(Accumulator):
         return self._not_finite
 
     def _means(self, sums: Tensor) -> Tensor:
-        means = torch.empty(sums.shape, dtype=torch.float32, device=sums.device)
+        means = fresh(sums.numel(), torch.float32, sums.device)
         divisor = 2.0**_SCALE_BITS * self.layout.num_microbatches
         for mean, block in zip(torch.split(means, self._block), torch.split(sums, self._block), strict=True):
             mean.copy_(self._wide[: block.numel()].copy_(block).div_(divisor))
@@ -376,8 +378,13 @@ class FastAccumulator(Accumulator):
 
     _dtype = torch.float32
 
-    def _bind(self) -> None:
-        pieces = torch.split(self._sums, self.layout.sizes)
+    def reset(self) -> None:
+        """Forget everything added; a message that was given away stays as it is."""
+        super().reset()
+        self._views: list[Tensor] = []
+
+    def _bind(self, sums: Tensor) -> None:
+        pieces = torch.split(sums, self.layout.sizes)
         self._views = [piece.view(shape) for piece, shape in zip(pieces, self.layout.shapes, strict=True)]
 
     def _absorb(self, gradients: Sequence[Tensor | None]) -> None:
@@ -386,10 +393,10 @@ class FastAccumulator(Accumulator):
                 view.add_(gradient)
 
     def _not_finite_count(self) -> int:
-        return int(not _all_finite(self._sums))
+        return int(not all(map(_all_finite, self._views)))
 
     def _means(self, sums: Tensor) -> Tensor:
-        return sums / self.layout.num_microbatches
+        return torch.div(sums, self.layout.num_microbatches, out=fresh(sums.numel(), sums.dtype, sums.device))
 
     def _widened(self, values: Tensor) -> Tensor:
         return values
@@ -423,5 +430,5 @@ def _all_finite(values: Tensor) -> bool:
 
 
 def _squared_norm(values: Tensor) -> float:
-    wide = values.to(torch.float64)
-    return float(torch.dot(wide, wide).item())
+    wide = (block.to(torch.float64) for block in torch.split(values, _BLOCK))
+    return math.fsum(float(torch.dot(block, block).item()) for block in wide)

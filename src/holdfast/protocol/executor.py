@@ -12,6 +12,7 @@ messages. If all was not well, that next step ends in StepRefused, and the updat
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -31,6 +32,7 @@ __all__ = [
     "Expect",
     "FinishReduce",
     "Give",
+    "PollReduce",
     "Reach",
     "Ready",
     "Run",
@@ -159,6 +161,14 @@ class StartReduce:
 
 
 @dataclass(frozen=True, slots=True)
+class PollReduce:
+    """Return the sum of a reduction that was started, None if it is not there yet."""
+
+    reduction: Reduction
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class FinishReduce:
     """Wait for the sum of a reduction that was started and return it."""
 
@@ -189,7 +199,7 @@ class Committed:
     ops: tuple[Op, ...]
 
 
-Effect = Expect | Take | Give | Run | StartReduce | FinishReduce | Reach | Ready | Committed
+Effect = Expect | Take | Give | Run | StartReduce | PollReduce | FinishReduce | Reach | Ready | Committed
 Steps = Generator[Effect, Any, None]
 
 
@@ -222,6 +232,7 @@ class Execution:
     closed: bool = False
     _value: Any = None
     _dissent: int | None = None
+    _awaited: deque[Reduction] = field(default_factory=deque)
     _votes: dict[MicroBatch, Any] = field(default_factory=dict)
 
     def run(self) -> Steps:
@@ -274,8 +285,16 @@ class Execution:
         if self._dissent is None:
             self._dissent = int(not self._may_go_over((yield Ready(self.step))))
         yield StartReduce(reduction, self.step, self.stage.message(reduction.layers, self._dissent))
+        self._awaited.append(reduction)
         if first:
             yield Reach(Point.REDUCE, self.step)
+        while self._awaited and (reduced := (yield PollReduce(self._awaited[0], self.step))) is not None:
+            self.stage.accept(self._awaited.popleft().layers, reduced)
+
+    def _finish(self, reduction: Reduction) -> Steps:
+        """Waits for a sum, unless it was there while operations ran; in the order in which they began."""
+        if self._awaited and self._awaited[0] == reduction:
+            self.stage.accept(self._awaited.popleft().layers, (yield FinishReduce(reduction, self.step)))
 
     def _expected_verdict(self) -> tuple[tuple[Receive, int], ...]:
         return tuple((i, self.step) for i in self.program.verdict if isinstance(i, Receive))
@@ -342,7 +361,7 @@ class Execution:
     def _close(self) -> Steps:
         """Settles the step and updates all layers."""
         for reduction in self.program.reductions:
-            self.stage.accept(reduction.layers, (yield FinishReduce(reduction, self.step)))
+            yield from self._finish(reduction)
         self.verdict = verdict = Verdict(step=self.step, vote=self.stage.vote())
         self._votes.clear()
         if not self.closing:
@@ -358,7 +377,7 @@ class Execution:
         self.stage.speculate()
         left = list(self.program.layers)
         for index, reduction in enumerate(self.program.reductions):
-            self.stage.accept(reduction.layers, (yield FinishReduce(reduction, self.step)))
+            yield from self._finish(reduction)
             missing = {layer for later in self.program.reductions[index + 1 :] for layer in later.layers}
             due = [layer for layer in left if layer not in missing]
             yield from self._update(due, first=len(left) == len(self.program.layers))

@@ -30,7 +30,18 @@ from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
 from holdfast.protocol.besides import Besides, add_span, resident_bytes
-from holdfast.protocol.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
+from holdfast.protocol.executor import (
+    Committed,
+    Expect,
+    FinishReduce,
+    Give,
+    PollReduce,
+    Reach,
+    Ready,
+    Run,
+    StartReduce,
+    Take,
+)
 from holdfast.protocol.pace import WAITS, Pace, heartbeat
 from holdfast.protocol.stopping import ends_job
 from holdfast.protocol.worker import (
@@ -59,7 +70,7 @@ from holdfast.runtime.engine.build import StageParts
 from holdfast.runtime.injection import WorkerInjector
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.exchange import RelayExchange
-from holdfast.runtime.transport.port import Contact, Handle, MessageKey, SumKey, Transport
+from holdfast.runtime.transport.port import Contact, Handle, MessageKey, SumHandle, SumKey, Transport
 from holdfast.telemetry.events import EventLog, Notice, Pinned, StepOmitted, StepOps
 
 __all__ = ["Driver"]
@@ -125,7 +136,7 @@ class Driver:
     _newest: int = 0
     _upcoming: deque[tuple[Receive, int]] = field(default_factory=deque)
     _posted: dict[tuple[Receive, int], Handle] = field(default_factory=dict)
-    _reducing: dict[Reduction, Handle] = field(default_factory=dict)
+    _reducing: dict[Reduction, SumHandle] = field(default_factory=dict)
     _spans: list[tuple[str, int, int, float, float]] = field(default_factory=list)
     _besides: Besides = field(default_factory=Besides)
     _order: tuple[Op, ...] = ()
@@ -282,6 +293,8 @@ class Driver:
                 key = SumKey(self.protocol.generation, step, reduction)
                 self._reducing[reduction] = self.transport.all_reduce(key, value)
                 return None
+            case PollReduce(reduction=reduction):
+                return self._wait(self._reducing.pop(reduction)) if self._reducing[reduction].ready else None
             case FinishReduce(reduction=reduction):
                 return self._wait(self._reducing.pop(reduction))
             case Reach(point=point, step=step):

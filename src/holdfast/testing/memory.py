@@ -75,14 +75,18 @@ class MemoryTransport:
 
         return _Waiting(take)
 
-    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> _Waiting:
+    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> _Summing:
         """See Transport.all_reduce."""
         members = key.reduction.workers
         with self._hub.changed:
             self._refuse_stale()
             self._hub.mail.contribute(key, self._worker, tensor.clone())
             self._hub.changed.notify_all()
-        return _Waiting(lambda: self._wait(set(members), lambda: self._hub.mail.total(key, members)))
+
+        def total() -> torch.Tensor | None:
+            return self._hub.mail.total(key, members)
+
+        return _Summing(lambda: self._wait(set(members), total), total)
 
     def abort(self, generation: int) -> None:
         """See Transport.abort."""
@@ -120,3 +124,13 @@ class _Waiting:
 
     def wait(self) -> torch.Tensor:
         return self._take()
+
+
+class _Summing(_Waiting):
+    def __init__(self, take: Callable[[], torch.Tensor], total: Callable[[], torch.Tensor | None]) -> None:
+        super().__init__(take)
+        self._total = total
+
+    @property
+    def ready(self) -> bool:
+        return self._total() is not None

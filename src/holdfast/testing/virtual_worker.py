@@ -33,7 +33,18 @@ from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration, WorkFailed
 from holdfast.protocol.besides import add_span
-from holdfast.protocol.executor import Committed, Expect, FinishReduce, Give, Reach, Ready, Run, StartReduce, Take
+from holdfast.protocol.executor import (
+    Committed,
+    Expect,
+    FinishReduce,
+    Give,
+    PollReduce,
+    Reach,
+    Ready,
+    Run,
+    StartReduce,
+    Take,
+)
 from holdfast.protocol.pace import WAITS, Pace, heartbeat
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.stopping import ends_job
@@ -458,6 +469,8 @@ class VirtualWorker:
             case StartReduce(reduction=reduction, value=value, step=step):
                 self._contribute((protocol.generation, step, reduction), _copied(value))
                 return True, None
+            case PollReduce(reduction=reduction, step=step):
+                return True, self._world.mail.total((protocol.generation, step, reduction), reduction.workers)
             case Pin(generation=generation, step=step, layers=layers):
                 self._pin(generation, step, layers)
                 return True, None

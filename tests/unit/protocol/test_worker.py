@@ -38,6 +38,7 @@ from holdfast.protocol.executor import (
     Expect,
     FinishReduce,
     Give,
+    PollReduce,
     Reach,
     Ready,
     Run,
@@ -87,10 +88,12 @@ class Driver:
     Args:
         worker: whose protocol.
         errors: what to throw in at which effect, by its number.
+        sums_at_once: whether a sum is there as soon as we have contributed to it.
     """
 
-    def __init__(self, worker, tmp_path, errors=None, plan=PLAN):
+    def __init__(self, worker, tmp_path, errors=None, plan=PLAN, *, sums_at_once=False):
         self.worker = worker
+        self._sums_at_once = sums_at_once
         self.stage = stage_of(worker, plan)
         self.protocol = WorkerProtocol(worker=worker, stage=self.stage, steps=STEPS, ties=(), pid=1)
         self.effects = []
@@ -138,6 +141,8 @@ class Driver:
                 return np.arange(WIDTH) + 1000 * step + 100 * receive.microbatch.index
             case StartReduce(reduction=reduction, value=value):
                 self._started[reduction] = value.copy()
+            case PollReduce(reduction=reduction):
+                return self._started.pop(reduction) if self._sums_at_once else None
             case FinishReduce(reduction=reduction):
                 return self._started.pop(reduction)
         return None
@@ -177,11 +182,22 @@ def label(effect):
             return str(instruction)
         case StartReduce(reduction=reduction):
             return f"start {reduction.name}"
+        case PollReduce(reduction=reduction):
+            return f"poll {reduction.name}"
         case FinishReduce(reduction=reduction):
             return f"finish {reduction.name}"
         case Committed():
             return "committed"
     return type(effect).__name__.lower()
+
+
+def test_sums_that_are_there_while_operations_run_are_taken_then(tmp_path):
+    """So their memory is given back; and they are not waited for again."""
+    driver = Driver(LAST, tmp_path, sums_at_once=True)
+    told = [label(effect) for effect in driver.run().effects]
+    first = told[told.index("start L4") : told.index("SEND_VOTE0.0>0.0")]
+    assert first == ["start L4", "[reduce]", "poll L4", "start L3", "poll L3"]
+    assert driver.stage.layer_digest(4) == Driver(LAST, tmp_path).run().stage.layer_digest(4)
 
 
 def test_the_order_of_effects(tmp_path):
@@ -194,7 +210,7 @@ def test_the_order_of_effects(tmp_path):
         "[start]", "expect",
         "RECV_ACT0.0<0.0", "F0.0", "B0.0", "SEND_GRAD0.0>0.0",
         "RECV_ACT0.1<0.0", "F0.1", "[forward]", "B0.1", "[backward]", "SEND_GRAD0.1>0.0",
-        "ready", "start L4", "[reduce]", "start L3", "finish L4", "finish L3",
+        "ready", "start L4", "[reduce]", "poll L4", "start L3", "poll L4", "finish L4", "finish L3",
         "SEND_VOTE0.0>0.0", "RECV_VERDICT0.0<0.0", "[verdict]",
         "[update]", "[commit]", "committed", "StepDone",
     ]  # fmt: skip

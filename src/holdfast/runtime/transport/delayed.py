@@ -20,7 +20,7 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import StaleGeneration
 from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
-from holdfast.runtime.transport.port import Contact, Handle, MessageKey, SumKey, Transport
+from holdfast.runtime.transport.port import Contact, Handle, MessageKey, SumHandle, SumKey, Transport
 
 __all__ = ["DelayedTransport"]
 
@@ -71,7 +71,7 @@ class DelayedTransport:
         delay_s = self._link.seconds_of(max(num_bytes(spec), self._bytes_of(key)))
         return _Travelling(self, self._inner.receive(key, peer, stamped), spec, key.generation, delay_s)
 
-    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> Handle:
+    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
         """See Transport.all_reduce."""
         return self._inner.all_reduce(key, tensor)
 

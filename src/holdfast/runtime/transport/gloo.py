@@ -34,7 +34,7 @@ from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.hardening import LISTENING
 from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
-from holdfast.runtime.transport.port import Contact, Exchange, Handle, MessageKey, Ready, SumKey
+from holdfast.runtime.transport.port import Contact, Exchange, Handle, MessageKey, Ready, SumHandle, SumKey
 
 __all__ = ["GlooTransport"]
 
@@ -173,12 +173,12 @@ class GlooTransport:
             work = group.recv([buffer], self._rank(group, peer), _tag(key))
         return _Receiving(self, work, frame, unframed(frame, _HEADER.size, spec), key, peer)
 
-    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> Handle:
+    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
         """See Transport.all_reduce."""
         members = key.reduction.workers
-        total = tensor.clone()
         if len(members) == 1:
-            return Ready(total)
+            return Ready(tensor)
+        total = tensor.clone()
         with self._failing(None):
             work = self._group(members).allreduce([total])
         return _Reducing(self, work, total)
@@ -279,6 +279,10 @@ class _Reducing:
         self._transport = transport
         self._work = work
         self._total = total
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._work.is_completed())
 
     def wait(self) -> torch.Tensor:
         with self._transport._failing(None):

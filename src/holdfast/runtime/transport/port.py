@@ -13,7 +13,7 @@ from holdfast.core.tensorspec import TensorSpec
 if TYPE_CHECKING:  # keys are used where nobody has loaded torch
     import torch
 
-__all__ = ["Contact", "Exchange", "Handle", "MessageKey", "Ready", "SumKey", "Transport"]
+__all__ = ["Contact", "Exchange", "Handle", "MessageKey", "Ready", "SumHandle", "SumKey", "Transport"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +90,24 @@ class Handle(Protocol):
         """
 
 
+class SumHandle(Handle, Protocol):
+    """A reduction under way."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``wait`` would return, or raise, at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A handle of what is there already."""
+    """A handle of a sum that is there already."""
 
     tensor: torch.Tensor
+
+    @property
+    def ready(self) -> bool:
+        """See SumHandle."""
+        return True
 
     def wait(self) -> torch.Tensor:
         """See Handle."""
@@ -141,7 +154,7 @@ class Transport(Protocol):
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
         """Starts to receive what ``peer`` sends under the same key."""
 
-    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> Handle:
+    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
         """Starts to sum ``tensor`` over the reduction's workers, out of place.
 
         Nobody changes the argument any more, nor what the handle gives: either may still be on its way to others.

@@ -10,6 +10,7 @@ import torch
 
 from holdfast.core.ids import WorkerId
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
+from holdfast.optim.fresh import fresh
 from holdfast.runtime.transport.links.wire import BadFrame, Chunk, Kind, Label
 
 __all__ = ["Inbox", "Incoming"]
@@ -97,7 +98,7 @@ class Inbox:
                 self._parked += chunk.total
                 if self._parked > _MOST_PARKED:
                     raise BadFrame(f"{label} of {chunk.total} bytes, and nobody has asked for the last {self._parked}")
-                incoming = self._messages[source, label] = Incoming(torch.empty(chunk.total, dtype=torch.uint8))
+                incoming = self._messages[source, label] = Incoming(fresh(chunk.total, torch.uint8))
             if incoming.total is None:
                 incoming.total = chunk.total
                 if incoming.wrong:  # whoever waits for it is told; its bytes go nowhere

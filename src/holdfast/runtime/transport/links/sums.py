@@ -17,6 +17,7 @@ import numpy
 import torch
 
 from holdfast.core.ids import WorkerId
+from holdfast.optim.fresh import fresh
 from holdfast.runtime.transport.framing import KNOWN_TO_NUMPY
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.wire import Kind, Label, label_of_sum
@@ -68,7 +69,7 @@ class Summing:
         self._others = tuple(member for member in self._members if member != worker)
         self._shape = own.shape
         self._own = own.detach().contiguous().view(-1)
-        self._total = torch.empty_like(self._own)
+        self._total = fresh(self._own.numel(), self._own.dtype)
         self._whole = len(self._members) == 2 or len(self._others) * self._own.nbytes <= _WHOLE_BYTES
         self._lock = threading.Lock()
         self._asked: list[_Asked] = []
@@ -82,6 +83,11 @@ class Summing:
             self._ask(Kind.TOTAL, {other: self._share(self._total, other) for other in self._others}, self._finish)
         for other in self._others:
             self._tell(other, Kind.PART, self._own if self._whole else self._share(self._own, other))
+
+    @property
+    def ready(self) -> bool:
+        """See :class:`holdfast.runtime.transport.port.SumHandle`."""
+        return not self._missing_workers()
 
     def wait(self) -> torch.Tensor:
         """See :class:`holdfast.runtime.transport.port.Handle`."""

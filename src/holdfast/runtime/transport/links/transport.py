@@ -11,13 +11,14 @@ import torch
 from holdfast.core.ids import WorkerId
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError
+from holdfast.optim.fresh import fresh
 from holdfast.runtime.tensors import num_bytes, torch_dtype
 from holdfast.runtime.transport.framing import bytes_of
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.sums import Summing
 from holdfast.runtime.transport.links.switchboard import Switchboard
 from holdfast.runtime.transport.links.wire import Kind, Label, label_of
-from holdfast.runtime.transport.port import Contact, Handle, MessageKey, Ready, SumKey
+from holdfast.runtime.transport.port import Contact, Handle, MessageKey, Ready, SumHandle, SumKey
 
 __all__ = ["LinkTransport"]
 
@@ -85,10 +86,10 @@ class LinkTransport:
         """See Transport.receive."""
         self._check(key.generation, peer)
         size, label = num_bytes(spec), label_of(key)
-        incoming = self._inbox.expect(peer, label, torch.empty(size, dtype=torch.uint8))
+        incoming = self._inbox.expect(peer, label, fresh(size, torch.uint8))
         return _Receiving(self._inbox, peer, label, incoming, spec)
 
-    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> Handle:
+    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
         """See Transport.all_reduce."""
         if len(key.reduction.workers) == 1 or not tensor.numel():
             return Ready(tensor)

@@ -1,0 +1,141 @@
+"""What a guarantee costs in memory: bytes per parameter that a worker holds at its peak, beyond the process itself.
+
+A GPT on a grid of 2 x 2 with AdamW. Each worker's peak (``VmHWM``, which the kernel keeps) over its own parameters,
+less the peak of the same worker of a model of next to no size; the largest over the workers counts. Plain torch holds
+16: parameters, gradients and two moments in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from holdfast import Job, train
+from holdfast.config.load import parse_job
+from holdfast.control.messages import Progress
+from holdfast.core.ids import WorkerId
+from holdfast.errors import HoldfastError
+from holdfast.planning.jobs import stages_of
+from holdfast.runtime.engine.build import build_model
+from holdfast.runtime.node.agent import Interrupted
+from holdfast.telemetry.events import WorkerReady, read_events
+from measure import Recorder, print_table, progress, time_limit
+
+PLAIN = 16.0
+TARGETS = {("exact", "shadow"): 42.0, ("exact", "undo"): 30.0, ("fast", "shadow"): 32.0, ("fast", "undo"): 21.0}
+_SMALL = 16  # the width of the model whose workers are taken for the process itself
+
+
+def main() -> int:
+    """Runs the benchmark; returns 1 if a run failed or a target was missed."""
+    options = _options()
+    recorder = Recorder("memory", vars(options))
+    for numerics, commit in product(("exact", "fast"), ("shadow", "undo")):
+        recorder.begin()
+        jobs = [_job(options, numerics, commit, width) for width in (options.width, _SMALL)]
+        full, bare = (_measure(job, options.limit_s) for job in jobs)
+        target = TARGETS[numerics, commit]
+        row = recorder.add(numerics=numerics, commit=commit, target=target, **_row(jobs[0], full, bare))
+        progress(f"{numerics}, {commit}: {row['error'] or round(row['bytes_per_parameter'], 1)}")
+    _show(recorder.rows)
+    recorder.write([{key: row[key] for key in _KEYS} for row in recorder.rows])
+    return int(any(row["error"] or row["bytes_per_parameter"] > row["target"] for row in recorder.rows))
+
+
+_KEYS = ("numerics", "commit", "bytes_per_parameter", "target", "peak_mib", "error")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--layers", type=int, default=12, help="blocks of the GPT")
+    parser.add_argument("--width", type=int, default=768, help="its width: 768 makes 85 million parameters")
+    parser.add_argument("--steps", type=int, default=4, help="steps of a run")
+    parser.add_argument("--limit-s", type=float, default=280.0, help="a run longer than this has failed")
+    return parser.parse_args()
+
+
+def _job(options: argparse.Namespace, numerics: str, commit: str, width: int) -> Job:
+    return parse_job(
+        {
+            "name": "memory",
+            "model": {
+                "kind": "gpt",
+                "layers": options.layers,
+                "width": width,
+                "heads": width // min(width, 64),
+                "context": 32,
+                "dropout": 0,
+            },
+            "data": {"kind": "text", "path": "stdlib"},
+            "grid": {"pipelines": 2, "stages": 2, "microbatches": 2, "microbatch_size": 1},
+            "train": {"steps": options.steps, "numerics": numerics},
+            "optimizer": {"kind": "adamw"},
+            "resilience": {"commit": commit},
+        }
+    )
+
+
+def _measure(job: Job, limit_s: float) -> dict[str, Any]:
+    """Each worker's peak after the last step, in bytes, by name; or only ``error``."""
+    peaks: dict[str, int] = {}
+    with tempfile.TemporaryDirectory(prefix="holdfast-memory-") as folder:
+        run = Path(folder) / "run"
+
+        def on_progress(_: Progress) -> None:
+            for _, event in read_events(run / "events.jsonl"):
+                if isinstance(event, WorkerReady):
+                    peaks[event.worker] = _peak(event.pid)
+
+        try:
+            with time_limit(limit_s):
+                train(job, run_dir=run, on_progress=on_progress)
+        except (HoldfastError, Interrupted, TimeoutError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+    return {"peaks": peaks}
+
+
+def _peak(pid: int) -> int:
+    """The most memory that a process has had, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def _parameters(job: Job) -> list[int]:
+    """How many parameters each stage has."""
+    layers = [sum(each.numel() for each in layer.parameters()) for layer in build_model(job).layers]
+    return [sum(layers[index] for index in stage.indices) for stage in stages_of(job, len(layers))[0]]
+
+
+def _row(job: Job, full: dict[str, Any], bare: dict[str, Any]) -> dict[str, Any]:
+    if error := full.get("error") or bare.get("error"):
+        return {"bytes_per_parameter": None, "peak_mib": None, "error": error}
+    own = _parameters(job)
+    found = {
+        worker: (peak - bare["peaks"][worker]) / own[WorkerId.parse(worker).stage]
+        for worker, peak in full["peaks"].items()
+    }
+    worst = max(found, key=lambda worker: found[worker])
+    return {"bytes_per_parameter": found[worst], "peak_mib": full["peaks"][worst] / 2**20, "error": None}
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    cells = [
+        [
+            row["numerics"],
+            row["commit"],
+            "-" if row["error"] else f"{row['bytes_per_parameter']:.1f}",
+            f"{row['target']:.0f}",
+            "-" if row["error"] else f"{row['peak_mib']:.0f}",
+            row["error"] or "",
+        ]
+        for row in rows
+    ]
+    header = ["numerics", "commit", "bytes per parameter", "target", "peak of that worker, MiB", ""]
+    print_table(f"Peak memory of a worker beyond the process itself; plain torch holds {PLAIN:.0f}", header, cells)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
