@@ -116,6 +116,20 @@ def test_long_sums_have_the_same_bits_for_all(cluster, dtype, unit, count):
     assert first[::997] == pytest.approx(expected, rel=0.02)
 
 
+def test_a_sum_tells_when_it_is_there(cluster):
+    a, b = built(cluster, A, B)
+    a.do("reduce", "sum", (A, B), "int64", [1])
+    assert a.do("ready", "sum") is False
+    b.do("reduce", "sum", (A, B), "int64", [2])
+    assert b.do("wait", "sum") == ("int64", [3])
+    deadline = time.monotonic() + 10 * SOON_S
+    while not a.do("ready", "sum"):
+        assert time.monotonic() < deadline
+    assert a.do("wait", "sum") == ("int64", [3])
+    a.do("reduce", "alone", (A,), "int64", [7])
+    assert a.do("ready", "alone") is True
+
+
 def test_what_is_said_before_anybody_asks_is_kept(cluster):
     a, b = built(cluster, A, B)
     values = list(range(200_000))
@@ -154,7 +168,7 @@ def test_reductions_of_different_groups_do_not_wait_for_each_other(cluster):
     assert a.do("wait", "all") == ("int64", [3])
 
 
-def test_a_reduction_of_one_is_the_argument_copied(cluster):
+def test_a_reduction_of_one_is_the_argument(cluster):
     (a,) = built(cluster, A)
     a.do("reduce", "sum", (A,), "float32", [1.5])
     assert a.do("wait", "sum") == ("float32", [1.5])

@@ -52,6 +52,9 @@ class Calls:
         found = self._handles.pop(name).wait()
         return str(found.dtype).removeprefix("torch."), found.tolist()
 
+    def ready(self, name):
+        return self._handles[name].ready
+
     def argument(self, name):
         return self._arguments[name].tolist()
 

@@ -11,6 +11,7 @@ from holdfast.config.load import parse_job
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
+from holdfast.errors import InternalError
 from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.engine.build import build_stage, probe
 
@@ -39,7 +40,7 @@ def test_who_has_no_place_keeps_the_model_for_the_place_that_it_will_have():
     assert digests[0] == digests[1]
 
 
-def one_step(routes, kinds, again):
+def one_step(routes, kinds, again, *, layer_by_layer=False):
     """Runs a step and returns the digests of all layers of both workers."""
     torch.set_num_threads(1)
     tree = {**JOB, "model": {**JOB["model"], "checkpoint_activations": again}}
@@ -57,8 +58,9 @@ def one_step(routes, kinds, again):
         assert value is None, "the last layer hands nothing on"
         for kind in kinds:
             value = None
-            for worker, _ in reversed(visits):
-                value = stages[worker].backward(kind, 0, microbatch, value)
+            for worker, layers in reversed(visits):
+                for part in in_turn(kind, layers) if layer_by_layer else (None,):
+                    value = stages[worker].backward(kind, 0, microbatch, value, part)
             assert value is None, "nor does layer 0"
     for reduction in stages[0].reductions:
         total = stages[0].message(reduction) + stages[1].message(reduction)
@@ -73,6 +75,34 @@ def one_step(routes, kinds, again):
             stage.swap(layer)
         digests.append([stage.layer_digest(layer) for layer in range(4)])
     return digests
+
+
+def in_turn(kind, layers):
+    """The parts of an operation that completes each layer by itself; I is never taken apart."""
+    if kind is OpKind.I:
+        return (layers,)
+    return tuple(LayerRange(layer, layer + 1) for layer in reversed(layers.indices))
+
+
+@pytest.mark.parametrize("kinds", [(OpKind.B,), (OpKind.I, OpKind.W)], ids=["coupled", "split"])
+def test_an_operation_in_parts_has_the_bits_of_the_whole(kinds):
+    assert one_step(PARTS, kinds, again=True, layer_by_layer=True) == one_step(WHOLE, (OpKind.B,), again=False)
+
+
+@pytest.mark.parametrize("kind", [OpKind.B, OpKind.W])
+@pytest.mark.parametrize("part", [LayerRange(0, 3), LayerRange(2, 3)])
+def test_a_part_that_is_not_the_last_of_what_is_left_is_refused(kind, part):
+    job = parse_job(JOB)
+    stage = build_stage(job, healthy_plan(job, 4), WorkerId(0, 0)).stage
+    stage.begin(0)
+    stage.forward(0, 0, None)
+    if kind is OpKind.W:
+        stage.backward(OpKind.I, 0, 0, None)
+    with pytest.raises(InternalError, match=f"{kind} of micro-batch 0 on layers {part}, and 0:4 are left"):
+        stage.backward(kind, 0, 0, None, part)
+    stage.backward(kind, 0, 0, None, LayerRange(0, 4))
+    with pytest.raises(InternalError, match="without its"):
+        stage.backward(kind, 0, 0, None)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "run again"])

@@ -3,9 +3,10 @@
 import pytest
 
 from holdfast.core.faults import Point
-from holdfast.core.ids import WorkerId
+from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.lower import Reduction
-from holdfast.protocol.besides import Besides, resident_bytes
+from holdfast.core.schedule import Op, OpKind
+from holdfast.protocol.besides import Besides, add_span, resident_bytes
 from holdfast.protocol.executor import Committed, FinishReduce, Reach
 
 
@@ -50,6 +51,14 @@ def test_a_step_that_is_given_up_leaves_nothing(watch):
     besides = watch((finish(0), 1, 3), (UPDATE, 4, 4))
     besides.clear()
     assert watch((finish(0), 11, 12), (DONE, 13, 13)).spans == [("reduce", (0,), 11, 12)]
+
+
+def test_the_parts_of_an_operation_are_one_span():
+    spans, (first, second) = [], Batch((2,)).microbatches
+    for op, start, end in [(Op(OpKind.F, first), 0, 1), (Op(OpKind.B, first), 1, 2), (Op(OpKind.B, first), 2.5, 3)]:
+        add_span(spans, op, start, end)
+    add_span(spans, Op(OpKind.B, second), 3, 4)
+    assert spans == [("F", 0, 0, 0, 1), ("B", 0, 0, 1, 3), ("B", 0, 1, 3, 4)]
 
 
 def test_this_process_is_in_memory():

@@ -148,6 +148,23 @@ def test_split_and_fused_end_in_the_same_bits():
     assert end(OpKind.I, OpKind.W) == end(OpKind.B)
 
 
+@pytest.mark.parametrize("before", [(), (OpKind.I,)])
+def test_parts_of_an_operation_take_their_share_and_end_in_the_same_bits(before):
+    time = Time()
+    made, kind = stage(time), OpKind.W if before else OpKind.B
+    made.begin(0)
+    made.forward(0, 0, None)
+    for op in before:
+        made.backward(op, 0, 0, None)
+    value, took = None, []
+    for layer in (2, 1, 0):
+        began = time.now
+        value = made.backward(kind, 0, 0, value, LayerRange(layer, layer + 1))
+        took.append(time.now - began)
+    assert took == pytest.approx([400.0, 40.0, 4.0] if before else [550.0, 55.0, 6.0])
+    assert finish(made) == end(OpKind.B)
+
+
 def test_what_comes_in_changes_the_hash():
     assert end(OpKind.B, value=np.ones(8, np.int64)) != end(OpKind.B)
 
