@@ -1,0 +1,98 @@
+"""Where a worker is called: everybody is let in, a bounded number at a time, and has to prove who it is."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+
+from holdfast.runtime.hardening import LISTENING
+from holdfast.runtime.transport.links.handshake import Dialogue
+from holdfast.runtime.transport.links.loop import READ, Loop
+from holdfast.runtime.transport.links.opening import Opening, family_of
+from holdfast.runtime.transport.port import Contact
+
+__all__ = ["Listener"]
+
+_STRANGERS = 64
+"""How many callers may be without proof at a time; beyond it, the one who has waited longest is let go."""
+_BACKLOG = 128
+_DEAF_S = 0.05
+"""For how long nobody is let in once this process may open no more files."""
+
+
+class Listener:
+    """Accepts, in the loop's thread.
+
+    Args:
+        loop: which waits for callers.
+        host: the address to listen on, at a free port.
+        dialogue: makes our end of one handshake.
+        tls: what callers have to speak; None: links are in the clear.
+        proved: takes the connection of a caller who is a worker, and who that is.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        host: str,
+        dialogue: Callable[[], Dialogue],
+        tls: ssl.SSLContext | None,
+        proved: Callable[[socket.socket, Contact], None],
+    ) -> None:
+        self._loop, self._dialogue, self._proved = loop, dialogue, proved
+        self._secure = None
+        if tls is not None:
+            self._secure = partial(tls.wrap_socket, server_side=True, do_handshake_on_connect=False)
+        self._strangers: dict[int, Opening] = {}
+        self._count = 0
+        with LISTENING:
+            self._socket = socket.create_server((host, 0), family=family_of(host), backlog=_BACKLOG)
+        self._socket.setblocking(False)
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        self._listen()
+
+    def look_again(self) -> None:
+        """Others are known now: callers of whom nobody had told may be among them."""
+        for stranger in list(self._strangers.values()):
+            stranger.look_again()
+
+    def close(self) -> None:
+        """Ends: nobody is let in, and whoever has proved nothing is let go."""
+        self._loop.hang_up(self._socket)
+        for stranger in list(self._strangers.values()):
+            stranger.give_up()
+
+    def _listen(self) -> None:
+        self._loop.watch(self._socket, READ, lambda _: self._accept())
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # the caller waits until somebody has gone
+                self._loop.forget(self._socket)
+                self._loop.after(_DEAF_S, self._listen)
+            return
+        if len(self._strangers) >= _STRANGERS:
+            next(iter(self._strangers.values())).give_up()
+        self._count += 1
+        number = self._count
+        self._strangers[number] = opening = Opening(
+            self._loop,
+            connection,
+            self._dialogue(),
+            secure=self._secure,
+            proved=lambda ready, contact: self._let_in(number, ready, contact),
+            failed=lambda: self._let_go(number),
+        )
+        opening.begin()
+
+    def _let_in(self, number: int, connection: socket.socket, contact: Contact) -> None:
+        del self._strangers[number]
+        self._proved(connection, contact)
+
+    def _let_go(self, number: int) -> None:
+        del self._strangers[number]

@@ -1,0 +1,151 @@
+"""A connection on which nothing is proved yet: TLS's handshake, if it has one, and then ours."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Callable
+
+from holdfast.runtime.transport.links.handshake import UNKNOWN, Dialogue, Turn
+from holdfast.runtime.transport.links.loop import LATER, READ, WRITE, Loop
+from holdfast.runtime.transport.links.wire import BadFrame
+from holdfast.runtime.transport.port import Contact
+
+__all__ = ["Opening", "Secure", "family_of"]
+
+_HANDSHAKE_S = 5.0
+Secure = Callable[[socket.socket], ssl.SSLSocket]
+"""Puts TLS on a connection, whose handshake is still to be made."""
+
+
+class Opening:
+    """One handshake, in the loop's thread; it ends with one call, of ``proved`` or of ``failed``.
+
+    Args:
+        loop: which waits for it.
+        connection: one that is there, or being made.
+        dialogue: our end of the handshake.
+        secure: puts TLS on the connection; None: it stays in the clear.
+        proved: takes the connection, and who the other end is.
+        failed: called when it is closed, after 5 s at the latest.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        connection: socket.socket,
+        dialogue: Dialogue,
+        *,
+        secure: Secure | None,
+        proved: Callable[[socket.socket, Contact], None],
+        failed: Callable[[], None],
+    ) -> None:
+        self._loop, self._connection, self._dialogue = loop, connection, dialogue
+        self._secure, self._proved, self._failed = secure, proved, failed
+        self._sending, self._reading, self._came = b"", 0, b""
+        self._unknown = self._over = False
+        self._timer = loop.after(_HANDSHAKE_S, self.give_up)
+
+    def begin(self) -> None:
+        """Starts it, if it was not given up already."""
+        self._connection.setblocking(False)
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._watch(READ | WRITE)
+        if self._secure is None:
+            self._advance()
+
+    def look_again(self) -> None:
+        """Others are known now: goes on if that is what it waits for."""
+        if not self._unknown:
+            return
+        self._loop.cancel(self._timer)
+        self._timer = self._loop.after(_HANDSHAKE_S, self.give_up)
+        self._unknown, self._reading = False, 0
+        self._watch(READ)
+        self._advance()
+        self._proceed()
+
+    def give_up(self) -> None:
+        """Closes the connection, unless it is proved, or closed, already."""
+        if not self._over:
+            self._end()
+            self._connection.close()
+            self._failed()
+
+    def _end(self) -> None:
+        self._over = True
+        self._loop.cancel(self._timer)
+        self._loop.forget(self._connection)
+
+    def _watch(self, events: int) -> None:
+        self._loop.watch(self._connection, events, lambda _: self._proceed())
+
+    def _proceed(self) -> None:
+        """Sends and reads what the handshake wants, as far as it goes."""
+        try:
+            if self._secure is not None and not self._is_secured(self._secure):
+                return
+            while not self._over and not self._unknown:
+                if not self._said_and_heard():
+                    return
+                self._advance()
+            if self._unknown:
+                self._loop.forget(self._connection)
+        except LATER:
+            self._watch(WRITE if self._sending else READ)
+        except (OSError, ValueError):  # TLS says ValueError of names that nobody can have
+            self.give_up()
+
+    def _said_and_heard(self) -> bool:
+        """Sends what is to be sent, then reads what is awaited; returns whether the other end is still there."""
+        while self._sending:
+            self._sending = self._sending[self._connection.send(self._sending) :]
+        while len(self._came) < self._reading:
+            came = self._connection.recv(self._reading - len(self._came))
+            if not came:
+                self.give_up()
+                return False
+            self._came += came
+        return True
+
+    def _advance(self) -> None:
+        """Gives what came to the dialogue, and goes on with what it wants next."""
+        came, self._came = self._came, b""
+        try:
+            turn = self._dialogue.send(came if self._reading else None)  # type: ignore[arg-type]
+        except StopIteration as end:
+            self._end()
+            self._proved(self._connection, end.value)
+        except BadFrame:
+            self.give_up()
+        else:
+            self._unknown = turn is UNKNOWN
+            if isinstance(turn, Turn):
+                self._sending, self._reading = turn.send, turn.read
+
+    def _is_secured(self, secure: Secure) -> bool:
+        """Goes on with TLS's own handshake, as soon as there is a connection; returns whether it is over."""
+        if not isinstance(self._connection, ssl.SSLSocket):
+            if error := self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(error, os.strerror(error))
+            self._loop.forget(self._connection)
+            self._connection = secure(self._connection)
+        events = READ
+        try:
+            self._connection.do_handshake()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLWantWriteError:
+            events = WRITE
+        else:
+            self._secure = None
+            self._advance()
+            return True
+        self._watch(events)
+        return False
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """Returns the family of an address."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,213 @@
+"""The link to one worker: what is to be sent to it, and the connection to it."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from holdfast.core.ids import WorkerId
+from holdfast.runtime.transport.links.contacts import Contacts
+from holdfast.runtime.transport.links.dialer import Dialer
+from holdfast.runtime.transport.links.loop import LATER, READ, WRITE, Loop
+from holdfast.runtime.transport.links.opening import Opening
+from holdfast.runtime.transport.links.outbox import Outbox
+from holdfast.runtime.transport.links.wire import Kind, Label
+from holdfast.runtime.transport.port import Contact
+
+__all__ = ["Sender"]
+
+_AGAIN_S = 0.005
+"""After which a call that was not answered is made again."""
+_RECORD_BYTES = 16 << 10
+"""The longest record of TLS: shorter messages go into one."""
+
+
+class Sender:
+    """One link, of which any thread may make use. Its connection is made, watched and ended in the loop's thread.
+
+    Args:
+        worker: to whom.
+        loop: which waits for the connection.
+        dialer: makes it.
+        contacts: knows whom to call.
+        lost: told that the connection with a process has ended, and why.
+        left: told whenever all was sent.
+        over: a generation that is over, and all before it.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        loop: Loop,
+        dialer: Dialer,
+        contacts: Contacts,
+        *,
+        lost: Callable[[Contact, str], None],
+        left: Callable[[], None],
+        over: int,
+    ) -> None:
+        self.worker = worker
+        self._loop, self._dialer, self._contacts = loop, dialer, contacts
+        self._tell_lost, self._left = lost, left
+        self._lock = threading.Lock()
+        self._outbox = Outbox()
+        self._contact: Contact | None = None
+        self._connection: socket.socket | None = None
+        self._opening: Opening | None = None
+        self._called = self._blocked = False
+        self._over, self._entered, self._dropped = over, 0, False
+
+    # For any thread
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to be sent, or was lost with a connection, of what was said since ENTER."""
+        return self._dropped or not self._outbox.empty
+
+    def send(self, label: Label, body: memoryview, *, lent: bool = False) -> None:
+        """See Switchboard.send."""
+        with self._lock:
+            if label.generation <= self._over:
+                return
+            if label.kind is Kind.ENTER:
+                self._entered, self._dropped = label.generation, False
+            elif label.generation != self._entered:  # said by who has yet to hear that the generation is over
+                return
+            self._outbox.put(label, body, lent=lent)
+            self._go_on()
+            if lent and not self._outbox.empty:
+                self._outbox.give_back()
+
+    def warm_up(self) -> None:
+        """Connects, though there is nothing to say yet."""
+        with self._lock:
+            self._go_on()
+
+    def drop(self, generation: int) -> None:
+        """Forgets what is still to be sent of a generation and all before it, and sends no more of them."""
+        with self._lock:
+            self._over = max(self._over, generation)
+            self._outbox.drop(generation)
+
+    def renew(self) -> None:
+        """Leaves a process of the past, with all that was meant for it."""
+        with self._lock:
+            if self._contact is None or self._contacts.is_current(self._contact):
+                return
+            before, self._connection, self._contact = self._connection, None, None
+            self._outbox, self._blocked, self._entered = Outbox(), False, 0
+        if before is not None:
+            self._loop.do(partial(self._loop.hang_up, before))
+
+    def _go_on(self) -> None:
+        """Sends what can be sent, under the lock."""
+        if self._connection is None:
+            if not self._called:
+                self._called = True
+                self._loop.do(self._call)
+        elif not self._blocked:
+            self._write(self._connection)
+
+    def _write(self, to: socket.socket) -> None:
+        try:
+            while parts := self._outbox.next():
+                self._outbox.took(_send(to, parts))
+            self._left()
+        except LATER:
+            self._blocked = True
+            self._loop.do(lambda: self._watch(to))
+        except OSError as error:
+            reason = f"its connection broke: {error.strerror or error}"
+            self._loop.do(lambda: self._hang_up(to, reason))
+
+    # In the loop's thread
+
+    def look_again(self) -> None:
+        """The contacts have changed: what waited for that goes on."""
+        if self._contact is None and self._opening is not None:
+            self._opening.give_up()
+        with self._lock:
+            if not self._outbox.empty:
+                self._go_on()
+
+    def _call(self) -> None:
+        contact = self._contacts.of(self.worker)
+        with self._lock:
+            self._contact = contact
+            if contact is None:  # once somebody tells who that is, it is called
+                self._called = False
+                return
+        try:
+            self._opening = self._dialer.call(contact, self._connected, self._call_again)
+        except (OSError, ValueError, OverflowError):
+            self._call_again()
+
+    def _call_again(self) -> None:
+        self._opening = None
+        with self._lock:
+            self._called = not self._outbox.empty
+            if self._called:
+                self._loop.after(_AGAIN_S, self._call)
+
+    def _connected(self, connection: socket.socket, contact: Contact) -> None:
+        """Somebody takes what we send."""
+        self._opening = None
+        with self._lock:
+            if contact is self._contact:
+                self._connection, self._blocked, self._called = connection, False, False
+                self._listen_to(connection, READ)
+                self._write(connection)
+                return
+        connection.close()  # another process has come meanwhile
+        self._call_again()
+
+    def _watch(self, connection: socket.socket) -> None:
+        with self._lock:
+            if self._connection is connection and self._blocked:
+                self._listen_to(connection, READ | WRITE)
+
+    def _listen_to(self, connection: socket.socket, events: int) -> None:
+        self._loop.watch(connection, events, lambda ready: self._served(connection, ready))
+
+    def _served(self, connection: socket.socket, events: int) -> None:
+        """The other end takes more; or it says something, which it never does unless it is gone."""
+        if self._connection is not connection:
+            return
+        if events & READ and (reason := self._why_it_spoke(connection)):
+            self._hang_up(connection, reason)
+        elif events & WRITE:
+            with self._lock:
+                self._blocked = False
+                self._write(connection)
+                if not self._blocked:
+                    self._listen_to(connection, READ)
+
+    def _why_it_spoke(self, connection: socket.socket) -> str | None:
+        try:
+            with self._lock:  # TLS lets one thread at a time
+                said = connection.recv(1)
+        except LATER:
+            return None
+        except OSError as error:
+            return f"its connection broke: {error.strerror or error}"
+        return "it spoke where it only listens" if said else "it closed its connection"
+
+    def _hang_up(self, connection: socket.socket, reason: str) -> None:
+        with self._lock:
+            if self._connection is not connection:
+                return
+            contact, self._dropped = self._contact, self._dropped or not self._outbox.empty
+            self._connection, self._blocked, self._outbox = None, False, Outbox()
+        self._loop.hang_up(connection)
+        if contact is not None:
+            self._tell_lost(contact, reason)
+
+
+def _send(connection: socket.socket, parts: list[memoryview]) -> int:
+    """Sends some of what is to be sent; returns how many bytes."""
+    if not isinstance(connection, ssl.SSLSocket):
+        return connection.sendmsg(parts)
+    return connection.send(b"".join(parts) if sum(map(len, parts)) <= _RECORD_BYTES else parts[0])
