@@ -15,14 +15,15 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from holdfast.control.token import pair_key
+from holdfast.control.introductions import Introductions
+from holdfast.control.messages import Hello
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload, Reduction
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.gloo import GlooTransport
 from holdfast.runtime.transport.links.transport import LinkTransport
-from holdfast.runtime.transport.port import Contact, MessageKey, SumKey
+from holdfast.runtime.transport.port import MessageKey, SumKey
 from measure import Recorder, print_table, progress, ratio_interval
 
 CARRIERS = ("links", "gloo")
@@ -68,9 +69,9 @@ def _measure(carrier: str, owners: int, options: argparse.Namespace) -> list[dic
         processes[-1].start()
         theirs.close()
     found: queue.SimpleQueue[tuple[WorkerId, Any]] = queue.SimpleQueue()
-    here: dict[WorkerId, tuple[str, bytes]] = {}
-    for worker, pipe in pipes.items():
-        threading.Thread(target=_relay, args=(worker, pipe, pipes, here, found), daemon=True).start()
+    introductions, telling = Introductions("secret"), threading.Lock()
+    for worker in pipes:
+        threading.Thread(target=_relay, args=(worker, pipes, introductions, telling, found), daemon=True).start()
     rows = [found.get(timeout=300) for _ in workers]
     for process in processes:
         process.join()
@@ -88,34 +89,28 @@ def _measure(carrier: str, owners: int, options: argparse.Namespace) -> list[dic
 
 def _relay(
     worker: WorkerId,
-    pipe: Connection,
     pipes: dict[WorkerId, Connection],
-    here: dict[WorkerId, tuple[str, bytes]],
+    introductions: Introductions,
+    telling: threading.Lock,
     found: queue.SimpleQueue[tuple[WorkerId, Any]],
 ) -> None:
     """Passes addresses on, as the coordinator does."""
+    pids = dict.fromkeys(pipes, 0)
     while True:
-        kind, *given = pipe.recv()
+        kind, *given = pipes[worker].recv()
         if kind == "blob":
             to, *blob = given
             for target in to:
                 pipes[target].send(("deliver", *blob))
         elif kind == "here":
-            here[worker] = (given[0], given[1])
-            if len(here) == len(pipes):
-                for target, (_, nonce) in here.items():
-                    pipes[target].send(("meet", _contacts(target, nonce, here)))
+            with telling:
+                introductions.heard(Hello(worker=worker, pid=0, here=given[0]))
+                for target, its in pipes.items():
+                    if (news := introductions.news_for(target, pids)) is not None:
+                        its.send(("meet", news.peers))
         else:
             found.put((worker, given[0]))
             return
-
-
-def _contacts(target: WorkerId, nonce: bytes, here: dict[WorkerId, tuple[str, bytes]]) -> list[Contact]:
-    return [
-        Contact(worker=w, address=a, nonce=n, key=pair_key("secret", (target, nonce), (w, n)))
-        for w, (a, n) in here.items()
-        if w != target
-    ]
 
 
 def _work(
@@ -136,15 +131,14 @@ def _work(
 
     def listen() -> None:
         while True:
-            exchange.deliver(*pipe.recv()[1:])
+            kind, *given = pipe.recv()
+            (transport.meet if kind == "meet" else exchange.deliver)(*given)
 
     exchange = RelayExchange(worker, relay)
     transport: Any = LinkTransport(worker) if carrier == "links" else GlooTransport(worker, exchange)
     if carrier == "links":
-        say("here", transport.address, transport.nonce)
-        transport.meet(pipe.recv()[1])
-    else:
-        threading.Thread(target=listen, daemon=True).start()
+        say("here", transport.here)
+    threading.Thread(target=listen, daemon=True).start()
     pairs = {(a, b) for a in workers for b in workers if a < b}
     transport.build(1, tuple(sorted(pairs | {workers})))
     found = {}

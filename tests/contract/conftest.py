@@ -8,15 +8,16 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import holdfast.errors
 from holdfast.control.certificates import make_certificates
-from holdfast.control.token import pair_key
+from holdfast.control.introductions import Introductions
+from holdfast.control.messages import Hello, Here
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Link
 from holdfast.runtime.node.forks import FORKS, ForkedProcess
-from holdfast.runtime.transport.port import Contact
 from holdfast.testing.memory import MemoryHub
 
 WORKER = Path(__file__).with_name("transport_worker.py")
@@ -144,7 +145,7 @@ class ProcessCluster:
             elif target in self._processes and self._processes[target].is_alive():
                 self.peers[target].tell("deliver", *blob)
 
-    def _here(self, worker, address, nonce):
+    def _here(self, worker, pid, here):
         raise AssertionError("tells its address to nobody")
 
     def kill(self, worker):
@@ -176,14 +177,18 @@ class LinkCluster(ProcessCluster):
     def __init__(self):
         super().__init__()
         self.here_now = {}
+        self.pids = {}
+        self.told = {}
+        """worker -> what it was told of each of the others."""
         self.via = {}
         """(from, to) whose link goes through somebody else, and where that listens."""
-        self._told = threading.Lock()
+        self._introductions = Introductions("secret")
+        self._telling = threading.Lock()
 
-    def _here(self, worker, address, nonce):
-        """Tells everybody of everybody, as the coordinator does."""
-        with self._told:
-            self.here_now[worker] = (address, nonce)
+    def _here(self, worker, pid, here):
+        with self._telling:
+            self._introductions.heard(Hello(worker=worker, pid=pid, here=here))
+            self.here_now[worker], self.pids[worker] = here, pid
         self.tell_all()
 
     def start(self, worker):
@@ -191,20 +196,24 @@ class LinkCluster(ProcessCluster):
         self.tell_all()
         return peer
 
-    def tell_all(self):
-        with self._told:
-            for target in self.here_now.keys() & self.peers.keys():
-                self.peers[target].tell("meet", self.contacts_for(target))
+    def pretend(self, worker, nonce=bytes(16)):
+        """The others are told of a worker that the test plays itself; returns what it is told of them."""
+        self._here(worker, 0, Here(address="127.0.0.1:1", nonce=nonce))
+        with self._telling:
+            return {peer.worker: peer for peer in self._introductions.news_for(worker, self.pids).peers}
 
-    def contacts_for(self, target):
-        ours = self.here_now[target][1]
-        return [
-            Contact(
-                worker=w, address=self.via.get((target, w), a), nonce=n, key=pair_key("secret", (target, ours), (w, n))
-            )
-            for w, (a, n) in self.here_now.items()
-            if w != target
-        ]
+    def tell_all(self):
+        """Tells everybody what is new of the others, as the coordinator does."""
+        with self._telling:
+            for target in self.here_now.keys() & self.peers.keys():
+                if (news := self._introductions.news_for(target, self.pids)) is not None:
+                    told = [self._rerouted(target, peer) for peer in news.peers]
+                    self.told.setdefault(target, {}).update({peer.worker: peer for peer in told})
+                    self.peers[target].tell("meet", told)
+
+    def _rerouted(self, source, peer):
+        address = self.via.get((source, peer.worker), peer.here.address)
+        return msgspec.structs.replace(peer, here=msgspec.structs.replace(peer.here, address=address))
 
 
 class TlsCluster(LinkCluster):

@@ -11,13 +11,12 @@ import time
 
 import pytest
 
-from holdfast.control.token import pair_key
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.errors import PeerLost
 from holdfast.runtime.transport.links.handshake import dialing
 from holdfast.runtime.transport.links.wire import HEADER_BYTES, Chunk, Kind, Label
-from holdfast.runtime.transport.port import Contact, MessageKey
+from holdfast.runtime.transport.port import MessageKey
 
 A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
 LIMIT_S = 20.0
@@ -138,7 +137,7 @@ class OnTheLine:
 def listened_to(links, change=None):
     """A and B, and somebody between A and B, as A sees it."""
     b = links.start(B)
-    line = OnTheLine(here(links, B)[0], change)
+    line = OnTheLine(here(links, B).address, change)
     links.via[A, B] = line.address
     a = links.start(A)
     try:
@@ -178,7 +177,6 @@ def test_a_new_process_of_a_worker_takes_the_place_of_the_old_one(links):
     del links.here_now[B]
     b = links.start(B)
     assert here(links, B)
-    links.tell_all()
     build([a, b], 2)
     exchange(a, b, 2)
 
@@ -205,22 +203,22 @@ def test_a_worker_cannot_speak_as_another(links):
     """C knows the key that it shares with B; that proves nothing of A."""
     a, b, _ = peers = [links.start(worker) for worker in (A, B, C)]
     build(peers, 1)
-    (to_b,) = [contact for contact in links.contacts_for(C) if contact.worker == B]
+    to_b = links.told[C][B]
     with caller(links, B) as stranger:
-        said = HELLO + name(A) + here(links, A)[1] + bytes(16)
+        said = HELLO + name(A) + here(links, A).nonce + bytes(16)
         stranger.sendall(said)
-        said += name(B) + to_b.nonce + receive(stranger, ANSWER_BYTES)[:16]
+        said += name(B) + to_b.here.nonce + receive(stranger, ANSWER_BYTES)[:16]
         stranger.sendall(hmac.digest(to_b.key, b"dialer" + said, "sha256"))
         assert receive(stranger, 1) == b"", "hung up on"
-    handshake(links, C, here(links, C)[1], to_b).close()
+    handshake(links, C, here(links, C).nonce, to_b).close()
     again([a, b], 2)
     exchange(a, b, 2)
 
 
-def handshake(links, worker, nonce, contact, then=b""):
+def handshake(links, worker, nonce, peer, then=b""):
     """Calls as somebody whose key we know, and says something; returns the open connection."""
-    stranger = caller(links, contact.worker)
-    speaking, came = dialing(worker, nonce, contact), None
+    stranger = caller(links, peer.worker)
+    speaking, came = dialing(worker, nonce, peer), None
     try:
         while True:
             turn = speaking.send(came)
@@ -232,7 +230,7 @@ def handshake(links, worker, nonce, contact, then=b""):
 
 
 def caller(links, worker):
-    host, _, port = here(links, worker)[0].rpartition(":")
+    host, _, port = here(links, worker).address.rpartition(":")
     made = socket.create_connection((host, int(port)))
     made.settimeout(LIMIT_S)
     return made
@@ -386,13 +384,11 @@ def test_whoever_does_not_read_holds_nobody_up(links):
 def test_a_worker_that_says_what_cannot_be_is_hung_up_on(links, chunk):
     """Somebody who knows C's key speaks as C."""
     a, b = [links.start(worker) for worker in (A, B)]
-    ours, nonce = WorkerId(1, 0), bytes(16)
-    address, theirs = here(links, B)
-    contact = Contact(worker=B, address=address, nonce=theirs, key=pair_key("secret", (ours, nonce), (B, theirs)))
-    b.tell("meet", [Contact(worker=ours, address="127.0.0.1:1", nonce=nonce, key=contact.key)])
+    assert here(links, B)
+    to_b = links.pretend(C)[B]
     before = memory(b)
     build([a, b], 1)
-    with handshake(links, ours, nonce, contact, chunk.pack() + bytes(64)) as speaking:
+    with handshake(links, C, bytes(16), to_b, chunk.pack() + bytes(64)) as speaking:
         assert receive(speaking, 1) == b""
     assert memory(b) < before + (64 << 20)
     exchange(a, b, 1)

@@ -84,7 +84,7 @@ def serve(connection, worker, kind="memory", hub=None, link=None):
         folder = kind.removeprefix("links").strip()
         files = {name: f"{folder}/{name}.pem" for name in ("ca", "cert", "key")}
         transport = LinkTransport(worker, tls=link_contexts(Tls(**files)) if folder else None)
-        say("here", transport.address, transport.nonce)
+        say("here", os.getpid(), transport.here)
     else:
         transport = GlooTransport(worker, exchange) if kind == "gloo" else MemoryTransport(worker, hub)
     if link is not None:

@@ -55,7 +55,6 @@ from holdfast.optim.digest import LayerState, decode_layer, encode_layer, load_l
 from holdfast.runtime.transport.links.handshake import dialing, listening
 from holdfast.runtime.transport.links.inbox import Inbox
 from holdfast.runtime.transport.links.wire import CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, Kind, Label
-from holdfast.runtime.transport.port import Contact
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.events import (
@@ -250,7 +249,7 @@ def strike(name: str, parse, *allowed: type[Exception], inputs: int = INPUTS) ->
     assert taken + refused == inputs
 
 
-PAIR = Contact(worker=WorkerId(0, 0), address="127.0.0.1:1", nonce=bytes(16), key=bytes(32))
+PAIR = Peer(worker=WorkerId(0, 0), here=Here(address="127.0.0.1:1", nonce=bytes(16)), key=bytes(32))
 JOB = {
     "name": "small",
     "model": {"kind": "gpt", "layers": 2, "width": 32, "heads": 4, "dropout": 0.1},

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from holdfast.config.job import Job
+from holdfast.control.messages import Here, Peer
 from holdfast.control.tls import link_contexts
 from holdfast.control.token import pair_key
 from holdfast.core.ids import WorkerId
@@ -17,7 +18,7 @@ from holdfast.core.profile import Link
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.profiling.samples import fit_link
 from holdfast.runtime.transport.links.transport import LinkTransport
-from holdfast.runtime.transport.port import Contact, MessageKey, Transport
+from holdfast.runtime.transport.port import MessageKey, Transport
 
 __all__ = ["SIZES", "answer_messages", "measure_link"]
 
@@ -26,13 +27,6 @@ SIZES = (8, 4 * 2**20)
 
 _PAIR = (WorkerId(0, 0), WorkerId(0, 1))
 _WARM_UP = 3
-
-
-class _Here(msgspec.Struct, frozen=True, array_like=True):
-    """Where one end listens, and the number of its process."""
-
-    address: str
-    nonce: bytes
 
 
 def measure_link(job: Job, pipe: Connection, rounds: int) -> Link:
@@ -72,10 +66,10 @@ def _connect(job: Job, end: int, pipe: Connection) -> LinkTransport:
     transport = LinkTransport(
         ours, host=job.control.host, tls=link_contexts(job.control.tls) if job.control.tls else None
     )
-    pipe.send_bytes(msgspec.msgpack.encode(_Here(transport.address, transport.nonce)))
-    here = msgspec.msgpack.decode(pipe.recv_bytes(), type=_Here)
-    key = pair_key("", (ours, transport.nonce), (theirs, here.nonce))
-    transport.meet([Contact(worker=theirs, address=here.address, nonce=here.nonce, key=key)])
+    pipe.send_bytes(msgspec.msgpack.encode(transport.here))
+    here = msgspec.msgpack.decode(pipe.recv_bytes(), type=Here)
+    key = pair_key("", (ours, transport.here.nonce), (theirs, here.nonce))
+    transport.meet([Peer(worker=theirs, here=here, key=key)])
     transport.build(1, (_PAIR,))
     return transport
 

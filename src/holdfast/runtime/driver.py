@@ -70,7 +70,7 @@ from holdfast.runtime.engine.build import StageParts
 from holdfast.runtime.injection import WorkerInjector
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.exchange import RelayExchange
-from holdfast.runtime.transport.port import Contact, Handle, MessageKey, SumHandle, SumKey, Transport
+from holdfast.runtime.transport.port import Handle, MessageKey, SumHandle, SumKey, Transport
 from holdfast.telemetry.events import EventLog, Notice, Pinned, StepOmitted, StepOps
 
 __all__ = ["Driver"]
@@ -152,10 +152,7 @@ class Driver:
             self.exchange.deliver(command.generation, command.key, command.value)
             return
         if isinstance(command, Meet):
-            self.transport.meet(
-                Contact(worker=peer.worker, address=peer.here.address, nonce=peer.here.nonce, key=peer.key)
-                for peer in command.peers
-            )
+            self.transport.meet(command.peers)
             return
         if isinstance(command, Expel):
             self.expelled(command.reason)

@@ -8,11 +8,12 @@ from typing import TypeVar
 
 import torch
 
+from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.data.items import spec_of
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
-from holdfast.runtime.transport.port import Contact, MessageKey, SumKey
+from holdfast.runtime.transport.port import MessageKey, SumKey
 from holdfast.testing.mail import Group, Mail
 
 __all__ = ["MemoryHub", "MemoryTransport"]
@@ -44,7 +45,7 @@ class MemoryTransport:
         self._generation = 0
         self._aborted = 0
 
-    def meet(self, contacts: Iterable[Contact]) -> None:
+    def meet(self, peers: Iterable[Peer]) -> None:
         """See Transport.meet: all meet in the hub."""
 
     def build(self, generation: int, groups: tuple[Group, ...], neighbours: tuple[WorkerId, ...] = ()) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.control.introductions import Introductions
-from holdfast.control.messages import Hello, Here
+from holdfast.control.messages import Hello, Here, Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload, Reduction
 from holdfast.runtime.transport.links.handshake import UNKNOWN, Turn, dialing, listening
@@ -18,7 +18,7 @@ from holdfast.runtime.transport.links.wire import (
     label_of,
     label_of_sum,
 )
-from holdfast.runtime.transport.port import Contact, MessageKey, SumKey
+from holdfast.runtime.transport.port import MessageKey, SumKey
 
 A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
 NONCES = {A: b"a" * 16, B: b"b" * 16, C: b"c" * 16}
@@ -117,8 +117,8 @@ def test_what_was_lent_may_change_once_it_is_given_back():
     assert chunks(outbox)[0][1] == b"x" * 10
 
 
-def contact(worker, key=b"k" * 32):
-    return Contact(worker=worker, address="127.0.0.1:1", nonce=NONCES[worker], key=key)
+def peer(worker, key=b"k" * 32):
+    return Peer(worker=worker, here=Here(address="127.0.0.1:1", nonce=NONCES[worker]), key=key)
 
 
 def shake(caller, listener):
@@ -140,21 +140,23 @@ def shake(caller, listener):
     return found
 
 
-def known(*contacts):
-    return lambda worker, nonce: next((each for each in contacts if (each.worker, each.nonce) == (worker, nonce)), None)
+def known(*peers):
+    return lambda worker, nonce: next(
+        (each for each in peers if (each.worker, each.here.nonce) == (worker, nonce)), None
+    )
 
 
 def test_two_that_know_their_key_find_each_other():
-    found = shake(dialing(A, NONCES[A], contact(B)), listening(B, NONCES[B], known(contact(A))))
+    found = shake(dialing(A, NONCES[A], peer(B)), listening(B, NONCES[B], known(peer(A))))
     assert found == {"caller": B, "listener": A}
 
 
 @pytest.mark.parametrize(
     ("called", "calls"),
     [
-        (contact(B, b"?" * 32), contact(A)),
-        (contact(B), contact(A, b"?" * 32)),
-        (contact(C), contact(A)),
+        (peer(B, b"?" * 32), peer(A)),
+        (peer(B), peer(A, b"?" * 32)),
+        (peer(C), peer(A)),
     ],
     ids=["the caller has another key", "the listener has another key", "somebody else was called"],
 )
@@ -167,16 +169,16 @@ def test_a_process_that_nobody_told_of_waits():
     there = []
     end = listening(B, NONCES[B], lambda worker, nonce: there[0] if there else None)
     end.send(None)
-    hello = dialing(A, NONCES[A], contact(B)).send(None).send
+    hello = dialing(A, NONCES[A], peer(B)).send(None).send
     assert end.send(hello) is UNKNOWN
     assert end.send(None) is UNKNOWN
-    there.append(contact(A))
+    there.append(peer(A))
     assert len(end.send(None).send) == 48
 
 
 @pytest.mark.parametrize("hello", [b"GET / HTTP/1.1\r\n" + bytes(48), b"holdfast link 1\n" + b"x" * 48])
 def test_whoever_speaks_otherwise_is_no_worker(hello):
-    end = listening(B, NONCES[B], known(contact(A)))
+    end = listening(B, NONCES[B], known(peer(A)))
     assert end.send(None).read == len(hello)
     with pytest.raises(BadFrame):
         end.send(hello)

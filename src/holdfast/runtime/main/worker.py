@@ -175,7 +175,7 @@ class _Worker:
         else:
             tls = spec.job.control.tls
             plain = links = LinkTransport(spec.worker, host=spec.host, tls=link_contexts(tls) if tls else None)
-            self._here = Here(address=links.address, nonce=links.nonce)
+            self._here = links.here
         if spec.emulate is None or spec.emulate.link.takes_no_time:
             return plain
         return DelayedTransport(plain, spec.emulate.link, self._bytes_of)

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Link
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import StaleGeneration
 from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
-from holdfast.runtime.transport.port import Contact, Handle, MessageKey, SumHandle, SumKey, Transport
+from holdfast.runtime.transport.port import Handle, MessageKey, SumHandle, SumKey, Transport
 
 __all__ = ["DelayedTransport"]
 
@@ -51,9 +52,9 @@ class DelayedTransport:
         self._aborted = 0
         self._changed = threading.Condition()
 
-    def meet(self, contacts: Iterable[Contact]) -> None:
+    def meet(self, peers: Iterable[Peer]) -> None:
         """See Transport.meet."""
-        self._inner.meet(contacts)
+        self._inner.meet(peers)
 
     def build(
         self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()

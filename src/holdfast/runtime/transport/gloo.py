@@ -27,6 +27,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
+from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.tensorspec import TensorSpec
@@ -34,7 +35,7 @@ from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.hardening import LISTENING
 from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
-from holdfast.runtime.transport.port import Contact, Exchange, Handle, MessageKey, Ready, SumHandle, SumKey
+from holdfast.runtime.transport.port import Exchange, Handle, MessageKey, Ready, SumHandle, SumKey
 
 __all__ = ["GlooTransport"]
 
@@ -75,7 +76,7 @@ class GlooTransport:
         self._groups: dict[tuple[WorkerId, ...], Any] = {}
         self._sent: dict[int, list[tuple[Any, torch.Tensor]]] = {}
 
-    def meet(self, contacts: Iterable[Contact]) -> None:
+    def meet(self, peers: Iterable[Peer]) -> None:
         """See Transport.meet: Gloo's groups are told their addresses by each other, anew in every generation."""
 
     def build(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload, Receive, Reduction, Send
 from holdfast.core.tensorspec import TensorSpec
@@ -13,24 +14,7 @@ from holdfast.core.tensorspec import TensorSpec
 if TYPE_CHECKING:  # keys are used where nobody has loaded torch
     import torch
 
-__all__ = ["Contact", "Exchange", "Handle", "MessageKey", "Ready", "SumHandle", "SumKey", "Transport"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contact:
-    """Another worker's process, as the coordinator has told of it.
-
-    Attributes:
-        worker: who.
-        address: where it listens, ``host:port``.
-        nonce: drawn by that process when it began: a new process of the same worker has another one.
-        key: of this pair of processes.
-    """
-
-    worker: WorkerId
-    address: str
-    nonce: bytes
-    key: bytes
+__all__ = ["Exchange", "Handle", "MessageKey", "Ready", "SumHandle", "SumKey", "Transport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +114,7 @@ class Exchange(Protocol):
 class Transport(Protocol):
     """Carries the tensors of one generation at a time. All but ``abort`` and ``meet`` are called from one thread."""
 
-    def meet(self, contacts: Iterable[Contact]) -> None:
+    def meet(self, peers: Iterable[Peer]) -> None:
         """Learns who the other workers' processes are now, in any thread."""
 
     def build(

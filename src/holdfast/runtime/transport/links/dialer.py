@@ -7,11 +7,11 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 
+from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.transport.links.handshake import dialing
 from holdfast.runtime.transport.links.loop import Loop
 from holdfast.runtime.transport.links.opening import Opening, family_of
-from holdfast.runtime.transport.port import Contact
 
 __all__ = ["Dialer"]
 
@@ -29,16 +29,14 @@ class Dialer:
     def __init__(self, loop: Loop, worker: WorkerId, nonce: bytes, tls: ssl.SSLContext | None) -> None:
         self._loop, self._worker, self._nonce, self._tls = loop, worker, nonce, tls
 
-    def call(
-        self, contact: Contact, proved: Callable[[socket.socket, Contact], None], failed: Callable[[], None]
-    ) -> Opening:
+    def call(self, peer: Peer, proved: Callable[[socket.socket, Peer], None], failed: Callable[[], None]) -> Opening:
         """Calls somebody; ends with one call of ``proved`` or of ``failed``.
 
         Raises:
             OSError: no more files can be opened.
             ValueError, OverflowError: that is nobody's address.
         """
-        host, _, port = contact.address.rpartition(":")
+        host, _, port = peer.here.address.rpartition(":")
         connection = socket.socket(family_of(host), socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
@@ -49,7 +47,7 @@ class Dialer:
         secure = None
         if self._tls is not None:
             secure = partial(self._tls.wrap_socket, server_hostname=host, do_handshake_on_connect=False)
-        dialogue = dialing(self._worker, self._nonce, contact)
+        dialogue = dialing(self._worker, self._nonce, peer)
         opening = Opening(self._loop, connection, dialogue, secure=secure, proved=proved, failed=failed)
         opening.begin()
         return opening

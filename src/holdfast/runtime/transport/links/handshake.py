@@ -17,10 +17,10 @@ import struct
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
+from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 from holdfast.runtime.transport.links.wire import BadFrame
-from holdfast.runtime.transport.port import Contact
 
 __all__ = ["NONCE_BYTES", "UNKNOWN", "Dialogue", "Turn", "dialing", "listening"]
 
@@ -41,11 +41,11 @@ class Turn:
     read: int
 
 
-Dialogue = Generator[Turn | object, bytes, Contact]
+Dialogue = Generator[Turn | object, bytes, Peer]
 """One end of a handshake; returns whom it was with. Raises BadFrame: the other end could not prove who it is."""
 
 
-def dialing(worker: WorkerId, nonce: bytes, to: Contact) -> Dialogue:
+def dialing(worker: WorkerId, nonce: bytes, to: Peer) -> Dialogue:
     """The end that will send.
 
     Args:
@@ -57,19 +57,19 @@ def dialing(worker: WorkerId, nonce: bytes, to: Contact) -> Dialogue:
     hello = _MAGIC + _NAME.pack(str(worker).encode()) + nonce + ours
     answer = yield Turn(hello, NONCE_BYTES + _PROOF_BYTES)
     theirs, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
-    said = hello + _NAME.pack(str(to.worker).encode()) + to.nonce + theirs
+    said = hello + _NAME.pack(str(to.worker).encode()) + to.here.nonce + theirs
     _check(proof, to.key, b"listener" + said)
     yield Turn(_proof(to.key, b"dialer" + said), 0)
     return to
 
 
-def listening(worker: WorkerId, nonce: bytes, known: Callable[[WorkerId, bytes], Contact | None]) -> Dialogue:
+def listening(worker: WorkerId, nonce: bytes, known: Callable[[WorkerId, bytes], Peer | None]) -> Dialogue:
     """The end that will read; yields UNKNOWN while the caller is not known.
 
     Args:
         worker: who we are.
         nonce: of our process.
-        known: the contact of a worker with that nonce; None if we were told of no such process.
+        known: the process of a worker with that nonce; None if we were told of no such process.
     """
     hello = yield Turn(b"", _HELLO_BYTES)
     if hello[: len(_MAGIC)] != _MAGIC:
@@ -80,13 +80,13 @@ def listening(worker: WorkerId, nonce: bytes, known: Callable[[WorkerId, bytes],
         source = WorkerId.parse(name.decode("ascii"))
     except (ConfigError, UnicodeDecodeError):
         raise BadFrame("whoever called has no worker's name") from None
-    while (contact := known(source, caller)) is None:
+    while (peer := known(source, caller)) is None:
         yield UNKNOWN
     ours = os.urandom(NONCE_BYTES)
     said = hello + _NAME.pack(str(worker).encode()) + nonce + ours
-    proof = yield Turn(ours + _proof(contact.key, b"listener" + said), _PROOF_BYTES)
-    _check(proof, contact.key, b"dialer" + said)
-    return contact
+    proof = yield Turn(ours + _proof(peer.key, b"listener" + said), _PROOF_BYTES)
+    _check(proof, peer.key, b"dialer" + said)
+    return peer
 
 
 def _proof(key: bytes, said: bytes) -> bytes:

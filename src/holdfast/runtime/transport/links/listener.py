@@ -8,11 +8,11 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 
+from holdfast.control.messages import Peer
 from holdfast.runtime.hardening import LISTENING
 from holdfast.runtime.transport.links.handshake import Dialogue
 from holdfast.runtime.transport.links.loop import READ, Loop
 from holdfast.runtime.transport.links.opening import Opening, family_of
-from holdfast.runtime.transport.port import Contact
 
 __all__ = ["Listener"]
 
@@ -40,7 +40,7 @@ class Listener:
         host: str,
         dialogue: Callable[[], Dialogue],
         tls: ssl.SSLContext | None,
-        proved: Callable[[socket.socket, Contact], None],
+        proved: Callable[[socket.socket, Peer], None],
     ) -> None:
         self._loop, self._dialogue, self._proved = loop, dialogue, proved
         self._secure = None
@@ -85,14 +85,14 @@ class Listener:
             connection,
             self._dialogue(),
             secure=self._secure,
-            proved=lambda ready, contact: self._let_in(number, ready, contact),
+            proved=lambda ready, peer: self._let_in(number, ready, peer),
             failed=lambda: self._let_go(number),
         )
         opening.begin()
 
-    def _let_in(self, number: int, connection: socket.socket, contact: Contact) -> None:
+    def _let_in(self, number: int, connection: socket.socket, peer: Peer) -> None:
         del self._strangers[number]
-        self._proved(connection, contact)
+        self._proved(connection, peer)
 
     def _let_go(self, number: int) -> None:
         del self._strangers[number]

@@ -7,10 +7,10 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from holdfast.control.messages import Peer
 from holdfast.runtime.transport.links.handshake import UNKNOWN, Dialogue, Turn
 from holdfast.runtime.transport.links.loop import LATER, READ, WRITE, Loop
 from holdfast.runtime.transport.links.wire import BadFrame
-from holdfast.runtime.transport.port import Contact
 
 __all__ = ["Opening", "Secure", "family_of"]
 
@@ -38,7 +38,7 @@ class Opening:
         dialogue: Dialogue,
         *,
         secure: Secure | None,
-        proved: Callable[[socket.socket, Contact], None],
+        proved: Callable[[socket.socket, Peer], None],
         failed: Callable[[], None],
     ) -> None:
         self._loop, self._connection, self._dialogue = loop, connection, dialogue

@@ -6,10 +6,10 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from holdfast.control.messages import Peer
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.loop import LATER, READ, Loop
 from holdfast.runtime.transport.links.wire import CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk
-from holdfast.runtime.transport.port import Contact
 
 __all__ = ["SCRATCH_BYTES", "Reader"]
 
@@ -25,7 +25,7 @@ class Reader:
 
     Args:
         connection: with somebody who has proved who it is.
-        contact: who that is.
+        peer: who that is.
         loop: which waits for what comes.
         inbox: where it goes.
         scratch: so many bytes that all links of the loop use, one after another.
@@ -35,14 +35,14 @@ class Reader:
     def __init__(
         self,
         connection: socket.socket,
-        contact: Contact,
+        peer: Peer,
         *,
         loop: Loop,
         inbox: Inbox,
         scratch: memoryview,
         ended: Callable[[Reader, str], None],
     ) -> None:
-        self.contact = contact
+        self.peer = peer
         self._connection, self._loop, self._inbox, self._scratch, self._ended = connection, loop, inbox, scratch, ended
         self._head = b""
         self._chunk: Chunk | None = None
@@ -109,7 +109,7 @@ class Reader:
         while self._chunk is None and size - at >= HEADER_BYTES:
             self._chunk = chunk = Chunk.unpack(self._scratch, at)
             at += HEADER_BYTES
-            self._incoming = self._inbox.begin(self.contact.worker, chunk)
+            self._incoming = self._inbox.begin(self.peer.worker, chunk)
             place = None if self._incoming is None else self._incoming.place(chunk)
             here = min(chunk.size, size - at)
             if place is None and here == chunk.size:  # it need not be put anywhere

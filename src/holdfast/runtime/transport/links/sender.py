@@ -8,14 +8,14 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
-from holdfast.runtime.transport.links.contacts import Contacts
 from holdfast.runtime.transport.links.dialer import Dialer
 from holdfast.runtime.transport.links.loop import LATER, READ, WRITE, Loop
 from holdfast.runtime.transport.links.opening import Opening
 from holdfast.runtime.transport.links.outbox import Outbox
+from holdfast.runtime.transport.links.peers import Peers
 from holdfast.runtime.transport.links.wire import Kind, Label
-from holdfast.runtime.transport.port import Contact
 
 __all__ = ["Sender"]
 
@@ -32,7 +32,7 @@ class Sender:
         worker: to whom.
         loop: which waits for the connection.
         dialer: makes it.
-        contacts: knows whom to call.
+        peers: knows whom to call.
         lost: told that the connection with a process has ended, and why.
         left: told whenever all was sent.
         over: a generation that is over, and all before it.
@@ -43,18 +43,18 @@ class Sender:
         worker: WorkerId,
         loop: Loop,
         dialer: Dialer,
-        contacts: Contacts,
+        peers: Peers,
         *,
-        lost: Callable[[Contact, str], None],
+        lost: Callable[[Peer, str], None],
         left: Callable[[], None],
         over: int,
     ) -> None:
         self.worker = worker
-        self._loop, self._dialer, self._contacts = loop, dialer, contacts
+        self._loop, self._dialer, self._peers = loop, dialer, peers
         self._tell_lost, self._left = lost, left
         self._lock = threading.Lock()
         self._outbox = Outbox()
-        self._contact: Contact | None = None
+        self._peer: Peer | None = None
         self._connection: socket.socket | None = None
         self._opening: Opening | None = None
         self._called = self._blocked = False
@@ -95,9 +95,9 @@ class Sender:
     def renew(self) -> None:
         """Leaves a process of the past, with all that was meant for it."""
         with self._lock:
-            if self._contact is None or self._contacts.is_current(self._contact):
+            if self._peer is None or self._peers.is_current(self._peer):
                 return
-            before, self._connection, self._contact = self._connection, None, None
+            before, self._connection, self._peer = self._connection, None, None
             self._outbox, self._blocked, self._entered = Outbox(), False, 0
         if before is not None:
             self._loop.do(partial(self._loop.hang_up, before))
@@ -126,22 +126,22 @@ class Sender:
     # In the loop's thread
 
     def look_again(self) -> None:
-        """The contacts have changed: what waited for that goes on."""
-        if self._contact is None and self._opening is not None:
+        """Somebody's process is new: what waited for that goes on."""
+        if self._peer is None and self._opening is not None:
             self._opening.give_up()
         with self._lock:
             if not self._outbox.empty:
                 self._go_on()
 
     def _call(self) -> None:
-        contact = self._contacts.of(self.worker)
+        peer = self._peers.of(self.worker)
         with self._lock:
-            self._contact = contact
-            if contact is None:  # once somebody tells who that is, it is called
+            self._peer = peer
+            if peer is None:  # once somebody tells who that is, it is called
                 self._called = False
                 return
         try:
-            self._opening = self._dialer.call(contact, self._connected, self._call_again)
+            self._opening = self._dialer.call(peer, self._connected, self._call_again)
         except (OSError, ValueError, OverflowError):
             self._call_again()
 
@@ -152,11 +152,11 @@ class Sender:
             if self._called:
                 self._loop.after(_AGAIN_S, self._call)
 
-    def _connected(self, connection: socket.socket, contact: Contact) -> None:
+    def _connected(self, connection: socket.socket, peer: Peer) -> None:
         """Somebody takes what we send."""
         self._opening = None
         with self._lock:
-            if contact is self._contact:
+            if peer is self._peer:
                 self._connection, self._blocked, self._called = connection, False, False
                 self._listen_to(connection, READ)
                 self._write(connection)
@@ -199,11 +199,11 @@ class Sender:
         with self._lock:
             if self._connection is not connection:
                 return
-            contact, self._dropped = self._contact, self._dropped or not self._outbox.empty
+            peer, self._dropped = self._peer, self._dropped or not self._outbox.empty
             self._connection, self._blocked, self._outbox = None, False, Outbox()
         self._loop.hang_up(connection)
-        if contact is not None:
-            self._tell_lost(contact, reason)
+        if peer is not None:
+            self._tell_lost(peer, reason)
 
 
 def _send(connection: socket.socket, parts: list[memoryview]) -> int:

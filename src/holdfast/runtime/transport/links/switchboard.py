@@ -9,17 +9,17 @@ import threading
 from collections.abc import Iterable
 from functools import partial
 
+from holdfast.control.messages import Here, Peer
 from holdfast.core.ids import WorkerId
-from holdfast.runtime.transport.links.contacts import Contacts
 from holdfast.runtime.transport.links.dialer import Dialer
 from holdfast.runtime.transport.links.handshake import NONCE_BYTES, listening
 from holdfast.runtime.transport.links.inbox import Inbox
 from holdfast.runtime.transport.links.listener import Listener
 from holdfast.runtime.transport.links.loop import Loop
+from holdfast.runtime.transport.links.peers import Peers
 from holdfast.runtime.transport.links.reader import SCRATCH_BYTES, Reader
 from holdfast.runtime.transport.links.sender import Sender
 from holdfast.runtime.transport.links.wire import Label
-from holdfast.runtime.transport.port import Contact
 
 __all__ = ["Switchboard"]
 
@@ -42,9 +42,9 @@ class Switchboard:
         host: str,
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
     ) -> None:
-        self.nonce = os.urandom(NONCE_BYTES)
         self._inbox = inbox
-        self._contacts = Contacts()
+        self._peers = Peers()
+        nonce = os.urandom(NONCE_BYTES)
         self._lock = threading.Lock()
         self._senders: dict[WorkerId, Sender] = {}
         self._over = 0
@@ -53,34 +53,34 @@ class Switchboard:
         self._asked_busy = False
         called, calling = tls or (None, None)
         self._loop = Loop()
-        self._dialer = Dialer(self._loop, worker, self.nonce, calling)
-        dialogue = partial(listening, worker, self.nonce, self._contacts.known)
+        self._dialer = Dialer(self._loop, worker, nonce, calling)
+        dialogue = partial(listening, worker, nonce, self._peers.known)
         self._listener = Listener(self._loop, host, dialogue, called, self._take_up)
-        self.address = self._listener.address
+        self.here = Here(address=self._listener.address, nonce=nonce)
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
         self._thread.start()
 
-    def meet(self, contacts: Iterable[Contact]) -> None:
+    def meet(self, peers: Iterable[Peer]) -> None:
         """Learns who the others are now; a link with another process of the same worker is over from now on."""
-        told = tuple(contacts)
-        self._contacts.learn(told)
+        told = tuple(peers)
+        self._peers.learn(told)
         with self._lock:
-            known = [self._senders[contact.worker] for contact in told if contact.worker in self._senders]
+            known = [self._senders[peer.worker] for peer in told if peer.worker in self._senders]
         for sender in known:
             sender.renew()
         self._loop.do(self._look_again)
 
-    def send(self, peer: WorkerId, label: Label, body: memoryview, *, lent: bool = False) -> None:
+    def send(self, to: WorkerId, label: Label, body: memoryview, *, lent: bool = False) -> None:
         """Sends a message, at once or as soon as that can be done; its bytes stay ours if they are lent.
 
         A generation begins with ENTER; what belongs to none that has begun, or to one that is over, is not sent.
         """
-        self._sender_to(peer).send(label, body, lent=lent)
+        self._sender_to(to).send(label, body, lent=lent)
 
-    def warm_up(self, peers: Iterable[WorkerId]) -> None:
+    def warm_up(self, workers: Iterable[WorkerId]) -> None:
         """Connects with workers to whom something may have to be sent later."""
-        for peer in peers:
-            self._sender_to(peer).warm_up()
+        for worker in workers:
+            self._sender_to(worker).warm_up()
 
     def drop(self, generation: int) -> None:
         """Forgets what is still to be sent of a generation and all before it, and sends no more of them."""
@@ -90,10 +90,10 @@ class Switchboard:
         for sender in senders:
             sender.drop(generation)
 
-    def busy(self, peers: Iterable[WorkerId]) -> list[WorkerId]:
+    def busy(self, workers: Iterable[WorkerId]) -> list[WorkerId]:
         """To whom something is still to be sent; from now on, whoever waits in the inbox is woken when that changes."""
         self._asked_busy = True
-        return [peer for peer in peers if peer in self._senders and self._senders[peer].busy]
+        return [worker for worker in workers if worker in self._senders and self._senders[worker].busy]
 
     def close(self) -> None:
         """Ends all links, and the thread."""
@@ -101,14 +101,14 @@ class Switchboard:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _sender_to(self, peer: WorkerId) -> Sender:
+    def _sender_to(self, worker: WorkerId) -> Sender:
         with self._lock:
-            if (sender := self._senders.get(peer)) is None:
-                sender = self._senders[peer] = Sender(
-                    peer,
+            if (sender := self._senders.get(worker)) is None:
+                sender = self._senders[worker] = Sender(
+                    worker,
                     self._loop,
                     self._dialer,
-                    self._contacts,
+                    self._peers,
                     lost=self._lose,
                     left=self._all_left,
                     over=self._over,
@@ -119,9 +119,9 @@ class Switchboard:
         if self._asked_busy:
             self._inbox.wake()
 
-    def _lose(self, contact: Contact, reason: str) -> None:
+    def _lose(self, peer: Peer, reason: str) -> None:
         """Tells who waits for a worker that a link with it is broken, unless it was one with a process of the past."""
-        self._contacts.if_current(contact, partial(self._inbox.lose, contact.worker, reason))
+        self._peers.if_current(peer, partial(self._inbox.lose, peer.worker, reason))
 
     # In the loop's thread
 
@@ -134,10 +134,10 @@ class Switchboard:
         self._loop.close()
 
     def _look_again(self) -> None:
-        """Somebody's contact is new: callers may be known now, and old links be over."""
+        """Somebody's process is new: callers may be known now, and old links be over."""
         self._listener.look_again()
         for worker, reader in list(self._readers.items()):
-            if not self._contacts.is_current(reader.contact):
+            if not self._peers.is_current(reader.peer):
                 del self._readers[worker]
                 reader.close()
         with self._lock:
@@ -145,14 +145,14 @@ class Switchboard:
         for sender in senders:
             sender.look_again()
 
-    def _take_up(self, connection: socket.socket, contact: Contact) -> None:
+    def _take_up(self, connection: socket.socket, peer: Peer) -> None:
         """Somebody who has proved to be a worker sends to us from now on."""
-        if before := self._readers.pop(contact.worker, None):
+        if before := self._readers.pop(peer.worker, None):
             before.close()
-        self._readers[contact.worker] = Reader(
-            connection, contact, loop=self._loop, inbox=self._inbox, scratch=self._scratch, ended=self._ended
+        self._readers[peer.worker] = Reader(
+            connection, peer, loop=self._loop, inbox=self._inbox, scratch=self._scratch, ended=self._ended
         )
 
     def _ended(self, reader: Reader, reason: str) -> None:
-        del self._readers[reader.contact.worker]
-        self._lose(reader.contact, reason)
+        del self._readers[reader.peer.worker]
+        self._lose(reader.peer, reason)

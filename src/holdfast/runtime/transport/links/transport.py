@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from holdfast.control.messages import Here, Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError
@@ -18,7 +19,7 @@ from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.sums import Summing
 from holdfast.runtime.transport.links.switchboard import Switchboard
 from holdfast.runtime.transport.links.wire import Kind, Label, label_of
-from holdfast.runtime.transport.port import Contact, Handle, MessageKey, Ready, SumHandle, SumKey
+from holdfast.runtime.transport.port import Handle, MessageKey, Ready, SumHandle, SumKey
 
 __all__ = ["LinkTransport"]
 
@@ -50,18 +51,13 @@ class LinkTransport:
         self._peers: frozenset[WorkerId] = frozenset()
 
     @property
-    def address(self) -> str:
-        """Where we listen, ``host:port``."""
-        return self._switchboard.address
+    def here(self) -> Here:
+        """What others have to know to find us."""
+        return self._switchboard.here
 
-    @property
-    def nonce(self) -> bytes:
-        """What tells our process from others of the same worker."""
-        return self._switchboard.nonce
-
-    def meet(self, contacts: Iterable[Contact]) -> None:
+    def meet(self, peers: Iterable[Peer]) -> None:
         """See Transport.meet."""
-        self._switchboard.meet(contacts)
+        self._switchboard.meet(peers)
 
     def build(
         self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()
