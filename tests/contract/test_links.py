@@ -11,12 +11,13 @@ import time
 
 import pytest
 
-from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload
-from holdfast.errors import PeerLost
+from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.lower import Payload, Receive, Reduction
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.errors import InternalError, PeerLost
 from holdfast.runtime.transport.links.handshake import dialing
 from holdfast.runtime.transport.links.wire import HEADER_BYTES, Chunk, Kind, Label
-from holdfast.runtime.transport.port import MessageKey
+from holdfast.runtime.transport.port import Expected, MessageKey
 
 A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
 LIMIT_S = 20.0
@@ -28,14 +29,14 @@ def key(microbatch=0, generation=1, step=0):
     return MessageKey(generation=generation, step=step, payload=Payload.ACTIVATION, microbatch=microbatch, boundary=1)
 
 
-def begin(peers, generation):
+def begin(peers, generation, *given):
     ids = [peer.worker for peer in peers]
     pairs = tuple((a, b) for a in ids for b in ids if a < b)
-    return [peer.call("build", generation, pairs) for peer in peers]
+    return [peer.call("build", generation, pairs, *given) for peer in peers]
 
 
-def build(peers, generation):
-    for call in begin(peers, generation):
+def build(peers, generation, *given):
+    for call in begin(peers, generation, *given):
         call.result()
 
 
@@ -392,3 +393,68 @@ def test_a_worker_that_says_what_cannot_be_is_hung_up_on(links, chunk):
         assert receive(speaking, 1) == b""
     assert memory(b) < before + (64 << 20)
     exchange(a, b, 1)
+
+
+def expected(*messages, sums=()):
+    """A plan in which each of these micro-batches comes from A with so many int64."""
+    receives = [
+        (Receive(Payload.ACTIVATION, MicroBatch(m, 0, m), A, 1), TensorSpec(shape=(size,), dtype="int64"))
+        for m, size in messages
+    ]
+    return Expected(messages=tuple(receives), sums=sums)
+
+
+UNPLANNED = {
+    "no such message": ([key(2)], 1000, "micro-batch 2: the plan has no such message"),
+    "longer": ([key(0)], 1001, "micro-batch 0 of 8008 bytes: the plan gives it 8000"),
+    "three steps": ([key(m, step=s) for s in range(3) for m in range(2)], 1000, "4 messages of 32000 bytes wait"),
+}
+
+
+@pytest.mark.parametrize("kind", ["links", "tls"])
+@pytest.mark.parametrize("case", UNPLANNED)
+def test_what_the_plan_does_not_have_ends_the_link(request, kind, case):
+    links, (keys, size, why) = request.getfixturevalue(kind), UNPLANNED[case]
+    a, b = [links.start(worker) for worker in (A, B)]
+    builds = begin([a, b], 1, None, expected((0, 1000), (1, 1000)))
+    assert [each.error() for each in builds] == [None, None]
+    b.do("post", "awaited", key(1, step=9), A, "int64", (1000,))
+    waiting = b.call("wait", "awaited")
+    for each in keys:
+        a.call("send", each, B, "int64", list(range(size))).error()
+    error = waiting.error()
+    assert isinstance(error, PeerLost)
+    assert why in str(error)
+    again([a, b], 2)
+    exchange(a, b, 2)
+
+
+def test_two_steps_of_a_plan_may_come_before_they_are_asked_for(links):
+    """Its sums too, in parts; what was asked for leaves room for what comes after it."""
+    size = 300_000
+    peers = a, b, c = [links.start(worker) for worker in (A, B, C)]
+    build(peers, 1, None, expected((0, 1000), (1, 1000), sums=((Reduction((0,), (A, B, C)), 8 * size),)))
+    for step in range(3):
+        for peer in (a, c):
+            peer.do("reduce", f"sum {step}", (A, B, C), "int64", [step] * size, 0, 1, step)
+        for m in range(2):
+            a.do("send", key(m, step=step), B, "int64", [step] * 1000)
+        for m in range(2):
+            b.do("post", m, key(m, step=step), A, "int64", (1000,))
+            assert b.do("wait", m) == ("int64", [step] * 1000)
+        if step:
+            b.do("reduce", "sum", (A, B, C), "int64", [step - 1] * size, 0, 1, step - 1)
+            assert b.do("wait", "sum") == ("int64", [3 * (step - 1)] * size)
+
+
+def test_whoever_comes_before_another_step_is_found_out(links):
+    a, b = peers = [links.start(worker) for worker in (A, B)]
+    for call in (a.call("build", 1, ((A, B),), 7), b.call("build", 1, ((A, B),), 8)):
+        error = call.error()
+        assert isinstance(error, InternalError)
+        assert "comes to generation 1 before step" in str(error)
+    for peer in peers:
+        peer.abort(1)
+    builds = [a.call("build", 2, ((A, B),), 7), b.call("build", 2, ((A, B),))]
+    assert [each.error() for each in builds] == [None, None], "one of them is yet to be told"
+    exchange(a, b, 2)

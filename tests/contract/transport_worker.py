@@ -31,8 +31,8 @@ class Calls:
         self._handles = {}
         self._arguments = {}
 
-    def build(self, generation, groups):
-        self._transport.build(generation, groups)
+    def build(self, generation, groups, step=None, expected=None):
+        self._transport.build(generation, groups, step=step, expected=expected)
 
     def send(self, key, peer, dtype, values):
         """Overwrites the tensor as soon as ``send`` has returned."""

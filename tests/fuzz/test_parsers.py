@@ -52,6 +52,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.profile import uniform_profile
 from holdfast.errors import ConfigError, CorruptBlob, InfeasiblePlan, MissingBlob, StateUnavailable, StorageError
 from holdfast.optim.digest import LayerState, decode_layer, encode_layer, load_layer
+from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.handshake import dialing, listening
 from holdfast.runtime.transport.links.inbox import Inbox
 from holdfast.runtime.transport.links.wire import CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, Kind, Label
@@ -480,7 +481,7 @@ def test_what_comes_on_a_link():
             end.send(hello.ljust(turn.read, b"\0"))
             return
         inbox = Inbox()
-        inbox.enter(1)
+        inbox.enter(1, Allowance())
         chunk = Chunk(mutator.random.choice(labels), 300_000, 0, CHUNK_BYTES)
         header = mutator.data(chunk.pack())[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")
         found = Chunk.unpack(header)

@@ -134,6 +134,11 @@ class Accumulator(ABC):
         """How often each (layer, micro-batch) was added here; pairs never added are absent."""
         return dict(self._counts)
 
+    @property
+    def message_bytes(self) -> int:
+        """How many bytes the message has at most."""
+        return self.layout.length * self._dtype.itemsize
+
     def add(self, layer: int, microbatch: int, gradients: Sequence[Tensor | None]) -> None:
         """Add one micro-batch's gradients and count it.
 

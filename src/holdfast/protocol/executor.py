@@ -64,6 +64,9 @@ class StepEngine(Protocol):
     def message(self, layers: tuple[int, ...], dissent: int) -> Any:
         """Returns this worker's contribution to a reduction; ``dissent`` 1: not ready for a prepared generation."""
 
+    def message_bytes(self, layers: tuple[int, ...]) -> int:
+        """Returns how many bytes anybody's contribution to a reduction has at most."""
+
     def accept(self, layers: tuple[int, ...], reduced: Any) -> None:
         """Takes the sum of all contributions; raises LedgerError unless every micro-batch counts once."""
 

@@ -172,11 +172,13 @@ class Build:
     """Connect the members of each group for ``generation``.
 
     ``neighbours``: with whom we may have to talk once others are lost; whoever keeps connections can make them now.
+    ``step``: before which all go over to it; None if that is yet to be told.
     """
 
     generation: int
     groups: tuple[tuple[WorkerId, ...], ...]
     neighbours: tuple[WorkerId, ...] = ()
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,9 +464,9 @@ class WorkerProtocol:
             if new := [layer for layer in plan.placement.followed_layers(self.worker) if layer not in before]:
                 self.stage.follow(new, step)
 
-    def _connect(self, plan: Plan) -> Script:
+    def _connect(self, plan: Plan, step: int | None = None) -> Script:
         self.program = lower_worker(plan, self.worker, self.ties)
-        yield Build(self.generation, groups([self.program]), _neighbours(plan, self.worker))
+        yield Build(self.generation, groups([self.program]), _neighbours(plan, self.worker), step)
 
     def _step(self) -> int:
         return self.execution.step if self.execution else 0
@@ -672,7 +674,7 @@ class WorkerProtocol:
                 yield Serve(self.generation, step, target, served)
         yield Drain()
         yield from self._fit(install.plan, step)
-        yield from self._connect(install.plan)
+        yield from self._connect(install.plan, step)
         yield Report(Joined(worker=self.worker, generation=self.generation, step=step))
         if self.worker in followers:
             yield from self._follow(install.plan, step)

@@ -70,7 +70,7 @@ from holdfast.runtime.engine.build import StageParts
 from holdfast.runtime.injection import WorkerInjector
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.exchange import RelayExchange
-from holdfast.runtime.transport.port import Handle, MessageKey, SumHandle, SumKey, Transport
+from holdfast.runtime.transport.port import Expected, Handle, MessageKey, Sent, SumHandle, SumKey, Transport
 from holdfast.telemetry.events import EventLog, Notice, Pinned, StepOmitted, StepOps
 
 __all__ = ["Driver"]
@@ -141,6 +141,7 @@ class Driver:
     _besides: Besides = field(default_factory=Besides)
     _order: tuple[Op, ...] = ()
     _omitted: set[int] = field(default_factory=set)
+    _sent: Sent = field(default_factory=Sent)
 
     def hello(self) -> Hello:
         """Where the worker stands, in any thread."""
@@ -276,8 +277,8 @@ class Driver:
         if self._newest > self.protocol.generation:
             raise StaleGeneration(self.protocol.generation, self._newest if self._newest < FOREVER else None)
         match effect:
-            case Build(generation=generation, groups=groups, neighbours=neighbours):
-                return self.transport.build(generation, groups, neighbours)
+            case Build(generation=generation, groups=groups, neighbours=neighbours, step=step):
+                return self.transport.build(generation, groups, neighbours, step=step, expected=self._expected())
             case Run():
                 return self._run(effect)
             case Take(receive=receive, step=step):
@@ -315,6 +316,10 @@ class Driver:
             case Committed():
                 return self._committed(effect)
         raise InternalError(f"unknown effect {effect!r}")
+
+    def _expected(self) -> Expected:
+        assert self.protocol.program is not None, "who connects has a program"
+        return Expected.of(self.protocol.program, self.spec_of, self.protocol.stage.message_bytes)
 
     def _note_omitted(self, message: Message) -> None:
         """Logs that a step, which was logged as updated ahead of its verdict, was omitted after all."""
@@ -419,6 +424,8 @@ class Driver:
                 f"its order is {' '.join(map(str, self._order))}"
             )
         loss, omitted = mean_loss(self.stage), self.stage.omitted
+        before, self._sent = self._sent, self.transport.sent or Sent()
+        sent = self._sent.since(before)
         self._omitted = {committed.step} if omitted else set()
         event = StepOps(
             worker=str(self.protocol.worker),
@@ -429,6 +436,8 @@ class Driver:
             ops=tuple(self._spans),
             besides=tuple(self._besides.spans),
             memory=resident_bytes(),
+            sent_messages=sent.messages,
+            sent_sums=sent.sums,
             knows_loss=loss is not None,
         )
         self.log.write(time.monotonic(), event)

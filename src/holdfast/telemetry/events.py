@@ -277,6 +277,8 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
             ``update``, the layers of a sum (empty for an update), start and end time.
         memory: bytes of the process in memory, when it swapped; 0 where that is not known.
         knows_loss: whether the worker holds the last layer.
+        sent_messages: bytes that it has sent in messages to others since the step before; 0 where nobody counts.
+        sent_sums: the same for sums.
     """
 
     worker: str
@@ -288,6 +290,8 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     besides: tuple[tuple[str, tuple[int, ...], float, float], ...] = ()
     memory: int = 0
     knows_loss: bool = False
+    sent_messages: int = 0
+    sent_sums: int = 0
 
 
 class StepOmitted(_Event, frozen=True, tag="step-omitted", kw_only=True):

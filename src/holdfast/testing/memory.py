@@ -13,7 +13,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.data.items import spec_of
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
-from holdfast.runtime.transport.port import MessageKey, SumKey
+from holdfast.runtime.transport.port import Expected, MessageKey, SumKey
 from holdfast.testing.mail import Group, Mail
 
 __all__ = ["MemoryHub", "MemoryTransport"]
@@ -48,7 +48,15 @@ class MemoryTransport:
     def meet(self, peers: Iterable[Peer]) -> None:
         """See Transport.meet: all meet in the hub."""
 
-    def build(self, generation: int, groups: tuple[Group, ...], neighbours: tuple[WorkerId, ...] = ()) -> None:
+    def build(
+        self,
+        generation: int,
+        groups: tuple[Group, ...],
+        neighbours: tuple[WorkerId, ...] = (),
+        *,
+        step: int | None = None,
+        expected: Expected | None = None,
+    ) -> None:
         """See Transport.build."""
         self._generation = generation
         members = {worker for group in groups if self._worker in group for worker in group}
@@ -88,6 +96,10 @@ class MemoryTransport:
             return self._hub.mail.total(key, members)
 
         return _Summing(lambda: self._wait(set(members), total), total)
+
+    @property
+    def sent(self) -> None:
+        """See Transport.sent: nobody counts."""
 
     def abort(self, generation: int) -> None:
         """See Transport.abort."""

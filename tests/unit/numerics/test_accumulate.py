@@ -45,6 +45,12 @@ def test_the_mean_gradients_and_records_come_back(numerics: Any) -> None:
 
 
 @pytest.mark.parametrize("numerics", ["exact", "fast"])
+def test_no_message_is_longer_than_was_said(numerics: Any) -> None:
+    sums = filled(numerics, (0, 1))
+    assert 0 < sums.message().nbytes <= sums.message_bytes
+
+
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
 def test_a_parameter_without_any_gradient_gets_none(numerics: Any) -> None:
     sums = make_accumulator(numerics, LAYOUT)
     for microbatch in range(6):

@@ -38,7 +38,9 @@ class DeafTransport:
         self.abandoned = 0
         self.aborted = 0
 
-    def build(self, generation, groups, neighbours=()): ...
+    sent = None
+
+    def build(self, generation, groups, neighbours=(), **told): ...
 
     def receive(self, key, peer, spec):
         return self

@@ -174,6 +174,12 @@ def test_a_dropped_w_is_stopped_by_the_ledger():
         end(OpKind.I)
 
 
+def test_no_message_is_longer_than_was_said():
+    made = EmulatedStage(layers=(0, 3), num_layers=4, num_microbatches=5)
+    for layer in (0, 3):
+        assert made.message((layer,), 0).nbytes == made.message_bytes((layer,))
+
+
 def test_a_profile_does_not_change_the_bits():
     made = stage(Time())
     made.begin(0)

@@ -31,6 +31,7 @@ __all__ = ["WIDTH", "EmulatedStage"]
 _Words: TypeAlias = NDArray[np.int64]
 
 WIDTH = 8
+_WORD_BYTES = 8
 _AT_ONCE = nullcontext()
 _ODD = 0x5851F42D4C957F2D
 _LATE_STEP_S, _LATEST_S = 1e-5, 1e-3
@@ -157,6 +158,11 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         (layer,) = layers
         last = (self._losses.view(np.int64),) if layer == self._num_layers - 1 else ()
         return self._sends(np.concatenate((self._sums[layer], [dissent], self._counts[layer], *last)))
+
+    def message_bytes(self, layers: tuple[int, ...]) -> int:
+        """See StepEngine.message_bytes."""
+        losses = self._num_microbatches if layers == (self._num_layers - 1,) else 0
+        return _WORD_BYTES * (self._sections[-1] + losses)
 
     def accept(self, layers: tuple[int, ...], reduced: Any) -> None:
         """See StepEngine.accept."""

@@ -309,6 +309,10 @@ class Stage(SteppedStage[Reduced, float]):
         """
         return self._sums[reduction].message(dissent)
 
+    def message_bytes(self, reduction: ReducedLayers) -> int:
+        """Return how many bytes any owner's message of a reduction has at most."""
+        return self._sums[reduction].message_bytes
+
     def accept(self, reduction: ReducedLayers, reduced: Tensor) -> None:
         """Take the sum of all owners' messages.
 

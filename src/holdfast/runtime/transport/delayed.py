@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 
@@ -21,7 +22,7 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import StaleGeneration
 from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
-from holdfast.runtime.transport.port import Handle, MessageKey, SumHandle, SumKey, Transport
+from holdfast.runtime.transport.port import Expected, Handle, MessageKey, Sent, SumHandle, SumKey, Transport
 
 __all__ = ["DelayedTransport"]
 
@@ -57,10 +58,20 @@ class DelayedTransport:
         self._inner.meet(peers)
 
     def build(
-        self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()
+        self,
+        generation: int,
+        groups: tuple[tuple[WorkerId, ...], ...],
+        neighbours: tuple[WorkerId, ...] = (),
+        *,
+        step: int | None = None,
+        expected: Expected | None = None,
     ) -> None:
         """See Transport.build."""
-        self._inner.build(generation, groups, neighbours)
+        stamped = None
+        if expected is not None:
+            messages = tuple((receive, _stamped(spec)) for receive, spec in expected.messages)
+            stamped = replace(expected, messages=messages)
+        self._inner.build(generation, groups, neighbours, step=step, expected=stamped)
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send."""
@@ -68,9 +79,8 @@ class DelayedTransport:
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
         """See Transport.receive; the handle's ``wait`` ends when the message would have arrived."""
-        stamped = TensorSpec(shape=(_STAMP.size + num_bytes(spec),), dtype="uint8")
         delay_s = self._link.seconds_of(max(num_bytes(spec), self._bytes_of(key)))
-        return _Travelling(self, self._inner.receive(key, peer, stamped), spec, key.generation, delay_s)
+        return _Travelling(self, self._inner.receive(key, peer, _stamped(spec)), spec, key.generation, delay_s)
 
     def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
         """See Transport.all_reduce."""
@@ -79,6 +89,11 @@ class DelayedTransport:
     def drain(self) -> None:
         """See Transport.drain."""
         self._inner.drain()
+
+    @property
+    def sent(self) -> Sent | None:
+        """See Transport.sent."""
+        return self._inner.sent
 
     def abort(self, generation: int) -> None:
         """See Transport.abort."""
@@ -103,6 +118,11 @@ class DelayedTransport:
                     return
                 self._changed.wait(left)
             raise StaleGeneration(generation)
+
+
+def _stamped(spec: TensorSpec) -> TensorSpec:
+    """What a message is like with the sender's clock before it."""
+    return TensorSpec(shape=(_STAMP.size + num_bytes(spec),), dtype="uint8")
 
 
 class _Travelling:

@@ -35,7 +35,7 @@ from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.hardening import LISTENING
 from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
-from holdfast.runtime.transport.port import Exchange, Handle, MessageKey, Ready, SumHandle, SumKey
+from holdfast.runtime.transport.port import Exchange, Expected, Handle, MessageKey, Ready, SumHandle, SumKey
 
 __all__ = ["GlooTransport"]
 
@@ -80,7 +80,13 @@ class GlooTransport:
         """See Transport.meet: Gloo's groups are told their addresses by each other, anew in every generation."""
 
     def build(
-        self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()
+        self,
+        generation: int,
+        groups: tuple[tuple[WorkerId, ...], ...],
+        neighbours: tuple[WorkerId, ...] = (),
+        *,
+        step: int | None = None,
+        expected: Expected | None = None,
     ) -> None:
         """See Transport.build."""
         ours = [group for group in groups if self._worker in group]
@@ -212,6 +218,10 @@ class GlooTransport:
         except RuntimeError as error:
             self._refuse_stale(self._generation)
             raise PeerLost(str(peer or ""), self._generation, _first_sentence(error)) from None
+
+    @property
+    def sent(self) -> None:
+        """See Transport.sent: nobody counts."""
 
     def abort(self, generation: int) -> None:
         """See Transport.abort; takes well under a millisecond."""

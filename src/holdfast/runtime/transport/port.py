@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, Receive, Reduction, Send
+from holdfast.core.lower import Payload, Receive, Reduction, Send, WorkerProgram
 from holdfast.core.tensorspec import TensorSpec
 
 if TYPE_CHECKING:  # keys are used where nobody has loaded torch
     import torch
 
-__all__ = ["Exchange", "Handle", "MessageKey", "Ready", "SumHandle", "SumKey", "Transport"]
+__all__ = ["Exchange", "Expected", "Handle", "MessageKey", "Ready", "Sent", "SumHandle", "SumKey", "Transport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,52 @@ class SumKey:
     generation: int
     step: int
     reduction: Reduction
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What others send to a worker in one step: all that its plan lets it expect.
+
+    Attributes:
+        messages: each with what it holds.
+        sums: each with the most bytes that anybody contributes.
+    """
+
+    messages: tuple[tuple[Receive, TensorSpec], ...]
+    sums: tuple[tuple[Reduction, int], ...]
+
+    @classmethod
+    def of(
+        cls,
+        program: WorkerProgram,
+        spec_of: Callable[[Receive], TensorSpec],
+        bytes_of: Callable[[tuple[int, ...]], int],
+    ) -> Expected:
+        """Returns what a worker's program makes it expect.
+
+        Args:
+            program: of the worker.
+            spec_of: what a message holds.
+            bytes_of: the most bytes that a contribution to the sum over these layers has.
+        """
+        receives = (each for each in program.closing if isinstance(each, Receive))
+        shared = (each for each in program.reductions if len(each.workers) > 1)
+        return cls(
+            messages=tuple((each, spec_of(each)) for each in receives),
+            sums=tuple((each, bytes_of(each.layers)) for each in shared),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Bytes that a worker has sent, in ``messages`` to others and for ``sums``."""
+
+    messages: int = 0
+    sums: int = 0
+
+    def since(self, before: Sent) -> Sent:
+        """Returns what was sent after ``before``."""
+        return Sent(messages=self.messages - before.messages, sums=self.sums - before.sums)
 
 
 class Handle(Protocol):
@@ -118,7 +164,13 @@ class Transport(Protocol):
         """Learns who the other workers' processes are now, in any thread."""
 
     def build(
-        self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()
+        self,
+        generation: int,
+        groups: tuple[tuple[WorkerId, ...], ...],
+        neighbours: tuple[WorkerId, ...] = (),
+        *,
+        step: int | None = None,
+        expected: Expected | None = None,
     ) -> None:
         """Connects the members of every group that we are in; blocks until all have come.
 
@@ -126,10 +178,13 @@ class Transport(Protocol):
             generation: greater than any before.
             groups: of workers that exchange messages, or sum.
             neighbours: with whom we may have to connect in another generation.
+            step: before which all come to this generation; None while that is not agreed upon.
+            expected: what others send to us in each step; None: not known, as where two ends trust each other.
 
         Raises:
             StaleGeneration: aborted meanwhile.
             PeerLost: a member is gone. One that was never there may be waited for until somebody aborts.
+            InternalError: a member comes before another step, where that is heard of.
         """
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
@@ -153,6 +208,10 @@ class Transport(Protocol):
             StaleGeneration: aborted meanwhile.
             PeerLost: the other end is gone.
         """
+
+    @property
+    def sent(self) -> Sent | None:
+        """How much was given to be sent since the beginning; None if nobody counts."""
 
     def abort(self, generation: int) -> None:
         """Ends ``generation`` and all before it, from any thread: whoever waits gets StaleGeneration, soon."""

@@ -11,13 +11,12 @@ import torch
 from holdfast.core.ids import WorkerId
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.optim.fresh import fresh
-from holdfast.runtime.transport.links.wire import BadFrame, Chunk, Kind, Label
+from holdfast.runtime.transport.links.allowance import Allowance
+from holdfast.runtime.transport.links.wire import NO_STEP, BadFrame, Chunk, Kind, Label
 
 __all__ = ["Inbox", "Incoming"]
 
-_MOST_PARKED = 4 << 30
-"""More bytes than all others can have sent ahead of what a worker asks for: two steps' messages."""
-
+_NEVER = (0, NO_STEP)
 Fold = Callable[[int, memoryview], None]
 """Takes a part of a message: where it begins, and its bytes, which are somebody else's afterwards."""
 
@@ -67,13 +66,13 @@ class Inbox:
     """
 
     _changed: threading.Condition = field(default_factory=threading.Condition)
+    _allowance: Allowance = field(default_factory=Allowance)
     _generation: int = 0
     _aborted: int = 0
-    _entered: dict[WorkerId, int] = field(default_factory=dict)
+    _entered: dict[WorkerId, tuple[int, int]] = field(default_factory=dict)
     _broken: dict[WorkerId, str] = field(default_factory=dict)
     _messages: dict[tuple[WorkerId, Label], Incoming] = field(default_factory=dict)
     _waiting: int = 0
-    _parked: int = 0
     _failure: BaseException | None = None
 
     # What the thread that reads does
@@ -95,9 +94,7 @@ class Inbox:
                 raise BadFrame(f"{label} before all had come to that generation")
             incoming = self._messages.get((source, label))
             if incoming is None:
-                self._parked += chunk.total
-                if self._parked > _MOST_PARKED:
-                    raise BadFrame(f"{label} of {chunk.total} bytes, and nobody has asked for the last {self._parked}")
+                self._allowance.park(source, label, chunk.total)
                 incoming = self._messages[source, label] = Incoming(fresh(chunk.total, torch.uint8))
             if incoming.total is None:
                 incoming.total = chunk.total
@@ -112,7 +109,7 @@ class Inbox:
     def _enters(self, source: WorkerId, chunk: Chunk) -> None:
         if chunk.total:
             raise BadFrame(f"{chunk.label} with {chunk.total} bytes")
-        self._entered[source] = max(self._entered.get(source, 0), chunk.label.generation)
+        self._entered[source] = max(self._entered.get(source, _NEVER), (chunk.label.generation, chunk.label.step))
         self._wake()
 
     def add(self, incoming: Incoming, chunk: Chunk, part: memoryview) -> None:
@@ -155,8 +152,12 @@ class Inbox:
 
     # What the worker does
 
-    def enter(self, generation: int) -> None:
+    def enter(self, generation: int, allowance: Allowance) -> None:
         """Begins a generation: what came for those before it is dropped.
+
+        Args:
+            generation: greater than any before.
+            allowance: how much of it may come before it is asked for.
 
         Raises:
             StaleGeneration: it is over already.
@@ -164,18 +165,28 @@ class Inbox:
         with self._changed:
             self._refuse_stale(generation)
             self._generation = generation
-            self._messages = {key: each for key, each in self._messages.items() if key[1].generation >= generation}
+            self._allowance = allowance
+            self._messages.clear()
             self._broken.clear()
-            self._parked = sum(each.total or 0 for each in self._messages.values() if each.size is None)
 
-    def wait_for(self, generation: int, peers: frozenset[WorkerId]) -> None:
+    def wait_for(self, generation: int, step: int | None, peers: frozenset[WorkerId]) -> None:
         """Waits until all these have come to a generation, which is ours.
+
+        Args:
+            generation: which.
+            step: before which we come to it; None if that is not known yet.
+            peers: the others.
 
         Raises:
             StaleGeneration: aborted meanwhile.
             PeerLost: the connection with one of them broke.
+            InternalError: one comes before another step.
         """
-        self.wait(generation, lambda: [peer for peer in peers if self._entered.get(peer, 0) < generation])
+        self.wait(generation, lambda: [peer for peer in peers if self._entered.get(peer, _NEVER) < (generation,)])
+        for peer in sorted(peers):
+            theirs = self._entered[peer][1]
+            if step is not None and theirs not in (step, NO_STEP):
+                raise InternalError(f"{peer} comes to generation {generation} before step {theirs}, we before {step}")
 
     def expect(
         self, source: WorkerId, label: Label, data: torch.Tensor, then: Callable[[], None] | None = None
@@ -213,7 +224,8 @@ class Inbox:
     def _asked(self, source: WorkerId, label: Label, size: int) -> Incoming:
         """A message that is asked for now, whether some of it is parked or not."""
         incoming = self._messages.setdefault((source, label), Incoming())
-        self._parked -= incoming.total or 0
+        if incoming.total is not None and incoming.size is None:
+            self._allowance.ask(incoming.total)
         incoming.size = size
         return incoming
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -59,6 +60,7 @@ class Sender:
         self._opening: Opening | None = None
         self._called = self._blocked = False
         self._over, self._entered, self._dropped = over, 0, False
+        self._sent: Counter[Kind] = Counter()
 
     # For any thread
 
@@ -66,6 +68,12 @@ class Sender:
     def busy(self) -> bool:
         """Whether something is still to be sent, or was lost with a connection, of what was said since ENTER."""
         return self._dropped or not self._outbox.empty
+
+    @property
+    def sent(self) -> Counter[Kind]:
+        """How many bytes were given to be sent, by kind."""
+        with self._lock:
+            return self._sent.copy()
 
     def send(self, label: Label, body: memoryview, *, lent: bool = False) -> None:
         """See Switchboard.send."""
@@ -76,6 +84,7 @@ class Sender:
                 self._entered, self._dropped = label.generation, False
             elif label.generation != self._entered:  # said by who has yet to hear that the generation is over
                 return
+            self._sent[label.kind] += len(body)
             self._outbox.put(label, body, lent=lent)
             self._go_on()
             if lent and not self._outbox.empty:

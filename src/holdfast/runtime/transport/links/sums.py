@@ -20,13 +20,11 @@ from holdfast.core.ids import WorkerId
 from holdfast.optim.fresh import fresh
 from holdfast.runtime.transport.framing import KNOWN_TO_NUMPY
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
+from holdfast.runtime.transport.links.parts import goes_whole
 from holdfast.runtime.transport.links.wire import Kind, Label, label_of_sum
 from holdfast.runtime.transport.port import SumKey
 
 __all__ = ["Summing"]
-
-_WHOLE_BYTES = 1 << 20
-"""Contributions are sent whole as long as nobody has to send more than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class Summing:
         self._shape = own.shape
         self._own = own.detach().contiguous().view(-1)
         self._total = fresh(self._own.numel(), self._own.dtype)
-        self._whole = len(self._members) == 2 or len(self._others) * self._own.nbytes <= _WHOLE_BYTES
+        self._whole = goes_whole(self._own.nbytes, len(self._members))
         self._lock = threading.Lock()
         self._asked: list[_Asked] = []
         self._open = 1 if self._whole else 1 + len(self._others)

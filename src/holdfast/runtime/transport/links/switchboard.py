@@ -6,6 +6,7 @@ import os
 import socket
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 
@@ -19,7 +20,7 @@ from holdfast.runtime.transport.links.loop import Loop
 from holdfast.runtime.transport.links.peers import Peers
 from holdfast.runtime.transport.links.reader import SCRATCH_BYTES, Reader
 from holdfast.runtime.transport.links.sender import Sender
-from holdfast.runtime.transport.links.wire import Label
+from holdfast.runtime.transport.links.wire import Kind, Label
 
 __all__ = ["Switchboard"]
 
@@ -94,6 +95,12 @@ class Switchboard:
         """To whom something is still to be sent; from now on, whoever waits in the inbox is woken when that changes."""
         self._asked_busy = True
         return [worker for worker in workers if worker in self._senders and self._senders[worker].busy]
+
+    def sent(self) -> Counter[Kind]:
+        """How many bytes were given to be sent, by kind."""
+        with self._lock:
+            senders = list(self._senders.values())
+        return sum((sender.sent for sender in senders), Counter())
 
     def close(self) -> None:
         """Ends all links, and the thread."""

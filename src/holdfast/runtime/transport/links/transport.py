@@ -15,11 +15,12 @@ from holdfast.errors import InternalError
 from holdfast.optim.fresh import fresh
 from holdfast.runtime.tensors import num_bytes, torch_dtype
 from holdfast.runtime.transport.framing import bytes_of
+from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.sums import Summing
 from holdfast.runtime.transport.links.switchboard import Switchboard
-from holdfast.runtime.transport.links.wire import Kind, Label, label_of
-from holdfast.runtime.transport.port import Handle, MessageKey, Ready, SumHandle, SumKey
+from holdfast.runtime.transport.links.wire import MESSAGES, NO_STEP, Kind, Label, label_of
+from holdfast.runtime.transport.port import Expected, Handle, MessageKey, Ready, Sent, SumHandle, SumKey
 
 __all__ = ["LinkTransport"]
 
@@ -60,16 +61,22 @@ class LinkTransport:
         self._switchboard.meet(peers)
 
     def build(
-        self, generation: int, groups: tuple[tuple[WorkerId, ...], ...], neighbours: tuple[WorkerId, ...] = ()
+        self,
+        generation: int,
+        groups: tuple[tuple[WorkerId, ...], ...],
+        neighbours: tuple[WorkerId, ...] = (),
+        *,
+        step: int | None = None,
+        expected: Expected | None = None,
     ) -> None:
         """See Transport.build: says to all others of our groups that we have come, and waits for theirs."""
-        self._inbox.enter(generation)
+        self._inbox.enter(generation, Allowance.of(self._worker, generation, expected))
         self._generation = generation
         ours = (group for group in groups if self._worker in group)
         self._peers = frozenset(worker for group in ours for worker in group) - {self._worker}
         for peer in sorted(self._peers):
-            self._switchboard.send(peer, Label(generation, 0, Kind.ENTER), _NOTHING)
-        self._inbox.wait_for(generation, self._peers)
+            self._switchboard.send(peer, Label(generation, NO_STEP if step is None else step, Kind.ENTER), _NOTHING)
+        self._inbox.wait_for(generation, step, self._peers)
         self._switchboard.warm_up(neighbours[:_MOST_AHEAD])
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
@@ -102,6 +109,13 @@ class LinkTransport:
     def drain(self) -> None:
         """See Transport.drain."""
         self._inbox.wait(self._generation, partial(self._switchboard.busy, sorted(self._peers)))
+
+    @property
+    def sent(self) -> Sent:
+        """See Transport.sent."""
+        by_kind = self._switchboard.sent()
+        sums = by_kind[Kind.PART] + by_kind[Kind.TOTAL]
+        return Sent(messages=sum(by_kind[kind] for kind in MESSAGES), sums=sums)
 
     def abort(self, generation: int) -> None:
         """See Transport.abort."""

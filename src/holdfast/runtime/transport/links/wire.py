@@ -12,7 +12,19 @@ from holdfast.core.lower import Payload
 from holdfast.errors import HoldfastError
 from holdfast.runtime.transport.port import MessageKey, SumKey
 
-__all__ = ["CHUNK_BYTES", "HEADER_BYTES", "BadFrame", "Chunk", "Kind", "URGENCY", "Label", "label_of", "label_of_sum"]
+__all__ = [
+    "CHUNK_BYTES",
+    "HEADER_BYTES",
+    "MESSAGES",
+    "NO_STEP",
+    "BadFrame",
+    "Chunk",
+    "Kind",
+    "URGENCY",
+    "Label",
+    "label_of",
+    "label_of_sum",
+]
 
 CHUNK_BYTES = 256 << 10
 """The longest part of a message that is sent at a stretch: what is more urgent waits for no more than that."""
@@ -24,6 +36,10 @@ _EVERYTHING = 1 << 48
 
 class BadFrame(HoldfastError):
     """What came on a link is no chunk of a message that could be expected there."""
+
+
+NO_STEP = -1
+"""Says ENTER where it is not known yet which step will be the first."""
 
 
 class Kind(IntEnum):
@@ -47,6 +63,8 @@ _KINDS = {
     Payload.ACTIVATION: Kind.ACTIVATION,
     Payload.GRADIENT: Kind.GRADIENT,
 }
+MESSAGES = frozenset(_KINDS.values())
+"""What goes from one worker to another; the rest is for sums, or for the links themselves."""
 _KNOWN = {int(kind): kind for kind in Kind}
 URGENCY = {kind: min(kind, Kind.ACTIVATION) if kind < Kind.PART else Kind.PART for kind in Kind}
 """Of two messages that wait, the one with the smaller number goes first; with equal ones, the one that came first."""

@@ -1,0 +1,94 @@
+"""What links may keep before anybody asks for it."""
+
+import pytest
+
+from holdfast.core.builders import regular_plan
+from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Send, lower
+from holdfast.core.placement import split_evenly
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.runtime.transport.links.allowance import Allowance
+from holdfast.runtime.transport.links.parts import goes_whole, longest_parts
+from holdfast.runtime.transport.links.wire import BadFrame, Kind, label_of, label_of_sum
+from holdfast.runtime.transport.port import Expected, MessageKey, SumKey
+
+GENERATION = 3
+PROGRAMS = {program.worker: program for program in lower(regular_plan(3, split_evenly(6, 3), 2), ties=((0, 5),))}
+WORKER = WorkerId(1, 1)
+SPEC = TensorSpec(shape=(25,), dtype="float32")
+SUM_BYTES = 6_000_000
+
+
+def allowance():
+    return Allowance.of(
+        WORKER, GENERATION, Expected.of(PROGRAMS[WORKER], lambda receive: SPEC, lambda layers: SUM_BYTES)
+    )
+
+
+def sent_to(worker, step):
+    """All that the others send to a worker in one step, by their own programs: (who, label, bytes)."""
+    for other in PROGRAMS.keys() - {worker}:
+        for send in PROGRAMS[other].closing:
+            if isinstance(send, Send) and send.peer == worker:
+                yield other, label_of(MessageKey.of(send, GENERATION, step)), 100
+        for reduction in PROGRAMS[other].reductions:
+            if worker in reduction.workers:
+                for kind, size in longest_parts(SUM_BYTES, len(reduction.workers)).items():
+                    yield other, label_of_sum(SumKey(GENERATION, step, reduction), kind), size
+
+
+def test_two_steps_of_what_the_others_send_may_wait_and_no_more():
+    waiting = allowance()
+    messages = [message for step in (7, 8) for message in sent_to(WORKER, step)]
+    assert {label.kind for _, label, _ in messages} == set(Kind) - {Kind.ENTER}
+    for message in messages:
+        waiting.park(*message)
+    source, label, size = next(sent_to(WORKER, 9))
+    with pytest.raises(BadFrame, match=f"{len(messages)} messages of .* wait, and no more may"):
+        waiting.park(source, label, size)
+    waiting.ask(messages[0][2])
+    waiting.park(source, label, size)
+
+
+def test_empty_messages_are_counted_too():
+    waiting = allowance()
+    source, label, _ = next(sent_to(WORKER, 0))
+    for step in range(2 * len(list(sent_to(WORKER, 0)))):
+        waiting.park(source, label._replace(step=step), 0)
+    with pytest.raises(BadFrame, match="no more may"):
+        waiting.park(source, label._replace(step=-1), 0)
+
+
+def test_what_the_plan_does_not_have_may_not_come():
+    source, label, size = next(sent_to(WORKER, 0))
+    for stranger, other, more in (
+        (WORKER, label, size),
+        (source, label._replace(microbatch=99), size),
+        (source, label._replace(place=77), size),
+    ):
+        with pytest.raises(BadFrame, match="the plan has no such message"):
+            allowance().park(stranger, other, more)
+    with pytest.raises(BadFrame, match=f"of {size + 1} bytes: the plan gives it {size}"):
+        allowance().park(source, label, size + 1)
+
+
+def test_where_no_plan_is_known_all_may_come_but_not_without_end():
+    waiting = Allowance.of(WORKER, GENERATION, None)
+    for step in range(9):
+        for message in sent_to(WorkerId(0, 0), step):
+            waiting.park(*message)
+    source, label, _ = next(sent_to(WORKER, 9))
+    with pytest.raises(BadFrame, match="no more may"):
+        waiting.park(source, label, 4 << 30)
+
+
+@pytest.mark.parametrize("members", [2, 3, 8])
+@pytest.mark.parametrize("declared", [8, 1 << 18, 1 << 19, 1 << 20, 5_000_008])
+def test_a_contribution_may_be_shorter_than_was_declared(members, declared):
+    """It may go whole then, though the longest would not."""
+    allowed = longest_parts(declared, members)
+    most = declared // 8
+    for count in {1, min(members, most), (most + 1) // 2, most}:
+        shares = [8 * (count * (n + 1) // members - count * n // members) for n in range(members)]
+        sent = {Kind.PART: 8 * count} if goes_whole(8 * count, members) else dict.fromkeys(allowed, max(shares))
+        assert all(size <= allowed[kind] for kind, size in sent.items())
