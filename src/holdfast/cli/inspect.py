@@ -184,6 +184,8 @@ def sum_up(timed: list[tuple[float, Event]]) -> str:
     lines += [_tell_failure(failure) for failure in told.failures]
     lines += [text for event in events if isinstance(event, ExceptionRaised) if (text := _tell_loss(event))]
     lines += [text for event in events if isinstance(event, Parted | Seated | Synced) if (text := _tell_members(event))]
+    if (sent := told.sent_per_step) is not None:
+        lines.append(f"for each step all together sent {_size(sent.messages)} in messages, {_size(sent.sums)} for sums")
     if told.coordinator_restarts:
         lines.append(f"the coordinator was started again {told.coordinator_restarts} times")
     if told.checkpoints:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -27,7 +27,7 @@ from holdfast.telemetry.report import AttemptReport, RunReport, attempt, report
 
 __all__ = ["Summary", "train"]
 
-_OF_EVENTS = ("omitted_steps", "steps_per_s", "failures", "checkpoints")
+_OF_EVENTS = ("omitted_steps", "steps_per_s", "sent_per_step", "failures", "checkpoints")
 """What nothing but events can tell."""
 
 
@@ -81,6 +81,7 @@ class Summary:
             "generations": self.generations,
             "processes_restarted": self.processes_restarted,
             "steps_per_s": self.steps_per_s,
+            "sent_per_step": self._sent_json(),
             "failures": None if "failures" in self.reasons else self.report.failures_json(),
             "resumed_from": self.resumed_from,
             "checkpoints": None if "checkpoints" in self.reasons else self.report.checkpoints,
@@ -88,6 +89,10 @@ class Summary:
             "attempts": [each.to_json() for each in self.attempts],
         }
         return json.dumps(fields, indent=2) + "\n"
+
+    def _sent_json(self) -> dict[str, int] | None:
+        sent = self.report.sent_per_step
+        return None if sent is None or "sent_per_step" in self.reasons else asdict(sent)
 
 
 def train(

@@ -26,7 +26,7 @@ from holdfast.telemetry.events import (
     Timed,
 )
 
-__all__ = ["FATAL_KINDS", "AttemptReport", "FailureReport", "RunReport", "attempt", "report"]
+__all__ = ["FATAL_KINDS", "AttemptReport", "FailureReport", "RunReport", "SentPerStep", "attempt", "report"]
 
 FATAL_KINDS = ("kill", "hang", "stall", "partition", "kill-node")
 """Kinds of faults after which a worker is lost; others make nobody fail."""
@@ -66,6 +66,14 @@ class FailureReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SentPerStep:
+    """Bytes: of ``messages`` from worker to worker, and for ``sums``."""
+
+    messages: int
+    sums: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
     """A run.
 
@@ -80,6 +88,7 @@ class RunReport:
         resumed_from: the step of the checkpoint that the run went on from; None if it began anew.
         checkpoints: the steps of the checkpoints that it made, ascending.
         coordinator_restarts: how often the coordinator was started again.
+        sent_per_step: bytes that all workers together sent for a committed step, on average; None if nobody counted.
         missing: why events are missing; empty as far as the events themselves tell. None of the above is certain then.
     """
 
@@ -93,6 +102,7 @@ class RunReport:
     coordinator_restarts: int = 0
     no_loss: str = ""
     omitted: tuple[int, ...] = ()
+    sent_per_step: SentPerStep | None = None
     missing: str = ""
 
     @property
@@ -170,6 +180,7 @@ def report(events: Iterable[Timed]) -> RunReport:
         resumed_from=next((event.step for _, event in timed if isinstance(event, Resumed)), None),
         checkpoints=tuple(sorted({event.step for _, event in timed if isinstance(event, Checkpointed)})),
         coordinator_restarts=sum(isinstance(event, CoordinatorLost) for _, event in timed),
+        sent_per_step=_sent_per_step(timed, commits),
         missing=_missing([event for _, event in timed]),
     )
 
@@ -221,6 +232,19 @@ def _final_loss(timed: list[Timed], commits: dict[int, float]) -> tuple[float | 
         "its loss was not finite" if newest.loss is None else f"a gradient was not finite; its loss was {newest.loss!r}"
     )
     return None, f"step {last}, the last one, was omitted: {why}"
+
+
+def _sent_per_step(timed: list[Timed], commits: dict[int, float]) -> SentPerStep | None:
+    """What was sent for the steps that count; of one that was run again, what that took."""
+    newest: dict[tuple[int, str], StepOps] = {}
+    for _, event in timed:
+        if isinstance(event, StepOps) and event.step in commits:
+            newest[event.step, event.worker] = event
+    messages = sum(event.sent_messages for event in newest.values())
+    sums = sum(event.sent_sums for event in newest.values())
+    if not messages + sums:
+        return None
+    return SentPerStep(messages=round(messages / len(commits)), sums=round(sums / len(commits)))
 
 
 def _omitted(timed: list[Timed]) -> set[int]:

@@ -208,6 +208,21 @@ def test_what_matters_comes_first_in_a_few_lines():
     ]
 
 
+def test_what_was_sent_is_told_where_somebody_counted():
+    told = StepOps(
+        worker="0.0",
+        generation=1,
+        step=0,
+        loss=None,
+        omitted=False,
+        ops=(),
+        sent_messages=600_000,
+        sent_sums=900,
+    )
+    timed = [(0.0, Installed(generation=1, workers=("0.0",), strategy="")), (1.0, told)]
+    assert sum_up(timed).splitlines()[-2] == "for each step all together sent 0.6 MB in messages, 900 bytes for sums"
+
+
 def test_a_run_that_was_killed_has_no_end():
     assert sum_up(RUN[:7]).splitlines()[1] == "it has not ended, or was killed"
 

@@ -16,7 +16,7 @@ from holdfast.telemetry.events import (
     StepOmitted,
     StepOps,
 )
-from holdfast.telemetry.report import report
+from holdfast.telemetry.report import SentPerStep, report
 
 
 def installed(generation, *workers):
@@ -311,3 +311,20 @@ def test_missing_events_are_told():
 def test_a_step_that_nobody_tells_the_loss_of_takes_no_other_steps():
     found = report([*HEALTHY[:5], (2.5, step("b", 1))])
     assert (found.final_loss, found.no_loss) == (None, "no event tells the loss of step 1")
+
+
+def test_what_is_sent_for_a_step_is_told_of_steps_that_count():
+    """Of a step that was run again, what its last run sent."""
+    sent = [
+        (1.0, step("a", 0, sent_messages=100, sent_sums=10)),
+        (1.5, step("b", 0, sent_messages=50, sent_sums=20)),
+        (2.0, step("a", 1, sent_messages=7777)),
+        (10.2, installed(2, "a")),
+        (10.3, agreed(2, 1)),
+        (11.0, step("a", 1, generation=2, sent_messages=200, sent_sums=31)),
+        (12.0, step("a", 2, generation=1, sent_messages=5555)),
+    ]
+    found = report([*HEALTHY[:2], *sent])
+    assert [number for number, _ in found.commits] == [0, 1]
+    assert found.sent_per_step == SentPerStep(messages=175, sums=30)
+    assert report(HEALTHY).sent_per_step is None, "nobody counted"
