@@ -1,5 +1,6 @@
 """What is particular to links: they stay, they are proved, and somebody may sit on the line."""
 
+import concurrent.futures
 import contextlib
 import hmac
 import os
@@ -8,13 +9,14 @@ import signal
 import socket
 import threading
 import time
+from functools import partial
 
 import pytest
 
 from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.lower import Payload, Receive, Reduction
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.errors import InternalError, PeerLost
+from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.transport.links.handshake import dialing
 from holdfast.runtime.transport.links.wire import HEADER_BYTES, Chunk, Kind, Label
 from holdfast.runtime.transport.port import Expected, MessageKey
@@ -104,23 +106,27 @@ class OnTheLine:
             ours = socket.create_connection((host, int(port)))
             self._open += [theirs, ours]
             self.heard.append(bytearray())
-            self._start(self._pass, theirs, ours, self.heard[-1])
-            self._start(self._pass, ours, theirs, None)
+            self._start(self._pass, theirs, ours, partial(self._changed, self.heard[-1]))
+            self._start(self._pass, ours, theirs, _pieces)
 
-    def _pass(self, source, target, heard):
+    def _pass(self, source, target, changed):
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                if heard is not None:
-                    heard += data
-                    data = self._change(bytes(data))
+            for data in changed(source):
                 target.sendall(data)
                 if self.ends.is_set() and not self.ended.is_set():
                     self.ended.set()
                     self.cut()
+        with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 
+    def _changed(self, heard, source):
+        """What of the sender's bytes is passed on."""
+        for data in _pieces(source):
+            heard += data
+            yield self._change(data)
+
     def cut(self, how=socket.SHUT_RDWR):
-        for each in self._open:
+        for each in tuple(self._open):  # whoever calls again meanwhile is another
             with contextlib.suppress(OSError):
                 each.shutdown(how)
 
@@ -134,11 +140,16 @@ class OnTheLine:
             each.close()
 
 
+def _pieces(source):
+    while data := source.recv(1 << 16):
+        yield data
+
+
 @contextlib.contextmanager
-def listened_to(links, change=None):
+def listened_to(links, change=None, sits=OnTheLine):
     """A and B, and somebody between A and B, as A sees it."""
     b = links.start(B)
-    line = OnTheLine(here(links, B).address, change)
+    line = sits(here(links, B).address, change)
     links.via[A, B] = line.address
     a = links.start(A)
     try:
@@ -230,9 +241,9 @@ def handshake(links, worker, nonce, peer, then=b""):
         return stranger
 
 
-def caller(links, worker):
+def caller(links, worker, source="127.0.0.1"):
     host, _, port = here(links, worker).address.rpartition(":")
-    made = socket.create_connection((host, int(port)))
+    made = socket.create_connection((host, int(port)), source_address=(source, 0))
     made.settimeout(LIMIT_S)
     return made
 
@@ -263,18 +274,75 @@ def test_garbage_and_silence_cost_little_and_disturb_nobody(request, kind):
                 connection = silent.enter_context(caller(links, worker))
                 if number % 2:
                     connection.sendall(GARBAGE.randbytes(number % 50))
-        for _ in range(1000):
-            for worker in (A, B):
-                with caller(links, worker) as connection, contextlib.suppress(ConnectionError):
-                    connection.sendall(GARBAGE.randbytes(100))
+        for number in range(10_000):
+            with caller(links, (A, B)[number % 2]) as connection, contextlib.suppress(ConnectionError):
+                connection.sendall(GARBAGE.randbytes(100))
         for peer, (files, used) in zip(peers, before, strict=True):
-            assert peer.do("open_files") <= files + 64
+            assert peer.do("open_files") <= files + 64 + 1, "and one who is just being let in"
             assert memory(peer) < used + (16 << 20)
         again(peers, 2)
         exchange(a, b, 2)
     newcomer = links.start(C)
     again([a, b, newcomer], 3)
     exchange(a, newcomer, 3)
+
+
+def test_stolen_hellos_do_not_keep_a_worker_from_its_peers(links):
+    """48 who say what A has said, from its address and from others, and then nothing."""
+    with listened_to(links) as (a, b, line):
+        build([a, b], 1)
+        stolen, before = bytes(line.heard[0][:HELLO_BYTES]), b.do("open_files")
+        with contextlib.ExitStack() as strangers:
+            open_ones = []
+            for number in range(48):
+                open_ones.append(strangers.enter_context(caller(links, B, f"127.0.0.{1 + number % 3}")))
+                open_ones[-1].sendall(stolen)
+            answers = {receive(each, ANSWER_BYTES) for each in open_ones}
+            assert len(answers) == 48, "each is asked something else"
+            line.cut()
+            for generation in (2, 3):
+                again([a, b], heal([a, b], 10 * generation) + 1)
+            c = links.start(C)
+            again([a, b, c], 40)
+            exchange(c, b, 40)
+            began = time.monotonic()
+            assert {receive(each, 1) for each in open_ones} == {b""}, "hung up on"
+            assert time.monotonic() - began < 7
+        links_of_c = 2
+        eventually(lambda: b.do("open_files") <= before + links_of_c)
+
+
+@pytest.mark.parametrize("kind", ["links", "tls"])
+def test_a_worker_without_descriptors_waits_for_some_and_lets_others_in_then(request, kind):
+    links = request.getfixturevalue(kind)
+    peers = a, b = [links.start(worker) for worker in (A, B)]
+    build(peers, 1)
+    b.do("limit_files", b.do("open_files") + 6)
+    with contextlib.ExitStack() as strangers:
+        for _ in range(40):
+            strangers.enter_context(caller(links, B))
+        c = links.start(C)
+        assert here(links, C)
+        again(peers, 2)
+        exchange(a, b, 2)
+        for peer in peers:
+            peer.abort(2)
+        builds = begin([a, b, c], 3)
+        began, used = time.monotonic(), processor_time(b)
+        assert builds[2].is_blocked(), "B cannot let it in"
+        while time.monotonic() < began + 0.5:
+            time.sleep(0.05)
+        assert processor_time(b) - used < 0.2, "it does not try all the time"
+    for each in builds:
+        each.result()
+    exchange(c, b, 3)
+
+
+def processor_time(peer):
+    """Seconds."""
+    with open(f"/proc/{peer.pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize("how", [socket.SHUT_RDWR, socket.SHUT_WR], ids=["cut", "half-closed"])
@@ -342,7 +410,7 @@ def test_bytes_that_change_their_order_are_not_taken(links):
         a.do("send", key(), B, "int64", list(range(100_000)))
         error = b.call("wait", "in").error()
         assert isinstance(error, PeerLost)
-        assert "after 0" in str(error)
+        assert "chunk 2 where 1 was to come" in str(error)
 
 
 def test_messages_on_a_slow_line_come_whole(links):
@@ -368,6 +436,51 @@ def test_whoever_does_not_read_holds_nobody_up(links):
     for number in range(20):
         b.do("post", number, key(number), A, "int64", (len(values),))
     assert all(b.do("wait", number) == ("int64", values) for number in range(20))
+
+
+@pytest.fixture
+def stopped(links):
+    """A that has more to send than goes on the line, and B that reads nothing; B goes on by a signal."""
+    peers = a, b = [links.start(worker) for worker in (A, B)]
+    build(peers, 1)
+    os.kill(b.pid, signal.SIGSTOP)
+    for number in range(20):
+        a.do("send", key(number), B, "int64", [number] * 100_000)
+    yield a, b
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(b.pid, signal.SIGCONT)
+
+
+def test_draining_ends_once_all_has_left(stopped):
+    a, b = stopped
+    draining = a.call("drain")
+    assert draining.is_blocked()
+    os.kill(b.pid, signal.SIGCONT)
+    assert draining.error() is None
+    for number in range(20):
+        assert b.do("receive", key(number), A, "int64", (100_000,)) == ("int64", [number] * 100_000)
+    a.do("drain")
+
+
+def test_draining_ends_with_its_generation(stopped):
+    a, _ = stopped
+    draining = a.call("drain")
+    assert draining.is_blocked()
+    a.abort(1)
+    assert isinstance(draining.error(), StaleGeneration)
+
+
+def test_draining_tells_what_was_lost(stopped, links):
+    """Also what was lost before anybody asked; what is said in the next generation is whole."""
+    a, _ = stopped
+    draining = a.call("drain")
+    assert draining.is_blocked()
+    links.kill(B)
+    assert isinstance(draining.error(), PeerLost)
+    assert isinstance(a.call("drain").error(), PeerLost)
+    a.abort(1)
+    build([a], 2)
+    a.do("drain")
 
 
 @pytest.mark.parametrize(
@@ -407,7 +520,11 @@ def expected(*messages, sums=()):
 UNPLANNED = {
     "no such message": ([key(2)], 1000, "micro-batch 2: the plan has no such message"),
     "longer": ([key(0)], 1001, "micro-batch 0 of 8008 bytes: the plan gives it 8000"),
-    "three steps": ([key(m, step=s) for s in range(3) for m in range(2)], 1000, "4 messages of 32000 bytes wait"),
+    "three steps": (
+        [key(m, step=s) for s in range(3) for m in range(2)],
+        1000,
+        "4 messages of 32000 bytes wait, and no more may",
+    ),
 }
 
 
@@ -458,3 +575,164 @@ def test_whoever_comes_before_another_step_is_found_out(links):
     builds = [a.call("build", 2, ((A, B),), 7), b.call("build", 2, ((A, B),))]
     assert [each.error() for each in builds] == [None, None], "one of them is yet to be told"
     exchange(a, b, 2)
+
+
+class Tamperer(OnTheLine):
+    """Strikes one chunk that A sends, or one record of TLS, counted from when it is armed.
+
+    Attributes:
+        struck: whether it did.
+    """
+
+    def __init__(self, address, unit):
+        self._unit = unit
+        self._action, self._left = None, -1
+        self.struck = False
+        super().__init__(address)
+
+    def arm(self, action, index):
+        self._action, self._left, self.struck = action, index, False
+
+    def _changed(self, heard, source):
+        held = b""
+        for unit in self._unit(source):
+            self._left -= 1
+            if self._left != -1:
+                yield unit + held
+                held = b""
+                continue
+            self.struck = True
+            match self._action:
+                case "delay":
+                    time.sleep(0.05)
+                    yield unit
+                case "reorder":
+                    held = unit
+                case "cut":
+                    self.ends.set()
+                    self.ended.clear()
+                    yield unit[: len(unit) // 2]
+                case "half-close":
+                    yield unit[: len(unit) // 2]
+                    return
+
+
+def exactly(source, size):
+    data = b""
+    while len(data) < size:
+        if not (came := source.recv(size - len(data))):
+            raise ConnectionError
+        data += came
+    return data
+
+
+def chunks(source):
+    """The greeting in one, then every chunk."""
+    yield exactly(source, HELLO_BYTES)
+    yield exactly(source, PROOF_BYTES)
+    while True:
+        header = exactly(source, HEADER_BYTES)
+        yield header + exactly(source, Chunk.unpack(header).size)
+
+
+def records(source):
+    while True:
+        header = exactly(source, 5)
+        yield header + exactly(source, int.from_bytes(header[3:], "big"))
+
+
+LONG = {"links": 40_000, "tls": 3_000}
+
+
+def talk(a, b, generation, size):
+    """All kinds of messages from A to B, and a sum; returns what is done and what has to come of it."""
+    first, second, third = (key(m, generation) for m in range(3))
+    votes = [MessageKey(generation=generation, step=0, payload=Payload.VOTE, microbatch=m) for m in range(2)]
+    long, total = [generation] * size, ("int64", [3 * generation] * 100)
+    done = [(peer.call("build", generation, ((A, B),)), None) for peer in (a, b)]
+    done += [(a.call("send", first, B, "int64", [generation]), None)]
+    done += [(a.call("send", second, B, "int64", long), None)]
+    done += [(a.call("sum", (A, B), "int64", [generation] * 100, 0, generation), total)]
+    done += [(a.call("send", third, B, "float32", [generation]), None)]
+    done += [(a.call("send", vote, B, "float64", [generation]), None) for vote in votes]
+    done += [(b.call("receive", first, A, "int64", (1,)), ("int64", [generation]))]
+    done += [(b.call("sum", (A, B), "int64", [2 * generation] * 100, 0, generation), total)]
+    done += [(b.call("receive", second, A, "int64", (size,)), ("int64", long))]
+    done += [(b.call("receive", third, A, "float32", (1,)), ("float32", [generation]))]
+    done += [(b.call("receive", votes[0], A, "float64", (1,)), ("float64", [generation]))]
+    return done
+
+
+def come_of(done, peers, generation):
+    """Waits for all that is done; the first who loses another has the generation aborted, as the coordinator would."""
+    failed = []
+    for call in concurrent.futures.as_completed([call._result for call, _ in done], LIMIT_S):
+        if call.exception() is not None:
+            failed.append(call.exception())
+            for peer in peers:
+                peer.abort(generation)
+    assert all(isinstance(error, PeerLost | StaleGeneration) for error in failed), failed
+    for call, wanted in done:
+        if call.error() is None:
+            assert call.result() == wanted
+    return failed
+
+
+@pytest.mark.parametrize("kind", ["links", "tls"])
+def test_enter_is_said_again_where_the_link_breaks_under_it(request, kind):
+    """As one does that was broken for long, and nobody knew: the first who sends on it finds out."""
+    links, unit = request.getfixturevalue(kind), {"links": chunks, "tls": records}[kind]
+    with listened_to(links, unit, Tamperer) as (a, b, line):
+        build([a, b], 1)
+        exchange(a, b, 1)
+        for peer in (a, b):
+            peer.abort(1)
+        line.arm("cut", 0)
+        first = a.call("build", 2, ((A, B),))
+        eventually(lambda: line.struck)
+        eventually(lambda: len(line.heard) > 1)
+        assert [each.error() for each in (first, b.call("build", 2, ((A, B),)))] == [None, None]
+        exchange(a, b, 2)
+
+
+def heal(peers, generation):
+    """Builds until a generation stands, which is returned: the next message may tell that one is missing."""
+    for _ in range(2):
+        if not come_of([(call, None) for call in begin(peers, generation)], peers, generation):
+            return generation
+        generation += 1
+    raise AssertionError("no generation stands")
+
+
+@pytest.mark.parametrize("kind", ["links", "tls"])
+@pytest.mark.parametrize("action", ["drop", "delay", "reorder", "cut", "half-close"])
+def test_whatever_is_done_to_any_message_gives_the_right_bits_or_an_error(request, kind, action):
+    """Of what is dropped, the next message tells; there always is one, if only ENTER of the next generation."""
+    links, unit = request.getfixturevalue(kind), {"links": chunks, "tls": records}[kind]
+    with listened_to(links, unit, Tamperer) as (a, b, line):
+        generation, index, line.struck = 1, -1, True
+        while line.struck:
+            generation = heal([a, b], generation)
+            exchange(a, b, generation)
+            for peer in (a, b):
+                peer.abort(generation)
+            index, generation = index + 1, generation + 1
+            line.arm(action, index)
+            failed = come_of(talk(a, b, generation, LONG[kind]), (a, b), generation)
+            assert action != "delay" or not failed
+            for peer in (a, b):
+                peer.abort(generation)
+            generation += 1
+        assert index > 6, "so many messages there are at least"
+
+
+def test_what_is_sent_is_counted(links):
+    a, b, _ = peers = [links.start(worker) for worker in (A, B, C)]
+    build(peers, 1)
+    exchange(a, b, 1, range(100))
+    sums = [peer.call("sum", (A, B, C), "int64", [1] * 50, 0, 1) for peer in peers]
+    assert all(each.result() == ("int64", [3] * 50) for each in sums)
+    assert [peer.do("sent") for peer in peers] == [(800, 800), (800, 800), (0, 800)]
+    sums = [peer.call("sum", (A, B, C), "int64", [1] * 300_000, 1, 1) for peer in peers]
+    assert all(each.result()[1][0] == 3 for each in sums)
+    assert [peer.do("sent")[1] - 800 for peer in peers] == [2 * 2 * 800_000] * 3, "two shares, and ours to two others"

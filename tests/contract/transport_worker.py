@@ -32,6 +32,7 @@ class Calls:
         self._arguments = {}
 
     def build(self, generation, groups, step=None, expected=None):
+        self._handles.clear()
         self._transport.build(generation, groups, step=step, expected=expected)
 
     def send(self, key, peer, dtype, values):
@@ -55,8 +56,23 @@ class Calls:
     def ready(self, name):
         return self._handles[name].ready
 
+    def receive(self, key, peer, dtype, shape):
+        self.post(key, key, peer, dtype, shape)
+        return self.wait(key)
+
+    def sum(self, members, dtype, values, layer, generation):
+        name = ("sum", layer, generation)
+        self.reduce(name, members, dtype, values, layer, generation)
+        return self.wait(name)
+
     def argument(self, name):
         return self._arguments[name].tolist()
+
+    def sent(self):
+        return self._transport.sent.messages, self._transport.sent.sums
+
+    def drain(self):
+        self._transport.drain()
 
     def close(self):
         self._transport.close()

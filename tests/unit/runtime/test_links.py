@@ -39,7 +39,7 @@ def chunks(outbox):
 
 
 def test_a_header_says_what_it_said():
-    chunk = Chunk(label(), 10, 4, 6)
+    chunk = Chunk(label(), 10, 4, 6, (1 << 32) - 1)
     assert Chunk.unpack(b"x" + chunk.pack(), 1) == chunk
     assert len(chunk.pack()) == HEADER_BYTES
 
@@ -70,6 +70,7 @@ def test_a_long_message_goes_in_chunks():
     found = chunks(outbox)
     assert [chunk.size for chunk, _ in found] == [CHUNK_BYTES, CHUNK_BYTES, len(body) - 2 * CHUNK_BYTES]
     assert b"".join(data for _, data in found) == body
+    assert [chunk.number for chunk, _ in found] == [0, 1, 2]
     assert outbox.empty
 
 

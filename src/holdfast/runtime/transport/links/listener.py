@@ -18,7 +18,10 @@ __all__ = ["Listener"]
 
 _STRANGERS = 64
 """How many callers may be without proof at a time; beyond it, the one who has waited longest is let go."""
-_BACKLOG = 128
+_BACKLOG = 1024
+"""How many may wait to be let in: beyond it, the kernel lets them call again after seconds, peers too."""
+_AT_ONCE = 64
+"""How many are let in at a stretch."""
 _DEAF_S = 0.05
 """For how long nobody is let in once this process may open no more files."""
 
@@ -69,13 +72,16 @@ class Listener:
         self._loop.watch(self._socket, READ, lambda _: self._accept())
 
     def _accept(self) -> None:
+        """Lets in who has called."""
         try:
-            connection, _ = self._socket.accept()
+            for _ in range(_AT_ONCE):
+                self._greet(self._socket.accept()[0])
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # the caller waits until somebody has gone
                 self._loop.forget(self._socket)
                 self._loop.after(_DEAF_S, self._listen)
-            return
+
+    def _greet(self, connection: socket.socket) -> None:
         if len(self._strangers) >= _STRANGERS:
             next(iter(self._strangers.values())).give_up()
         self._count += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from holdfast.runtime.transport.links.wire import CHUNK_BYTES, URGENCY, Chunk, Label
+from holdfast.runtime.transport.links.wire import CHUNK_BYTES, URGENCY, Chunk, Label, after
 
 __all__ = ["Outbox"]
 
@@ -20,7 +20,7 @@ class _Message:
 
 @dataclass(slots=True)
 class Outbox:
-    """Messages that wait; knows no socket and no lock.
+    """Messages that wait to go on one connection; knows no socket and no lock.
 
     What was begun is finished chunk by chunk, but between two chunks something more urgent may go.
     """
@@ -28,6 +28,7 @@ class Outbox:
     _waiting: list[tuple[int, int, _Message]] = field(default_factory=list)
     _count: int = 0
     _rest: list[memoryview] = field(default_factory=list)
+    _number: int = 0
 
     @property
     def empty(self) -> bool:
@@ -51,7 +52,8 @@ class Outbox:
         if not self._rest and self._waiting:
             message = self._waiting[0][2]
             size = min(CHUNK_BYTES, len(message.body) - message.sent)
-            header = Chunk(message.label, len(message.body), message.sent, size).pack()
+            header = Chunk(message.label, len(message.body), message.sent, size, self._number).pack()
+            self._number = after(self._number)
             self._rest = [memoryview(header), message.body[message.sent : message.sent + size]]
             message.sent += size
             if message.sent == len(message.body):

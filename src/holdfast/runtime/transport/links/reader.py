@@ -9,7 +9,7 @@ from collections.abc import Callable
 from holdfast.control.messages import Peer
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.loop import LATER, READ, Loop
-from holdfast.runtime.transport.links.wire import CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk
+from holdfast.runtime.transport.links.wire import CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, after
 
 __all__ = ["SCRATCH_BYTES", "Reader"]
 
@@ -48,7 +48,7 @@ class Reader:
         self._chunk: Chunk | None = None
         self._incoming: Incoming | None = None
         self._target = self._room = _NOTHING
-        self._filled = 0
+        self._filled = self._number = 0
         self._amid = self._hung_up = self._closed = False
         loop.watch(connection, READ, lambda _: self._read())
 
@@ -108,6 +108,9 @@ class Reader:
         at = 0
         while self._chunk is None and size - at >= HEADER_BYTES:
             self._chunk = chunk = Chunk.unpack(self._scratch, at)
+            if chunk.number != self._number:
+                raise BadFrame(f"chunk {chunk.number} where {self._number} was to come")
+            self._number = after(self._number)
             at += HEADER_BYTES
             self._incoming = self._inbox.begin(self.peer.worker, chunk)
             place = None if self._incoming is None else self._incoming.place(chunk)

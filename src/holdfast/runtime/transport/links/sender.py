@@ -22,6 +22,7 @@ __all__ = ["Sender"]
 
 _AGAIN_S = 0.005
 """After which a call that was not answered is made again."""
+_NOTHING = memoryview(b"")
 _RECORD_BYTES = 16 << 10
 """The longest record of TLS: shorter messages go into one."""
 
@@ -60,6 +61,7 @@ class Sender:
         self._opening: Opening | None = None
         self._called = self._blocked = False
         self._over, self._entered, self._dropped = over, 0, False
+        self._enter: Label | None = None  # while nothing but ENTER was said in this generation, for the first time
         self._sent: Counter[Kind] = Counter()
 
     # For any thread
@@ -81,9 +83,11 @@ class Sender:
             if label.generation <= self._over:
                 return
             if label.kind is Kind.ENTER:
-                self._entered, self._dropped = label.generation, False
+                self._entered, self._enter, self._dropped = label.generation, label, False
             elif label.generation != self._entered:  # said by who has yet to hear that the generation is over
                 return
+            else:
+                self._enter = None
             self._sent[label.kind] += len(body)
             self._outbox.put(label, body, lent=lent)
             self._go_on()
@@ -107,7 +111,7 @@ class Sender:
             if self._peer is None or self._peers.is_current(self._peer):
                 return
             before, self._connection, self._peer = self._connection, None, None
-            self._outbox, self._blocked, self._entered = Outbox(), False, 0
+            self._outbox, self._blocked, self._entered, self._enter = Outbox(), False, 0, None
         if before is not None:
             self._loop.do(partial(self._loop.hang_up, before))
 
@@ -205,13 +209,18 @@ class Sender:
         return "it spoke where it only listens" if said else "it closed its connection"
 
     def _hang_up(self, connection: socket.socket, reason: str) -> None:
+        """Ends a connection; what may be lost with it is the generation, but ENTER alone is said again on another."""
         with self._lock:
             if self._connection is not connection:
                 return
-            peer, self._dropped = self._peer, self._dropped or not self._outbox.empty
+            peer, enter, self._enter = self._peer, self._enter, None
+            self._dropped = self._dropped or (enter is None and not self._outbox.empty)
             self._connection, self._blocked, self._outbox = None, False, Outbox()
+            if enter is not None and enter.generation > self._over:
+                self._outbox.put(enter, _NOTHING)
+                self._go_on()
         self._loop.hang_up(connection)
-        if peer is not None:
+        if peer is not None and enter is None:
             self._tell_lost(peer, reason)
 
 

@@ -22,14 +22,16 @@ __all__ = [
     "Kind",
     "URGENCY",
     "Label",
+    "after",
     "label_of",
     "label_of_sum",
 ]
 
 CHUNK_BYTES = 256 << 10
 """The longest part of a message that is sent at a stretch: what is more urgent waits for no more than that."""
-_HEADER = struct.Struct("<qqBxxxiQQQI")
+_HEADER = struct.Struct("<qqBxxxiQQQII")
 HEADER_BYTES = _HEADER.size
+_NUMBERS = 1 << 32
 _EVERYTHING = 1 << 48
 """A size that no message has: beyond it, additions would no longer be exact, and nothing would fit."""
 
@@ -100,19 +102,20 @@ class Chunk(NamedTuple):
         total: the size of the message in bytes.
         offset: how much of it came before.
         size: how much of it follows.
+        number: how many chunks went before it on the same connection, modulo 2^32.
     """
 
     label: Label
     total: int
     offset: int
     size: int
+    number: int = 0
 
     def pack(self) -> bytes:
         """Returns the header."""
         label = self.label
-        return _HEADER.pack(
-            label.generation, label.step, label.kind, label.microbatch, label.place, self.total, self.offset, self.size
-        )
+        what = (label.generation, label.step, label.kind, label.microbatch, label.place)
+        return _HEADER.pack(*what, self.total, self.offset, self.size, self.number)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview, offset: int = 0) -> Chunk:
@@ -121,11 +124,16 @@ class Chunk(NamedTuple):
         Raises:
             BadFrame: it is none: its parts contradict each other.
         """
-        generation, step, number, microbatch, place, total, begin, size = _HEADER.unpack_from(data, offset)
-        kind = _KNOWN.get(number)
+        generation, step, code, microbatch, place, total, begin, size, number = _HEADER.unpack_from(data, offset)
+        kind = _KNOWN.get(code)
         if kind is None or not begin <= total <= _EVERYTHING or size != min(CHUNK_BYTES, total - begin):
-            raise BadFrame(f"kind {number}, {size} bytes from {begin} on of {total}: there is no such chunk")
-        return cls(Label(generation, step, kind, microbatch, place), total, begin, size)
+            raise BadFrame(f"kind {code}, {size} bytes from {begin} on of {total}: there is no such chunk")
+        return cls(Label(generation, step, kind, microbatch, place), total, begin, size, number)
+
+
+def after(number: int) -> int:
+    """Returns the number of the chunk that goes next."""
+    return (number + 1) % _NUMBERS
 
 
 def label_of(key: MessageKey) -> Label:
