@@ -55,7 +55,7 @@ class CheckpointWriter:
         self._reach = reach
         self._work: queue.SimpleQueue[_Pinned | Callable[[], None]] = queue.SimpleQueue()
         self._pending = 0
-        self._changed = threading.Lock()
+        self._changed = threading.Condition()
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
 
     def pin(
@@ -92,6 +92,11 @@ class CheckpointWriter:
         """Calls ``act``, in the writing thread, once all that was pinned before is written; returns at once."""
         self._work.put(act)
 
+    def written(self, limit_s: float) -> bool:
+        """Waits until all that was pinned is written or given up, ``limit_s`` seconds at most; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._pending == 0, limit_s)
+
     def _run(self) -> None:
         while True:
             work = self._work.get()
@@ -106,6 +111,7 @@ class CheckpointWriter:
                 self._fail(work, f"{type(error).__name__}: {error}")
             with self._changed:
                 self._pending -= 1
+                self._changed.notify_all()
 
     def _write(self, pinned: _Pinned) -> None:
         """Writes one layer after another; whatever is raised ends this worker's part."""

@@ -43,12 +43,15 @@ class Mail(Generic[T]):
         """Adds one worker's part to the sum called ``name``; nobody changes it any more."""
         self._sums.setdefault(name, {})[worker] = tensor
 
+    def has_all(self, name: object, members: Group) -> bool:
+        """Whether all members contributed."""
+        return set(self._sums.get(name, {})) == set(members)
+
     def total(self, name: object, members: Group) -> T | None:
         """The sum, added in the order in which the parts came, or None until all members contributed."""
-        parts = self._sums.get(name, {})
-        if set(parts) != set(members):
+        if not self.has_all(name, members):
             return None
-        first, *others = parts.values()
+        first, *others = self._sums[name].values()
         total = self.copy(first)
         for part in others:
             total += part  # type: ignore[operator]

@@ -107,9 +107,6 @@ class MemoryTransport:
             self._aborted = max(self._aborted, generation)
             self._hub.changed.notify_all()
 
-    def abandon(self) -> None:
-        """See Transport.abandon: nothing is held."""
-
     def close(self) -> None:
         """See Transport.close."""
         self.abort(self._generation)

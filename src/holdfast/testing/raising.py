@@ -60,6 +60,7 @@ class RaisingStage:
         worker: whose.
         raises: all that is scheduled.
         fired: called with each that comes.
+        took_time: called after each operation, or part of one.
         saved: called with a layer that is to be saved, instead of writing it: digests are enough here.
     """
 
@@ -70,12 +71,14 @@ class RaisingStage:
         raises: Iterable[Raise],
         *,
         fired: Callable[[Raise], None],
+        took_time: Callable[[], None],
         saved: Callable[[int, str | None], None],
     ) -> None:
         self._stage = stage
         self._worker = worker
         self._raises = tuple(raises)
         self._fired = fired
+        self._took_time = took_time
         self._saved = saved
         self._whole = True
 
@@ -98,6 +101,7 @@ class RaisingStage:
         if result is None:
             self._reach(WorkPhase.LOADING, step, microbatch=microbatch)
             self._reach(WorkPhase.LOSS, step, microbatch=microbatch)
+        self._took_time()
         return result
 
     def backward(
@@ -107,7 +111,9 @@ class RaisingStage:
         assert layers is not None, "a program says which layers an operation runs"
         for layer in layers.indices:
             self._reach(WorkPhase.BACKWARD, step, layer, microbatch)
-        return self._stage.backward(kind, step, microbatch, gradient, layers)
+        result = self._stage.backward(kind, step, microbatch, gradient, layers)
+        self._took_time()
+        return result
 
     def update(self, layer: int) -> None:
         """See StepEngine.update."""

@@ -1,7 +1,7 @@
 """A whole job in one thread, under a virtual clock: the real protocol, the real decisions, no sockets, no waiting.
 
-What decides, stores, sends, starts and supervises, the workers' protocol, executor and lowering are the code that
-trains for real; only what is around them is replaced. Every delay comes from one seeded source, so one seed is one
+What decides, stores, sends, starts and supervises, the workers' protocol, executor, lowering and driver are the code
+that trains for real; only what is around them is replaced. Every delay comes from one seeded source, so one seed is one
 history.
 """
 
@@ -16,7 +16,6 @@ from holdfast.control.membership.cadence import Cadence
 from holdfast.control.messages import Command, Ended, StateAt
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import costs_from_profile, unit_costs
-from holdfast.core.schedule import Op
 from holdfast.errors import InternalError
 from holdfast.planning.training import Terms, replanned
 from holdfast.testing.scenario import Pause, Scenario, VirtualResult
@@ -25,7 +24,8 @@ from holdfast.testing.virtual_coordinator import VirtualCoordinator, VirtualStor
 from holdfast.testing.virtual_links import AGENT, ControlLinks
 from holdfast.testing.virtual_log import VirtualLog
 from holdfast.testing.virtual_time import VirtualTime
-from holdfast.testing.virtual_worker import HANG_S, World
+from holdfast.testing.virtual_worker import HANG_S
+from holdfast.testing.world import World
 
 __all__ = ["VirtualCluster"]
 
@@ -49,7 +49,7 @@ class VirtualCluster:
             up=lambda event: self._coordinator.take(event),
             listens=lambda: self._coordinator.alive,
         )
-        self._world = World(scenario=scenario, time=time, links=self._links, log=self._log, order_of=self._order_of)
+        self._world = World(scenario=scenario, time=time, links=self._links, log=self._log)
         self._agent = VirtualAgent(self._world, self._restart_coordinator)
         self._for_agent: list[Command] = []
         self._ended: Ended | None = None
@@ -100,7 +100,7 @@ class VirtualCluster:
             pinned=tuple(world.pinned),
             checkpoints=tuple(sorted(self._store.checkpoints.items())),
             saved=tuple(sorted(world.saved.items())),
-            layers={who: worker.protocol.stage.layers for who, worker in world.running.items() if worker.alive},
+            layers={who: worker.driver.protocol.stage.layers for who, worker in world.running.items() if worker.alive},
             effects={who: worker.effects for who, worker in world.running.items()},
         )
 
@@ -110,15 +110,7 @@ class VirtualCluster:
         return hashlib.sha256("".join(digests[layer] for layer in sorted(digests)).encode()).hexdigest()
 
     def _stuck(self) -> str:
-        return ", ".join(f"{who}: {worker.waiting!r}" for who, worker in self._world.running.items() if worker.alive)
-
-    def _order_of(self, worker: WorkerId, generation: int) -> tuple[Op, ...] | None:
-        """What a worker is to run in a step of a generation; None if that is not what runs, as far as is known."""
-        membership = self._coordinator.decider.membership
-        plan = membership.running.plan
-        if plan is None or membership.generation != generation:
-            return None
-        return plan.orders.of(worker)
+        return ", ".join(f"{who}: {worker.effect!r}" for who, worker in self._world.running.items() if worker.alive)
 
     # The coordinator, which comes and goes.
 
@@ -181,7 +173,7 @@ class VirtualCluster:
     def _break_stream(self, at: float, worker: WorkerId) -> None:
         """A connection breaks; the process connects again."""
         process = self._world.running[worker]
-        pid = process.protocol.pid
+        pid = process.pid
         if self._links.is_open(pid):
             self._log.fire(f"break:{worker}#{at}")
             self._links.cut(pid)

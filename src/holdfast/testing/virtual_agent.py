@@ -17,7 +17,8 @@ from holdfast.runtime.node.supervision import RestartLimit, StartAgain, Supervis
 from holdfast.runtime.node.worker_group import WorkerGroup
 from holdfast.testing.scenario import Range
 from holdfast.testing.virtual_links import AGENT
-from holdfast.testing.virtual_worker import VirtualWorker, World
+from holdfast.testing.virtual_worker import VirtualWorker
+from holdfast.testing.world import World
 
 __all__ = ["VirtualAgent", "VirtualProcesses"]
 
@@ -140,4 +141,4 @@ class VirtualAgent:
 
     def _cut(self, node: int) -> None:
         for worker in self._nodes[node]:
-            self._world.running[worker].stopped = True
+            self._world.running[worker].stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import queue
 import signal
 import threading
 import time
@@ -33,10 +34,11 @@ from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.stopping import LONGEST_TEXT
 from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
-from holdfast.runtime.driver import Driver
+from holdfast.runtime.driver import Driver, SpecOf
 from holdfast.runtime.engine.build import StageParts, build_dataset, build_stage
 from holdfast.runtime.engine.model import Model
 from holdfast.runtime.injection import OnThisProcess, WorkerInjector
+from holdfast.runtime.main.driving import drive
 from holdfast.runtime.specs import ResumeFrom, WorkerSpec
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.delayed import DelayedTransport
@@ -98,7 +100,7 @@ class _Worker:
             self._fail(f"{type(error).__name__}: {error}", user_fault=False)
         except BaseException as error:  # noqa: BLE001 - a process main: whatever it is, it is reported
             self._fail(f"{type(error).__name__}: {error}", user_fault=False, trace=traceback.format_exc())
-        # Threads of aborted groups may still be going; there is nothing left that they could spoil.
+        # Threads that Gloo forgot may still wait; there is nothing left that they could spoil.
         os._exit(0)
 
     def _fail(self, error: str, *, user_fault: bool, trace: str = "") -> None:
@@ -121,7 +123,7 @@ class _Worker:
         self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid()))
         threading.Thread(target=self._beat, args=(driver,), name="heartbeat", daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: self._leave(driver))
-        driver.run()
+        drive(driver)
         self._log.close()
         self._client.close()
 
@@ -140,12 +142,13 @@ class _Worker:
         )
         driver = Driver(
             protocol=protocol,
-            stage=parts.stage,
             transport=self._transport(exchange),
             exchange=exchange,
+            commands=queue.SimpleQueue(),
             attach=self._client.start,
             send=self._client.send,
             log=self._log,
+            clock=time.monotonic,
             spec_of=parts.spec_of,
             injector=WorkerInjector(
                 worker=spec.worker, faults=spec.faults, means=OnThisProcess(log=self._log), send=self._client.send
@@ -171,7 +174,7 @@ class _Worker:
         spec = self._spec
         plain: Transport
         if spec.job.control.data_plane == "gloo":
-            plain = GlooTransport(spec.worker, exchange, host=spec.host)
+            plain = GlooTransport(spec.worker, exchange, host=spec.host, note=self._note)
         else:
             tls = spec.job.control.tls
             plain = links = LinkTransport(spec.worker, host=spec.host, tls=link_contexts(tls) if tls else None)
@@ -199,8 +202,8 @@ class _Worker:
         self._emulated_bytes, self._unused = parts.emulated_bytes, parts.unused
         return parts
 
-    def _rebuild(self, plan: Plan, state: StateAt | None) -> StageParts:
-        """A new compute engine, for the place that we have in ``plan``.
+    def _rebuild(self, plan: Plan, state: StateAt | None) -> tuple[Engine, SpecOf]:
+        """A new compute engine, for the place that we have in ``plan``, and what it is sent.
 
         Raises:
             StorageError: a layer of the state is missing, damaged or cannot be read.
@@ -208,7 +211,7 @@ class _Worker:
         parts = self._build(plan)
         if state is not None and state.url is not None:
             _load(parts.stage, state.url, state.step)
-        return parts
+        return parts.stage, parts.spec_of
 
     def _note(self, text: str) -> None:
         self._log.write(time.monotonic(), Notice(worker=str(self._spec.worker), text=text))

@@ -102,10 +102,6 @@ class DelayedTransport:
             self._changed.notify_all()
         self._inner.abort(generation)
 
-    def abandon(self) -> None:
-        """See Transport.abandon."""
-        self._inner.abandon()
-
     def close(self) -> None:
         """See Transport.close."""
         self._inner.close()

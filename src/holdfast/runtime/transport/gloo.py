@@ -2,7 +2,8 @@
 
 One small process group per link and per set of peers, built anew in every generation. Gloo's own ``abort`` and
 ``shutdown`` leave waiting threads waiting; what ends their wait is shutting down the connected sockets beneath them, so
-the sockets that appear while the groups are built are remembered (Linux: /proc/self/fd).
+the sockets that appear while the groups are built are remembered (Linux: /proc/self/fd). One wait does not end even
+then, so all are made in a thread that can be left behind.
 
 Gloo asks nobody who it is: whoever connects to its listener costs a descriptor, and takes a slot whose number is easily
 guessed. The listener lives as long as a group of its device, so every generation has a device of its own, and once its
@@ -15,11 +16,13 @@ import contextlib
 import ctypes
 import logging
 import os
+import queue
 import re
 import socket
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from datetime import timedelta
 from typing import Any
 
@@ -42,6 +45,8 @@ __all__ = ["GlooTransport"]
 _Gloo: Any = dist.ProcessGroupGloo  # torch's type hints leave its methods out
 _JOIN_S = 0.01
 _CONNECT_S = 60.0
+_STUCK_S = 0.05
+_Awaited = tuple[Any, Future[None]]
 _abandoned: list[object] = []
 _SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")
 _HEADER = struct.Struct("<6q16x")  # before the payload: 64 bytes, so that the payload stays aligned
@@ -59,15 +64,23 @@ class GlooTransport:
         exchange: how addresses are told.
         host: the address that the groups listen on.
         timeout_s: limit for any single operation; a safety net, not a failure detector.
+        note: told when a thread is left behind.
     """
 
     def __init__(
-        self, worker: WorkerId, exchange: Exchange, *, host: str = "127.0.0.1", timeout_s: float = 1800.0
+        self,
+        worker: WorkerId,
+        exchange: Exchange,
+        *,
+        host: str = "127.0.0.1",
+        timeout_s: float = 1800.0,
+        note: Callable[[str], None] = _LOG.warning,
     ) -> None:
         self._worker = worker
         self._exchange = exchange
         self._timeout = timedelta(seconds=timeout_s)
         self._host = host
+        self._note = note
         self._lock = threading.Lock()
         self._generation = 0
         self._aborted = 0
@@ -75,6 +88,8 @@ class GlooTransport:
         self._own_sockets: set[str] | None = set()  # None while a generation is built
         self._groups: dict[tuple[WorkerId, ...], Any] = {}
         self._sent: dict[int, list[tuple[Any, torch.Tensor]]] = {}
+        self._works = _start_waiting()
+        self._awaited = Future[None]()
 
     def meet(self, peers: Iterable[Peer]) -> None:
         """See Transport.meet: Gloo's groups are told their addresses by each other, anew in every generation."""
@@ -229,6 +244,7 @@ class GlooTransport:
             self._aborted = max(self._aborted, generation)
             if 0 < self._generation <= generation:
                 _shut(self._new_sockets() if self._own_sockets is None else self._own_sockets)
+                threading.Timer(_STUCK_S, self._awaited.cancel).start()
 
     def _new_sockets(self) -> set[str]:
         """Identities of the sockets that were opened since the building of this generation began."""
@@ -244,14 +260,36 @@ class GlooTransport:
         if graveyard[0]:
             threading.Thread(target=graveyard.clear, daemon=True).start()
 
-    def abandon(self) -> None:
-        """See Transport.abandon: dropping such a group would wait for its threads, too."""
+    def await_(self, work: Any, peer: WorkerId | None) -> None:
+        """Waits for a work of Gloo's, in a thread that is left behind should it sleep through an abort.
+
+        Gloo forgets to wake a receive whose payload had arrived in part when its connection went, and nothing else can.
+
+        Raises:
+            StaleGeneration, PeerLost: see Handle.wait.
+        """
+        self._awaited = awaited = Future[None]()
+        self._refuse_stale(self._generation)  # now that an abort finds what to cancel
+        self._works.put((work, awaited))
+        try:
+            with self._failing(peer):
+                awaited.result()
+        except CancelledError:
+            self._leave_behind()
+            raise StaleGeneration(self._generation) from None
+
+    def _leave_behind(self) -> None:
+        """Another thread waits from now on. The groups are kept: dropping them would wait for that thread, too."""
+        self._note("a receive was not woken when its connection went; its thread is left behind")
         _abandoned.append((self._groups, self._sent))
         self._groups, self._sent = {}, {}
+        self._works.put(None)
+        self._works = _start_waiting()
 
     def close(self) -> None:
         """See Transport.close."""
         self.abort(self._generation)
+        self._works.put(None)
 
 
 class _ExchangeStore(dist.Store):  # type: ignore[name-defined,misc]
@@ -296,8 +334,7 @@ class _Reducing:
         return bool(self._work.is_completed())
 
     def wait(self) -> torch.Tensor:
-        with self._transport._failing(None):
-            self._work.wait()
+        self._transport.await_(self._work, None)
         return self._total
 
 
@@ -319,13 +356,31 @@ class _Receiving:
         self._peer = peer
 
     def wait(self) -> torch.Tensor:
-        with self._transport._failing(self._peer):
-            self._work.wait()
+        self._transport.await_(self._work, self._peer)
         found, size = self._frame[: _HEADER.size].tobytes(), self._tensor.nbytes
         if found != _header(self._key, size):
             text = f"expected {self._key} of {size} bytes from {self._peer}, got header {_HEADER.unpack(found)}"
             raise InternalError(text)
         return self._tensor
+
+
+def _start_waiting() -> queue.SimpleQueue[_Awaited | None]:
+    """Returns where works are put for a new thread that waits for one after another, until there is None."""
+    works: queue.SimpleQueue[_Awaited | None] = queue.SimpleQueue()
+    threading.Thread(target=_wait_for_all, args=(works,), name="gloo-waits", daemon=True).start()
+    return works
+
+
+def _wait_for_all(works: queue.SimpleQueue[_Awaited | None]) -> None:
+    while (pair := works.get()) is not None:
+        work, awaited = pair
+        with contextlib.suppress(InvalidStateError):  # cancelled: nobody waits for it any more
+            try:
+                work.wait()
+            except RuntimeError as error:
+                awaited.set_exception(error)
+            else:
+                awaited.set_result(None)
 
 
 def _header(key: MessageKey, size: int) -> bytes:

@@ -216,8 +216,5 @@ class Transport(Protocol):
     def abort(self, generation: int) -> None:
         """Ends ``generation`` and all before it, from any thread: whoever waits gets StaleGeneration, soon."""
 
-    def abandon(self) -> None:
-        """Leaves the groups of an aborted generation as they are, for good: a thread may wait in them for ever."""
-
     def close(self) -> None:
         """Gives back everything."""

@@ -122,9 +122,6 @@ class LinkTransport:
         self._inbox.abort(generation)
         self._switchboard.drop(generation)
 
-    def abandon(self) -> None:
-        """See Transport.abandon: nobody waits for ever here."""
-
     def close(self) -> None:
         """See Transport.close."""
         self._switchboard.close()

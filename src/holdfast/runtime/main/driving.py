@@ -1,0 +1,43 @@
+"""The thread of a worker's driver: it makes every call that may wait, and waits."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import torch
+
+from holdfast.runtime.driver import Driver
+
+__all__ = ["drive"]
+
+
+def drive(driver: Driver) -> None:
+    """Runs a driver to its end, in a thread of its own; raises what ends it.
+
+    The thread that calls this, the main one, does nothing meanwhile but answer signals.
+    """
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    threading.Thread(target=lambda: ended.put(_make_calls(driver)), name="driver", daemon=True).start()
+    if (problem := ended.get()) is not None:
+        raise problem
+
+
+def _make_calls(driver: Driver) -> BaseException | None:
+    """Returns what ends the driver, None if that is its protocol."""
+    torch.set_num_threads(1)  # the limit is each thread's own
+    calls = driver.run()
+    try:
+        call = next(calls)
+        while True:
+            try:
+                result = call()
+            except BaseException as problem:  # noqa: BLE001 - thrown into the driver, where the call was yielded
+                call = calls.throw(problem)
+            else:
+                del call  # it may keep more in memory than its result
+                call = calls.send(result)
+    except StopIteration:
+        return None
+    except BaseException as problem:  # noqa: BLE001 - handed to the thread that waits
+        return problem

@@ -1,0 +1,83 @@
+"""What the processes of a simulated job have in common."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from holdfast.core.ids import WorkerId
+from holdfast.testing.mail import Mail
+from holdfast.testing.scenario import Range, Scenario, VirtualPin
+from holdfast.testing.virtual_links import ControlLinks
+from holdfast.testing.virtual_log import VirtualLog
+from holdfast.testing.virtual_time import VirtualTime
+
+if TYPE_CHECKING:
+    from holdfast.testing.virtual_worker import VirtualWorker
+
+__all__ = ["World", "WouldBlock", "copied"]
+
+
+class WouldBlock(Exception):
+    """A port of a simulated process, where a real one waits: to be called again once something has changed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """What the processes of a simulated job have in common.
+
+    Attributes:
+        scenario: the job.
+        time: that passes.
+        links: to the coordinator.
+        log: what happened.
+        running: the newest process of each worker.
+        mail: what is on its way between workers.
+        served: in a generation, to a worker, by another: each layer's state.
+        stored: what was pinned of a layer for a step.
+        pinned: all that was, in order.
+        saved: the digest of each layer that was saved at the end.
+        copies_broken: how often each worker was to get state and got none.
+    """
+
+    scenario: Scenario
+    time: VirtualTime
+    links: ControlLinks
+    log: VirtualLog
+    running: dict[WorkerId, VirtualWorker] = field(default_factory=dict)
+    mail: Mail[Any] = field(default_factory=lambda: Mail(copy=copied))
+    served: dict[tuple[int, WorkerId], dict[WorkerId, dict[int, bytes]]] = field(default_factory=dict)
+    stored: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    pinned: list[VirtualPin] = field(default_factory=list)
+    saved: dict[int, str | None] = field(default_factory=dict)
+    copies_broken: Counter[WorkerId] = field(default_factory=Counter)
+
+    def after(self, limits: Range, act: Callable[[], None], channel: object = None) -> None:
+        """Lets something happen after a delay between these limits."""
+        self.time.after(self.time.draw(limits), act, channel)
+
+    def breaks_copy(self, worker: WorkerId) -> bool:
+        """Whether a worker that was to get state gets none."""
+        if self.copies_broken[worker] >= dict(self.scenario.broken_copies).get(worker, 0):
+            return False
+        self.copies_broken[worker] += 1
+        self.log.fire_once(f"break-copy:{worker}")
+        return True
+
+    def living(self, worker: WorkerId) -> bool:
+        """Whether a worker's process is there and does something."""
+        return self.running[worker].goes
+
+    def wake(self, workers: Iterable[WorkerId]) -> None:
+        """Lets these look whether what they wait for is there."""
+        for worker in sorted(workers):
+            self.running[worker].look()
+
+
+def copied(value: Any) -> Any:
+    """Returns a copy of an array, or of a tensor where an engine computes with these."""
+    return value.copy() if isinstance(value, np.ndarray) else value.clone()
