@@ -6,7 +6,10 @@ from holdfast.control.introductions import Introductions
 from holdfast.control.messages import Hello, Here, Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload, Reduction
+from holdfast.errors import PeerLost
+from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.handshake import UNKNOWN, Turn, dialing, listening
+from holdfast.runtime.transport.links.inbox import Inbox
 from holdfast.runtime.transport.links.outbox import Outbox
 from holdfast.runtime.transport.links.wire import (
     CHUNK_BYTES,
@@ -116,6 +119,17 @@ def test_what_was_lent_may_change_once_it_is_given_back():
     assert b"".join(outbox.next()) == b"x" * (CHUNK_BYTES - 7)
     outbox.took(CHUNK_BYTES - 7)
     assert chunks(outbox)[0][1] == b"x" * 10
+
+
+def test_a_link_that_only_an_older_generation_has_used_may_break():
+    """Another one is made for ENTER, which is still to be said."""
+    inbox = Inbox()
+    inbox.enter(2, Allowance())
+    inbox.lose(B, "broken", since=1)
+    inbox.check(2, (B,))
+    inbox.lose(B, "broken", since=2)
+    with pytest.raises(PeerLost, match="broken"):
+        inbox.check(2, (B,))
 
 
 def peer(worker, key=b"k" * 32):

@@ -129,11 +129,18 @@ class Inbox:
             if then is not None:
                 then()
 
-    def lose(self, peer: WorkerId, reason: str) -> None:
-        """A connection with ``peer`` is broken: whoever waits for it, in this generation, is told."""
+    def lose(self, peer: WorkerId, reason: str, since: int | None = None) -> None:
+        """A connection with ``peer`` is broken: whoever waits for it, in this generation, is told.
+
+        Args:
+            peer: the other end.
+            reason: for people.
+            since: the newest generation in which something was said on it; None: as good as any.
+        """
         with self._changed:
-            self._broken[peer] = reason
-            self._wake()
+            if since is None or since >= self._generation:
+                self._broken[peer] = reason
+                self._wake()
 
     def fail(self, error: BaseException) -> None:
         """Nothing comes any more, by a fault of ours: whoever waits is told."""

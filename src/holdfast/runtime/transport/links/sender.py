@@ -35,7 +35,7 @@ class Sender:
         loop: which waits for the connection.
         dialer: makes it.
         peers: knows whom to call.
-        lost: told that the connection with a process has ended, and why.
+        lost: told that the connection with a process has ended, why, and which generation was entered on it last.
         left: told whenever all was sent.
         over: a generation that is over, and all before it.
     """
@@ -47,7 +47,7 @@ class Sender:
         dialer: Dialer,
         peers: Peers,
         *,
-        lost: Callable[[Peer, str], None],
+        lost: Callable[[Peer, str, int], None],
         left: Callable[[], None],
         over: int,
     ) -> None:
@@ -213,7 +213,7 @@ class Sender:
         with self._lock:
             if self._connection is not connection:
                 return
-            peer, enter, self._enter = self._peer, self._enter, None
+            peer, entered, enter, self._enter = self._peer, self._entered, self._enter, None
             self._dropped = self._dropped or (enter is None and not self._outbox.empty)
             self._connection, self._blocked, self._outbox = None, False, Outbox()
             if enter is not None and enter.generation > self._over:
@@ -221,7 +221,7 @@ class Sender:
                 self._go_on()
         self._loop.hang_up(connection)
         if peer is not None and enter is None:
-            self._tell_lost(peer, reason)
+            self._tell_lost(peer, reason, entered)
 
 
 def _send(connection: socket.socket, parts: list[memoryview]) -> int:

@@ -126,9 +126,9 @@ class Switchboard:
         if self._asked_busy:
             self._inbox.wake()
 
-    def _lose(self, peer: Peer, reason: str) -> None:
+    def _lose(self, peer: Peer, reason: str, since: int | None = None) -> None:
         """Tells who waits for a worker that a link with it is broken, unless it was one with a process of the past."""
-        self._peers.if_current(peer, partial(self._inbox.lose, peer.worker, reason))
+        self._peers.if_current(peer, partial(self._inbox.lose, peer.worker, reason, since))
 
     # In the loop's thread
 
