@@ -201,7 +201,7 @@ class VirtualWorker:
         return EmulatedStage(
             layers=placement.layers_of(self.worker),
             num_layers=placement.num_layers,
-            num_microbatches=len(plan.routes.microbatches),
+            num_microbatches=len(scenario.plan.routes.microbatches),
             profile=None if scenario.rates is None else scenario.rates.profile,
             clock=lambda: self._world.time.now + self._owed_s,
             sleep=self.sleep,
