@@ -98,10 +98,12 @@ class Decider:
     _told_waiting: set[str] = field(default_factory=set)
     _ahead: Membership = field(init=False)
     """What the membership will be once what waits is handled."""
+    _before: Membership = field(init=False)
+    """What it was: plans prepared for naught are freed with it, which takes a while, after the answer is sent."""
 
     def __post_init__(self) -> None:
         """Nothing waits."""
-        self._ahead = self.membership
+        self._ahead = self._before = self.membership
 
     @property
     def over(self) -> bool:
@@ -151,7 +153,7 @@ class Decider:
                 self.log.write(self.clock(), output.event)
         if decision:
             self._reach(Point.BROADCAST)
-        self.membership = after
+        self._before, self.membership = before, after
         if reports := _reports(before, after, outputs):
             self.outside.send(reports)
         self._send(before, _excerpted(outputs))
