@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from holdfast.core.builders import adaptive_plan, home_plan
 from holdfast.core.evaluate import evaluate
+from holdfast.core.excerpts import excerpts
 from holdfast.core.ids import Batch, WorkerId
+from holdfast.core.lower import lower_worker
 from holdfast.core.placement import LayerRange, home_placement, split_evenly
-from holdfast.core.plan import with_listeners
+from holdfast.core.plan import with_followers, with_listeners
 from holdfast.core.profile import parse_costs, unit_costs
 from holdfast.core.routes import home_routes, reroute
 from holdfast.core.validate import validate
@@ -124,3 +126,17 @@ def test_anybody_may_listen(loss, data):
     cuts = sorted(data.draw(st.sets(st.integers(0, placement.num_layers), min_size=2, max_size=4)))
     listeners = [(WorkerId(9, stage), LayerRange(*pair)) for stage, pair in enumerate(pairwise(cuts))]
     validate(with_listeners(plan, listeners))
+
+
+@MANY
+@given(losses(), st.data(), st.booleans())
+def test_an_excerpt_gives_its_worker_the_program_of_the_whole_plan(loss, data, listen):
+    placement, batch, gone = loss
+    plan = adaptive_plan(home_plan(placement, batch), gone)
+    layers, ties = LayerRange(0, placement.num_layers), ((0, placement.num_layers - 1),)
+    if listen:
+        here = data.draw(st.sampled_from([with_listeners, with_followers]))
+        plan = here(plan, [(WorkerId(9, 0), layers), (WorkerId(9, 1), layers)])
+    for worker, excerpt in excerpts(plan, plan.workers).items():
+        assert lower_worker(excerpt, worker, ties) == lower_worker(plan, worker, ties)
+        assert (excerpt.placement, excerpt.orders.workers) == (plan.placement, (worker,))

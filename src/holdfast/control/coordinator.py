@@ -72,7 +72,7 @@ class _End(enum.Enum):
     REPLACED = enum.auto()
 
 
-_Queue = asyncio.Queue[bytes | _End]
+_Queue = asyncio.Queue[Command | _End]
 _Peer = tuple[WorkerId | None, int]
 """A worker and its process."""
 _AGENT: _Peer = (None, 0)
@@ -157,15 +157,11 @@ class Coordinator:
 
     def send(self, outputs: Sequence[Output]) -> None:
         """See :class:`holdfast.control.decider.Outside`."""
-        encoded: dict[int, bytes] = {}  # the same command often goes to many
         for output in outputs:
             if isinstance(output, Tell):
                 if isinstance(output.command, Install):
                     self._introduce(output)
-                key = id(output.command)
-                if key not in encoded:
-                    encoded[key] = encode(output.command)
-                self._tell(self._peer_of(output), encoded[key], output.command)
+                self._tell(self._peer_of(output), output.command)
             elif isinstance(output, WriteManifest):
                 self._start_commit(output)
 
@@ -174,7 +170,7 @@ class Coordinator:
         if self._introductions is None or output.to is None:
             return
         if (meet := self._introductions.news_for(output.to, self.decider.membership.roster.pids)) is not None:
-            self._tell(self._peer_of(output), encode(meet), meet)
+            self._tell(self._peer_of(output), meet)
 
     def send_last(self, outputs: Sequence[Output], die: Callable[[], None]) -> None:
         """See :class:`holdfast.control.decider.Outside`."""
@@ -204,11 +200,11 @@ class Coordinator:
         async with self._committing:
             self._take([await asyncio.to_thread(self._committer.commit, commit)])
 
-    def _tell(self, to: _Peer, wire: bytes, command: Command) -> None:
+    def _tell(self, to: _Peer, command: Command) -> None:
         queue = self._queues.get(to)
         if queue is None:
             return
-        queue.put_nowait(wire)
+        queue.put_nowait(command)
         if isinstance(command, Ended | Expel):
             queue.put_nowait(_End.DONE)
         if isinstance(command, Expel):
@@ -251,7 +247,7 @@ class Coordinator:
                 while not queue.empty():
                     waiting.append(queue.get_nowait())
                 end = next((each for each in waiting if isinstance(each, _End)), None)
-                if commands := [each for each in waiting if isinstance(each, bytes)]:
+                if commands := [encode(each) for each in waiting if not isinstance(each, _End)]:
                     yield pack(commands)
                 for _ in waiting:
                     queue.task_done()

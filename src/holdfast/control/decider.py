@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeGuard
+
+import msgspec
 
 from holdfast.control.checkpoint_ledger import Settled
 from holdfast.control.injection import CoordinatorInjector
@@ -29,8 +31,10 @@ from holdfast.control.membership import (
 )
 from holdfast.control.messages import Gathered, Heartbeat, Install, Message, News, Remark, StepDone, Told
 from holdfast.control.store import StoredDecision
+from holdfast.core.excerpts import excerpts
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
 from holdfast.errors import CoordinatorUnavailable, HoldfastError, StoreAway
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.telemetry.events import Detected, Event, HandingOver, Log, Migrating, Notice, Parted, Seated, Synced
@@ -94,10 +98,12 @@ class Decider:
     _told_waiting: set[str] = field(default_factory=set)
     _ahead: Membership = field(init=False)
     """What the membership will be once what waits is handled."""
+    _before: Membership = field(init=False)
+    """What it was: plans prepared for naught are freed with it, which takes a while, after the answer is sent."""
 
     def __post_init__(self) -> None:
         """Nothing waits."""
-        self._ahead = self.membership
+        self._ahead = self._before = self.membership
 
     @property
     def over(self) -> bool:
@@ -147,10 +153,10 @@ class Decider:
                 self.log.write(self.clock(), output.event)
         if decision:
             self._reach(Point.BROADCAST)
-        self.membership = after
+        self._before, self.membership = before, after
         if reports := _reports(before, after, outputs):
             self.outside.send(reports)
-        self._send(before, outputs)
+        self._send(before, _excerpted(outputs))
         self._reach(Point.START)
         self._reach(Point.COPY)
 
@@ -258,6 +264,22 @@ class Decider:
             return False  # somebody was lost or has moved meanwhile: other answers are needed now
         self.take([AnswerPlanned(lost=lost, recovery=recovery)])
         return True
+
+
+def _excerpted(outputs: Sequence[Output]) -> list[Output]:
+    """What is sent for these: of a plan each worker hears no more than it needs, as all of them read it at once."""
+    workers = [each.to for each in outputs if isinstance(each, Tell) and each.to is not None]
+    known: dict[int, dict[WorkerId, Plan]] = {}
+    sent: list[Output] = []
+    for output in outputs:
+        match output:
+            case Tell(to=WorkerId() as to, command=Install(plan=Plan() as plan) as order):
+                known[id(plan)] = known.get(id(plan)) or excerpts(plan, workers)
+                order = msgspec.structs.replace(order, plan=known[id(plan)][to])
+                sent.append(replace(output, command=order))
+            case _:
+                sent.append(output)
+    return sent
 
 
 def _reports(before: Membership, after: Membership, outputs: Sequence[Output]) -> tuple[Tell, ...]:

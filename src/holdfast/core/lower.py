@@ -351,13 +351,8 @@ def _chains(plan: Plan) -> tuple[_Chain, ...]:
     Only a worker that computes nothing is visited by none. One that computes must ride on a micro-batch of its own: it
     could not wait for another's before all that it runs without making others wait.
     """
-    chains: list[_Chain] = []
-    covered: set[WorkerId] = set()
-    for route in plan.routes.by_index:
-        workers = route.workers
-        if not covered.issuperset(workers):
-            chains.append(_Chain(route.microbatch, route.microbatch, workers))
-            covered.update(workers)
+    chains = [_Chain(route.microbatch, route.microbatch, route.workers) for route in plan.routes.covering]
+    covered = {worker for chain in chains for worker in chain.workers}
     listeners = [worker for worker in plan.workers if worker not in covered]
     if listeners and not chains:
         raise InvalidSchedule("the worker listens, and nobody computes: no verdict", worker=str(listeners[0]))

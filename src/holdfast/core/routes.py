@@ -92,6 +92,17 @@ class Routes:
         """The routes by index and then by pipeline: the first micro-batch of every pipeline comes before any second."""
         return tuple(sorted(self.routes, key=lambda route: (route.microbatch.index, route.microbatch.pipeline)))
 
+    @property
+    def covering(self) -> tuple[Route, ...]:
+        """The routes, by index and then by pipeline, that visit a worker which none before them visits."""
+        found: list[Route] = []
+        covered: set[WorkerId] = set()
+        for route in self.by_index:
+            if not covered.issuperset(route.workers):
+                found.append(route)
+                covered.update(route.workers)
+        return tuple(found)
+
     def of(self, microbatch: MicroBatch) -> Route:
         """Returns the route of a micro-batch.
 

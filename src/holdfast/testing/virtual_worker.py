@@ -137,7 +137,7 @@ class VirtualWorker:
         return EmulatedStage(
             layers=placement.layers_of(self.worker),
             num_layers=placement.num_layers,
-            num_microbatches=len(plan.routes.microbatches),
+            num_microbatches=len(self._world.scenario.plan.routes.microbatches),
             profile=None if rates is None else rates.profile,
             clock=self._clock,
             sleep=self.sleep,

@@ -9,6 +9,7 @@ from holdfast.control.injection import CoordinatorInjector
 from holdfast.control.membership import Grid, Membership, Rules, Tell, plan_recovery
 from holdfast.control.messages import Exited, Gathered, Hello, Install, Joined, Leaving, Remark, Status, Told
 from holdfast.core.builders import regular_plan
+from holdfast.core.excerpts import excerpts
 from holdfast.core.faults import Fault
 from holdfast.core.placement import split_evenly
 from holdfast.errors import CoordinatorUnavailable, StateUnavailable, StoreAway
@@ -82,6 +83,16 @@ def test_a_decision_is_stored_then_logged_then_told(decider, world):
     assert kinds[0] == "stored"
     assert sorted(kinds, key=["stored", "logged", "sent"].index) == kinds
     assert set(kinds) == {"stored", "logged", "sent"}
+
+
+def test_each_worker_is_told_its_own_part_of_the_plan_that_is_stored(decider, world):
+    decider.take([died(A)])
+    came = world.new()
+    (stored,) = (each for what, each in came if what == "stored")
+    plan, orders = stored.running.plan, [each for _, each in came if isinstance(getattr(each, "command", 0), Install)]
+    assert {each.to: each.command.plan for each in orders} == excerpts(plan, [B, C, *OTHERS])
+    assert plan.orders.workers == (B, C, *OTHERS)
+    assert {each.to: each.command.plan.orders.workers for each in orders} == {w: (w,) for w in (B, C, *OTHERS)}
 
 
 def test_the_agent_hears_of_it_before_the_workers(decider, world):
