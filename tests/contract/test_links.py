@@ -492,8 +492,19 @@ def test_draining_tells_what_was_lost(stopped, links):
         Chunk(Label(1, 0, Kind.ACTIVATION, 0, 1), 1 << 20, 0, 1 << 20),
         Chunk(Label(2, 0, Kind.ACTIVATION, 0, 1), 8, 0, 8),
         Chunk(Label(1, 0, Kind.ENTER), 8, 0, 8),
+        Chunk(Label(1, 0, Kind.ASK), 300, 0, 300),
+        Chunk(Label(1, 0, Kind.SLICE), 1 << 20, 0, 256 << 10),
     ],
-    ids=["more than announced", "endless", "without a beginning", "too long", "of the future", "enter with bytes"],
+    ids=[
+        "more than announced",
+        "endless",
+        "without a beginning",
+        "too long",
+        "of the future",
+        "enter with bytes",
+        "a long question",
+        "a long slice",
+    ],
 )
 def test_a_worker_that_says_what_cannot_be_is_hung_up_on(links, chunk):
     """Somebody who knows C's key speaks as C."""

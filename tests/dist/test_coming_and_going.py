@@ -100,6 +100,12 @@ def test_a_lost_worker_is_replaced_and_works_again(runs, joiner):
     assert len([e for e in events_of(summary.run_dir, WorkerReady) if e.worker == "1.1"]) == 2
 
 
+def test_state_goes_over_links_also_where_tensors_do_not(runs):
+    overrides = ("control.data_plane=gloo",)
+    summary = runs.survives("small", PACE, "kill:1.1@2:backward", "join:1.1@4", overrides=overrides)
+    assert works_at_the_end(summary, "1.1")
+
+
 def test_who_came_can_be_struck_again(runs):
     faults = [PACE, "kill:1.1@2:backward", "join:1.1@4", "kill:1.1@40:forward", "join:1.1@42"]
     summary = runs.survives("small", *faults, overrides=("train.steps=80",))

@@ -55,6 +55,7 @@ from holdfast.optim.digest import LayerState, decode_layer, encode_layer, load_l
 from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.handshake import dialing, listening
 from holdfast.runtime.transport.links.inbox import Inbox
+from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.wire import CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, Kind, Label
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts
@@ -490,6 +491,21 @@ def test_what_comes_on_a_link():
             inbox.add(incoming, found, incoming.place(found))
 
     strike("link", parse, BadFrame)
+
+
+def test_what_a_worker_is_asked_for():
+    def parse(mutator):
+        said = []
+        slices = Slices(lambda *message: said.append(message))
+        slices.keep("key", {7: bytes(1000)})
+        body = mutator.data(msgspec.msgpack.encode(("key", 7, 10, 900)))
+        chunk = Chunk(Label(1, 0, Kind.ASK), len(body), 0, len(body))
+        incoming = slices.begin(WorkerId(0, 0), chunk)
+        slices.add(incoming, chunk, memoryview(body))
+        ((_, _, given),) = said
+        assert len(given) <= 1000
+
+    strike("ask", parse, BadFrame)
 
 
 def _packable(value: object) -> object:

@@ -1,7 +1,7 @@
 """The job's token: what every call between the job's processes carries, and how it is checked.
 
 The token itself is known to the agent and the coordinator alone. A worker has a share that is good for its own name
-only, and one for the state that workers give each other: whoever was expelled cannot speak as somebody else.
+only: whoever was expelled cannot speak as somebody else.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from collections.abc import Iterable
 
 from holdfast.core.ids import WorkerId
 
-__all__ = ["REFUSAL", "STATE", "TOKEN_KEY", "bearer", "carries", "pair_key", "share"]
+__all__ = ["REFUSAL", "TOKEN_KEY", "bearer", "carries", "pair_key", "share"]
 
 TOKEN_KEY = "holdfast-token"
-STATE = "state"
-"""The name of the share for calls from worker to worker."""
 REFUSAL = "wrong or missing job token"
 
 

@@ -14,7 +14,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast.control.messages import Blob, Command, Expel, Hello, Install, Meet, Message, Shutdown, StateAt, StepDone
+from holdfast.control.messages import (
+    Blob,
+    Command,
+    Expel,
+    Hello,
+    Install,
+    Meet,
+    Message,
+    Peer,
+    Shutdown,
+    StateAt,
+    StepDone,
+)
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Receive, Reduction, Send
 from holdfast.core.plan import Plan
@@ -124,6 +136,7 @@ class Driver:
     Attributes:
         protocol: what it does.
         transport: carries tensors.
+        meet: learns who the other workers' processes are now.
         exchange: carries addresses.
         commands: what the coordinator has told and the protocol has not listened to yet.
         attach: connects to the coordinator, with :meth:`hello` at the beginning of each connection.
@@ -145,6 +158,7 @@ class Driver:
 
     protocol: WorkerProtocol
     transport: Transport
+    meet: Callable[[Iterable[Peer]], None]
     exchange: RelayExchange
     commands: queue.SimpleQueue[Command]
     attach: Callable[[], None]
@@ -186,7 +200,7 @@ class Driver:
             self.exchange.deliver(command.generation, command.key, command.value)
             return
         if isinstance(command, Meet):
-            self.transport.meet(command.peers)
+            self.meet(command.peers)
             return
         if isinstance(command, Expel):
             self.expelled(command.reason)

@@ -76,7 +76,6 @@ class WorkerSpec:
         plan: the plan of the healthy grid; a spare is not in it.
         address: of the coordinator.
         token: its share of the job's, for its own name.
-        state_token: the share for state from worker to worker.
         events: path of the job's log.
         boundaries: what every layer hands on, from the first to the last; empty if emulated.
         item: what every item of the data is like; None if emulated.
@@ -92,7 +91,6 @@ class WorkerSpec:
     plan: Plan
     address: str
     token: str
-    state_token: str
     events: str
     boundaries: tuple[TensorSpec, ...]
     faults: tuple[Fault, ...]

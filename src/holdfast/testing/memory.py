@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
-from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.data.items import spec_of
@@ -44,9 +43,6 @@ class MemoryTransport:
         self._hub = hub
         self._generation = 0
         self._aborted = 0
-
-    def meet(self, peers: Iterable[Peer]) -> None:
-        """See Transport.meet: all meet in the hub."""
 
     def build(
         self,

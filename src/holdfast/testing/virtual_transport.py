@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.tensorspec import TensorSpec
@@ -35,9 +34,6 @@ class VirtualTransport:
         self._world = world
         self._generation = self._aborted = 0
         self._gone: set[WorkerId] = set()
-
-    def meet(self, peers: Iterable[Peer]) -> None:
-        """See Transport.meet: all know each other."""
 
     def build(
         self,

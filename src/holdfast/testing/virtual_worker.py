@@ -76,6 +76,7 @@ class VirtualWorker:
         self.driver = Driver(
             protocol=self._protocol(pid),
             transport=self._transport,
+            meet=lambda peers: None,
             exchange=RelayExchange(worker, self.say),
             commands=_Commands(),
             attach=self._attach,

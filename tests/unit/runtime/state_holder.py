@@ -1,17 +1,25 @@
 """A holder of state in a process of its own: serves made-up layers, and tells of every slice before it gives it.
 
-Run as ``state_holder.py TOKEN LIES GATE LAYER:SIZE...``. It prints its offer, then a line per slice that it is
-asked for. At slice number GATE (0: at none) it waits for a line on its input. LIES: ``no``, ``bits`` (one bit of every
-slice is wrong) or ``short`` (every slice lacks a byte).
+Run as ``state_holder.py WORKER READER ADDRESS NONCE LIES GATE LAYER:SIZE...``: who it is, who reads, where that one
+listens and its process's nonce. It prints where it listens itself, its nonce and its offer, then a line per slice that
+it is asked for. At slice number GATE (0: at none) it waits for a line on its input. LIES: ``no``, ``bits`` (one bit of
+every slice is wrong) or ``short`` (every slice lacks a byte).
 """
 
+import json
 import random
 import sys
 import threading
 
 import msgspec
 
-from holdfast.runtime.transport.transfer import StateServer
+from holdfast.control.messages import Here, Peer
+from holdfast.control.token import pair_key
+from holdfast.core.ids import WorkerId
+from holdfast.runtime.transport.links.transport import LinkTransport
+from holdfast.runtime.transport.transfer import offer
+
+SECRET = "a-token-of-a-test"
 
 
 def layer_bytes(layer, size):
@@ -19,34 +27,40 @@ def layer_bytes(layer, size):
     return random.Random(layer).randbytes(size)
 
 
-class Telling(StateServer):
-    """A real server that tells of slices, can be held, and can lie."""
+def contact(ours, worker, address, nonce, secret=SECRET):
+    """What a worker and its nonce, ``ours``, are told of another one."""
+    here = Here(address=address, nonce=nonce)
+    return Peer(worker=worker, here=here, key=pair_key(secret, ours, (worker, nonce)))
 
-    def __init__(self, token, lies, gate):
-        super().__init__("127.0.0.1", token)
+
+class Telling:
+    """Gives what real slices give, but tells of them, can be held, and can lie."""
+
+    def __init__(self, give, lies, gate):
+        self._give = give
         self._lies = lies
         self._gate = gate
         self._asked = 0
-        self._asking = threading.Lock()
 
-    def _slice(self, wanted):
-        with self._asking:
-            self._asked += 1
-            number = self._asked
-            print(f"slice {number}", flush=True)
-        if number == self._gate:
+    def __call__(self, ask):
+        self._asked += 1
+        print(f"slice {self._asked}", flush=True)
+        if self._asked == self._gate:
             sys.stdin.readline()
-        data = super()._slice(wanted)
+        data = self._give(ask)
         if self._lies == "bits":
-            return bytes([data[0] ^ 1]) + data[1:]
+            return memoryview(bytes([data[0] ^ 1]) + data[1:])
         return data[:-1] if self._lies == "short" else data
 
 
-def main(token, lies, gate, *layers):
+def main(worker, reader, address, nonce, lies, gate, *layers):
+    worker, reader = WorkerId.parse(worker), WorkerId.parse(reader)
+    links = LinkTransport(worker)
+    links.slices._slice = Telling(links.slices._slice, lies, int(gate))
+    links.meet([contact((worker, links.here.nonce), reader, address, bytes.fromhex(nonce))])
     pairs = [map(int, text.split(":")) for text in layers]
-    server = Telling(token, lies, int(gate))
-    offer = server.pin("state", {layer: layer_bytes(layer, size) for layer, size in pairs})
-    print(msgspec.json.encode(offer).decode(), flush=True)
+    made = offer(links.slices, "state", {layer: layer_bytes(layer, size) for layer, size in pairs})
+    print(json.dumps([links.here.address, links.here.nonce.hex(), msgspec.to_builtins(made)]), flush=True)
     threading.Event().wait()
 
 

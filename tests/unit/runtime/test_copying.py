@@ -12,7 +12,8 @@ from holdfast.errors import PeerLost, ReplicaDiverged
 from holdfast.runtime.transport import copying
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.exchange import RelayExchange
-from holdfast.runtime.transport.transfer import OfferedLayer, StateOffer, StateServer
+from holdfast.runtime.transport.links.slices import Slices
+from holdfast.runtime.transport.transfer import OfferedLayer, StateOffer
 
 A, B, C = WorkerId(0, 0), WorkerId(1, 0), WorkerId(2, 0)
 LIMIT_S = 20.0
@@ -21,13 +22,13 @@ LIMIT_S = 20.0
 @pytest.fixture
 def copier():
     exchange = RelayExchange(C, lambda message: None)
-    return StateCopier(worker=C, exchange=exchange, server=StateServer("127.0.0.1", "t"), token="t")
+    return StateCopier(worker=C, exchange=exchange, slices=Slices(lambda *said: None))
 
 
 def fetched(copier, *offers):
     """What a fetch of layer 0 comes to, given the offers of A and B."""
     for source, layers in zip((A, B), offers, strict=True):
-        offer = StateOffer(address="127.0.0.1:1", key="k", layers=layers)
+        offer = StateOffer(key="k", layers=layers)
         copier.exchange.deliver(1, copying._name(source, C), msgspec.msgpack.encode(offer))
     copier.fetch(1, {0: (A, B)})
     for thread in threading.enumerate():
@@ -56,9 +57,7 @@ def test_nobody_who_could_give_it_is_a_lost_peer(copier):
 def test_who_cannot_give_what_it_is_to_give_says_so():
     """Else whoever waits for its offer would do so for ever."""
     said = []
-    giver = StateCopier(
-        worker=A, exchange=RelayExchange(A, said.append), server=StateServer("127.0.0.1", "t"), token="t"
-    )
+    giver = StateCopier(worker=A, exchange=RelayExchange(A, said.append), slices=Slices(lambda *said: None))
 
     def encode():
         raise MemoryError
@@ -74,6 +73,6 @@ def test_who_cannot_give_what_it_is_to_give_says_so():
 def test_nothing_is_waited_for_any_longer_than_said(copier):
     copier.fetch(1, {0: (A,)})
     assert copier.fetched(1, 0.01) is None, "nobody has offered anything"
-    copier.exchange.deliver(1, copying._name(A, C), msgspec.msgpack.encode(StateOffer(address="", key="k", layers=())))
+    copier.exchange.deliver(1, copying._name(A, C), msgspec.msgpack.encode(StateOffer(key="k", layers=())))
     with pytest.raises(PeerLost):
         copier.fetched(1, LIMIT_S)

@@ -84,6 +84,7 @@ def driver(tmp_path):
     driver = Driver(
         protocol=Scripted(worker=worker, stage=stage, steps=2, ties=(), pid=0),
         transport=IdleTransport(),
+        meet=lambda peers: None,
         exchange=RelayExchange(worker, sent.put),
         commands=queue.SimpleQueue(),
         attach=lambda: None,

@@ -97,6 +97,40 @@ def test_what_is_urgent_goes_between_two_chunks_and_equals_in_their_order():
     assert kinds == [Kind.VERDICT, Kind.ACTIVATION, Kind.GRADIENT, Kind.PART]
 
 
+def test_slices_go_when_nothing_else_does():
+    outbox = Outbox()
+    outbox.put(label(Kind.SLICE, microbatch=1), memoryview(bytes(CHUNK_BYTES)))
+    outbox.put(label(Kind.ASK, microbatch=2), memoryview(b"more"))
+    outbox.put(label(Kind.TOTAL), memoryview(bytes(3 * CHUNK_BYTES)))
+    outbox.put(label(Kind.VERDICT), memoryview(b"now"))
+    kinds = [chunk.label.kind for chunk, _ in chunks(outbox)]
+    assert kinds == [Kind.VERDICT, *[Kind.TOTAL] * 3, Kind.SLICE, Kind.ASK]
+
+
+def test_slices_are_nothing_that_a_step_waits_for():
+    outbox = Outbox()
+    outbox.put(label(Kind.SLICE), memoryview(bytes(CHUNK_BYTES)))
+    assert (outbox.owes, outbox.empty) == (False, False)
+    outbox.took(len(outbox.next()[0]) + 5)
+    assert not outbox.owes, "it has begun"
+    outbox.put(label(Kind.VOTE), memoryview(b"yes"))
+    assert outbox.owes
+    outbox.took(sum(map(len, outbox.next())))
+    assert outbox.owes
+    outbox.took(len(outbox.next()[0]))
+    assert outbox.owes, "but for its last bytes it has left"
+    outbox.took(len(outbox.next()[0]))
+    assert (outbox.owes, outbox.empty) == (False, True)
+
+
+def test_no_more_than_sixteen_slices_wait():
+    outbox, kinds = Outbox(), [Kind.SLICE] * 40 + [Kind.ACTIVATION] * 40
+    for number, kind in enumerate(kinds):
+        outbox.put(label(kind, microbatch=number), memoryview(b"x"))
+    sent = [chunk.label.kind for chunk, _ in chunks(outbox)]
+    assert (sent.count(Kind.SLICE), sent.count(Kind.ACTIVATION)) == (16, 40)
+
+
 def test_what_is_over_is_dropped_but_for_the_chunk_that_has_begun():
     outbox = Outbox()
     outbox.put(label(microbatch=1), memoryview(bytes(2 * CHUNK_BYTES)))

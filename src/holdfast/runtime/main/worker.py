@@ -21,7 +21,7 @@ from holdfast.control.awake import AwakeClock
 from holdfast.control.client import ControlClient
 from holdfast.control.detection import PATIENCE
 from holdfast.control.messages import Failure, Hello, Here, Leaving, Remark, Shutdown, StateAt
-from holdfast.control.tls import channel_credentials, link_contexts, server_credentials
+from holdfast.control.tls import link_contexts
 from holdfast.core.plan import Plan
 from holdfast.errors import (
     ConfigError,
@@ -46,7 +46,6 @@ from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.gloo import GlooTransport
 from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import MessageKey, Transport
-from holdfast.runtime.transport.transfer import StateServer
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints
 from holdfast.telemetry.events import (
@@ -130,6 +129,8 @@ class _Worker:
     def _make_driver(self, parts: StageParts) -> Driver:
         spec, tls = self._spec, self._spec.job.control.tls
         exchange = RelayExchange(spec.worker, self._client.send)
+        links = LinkTransport(spec.worker, host=spec.host, tls=link_contexts(tls) if tls else None)
+        self._here = links.here
         protocol = WorkerProtocol(
             worker=spec.worker,
             stage=parts.stage,
@@ -142,7 +143,8 @@ class _Worker:
         )
         driver = Driver(
             protocol=protocol,
-            transport=self._transport(exchange),
+            transport=self._transport(exchange, links),
+            meet=links.meet,
             exchange=exchange,
             commands=queue.SimpleQueue(),
             attach=self._client.start,
@@ -153,13 +155,7 @@ class _Worker:
             injector=WorkerInjector(
                 worker=spec.worker, faults=spec.faults, means=OnThisProcess(log=self._log), send=self._client.send
             ),
-            copier=StateCopier(
-                worker=spec.worker,
-                exchange=exchange,
-                server=StateServer(spec.host, spec.state_token, server_credentials(tls) if tls else None),
-                token=spec.state_token,
-                credentials=channel_credentials(tls) if tls else None,
-            ),
+            copier=StateCopier(worker=spec.worker, exchange=exchange, slices=links.slices),
             rebuild=self._rebuild,
             expelled=self._expelled,
             pace=Pace(awake=self._awake, excused_s=PATIENCE * spec.job.control.hang_s),
@@ -169,16 +165,12 @@ class _Worker:
             driver.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, driver.injector.reach)
         return driver
 
-    def _transport(self, exchange: RelayExchange) -> Transport:
+    def _transport(self, exchange: RelayExchange, links: LinkTransport) -> Transport:
         """As the job says; if compute is emulated, messages take as long as in its profile, if they take any time."""
         spec = self._spec
-        plain: Transport
+        plain: Transport = links
         if spec.job.control.data_plane == "gloo":
             plain = GlooTransport(spec.worker, exchange, host=spec.host, note=self._note)
-        else:
-            tls = spec.job.control.tls
-            plain = links = LinkTransport(spec.worker, host=spec.host, tls=link_contexts(tls) if tls else None)
-            self._here = links.here
         if spec.emulate is None or spec.emulate.link.takes_no_time:
             return plain
         return DelayedTransport(plain, spec.emulate.link, self._bytes_of)

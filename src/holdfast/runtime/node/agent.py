@@ -43,7 +43,7 @@ from holdfast.control.messages import (
     Told,
 )
 from holdfast.control.tls import check_tls
-from holdfast.control.token import STATE, share
+from holdfast.control.token import share
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
@@ -578,7 +578,6 @@ class Agent:
                 plan=plan,
                 address=address,
                 token=share(coordinator.token, str(worker)),
-                state_token=share(coordinator.token, STATE),
                 events=str(self.run_dir / "events.jsonl"),
                 boundaries=probed.boundaries,
                 item=probed.item,

@@ -1,4 +1,4 @@
-"""Giving a worker that enters the state of its peers: offers over the exchange of addresses, bytes over gRPC."""
+"""Giving a worker that enters the state of its peers: offers over the coordinator, bytes over links."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import grpc
 import msgspec
 
 from holdfast.core.ids import WorkerId
 from holdfast.errors import PeerLost, StaleGeneration, StateUnavailable
 from holdfast.runtime.transport.exchange import RelayExchange
-from holdfast.runtime.transport.transfer import StateOffer, StateServer, fetch
+from holdfast.runtime.transport.links.slices import Slices
+from holdfast.runtime.transport.transfer import StateOffer, fetch, offer
 
 __all__ = ["StateCopier"]
 
@@ -34,16 +34,12 @@ class StateCopier:
     Attributes:
         worker: who we are.
         exchange: tells offers to whoever enters.
-        server: serves what was pinned; starts to listen at the first pin.
-        token: of the job.
-        credentials: of whoever fetches, for TLS; None connects in the clear.
+        slices: what we keep for others, and fetch from them.
     """
 
     worker: WorkerId
     exchange: RelayExchange
-    server: StateServer
-    token: str
-    credentials: grpc.ChannelCredentials | None = None
+    slices: Slices
     _served: dict[WorkerId, str] = field(default_factory=dict)
     _fetching: _Fetching | None = None
 
@@ -52,19 +48,19 @@ class StateCopier:
         key = f"{generation}/{target}"
         self._served[target] = key
 
-        def offer() -> None:
-            made = StateOffer(address="", key=key, layers=())
+        def keep() -> None:
+            made = StateOffer(key=key, layers=())
             try:
-                made = self.server.pin(key, {layer: encode() for layer, encode in snapshots.items()})
+                made = offer(self.slices, key, {layer: encode() for layer, encode in snapshots.items()})
             finally:  # also if it raises: nobody is to wait for one who gives nothing
                 self.exchange.put(generation, _name(self.worker, target), msgspec.msgpack.encode(made), (target,))
 
-        threading.Thread(target=offer, name=f"serve-{target}", daemon=True).start()
+        threading.Thread(target=keep, name=f"serve-{target}", daemon=True).start()
 
     def release(self, keep: tuple[WorkerId, ...]) -> None:
         """Drops the snapshots for all other workers, and a fetch of our own."""
         for target in [target for target in self._served if target not in keep]:
-            self.server.unpin(self._served.pop(target))
+            self.slices.let_go(self._served.pop(target))
         if self._fetching is not None and self.worker not in keep:
             self._fetching.stop.set()
             self._fetching = None
@@ -94,7 +90,7 @@ class StateCopier:
         try:
             sources = {worker for workers in holders.values() for worker in workers}
             offers = {source: self._offer_of(generation, source) for source in sorted(sources)}
-            fetching.states = fetch(offers, holders, token=self.token, stop=fetching.stop, credentials=self.credentials)
+            fetching.states = fetch(self.slices, offers, holders, generation=generation, stop=fetching.stop)
         except StaleGeneration:
             return
         except BaseException as error:  # noqa: BLE001 - raised in the thread that trains

@@ -10,12 +10,11 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
-from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Link
 from holdfast.core.tensorspec import TensorSpec
@@ -52,10 +51,6 @@ class DelayedTransport:
         self._clock = clock
         self._aborted = 0
         self._changed = threading.Condition()
-
-    def meet(self, peers: Iterable[Peer]) -> None:
-        """See Transport.meet."""
-        self._inner.meet(peers)
 
     def build(
         self,

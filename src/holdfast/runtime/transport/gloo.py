@@ -21,7 +21,7 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from datetime import timedelta
 from typing import Any
@@ -30,7 +30,6 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload
 from holdfast.core.tensorspec import TensorSpec
@@ -90,9 +89,6 @@ class GlooTransport:
         self._sent: dict[int, list[tuple[Any, torch.Tensor]]] = {}
         self._works = _start_waiting()
         self._awaited = Future[None]()
-
-    def meet(self, peers: Iterable[Peer]) -> None:
-        """See Transport.meet: Gloo's groups are told their addresses by each other, anew in every generation."""
 
     def build(
         self,

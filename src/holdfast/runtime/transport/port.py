@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload, Receive, Reduction, Send, WorkerProgram
 from holdfast.core.tensorspec import TensorSpec
@@ -158,10 +157,7 @@ class Exchange(Protocol):
 
 
 class Transport(Protocol):
-    """Carries the tensors of one generation at a time. All but ``abort`` and ``meet`` are called from one thread."""
-
-    def meet(self, peers: Iterable[Peer]) -> None:
-        """Learns who the other workers' processes are now, in any thread."""
+    """Carries the tensors of one generation at a time. All but ``abort`` are called from one thread."""
 
     def build(
         self,

@@ -1,49 +1,33 @@
-"""State from worker to worker: layers that their holders pinned, fetched in stripes from all of them at once.
+"""State from worker to worker: layers that their holders keep, fetched in stripes from all of them at once.
 
-It knows no generations and shares nothing with the transport of tensors, so a failure elsewhere does not disturb it. A
-holder answers slice by slice from what it pinned and goes on training; whoever fetches spreads the slices over all
-holders, gives those of a holder that fails to the others, and accepts a layer only with the digest that was offered.
+A holder answers slice by slice and goes on training; whoever fetches spreads what it needs over all holders, gives what
+a holder that fails still owed to the others, and accepts a layer only with the digest that was offered.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-import grpc
-import grpc.aio
 import msgspec
 
-from holdfast.control.doorkeeper import TokenCheck, bounded
-from holdfast.control.token import TOKEN_KEY
 from holdfast.core.ids import WorkerId
-from holdfast.errors import InternalError, ReplicaDiverged, StaleGeneration, StateUnavailable
-from holdfast.runtime.hardening import LISTENING
+from holdfast.errors import ReplicaDiverged, StaleGeneration, StateUnavailable
+from holdfast.runtime.transport.links.slices import NotGiven, Slices, Source
 
-__all__ = ["OfferedLayer", "StateOffer", "StateServer", "fetch"]
+__all__ = ["OfferedLayer", "StateOffer", "fetch", "offer"]
 
-_SERVICE = "holdfast.State"
-_METHOD = "Read"
-_SLICE_KEY = "holdfast-slice-bin"
 _POLL_S = 0.02
-_ENVELOPE_BYTES = 4096
-_SLICE_BYTES = 4 << 20
-_STREAMS = 4
-"""Calls of one connection at a time, and so slices in memory for it; whoever fetches makes one after another."""
-_AGE = [("grpc.max_connection_age_ms", 60_000), ("grpc.max_connection_age_grace_ms", 10_000)]
-"""So that what callers never read is let go; others open a new connection, and lose nothing by that."""
-_T = TypeVar("_T")
+_STRETCH_BYTES = 4 << 20
 
 
 class OfferedLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One pinned layer: its index, its size in bytes, and the SHA-256 of these, in hexadecimal."""
+    """One layer that is kept: its index, its size in bytes, and the SHA-256 of these, in hexadecimal."""
 
     layer: int
     size: int
@@ -51,154 +35,23 @@ class OfferedLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class StateOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a holder has pinned as ``key``, and the ``address`` (``host:port``) where it can be had."""
+    """What a holder keeps under ``key``."""
 
-    address: str
     key: str
     layers: tuple[OfferedLayer, ...]
 
 
-class _Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The request: these bytes of a pinned layer."""
+def offer(slices: Slices, key: str, layers: Mapping[int, bytes]) -> StateOffer:
+    """Keeps layers for whoever fetches them, until ``slices.let_go(key)``; what had the same key is replaced.
 
-    key: str
-    layer: int
-    offset: int
-    size: int
+    Returns:
+        What is to be handed to those who fetch.
 
-
-class StateServer:
-    """Serves what a worker pinned, to whoever has the job's token.
-
-    Args:
-        host: the address to listen on, from the first pin on, at a free port.
-        token: what callers must present.
-        credentials: for TLS; None listens in the clear.
+    Cost: one SHA-256 over all bytes, in the calling thread.
     """
-
-    def __init__(self, host: str, token: str, credentials: grpc.ServerCredentials | None = None) -> None:
-        self._host = host
-        self._token = token
-        self._credentials = credentials
-        self._lock = threading.Lock()
-        self._service: _Service | None = None
-        self._pinned: dict[str, Mapping[int, bytes]] = {}
-
-    def pin(self, key: str, layers: Mapping[int, bytes]) -> StateOffer:
-        """Keeps layers to be fetched until :meth:`unpin`; they are not copied. What had the same key is replaced.
-
-        Args:
-            key: names what is pinned, in this server.
-            layers: the bytes of each layer, by its index.
-
-        Returns:
-            What is to be handed to those who fetch.
-
-        Cost: one SHA-256 over all bytes, in the calling thread.
-        """
-        offered = tuple(_offered(layer, layers[layer]) for layer in sorted(layers))
-        with self._lock:
-            address = self._listen()
-            self._pinned[key] = dict(layers)
-            return StateOffer(address=address, key=key, layers=offered)
-
-    def unpin(self, key: str) -> None:
-        """Lets go of what was pinned, if it was; who still fetches it is refused."""
-        with self._lock:
-            self._pinned.pop(key, None)
-
-    def close(self) -> None:
-        """Stops listening, ends calls under way and lets go of everything; may be repeated."""
-        with self._lock:
-            service, self._service = self._service, None
-            self._pinned.clear()
-        if service is not None:
-            service.close()
-
-    def _listen(self) -> str:
-        if self._service is None:
-            with LISTENING:
-                self._service = _Service(self._host, self._token, self._credentials, self._slice)
-        return self._service.address
-
-    def _slice(self, wanted: _Slice) -> bytes:
-        """One slice; only that is copied.
-
-        Raises:
-            LookupError: there is no such slice.
-        """
-        with self._lock:
-            data = self._pinned.get(wanted.key, {}).get(wanted.layer)
-        if data is None:
-            raise LookupError(f"layer {wanted.layer} is not pinned as {wanted.key!r}")
-        if min(wanted.offset, wanted.size) < 0 or wanted.offset + wanted.size > len(data):
-            raise LookupError(f"layer {wanted.layer} has {len(data)} bytes only")
-        if wanted.size > _SLICE_BYTES:
-            raise LookupError(f"a slice has at most {_SLICE_BYTES} bytes, not {wanted.size}")
-        return data[wanted.offset : wanted.offset + wanted.size]
-
-
-class _Service:
-    """A gRPC server in a thread and an event loop of its own: a call that is not finished costs no thread.
-
-    Args:
-        host: the address to listen on.
-        token: what callers must present.
-        credentials: for TLS; None listens in the clear.
-        give: returns a slice, or raises LookupError.
-
-    Raises:
-        InternalError: the address cannot be listened on.
-    """
-
-    def __init__(
-        self, host: str, token: str, credentials: grpc.ServerCredentials | None, give: Callable[[_Slice], bytes]
-    ) -> None:
-        self._give = give
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="state-server", daemon=True)
-        self._thread.start()
-        self._server, port = self._run(self._start(host, token, credentials))
-        self.address = f"{host}:{port}"
-
-    def close(self) -> None:
-        """Ends calls under way, and the thread."""
-        self._run(self._server.stop(grace=None))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def _start(
-        self, host: str, token: str, credentials: grpc.ServerCredentials | None
-    ) -> tuple[grpc.aio.Server, int]:
-        options = bounded(streams=_STREAMS, receive_bytes=_ENVELOPE_BYTES, send_bytes=_SLICE_BYTES + _ENVELOPE_BYTES)
-        server = grpc.aio.server(interceptors=[TokenCheck(token)], options=[*options, *_AGE])
-        handler = grpc.stream_stream_rpc_method_handler(self._answer)
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler})])
-        address = f"{host}:0"
-        try:
-            port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise InternalError(f"state server: cannot listen on {host}: {error}") from None
-        await server.start()
-        return server, port
-
-    async def _answer(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        """Answers one call. Which slice it wants is in its headers, so nobody waits for a caller to say it."""
-        try:
-            await context.write(self._give(_wanted(context.invocation_metadata())))
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except LookupError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
-
-
-def _wanted(metadata: Iterable[tuple[str, str | bytes]]) -> _Slice:
-    given = next((value for key, value in metadata if key == _SLICE_KEY and isinstance(value, bytes)), b"")
-    return msgspec.msgpack.decode(given, type=_Slice)
+    offered = tuple(_offered(layer, layers[layer]) for layer in sorted(layers))
+    slices.keep(key, layers)
+    return StateOffer(key=key, layers=offered)
 
 
 def _offered(layer: int, data: bytes) -> OfferedLayer:
@@ -206,15 +59,14 @@ def _offered(layer: int, data: bytes) -> OfferedLayer:
 
 
 def fetch(
+    slices: Slices,
     offers: Mapping[WorkerId, StateOffer],
     layers: Iterable[int],
     *,
-    token: str,
+    generation: int,
     stop: threading.Event,
-    credentials: grpc.ChannelCredentials | None = None,
-    chunk_bytes: int = _SLICE_BYTES,
+    stretch_bytes: int = _STRETCH_BYTES,
     timeout_s: float = 5.0,
-    generation: int = 0,
 ) -> dict[int, bytes]:
     """Returns layers, taken from all holders in parallel.
 
@@ -222,46 +74,47 @@ def fetch(
     comes from the others.
 
     Args:
-        offers: what each holder has pinned; all of the same step.
+        slices: ours.
+        offers: what each holder keeps; all of the same step.
         layers: indices of the layers to get.
-        token: the job's token.
+        generation: ours; to be given up when that is aborted.
         stop: set it from any thread to give up.
-        credentials: for TLS; None connects in the clear.
-        chunk_bytes: size of a slice, at most 4 MiB; one slice per holder is under way at any time.
+        stretch_bytes: how much of a layer one holder is to give before it is seen who gives what follows.
         timeout_s: how long a holder may take for one slice.
-        generation: told in StaleGeneration.
 
     Raises:
         ReplicaDiverged: holders offer different bits of one layer; nothing was fetched.
         StateUnavailable: nobody is left who can give some layers; says what became of each holder.
         StaleGeneration: ``stop`` was set.
 
-    After failure: nothing is kept and no call is under way; it may be repeated, with other offers too.
+    After failure: nothing is held, and what still comes goes nowhere; it may be repeated, with other offers too.
     """
     wanted = _agreed(offers, frozenset(layers))
-    board = _Board(wanted, {worker: _indices(offer) for worker, offer in offers.items()}, chunk_bytes)
+    board = _Board(wanted, {worker: _indices(made) for worker, made in offers.items()}, stretch_bytes)
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(len(offers) or 1, thread_name_prefix="fetch"))
-        reads = {
-            worker: stack.enter_context(_reading(offer, token, credentials, chunk_bytes, timeout_s))
-            for worker, offer in offers.items()
-        }
-        stack.callback(board.end)  # leaving: no more to do for the threads, then their calls end, then they do
-        futures = [pool.submit(_serve, board, worker, read) for worker, read in reads.items()]
+        sources = [
+            slices.source(worker, made.key, generation=generation, timeout_s=timeout_s)
+            for worker, made in offers.items()
+        ]
+        for source in sources:
+            stack.callback(source.close)
+        stack.callback(board.end)  # leaving: no more to do for the threads, then their reading ends, then they do
+        futures = [pool.submit(_follow, board, source) for source in sources]
         _wait(board, futures, stop, generation)
     return board.layers()
 
 
-def _indices(offer: StateOffer) -> frozenset[int]:
-    return frozenset(each.layer for each in offer.layers)
+def _indices(made: StateOffer) -> frozenset[int]:
+    return frozenset(each.layer for each in made.layers)
 
 
 def _agreed(offers: Mapping[WorkerId, StateOffer], layers: frozenset[int]) -> dict[int, OfferedLayer]:
     """What all holders of each layer offer alike."""
     agreed: dict[int, OfferedLayer] = {}
     first: dict[int, WorkerId] = {}
-    for worker, offer in offers.items():
-        for each in offer.layers:
+    for worker, made in offers.items():
+        for each in made.layers:
             if each.layer in layers and agreed.setdefault(each.layer, each) != each:
                 raise ReplicaDiverged(
                     f"layer {each.layer}: worker {first[each.layer]} offers {_describe(agreed[each.layer])}, "
@@ -277,56 +130,18 @@ def _describe(offered: OfferedLayer) -> str:
     return f"{offered.size} bytes with SHA-256 {offered.sha256[:16]}..."
 
 
-class _WrongAnswer(Exception):
-    """A holder answered something that nobody asked for."""
+def _cut(size: int, stretch_bytes: int) -> list[tuple[int, int]]:
+    """Start and size of every stretch; an empty layer is one empty stretch."""
+    return [(start, min(stretch_bytes, size - start)) for start in range(0, max(size, 1), stretch_bytes)]
 
 
-_Read = Callable[["_Stretch"], bytes]
-
-
-@contextlib.contextmanager
-def _reading(
-    offer: StateOffer, token: str, credentials: grpc.ChannelCredentials | None, chunk_bytes: int, timeout_s: float
-) -> Iterator[_Read]:
-    """A connection to one holder, as a function that reads a stretch slice by slice; leaving it cancels a call."""
-    options = [
-        ("grpc.max_receive_message_length", chunk_bytes + _ENVELOPE_BYTES),
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.use_local_subchannel_pool", 1),  # another fetch's trouble with this address is not ours
-    ]
-    make = grpc.insecure_channel if credentials is None else grpc.secure_channel
-    arguments = (offer.address,) if credentials is None else (offer.address, credentials)
-    with make(*arguments, options=options) as channel:
-        call = channel.unary_unary(f"/{_SERVICE}/{_METHOD}")
-
-        def read_slice(layer: int, offset: int, size: int) -> bytes:
-            wanted = msgspec.msgpack.encode(_Slice(key=offer.key, layer=layer, offset=offset, size=size))
-            data: bytes = call(b"", timeout=timeout_s, metadata=((TOKEN_KEY, token), (_SLICE_KEY, wanted)))
-            if len(data) != size:
-                raise _WrongAnswer(f"answered {len(data)} bytes of layer {layer} instead of {size}")
-            return data
-
-        def read(stretch: _Stretch) -> bytes:
-            cuts = _cut(stretch.size, chunk_bytes)
-            return b"".join(read_slice(stretch.layer, stretch.offset + start, size) for start, size in cuts)
-
-        yield read
-
-
-def _cut(size: int, chunk_bytes: int) -> list[tuple[int, int]]:
-    """Start and size of every chunk; an empty layer is one empty chunk."""
-    return [(start, min(chunk_bytes, size - start)) for start in range(0, max(size, 1), chunk_bytes)]
-
-
-def _serve(board: _Board, worker: WorkerId, read: _Read) -> None:
+def _follow(board: _Board, source: Source) -> None:
     """Gets from one holder what it is to give, until all is there or the holder is dropped."""
-    while (stretch := board.take(worker)) is not None:
+    while (stretch := board.take(source.worker)) is not None:
         try:
-            board.put(worker, stretch, read(stretch))
-        except grpc.RpcError as error:
-            board.drop(worker, f"{error.code().name.lower()}: {error.details()}", stretch)
-        except _WrongAnswer as error:
-            board.drop(worker, str(error), stretch)
+            board.put(source.worker, stretch, source.read(stretch.layer, stretch.offset, stretch.size))
+        except NotGiven as error:
+            board.drop(source.worker, str(error), stretch)
 
 
 def _wait(board: _Board, futures: list[Future[None]], stop: threading.Event, generation: int) -> None:
@@ -360,11 +175,11 @@ class _Board:
     Args:
         wanted: the layers to get, by index.
         held: the layers that each holder has.
-        chunk_bytes: size of a stretch in the first attempt at a layer.
+        stretch_bytes: size of a stretch in the first attempt at a layer.
     """
 
     def __init__(
-        self, wanted: Mapping[int, OfferedLayer], held: Mapping[WorkerId, frozenset[int]], chunk_bytes: int
+        self, wanted: Mapping[int, OfferedLayer], held: Mapping[WorkerId, frozenset[int]], stretch_bytes: int
     ) -> None:
         self._wanted = wanted
         self._held = held
@@ -375,7 +190,7 @@ class _Board:
         self._done: dict[int, bytes] = {}
         self._queue: deque[_Stretch] = deque()
         for layer in sorted(wanted):
-            cuts = _cut(wanted[layer].size, chunk_bytes)
+            cuts = _cut(wanted[layer].size, stretch_bytes)
             self._begin(layer, [_Stretch(layer=layer, offset=start, size=size) for start, size in cuts])
 
     def _begin(self, layer: int, stretches: list[_Stretch]) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from holdfast.runtime.transport.links.wire import CHUNK_BYTES, URGENCY, Chunk, Label, after
+from holdfast.runtime.transport.links.wire import BACKGROUND, CHUNK_BYTES, URGENCY, Chunk, Label, after
 
 __all__ = ["Outbox"]
+
+_MOST_BACKGROUND = 16
+"""So many messages of the background may wait: whoever asks for slices and takes none makes us hold no more of them."""
 
 
 @dataclass(slots=True)
@@ -29,16 +32,31 @@ class Outbox:
     _count: int = 0
     _rest: list[memoryview] = field(default_factory=list)
     _number: int = 0
+    _begun: Label | None = None
 
     @property
     def empty(self) -> bool:
         """Whether nothing is left to send; in this order, as what waits becomes the rest, in another thread too."""
         return not self._waiting and not self._rest
 
+    @property
+    def owes(self) -> bool:
+        """Whether something of a step is left to send."""
+        waiting = any(message.label.kind not in BACKGROUND for _, _, message in list(self._waiting))
+        return waiting or (bool(self._rest) and self._begun is not None and self._begun.kind not in BACKGROUND)
+
     def put(self, label: Label, body: memoryview, *, lent: bool = False) -> None:
-        """Adds a message; nobody changes its bytes any more, or, if they are ``lent``, not before ``give_back``."""
+        """Adds a message; nobody changes its bytes any more, or, if they are ``lent``, not before ``give_back``.
+
+        One of the background that is too many is forgotten.
+        """
+        if label.kind in BACKGROUND and self._in_background() >= _MOST_BACKGROUND:
+            return
         self._count += 1
         heapq.heappush(self._waiting, (URGENCY[label.kind], self._count, _Message(label, body, lent)))
+
+    def _in_background(self) -> int:
+        return sum(message.label.kind in BACKGROUND for _, _, message in self._waiting)
 
     def give_back(self) -> None:
         """Copies what is lent and not sent yet."""
@@ -54,6 +72,7 @@ class Outbox:
             size = min(CHUNK_BYTES, len(message.body) - message.sent)
             header = Chunk(message.label, len(message.body), message.sent, size, self._number).pack()
             self._number = after(self._number)
+            self._begun = message.label
             self._rest = [memoryview(header), message.body[message.sent : message.sent + size]]
             message.sent += size
             if message.sent == len(message.body):

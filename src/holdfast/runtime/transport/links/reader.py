@@ -9,7 +9,8 @@ from collections.abc import Callable
 from holdfast.control.messages import Peer
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.loop import LATER, READ, Loop
-from holdfast.runtime.transport.links.wire import CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, after
+from holdfast.runtime.transport.links.slices import Slices
+from holdfast.runtime.transport.links.wire import BACKGROUND, CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, after
 
 __all__ = ["SCRATCH_BYTES", "Reader"]
 
@@ -27,7 +28,8 @@ class Reader:
         connection: with somebody who has proved who it is.
         peer: who that is.
         loop: which waits for what comes.
-        inbox: where it goes.
+        inbox: where it goes,
+        slices: but for what belongs to no step.
         scratch: so many bytes that all links of the loop use, one after another.
         ended: told, with the reason, that the connection has ended, unless it was closed here.
     """
@@ -39,11 +41,13 @@ class Reader:
         *,
         loop: Loop,
         inbox: Inbox,
+        slices: Slices,
         scratch: memoryview,
         ended: Callable[[Reader, str], None],
     ) -> None:
         self.peer = peer
-        self._connection, self._loop, self._inbox, self._scratch, self._ended = connection, loop, inbox, scratch, ended
+        self._connection, self._loop, self._scratch, self._ended = connection, loop, scratch, ended
+        self._inbox, self._slices = inbox, slices
         self._head = b""
         self._chunk: Chunk | None = None
         self._incoming: Incoming | None = None
@@ -101,7 +105,7 @@ class Reader:
             chunk, incoming, self._chunk, self._incoming = self._chunk, self._incoming, None, None
             self._amid = chunk.offset + chunk.size < chunk.total
             if incoming is not None:
-                self._inbox.add(incoming, chunk, self._target)
+                self._taker_of(chunk).add(incoming, chunk, self._target)
 
     def _take_in(self, size: int) -> None:
         """Reads the headers in what has come, and puts what is behind them where it belongs."""
@@ -112,7 +116,7 @@ class Reader:
                 raise BadFrame(f"chunk {chunk.number} where {self._number} was to come")
             self._number = after(self._number)
             at += HEADER_BYTES
-            self._incoming = self._inbox.begin(self.peer.worker, chunk)
+            self._incoming = self._taker_of(chunk).begin(self.peer.worker, chunk)
             place = None if self._incoming is None else self._incoming.place(chunk)
             here = min(chunk.size, size - at)
             if place is None and here == chunk.size:  # it need not be put anywhere
@@ -124,6 +128,9 @@ class Reader:
             self._fill(here)
             at += here
         self._head = bytes(self._scratch[at:size])
+
+    def _taker_of(self, chunk: Chunk) -> Inbox | Slices:
+        return self._slices if chunk.label.kind in BACKGROUND else self._inbox
 
     def _room_for(self, size: int) -> memoryview:
         """The link's own place for a chunk that belongs nowhere as a whole."""

@@ -16,13 +16,15 @@ from holdfast.runtime.transport.links.loop import LATER, READ, WRITE, Loop
 from holdfast.runtime.transport.links.opening import Opening
 from holdfast.runtime.transport.links.outbox import Outbox
 from holdfast.runtime.transport.links.peers import Peers
-from holdfast.runtime.transport.links.wire import Kind, Label
+from holdfast.runtime.transport.links.wire import BACKGROUND, Kind, Label
 
 __all__ = ["Sender"]
 
 _AGAIN_S = 0.005
 """After which a call that was not answered is made again."""
 _NOTHING = memoryview(b"")
+_NO_GENERATION = -1
+"""Of a connection on which no generation relied: what belongs to none is lost with it."""
 _RECORD_BYTES = 16 << 10
 """The longest record of TLS: shorter messages go into one."""
 
@@ -36,7 +38,7 @@ class Sender:
         dialer: makes it.
         peers: knows whom to call.
         lost: told that the connection with a process has ended, why, and which generation was entered on it last.
-        left: told whenever all was sent.
+        left: told whenever all was sent that belongs to a step.
         over: a generation that is over, and all before it.
     """
 
@@ -69,7 +71,7 @@ class Sender:
     @property
     def busy(self) -> bool:
         """Whether something is still to be sent, or was lost with a connection, of what was said since ENTER."""
-        return self._dropped or not self._outbox.empty
+        return self._dropped or self._outbox.owes
 
     @property
     def sent(self) -> Counter[Kind]:
@@ -84,9 +86,9 @@ class Sender:
                 return
             if label.kind is Kind.ENTER:
                 self._entered, self._enter, self._dropped = label.generation, label, False
-            elif label.generation != self._entered:  # said by who has yet to hear that the generation is over
-                return
-            else:
+            elif label.kind not in BACKGROUND:
+                if label.generation != self._entered:  # said by who has yet to hear that the generation is over
+                    return
                 self._enter = None
             self._sent[label.kind] += len(body)
             self._outbox.put(label, body, lent=lent)
@@ -125,16 +127,18 @@ class Sender:
             self._write(self._connection)
 
     def _write(self, to: socket.socket) -> None:
+        owed = self._outbox.owes
         try:
             while parts := self._outbox.next():
                 self._outbox.took(_send(to, parts))
-            self._left()
         except LATER:
             self._blocked = True
             self._loop.do(lambda: self._watch(to))
         except OSError as error:
             reason = f"its connection broke: {error.strerror or error}"
             self._loop.do(lambda: self._hang_up(to, reason))
+        if owed and not self._outbox.owes:
+            self._left()
 
     # In the loop's thread
 
@@ -154,16 +158,22 @@ class Sender:
                 self._called = False
                 return
         try:
-            self._opening = self._dialer.call(peer, self._connected, self._call_again)
+            self._opening = self._dialer.call(peer, self._connected, self._not_connected)
         except (OSError, ValueError, OverflowError):
-            self._call_again()
+            self._not_connected()
 
-    def _call_again(self) -> None:
+    def _not_connected(self) -> None:
+        """Calls again, soon, for the sake of a step; what belongs to none is forgotten."""
         self._opening = None
         with self._lock:
+            left = None if self._outbox.owes or self._outbox.empty else self._peer
+            if left is not None:
+                self._outbox = Outbox()
             self._called = not self._outbox.empty
             if self._called:
                 self._loop.after(_AGAIN_S, self._call)
+        if left is not None:
+            self._tell_lost(left, "it cannot be connected with", _NO_GENERATION)
 
     def _connected(self, connection: socket.socket, peer: Peer) -> None:
         """Somebody takes what we send."""
@@ -175,7 +185,7 @@ class Sender:
                 self._write(connection)
                 return
         connection.close()  # another process has come meanwhile
-        self._call_again()
+        self._call()
 
     def _watch(self, connection: socket.socket) -> None:
         with self._lock:
@@ -214,14 +224,14 @@ class Sender:
             if self._connection is not connection:
                 return
             peer, entered, enter, self._enter = self._peer, self._entered, self._enter, None
-            self._dropped = self._dropped or (enter is None and not self._outbox.empty)
+            self._dropped = self._dropped or (enter is None and self._outbox.owes)
             self._connection, self._blocked, self._outbox = None, False, Outbox()
             if enter is not None and enter.generation > self._over:
                 self._outbox.put(enter, _NOTHING)
                 self._go_on()
         self._loop.hang_up(connection)
-        if peer is not None and enter is None:
-            self._tell_lost(peer, reason, entered)
+        if peer is not None:
+            self._tell_lost(peer, reason, entered if enter is None else _NO_GENERATION)
 
 
 def _send(connection: socket.socket, parts: list[memoryview]) -> int:

@@ -20,6 +20,7 @@ from holdfast.runtime.transport.links.loop import Loop
 from holdfast.runtime.transport.links.peers import Peers
 from holdfast.runtime.transport.links.reader import SCRATCH_BYTES, Reader
 from holdfast.runtime.transport.links.sender import Sender
+from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.wire import Kind, Label
 
 __all__ = ["Switchboard"]
@@ -28,9 +29,12 @@ __all__ = ["Switchboard"]
 class Switchboard:
     """What any thread may do with the links of a worker.
 
+    Attributes:
+        slices: what belongs to no step.
+
     Args:
         worker: who we are.
-        inbox: where goes what comes.
+        inbox: where goes what comes of a step.
         host: the address to listen on, at a free port.
         tls: for who is called and for who calls; None: links are in the clear.
     """
@@ -43,6 +47,7 @@ class Switchboard:
         host: str,
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
     ) -> None:
+        self.slices = Slices(self.send)
         self._inbox = inbox
         self._peers = Peers()
         nonce = os.urandom(NONCE_BYTES)
@@ -129,6 +134,7 @@ class Switchboard:
     def _lose(self, peer: Peer, reason: str, since: int | None = None) -> None:
         """Tells who waits for a worker that a link with it is broken, unless it was one with a process of the past."""
         self._peers.if_current(peer, partial(self._inbox.lose, peer.worker, reason, since))
+        self._peers.if_current(peer, partial(self.slices.lose, peer.worker, reason))
 
     # In the loop's thread
 
@@ -137,6 +143,7 @@ class Switchboard:
             self._loop.run()
         except BaseException as error:  # noqa: BLE001 - told to the thread that would wait for us for ever
             self._inbox.fail(error)
+            self.slices.fail(error)
         self._listener.close()
         self._loop.close()
 
@@ -157,7 +164,13 @@ class Switchboard:
         if before := self._readers.pop(peer.worker, None):
             before.close()
         self._readers[peer.worker] = Reader(
-            connection, peer, loop=self._loop, inbox=self._inbox, scratch=self._scratch, ended=self._ended
+            connection,
+            peer,
+            loop=self._loop,
+            inbox=self._inbox,
+            slices=self.slices,
+            scratch=self._scratch,
+            ended=self._ended,
         )
 
     def _ended(self, reader: Reader, reason: str) -> None:

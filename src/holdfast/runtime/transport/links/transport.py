@@ -17,6 +17,7 @@ from holdfast.runtime.tensors import num_bytes, torch_dtype
 from holdfast.runtime.transport.framing import bytes_of
 from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
+from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.sums import Summing
 from holdfast.runtime.transport.links.switchboard import Switchboard
 from holdfast.runtime.transport.links.wire import MESSAGES, NO_STEP, Kind, Label, label_of
@@ -56,8 +57,13 @@ class LinkTransport:
         """What others have to know to find us."""
         return self._switchboard.here
 
+    @property
+    def slices(self) -> Slices:
+        """What goes over the same links when nothing else does."""
+        return self._switchboard.slices
+
     def meet(self, peers: Iterable[Peer]) -> None:
-        """See Transport.meet."""
+        """Learns who the other workers' processes are now, in any thread."""
         self._switchboard.meet(peers)
 
     def build(

@@ -13,14 +13,15 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.transport.port import MessageKey, SumKey
 
 __all__ = [
+    "BACKGROUND",
     "CHUNK_BYTES",
     "HEADER_BYTES",
     "MESSAGES",
     "NO_STEP",
+    "URGENCY",
     "BadFrame",
     "Chunk",
     "Kind",
-    "URGENCY",
     "Label",
     "after",
     "label_of",
@@ -57,6 +58,10 @@ class Kind(IntEnum):
     """A contribution to a sum, or to a part of one."""
     TOTAL = 6
     """A part of a sum."""
+    ASK = 7
+    """Asks for a slice of what another worker keeps."""
+    SLICE = 8
+    """A slice that was asked for."""
 
 
 _KINDS = {
@@ -68,8 +73,11 @@ _KINDS = {
 MESSAGES = frozenset(_KINDS.values())
 """What goes from one worker to another; the rest is for sums, or for the links themselves."""
 _KNOWN = {int(kind): kind for kind in Kind}
-URGENCY = {kind: min(kind, Kind.ACTIVATION) if kind < Kind.PART else Kind.PART for kind in Kind}
+_EQUALS = {Kind.GRADIENT: Kind.ACTIVATION, Kind.TOTAL: Kind.PART, Kind.SLICE: Kind.ASK}
+URGENCY = {kind: _EQUALS.get(kind, kind) for kind in Kind}
 """Of two messages that wait, the one with the smaller number goes first; with equal ones, the one that came first."""
+BACKGROUND = frozenset((Kind.ASK, Kind.SLICE))
+"""What belongs to no step, and goes when nothing else does; its generation says only when to drop it."""
 
 
 class Label(NamedTuple):
@@ -79,8 +87,9 @@ class Label(NamedTuple):
         generation: the membership under which it was sent.
         step: the step that it belongs to.
         kind: what it is.
-        microbatch: the number of the micro-batch, or of a chain; of a sum 0.
-        place: how many layers lie before an activation or a gradient; of a sum what tells it from others; else 0.
+        microbatch: the number of the micro-batch, or of a chain; else 0.
+        place: how many layers lie before an activation or a gradient; of a sum or a slice what tells it from others;
+            else 0.
     """
 
     generation: int
