@@ -57,6 +57,9 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/prices.py
 	$(BIN)/python benchmarks/joining.py
+	$(BIN)/python benchmarks/transfer.py
+	$(BIN)/python benchmarks/links.py
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/checkpoint_stall.py
 	$(BIN)/python benchmarks/coordinator.py
 	$(BIN)/python benchmarks/undo_cost.py

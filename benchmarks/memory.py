@@ -38,14 +38,14 @@ def main() -> int:
         jobs = [_job(options, numerics, commit, width) for width in (options.width, _SMALL)]
         full, bare = (_measure(job, options.limit_s) for job in jobs)
         target = TARGETS[numerics, commit]
-        row = recorder.add(numerics=numerics, commit=commit, target=target, **_row(jobs[0], full, bare))
+        row = recorder.add(numerics=numerics, taken_back=commit, target=target, **_row(jobs[0], full, bare))
         progress(f"{numerics}, {commit}: {row['error'] or round(row['bytes_per_parameter'], 1)}")
     _show(recorder.rows)
     recorder.write([{key: row[key] for key in _KEYS} for row in recorder.rows])
     return int(any(row["error"] or row["bytes_per_parameter"] > row["target"] for row in recorder.rows))
 
 
-_KEYS = ("numerics", "commit", "bytes_per_parameter", "target", "peak_mib", "error")
+_KEYS = ("numerics", "taken_back", "bytes_per_parameter", "target", "peak_mib", "error")
 
 
 def _options() -> argparse.Namespace:
@@ -125,7 +125,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
     cells = [
         [
             row["numerics"],
-            row["commit"],
+            row["taken_back"],
             "-" if row["error"] else f"{row['bytes_per_parameter']:.1f}",
             f"{row['target']:.0f}",
             "-" if row["error"] else f"{row['peak_mib']:.0f}",
@@ -133,7 +133,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
         ]
         for row in rows
     ]
-    header = ["numerics", "commit", "bytes per parameter", "target", "peak of that worker, MiB", ""]
+    header = ["numerics", "taken back by", "bytes per parameter", "target", "peak of that worker, MiB", ""]
     print_table(f"Peak memory of a worker beyond the process itself; plain torch holds {PLAIN:.0f}", header, cells)
 
 
