@@ -9,7 +9,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.parts import goes_whole, longest_parts
-from holdfast.runtime.transport.links.wire import BadFrame, Kind, label_of, label_of_sum
+from holdfast.runtime.transport.links.wire import BACKGROUND, BadFrame, Kind, label_of, label_of_sum
 from holdfast.runtime.transport.port import Expected, MessageKey, SumKey
 
 GENERATION = 3
@@ -40,7 +40,7 @@ def sent_to(worker, step):
 def test_two_steps_of_what_the_others_send_may_wait_and_no_more():
     waiting = allowance()
     messages = [message for step in (7, 8) for message in sent_to(WORKER, step)]
-    assert {label.kind for _, label, _ in messages} == set(Kind) - {Kind.ENTER}
+    assert {label.kind for _, label, _ in messages} == set(Kind) - {Kind.ENTER} - BACKGROUND
     for message in messages:
         waiting.park(*message)
     source, label, size = next(sent_to(WORKER, 9))
