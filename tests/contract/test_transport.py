@@ -282,10 +282,9 @@ def test_a_dead_peer_ends_a_reduction(cluster):
     waiting = b.call("wait", "sum")
     assert waiting.is_blocked()
     cluster.kill(A)
-    if not waiting.is_blocked():
-        assert isinstance(waiting.error(), PeerLost)
-    else:
-        unblocks(waiting, lambda: b.abort(1))
+    if waiting.is_blocked():  # whoever is told of it late is woken by what the coordinator makes of it
+        b.abort(1)
+    assert isinstance(waiting.error(), PeerLost | StaleGeneration)
 
 
 def test_a_message_that_is_too_short_is_refused(cluster):

@@ -77,8 +77,10 @@ def test_layers_go_over_to_other_workers(runs, technique, commit, faults):
 
 
 def test_the_coordinator_dies_while_state_is_copied(runs):
-    """What was offered to the takers may be lost with it: all begin anew, and layers are handed over then."""
+    """What was offered to the takers may be lost with it: then all begin anew, and layers are handed over once more."""
     _, events = handed_over(runs, (), "kill-coordinator@2", "kill-coordinator@3:copy")
-    assert [event.adopted for event in events if isinstance(event, Reattached)] == [True, False]
-    assert [event.takes for event in events if isinstance(event, HandingOver)] == [TAKES, TAKES]
+    first, all_offers_came = (event.adopted for event in events if isinstance(event, Reattached))
+    assert first
+    handed = [event.takes for event in events if isinstance(event, HandingOver)]
+    assert handed == ([TAKES] if all_offers_came else [TAKES, TAKES])
     assert {event.worker for event in events if isinstance(event, Synced)} == {"0.0", "1.1", "1.2"}
