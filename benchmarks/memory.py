@@ -8,6 +8,7 @@ less the peak of the same worker of a model of next to no size; the largest over
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -87,7 +88,8 @@ def _measure(job: Job, limit_s: float) -> dict[str, Any]:
         def on_progress(_: Progress) -> None:
             for _, event in read_events(run / "events.jsonl"):
                 if isinstance(event, WorkerReady):
-                    peaks[event.worker] = _peak(event.pid)
+                    with contextlib.suppress(FileNotFoundError, ProcessLookupError, StopIteration):  # it has ended
+                        peaks[event.worker] = _peak(event.pid)
 
         try:
             with time_limit(limit_s):
