@@ -75,6 +75,7 @@ def _job(options: argparse.Namespace, numerics: str, commit: str, width: int) ->
             "train": {"steps": options.steps, "numerics": numerics},
             "optimizer": {"kind": "adamw"},
             "resilience": {"commit": commit},
+            "control": {"hang_s": 20},  # time is not what is measured here
         }
     )
 

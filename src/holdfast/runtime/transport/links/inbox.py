@@ -53,9 +53,12 @@ class Incoming:
 
     def place(self, chunk: Chunk) -> memoryview | None:
         """Where a part of it goes; None: into nobody's memory, to be folded."""
-        if self.data is None:
-            return None
-        return self.data.numpy().data[chunk.offset : chunk.offset + chunk.size]
+        data = self.data  # which another thread may take
+        return None if data is None else data.numpy().data[chunk.offset : chunk.offset + chunk.size]
+
+    def let_go(self) -> None:
+        """Calls nobody any more: who asked for this holds it, too, and a circle would live until it is looked for."""
+        self.fold = self.then = None
 
 
 @dataclass(slots=True)
@@ -124,7 +127,8 @@ class Inbox:
                 incoming.came += chunk.size
         if incoming.complete:
             with self._changed:
-                then, incoming.then = incoming.then, None
+                then = incoming.then
+                incoming.let_go()
                 self._wake()
             if then is not None:
                 then()
@@ -173,6 +177,8 @@ class Inbox:
             self._refuse_stale(generation)
             self._generation = generation
             self._allowance = allowance
+            for incoming in self._messages.values():
+                incoming.let_go()
             self._messages.clear()
             self._broken.clear()
 
@@ -222,10 +228,11 @@ class Inbox:
             incoming = self._asked(source, label, size)
             if incoming.wrong:
                 return incoming
-            incoming.fold, came = fold, incoming.came
+            parked, came, incoming.data = incoming.data, incoming.came, None
+            incoming.fold = None if incoming.complete else fold
         if came:
-            assert incoming.data is not None, "what came before anybody asked is parked"
-            fold(0, incoming.data.numpy().data[:came])
+            assert parked is not None, "what came before anybody asked is parked"
+            fold(0, parked.numpy().data[:came])
         return incoming
 
     def _asked(self, source: WorkerId, label: Label, size: int) -> Incoming:

@@ -106,6 +106,7 @@ class Reader:
             self._amid = chunk.offset + chunk.size < chunk.total
             if incoming is not None:
                 self._taker_of(chunk).add(incoming, chunk, self._target)
+            self._target = _NOTHING  # nobody's memory is kept for what comes next
 
     def _take_in(self, size: int) -> None:
         """Reads the headers in what has come, and puts what is behind them where it belongs."""

@@ -94,6 +94,7 @@ class Summing:
             self._inbox.forget(asked.source, asked.label, asked.incoming)
             if asked.label.kind is Kind.TOTAL:
                 asked.bring()
+        self._asked.clear()  # what was parked of them goes
         return self._total.view(self._shape)
 
     def _missing_workers(self) -> Collection[WorkerId]:
@@ -132,7 +133,7 @@ class Summing:
         else:
             self._missing = len(self._others) + 1
             then = partial(self._came, own, total)
-            self._ask(Kind.PART, {other: torch.empty_like(own) for other in self._others}, then)
+            self._ask(Kind.PART, {other: fresh(own.numel(), own.dtype) for other in self._others}, then)
             then()
 
     def _fold(self, base: numpy.ndarray, total: numpy.ndarray, offset: int, part: memoryview) -> None:
