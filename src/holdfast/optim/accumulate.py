@@ -305,9 +305,6 @@ class ExactAccumulator(Accumulator):
         size = sum(layout.sizes)
         self._block = max(1, min(size, _BLOCK) if device.type == "cpu" else size)
         self._pieces = _pieces(layout.sizes, self._block)
-        self._scaled = torch.empty(self._block, dtype=torch.float32, device=device)
-        self._wide = torch.empty(self._block, dtype=torch.float64, device=device)
-        self._none = torch.zeros(self._block, dtype=torch.float32, device=device)
         self._limit = 2.0 ** (_RANGE_BITS - _SCALE_BITS) / (layout.num_microbatches * len(layout.layers))
 
     def reset(self) -> None:
@@ -333,9 +330,10 @@ class ExactAccumulator(Accumulator):
         if self._bound + largest >= 2.0 ** (_PARTIAL_BITS - _SCALE_BITS):
             self._settle()
         flat = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
+        scratch, scratch_wide = self._scratch(torch.float32), self._scratch(torch.float64)
         for number, pieces in enumerate(self._pieces):
-            scaled = self._scale([(flat[piece.parameter], piece) for piece in pieces])
-            wide = self._wide[: scaled.numel()]
+            scaled = self._scale([(flat[piece.parameter], piece) for piece in pieces], scratch)
+            wide = scratch_wide[: scaled.numel()]
             if self._whole:
                 self._blocks[number].add_(wide.view(torch.int64).copy_(scaled))
             elif self._bound:
@@ -344,10 +342,15 @@ class ExactAccumulator(Accumulator):
                 self._partial[number].copy_(scaled)
         self._bound += largest
 
-    def _scale(self, found: Sequence[tuple[Tensor | None, _Piece]]) -> Tensor:
+    def _scratch(self, dtype: torch.dtype) -> Tensor:
+        return torch.empty(self._block, dtype=dtype, device=self._device)
+
+    def _scale(self, found: Sequence[tuple[Tensor | None, _Piece]], scratch: Tensor) -> Tensor:
         """Returns a block of a contribution as whole numbers, in scratch space."""
-        parts = [self._none[: piece.size] if flat is None else flat[piece.start : piece.stop] for flat, piece in found]
-        scaled = self._scaled[: sum(piece.size for _, piece in found)]
+        parts = [
+            scratch.new_zeros(piece.size) if flat is None else flat[piece.start : piece.stop] for flat, piece in found
+        ]
+        scaled = scratch[: sum(piece.size for _, piece in found)]
         if len(parts) == 1 and parts[0].dtype == torch.float32:
             torch.mul(parts[0], 2.0**_SCALE_BITS, out=scaled)  # a power of two: exact in float32
         else:
@@ -357,8 +360,9 @@ class ExactAccumulator(Accumulator):
     def _settle(self) -> None:
         """Hold the sums as int64, in the same memory."""
         if self._bound and not self._whole:
+            wide = self._scratch(torch.float64)
             for block, partial in zip(self._blocks, self._partial, strict=True):
-                block.copy_(self._wide[: block.numel()].view(torch.int64).copy_(partial))
+                block.copy_(wide[: block.numel()].view(torch.int64).copy_(partial))
         self._whole = True
 
     def _not_finite_count(self) -> int:
@@ -367,8 +371,9 @@ class ExactAccumulator(Accumulator):
     def _means(self, sums: Tensor) -> Tensor:
         means = fresh(sums.numel(), torch.float32, sums.device)
         divisor = 2.0**_SCALE_BITS * self.layout.num_microbatches
+        wide = self._scratch(torch.float64)
         for mean, block in zip(torch.split(means, self._block), torch.split(sums, self._block), strict=True):
-            mean.copy_(self._wide[: block.numel()].copy_(block).div_(divisor))
+            mean.copy_(wide[: block.numel()].copy_(block).div_(divisor))
         return means
 
     def _widened(self, values: Tensor) -> Tensor:

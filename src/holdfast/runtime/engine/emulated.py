@@ -23,7 +23,7 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.profile import Profile
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError, LedgerError
-from holdfast.runtime.engine.stepped import SteppedStage
+from holdfast.runtime.engine.stepped import SteppedStage, last_part
 from holdfast.runtime.engine.votes import pack_vote, unpack_vote
 
 __all__ = ["WIDTH", "EmulatedStage"]
@@ -130,10 +130,7 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         self, kind: OpKind, step: int, microbatch: int, gradient: Any, layers: LayerRange | None = None
     ) -> Any:
         """See StepEngine.backward."""
-        left = self._ran[microbatch]
-        layers = layers or left
-        if layers.stop != left.stop or layers.start < left.start:
-            raise InternalError(f"{kind} of micro-batch {microbatch} on layers {layers}, and {left} are left")
+        layers = last_part(f"{kind} of micro-batch {microbatch}", self._ran[microbatch], layers)
         with self._lasting(self._seconds_of(kind, layers)):
             return self._backward(kind, step, microbatch, gradient, layers)
 

@@ -47,7 +47,7 @@ from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undoable import UndoableLayer
 from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output, find_ties, tie_groups
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
-from holdfast.runtime.engine.stepped import ReducedLayers, SteppedStage
+from holdfast.runtime.engine.stepped import ReducedLayers, SteppedStage, last_part
 from holdfast.runtime.engine.votes import pack_vote, unpack_vote
 
 __all__ = ["CommitMethod", "Loader", "ReducedLayers", "Stage", "layer_seed"]
@@ -291,11 +291,11 @@ class Stage(SteppedStage[Reduced, float]):
         context = self._contexts.get(microbatch)
         if context is None:
             raise InternalError(f"{kind} of micro-batch {microbatch} without its forward pass")
-        part = _last_part(f"{kind} of micro-batch {microbatch}", context.left, layers)
+        part = last_part(f"{kind} of micro-batch {microbatch}", context.left, layers)
         if part.start == context.layers.start:
             del self._contexts[microbatch]
-        if part.stop == context.layers.stop:
-            gradient = self._starting_gradient(context, microbatch, gradient)
+        if context.loss is not None and part.stop == context.layers.stop:
+            gradient = self._loss_gradient(context, microbatch)
         if gradient is None:
             raise InternalError(f"{kind} of micro-batch {microbatch} on layers {part} got no gradient")
         return self._run_cells(kind, microbatch, context, part, gradient)
@@ -539,14 +539,15 @@ class Stage(SteppedStage[Reduced, float]):
 
     # --- backward -----------------------------------------------------------------------------------------------------
 
-    def _starting_gradient(self, context: _Context, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        if context.loss is not None and context.logits is not None:
-            scale = self._owned[self.num_layers - 1].committed.loss_scale
-            loss = context.loss if scale is None else context.loss.float() * scale.value
-            with working(WorkPhase.BACKWARD, microbatch=microbatch):  # of the loss, which is no layer
-                (start,) = torch.autograd.grad(loss, [context.logits])
-            return start
-        return gradient
+    def _loss_gradient(self, context: _Context, microbatch: int) -> Tensor:
+        """Returns the gradient of the loss, which may be scaled, for what the last layer returned."""
+        assert context.loss is not None, "only who has the last layer begins with the loss"
+        assert context.logits is not None, "the loss is of something"
+        scale = self._owned[self.num_layers - 1].committed.loss_scale
+        loss = context.loss if scale is None else context.loss.float() * scale.value
+        with working(WorkPhase.BACKWARD, microbatch=microbatch):  # of the loss, which is no layer
+            (start,) = torch.autograd.grad(loss, [context.logits])
+        return start
 
     def _run_cells(
         self, kind: OpKind, microbatch: int, context: _Context, part: LayerRange, gradient: Tensor
@@ -591,7 +592,7 @@ class Stage(SteppedStage[Reduced, float]):
         if halves is None:
             raise InternalError(f"W of micro-batch {microbatch} without its I")
         left = LayerRange(halves[0].layer, halves[-1].layer + 1)
-        part = _last_part(f"W of micro-batch {microbatch}", left, layers)
+        part = last_part(f"W of micro-batch {microbatch}", left, layers)
         if part == left:
             del self._halves[microbatch]
         for _ in part.indices:
@@ -632,15 +633,6 @@ class Stage(SteppedStage[Reduced, float]):
 
     def _stats_records(self, layer: int) -> Tensor:
         return self._accepted((layer,)).records[:, int(layer == self.num_layers - 1) :]
-
-
-def _last_part(what: str, left: LayerRange, layers: LayerRange | None) -> LayerRange:
-    """Returns the part of the layers that are left that is to be gone over."""
-    if layers is None:
-        return left
-    if layers.stop != left.stop or layers.start < left.start:
-        raise InternalError(f"{what} on layers {layers}, and {left} are left: expected the last of these")
-    return layers
 
 
 def _check_own(layers: Sequence[nn.Module], owned: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeAlias, TypeVar
 from holdfast.core.placement import LayerRange
 from holdfast.errors import InternalError
 
-__all__ = ["ReducedLayers", "SteppedStage"]
+__all__ = ["ReducedLayers", "SteppedStage", "last_part"]
 
 ReducedLayers: TypeAlias = tuple[int, ...]
 """Layers whose owners sum a message: one layer for its own parameters, several for the weights tied between them."""
@@ -306,3 +306,16 @@ class SteppedStage(ABC, Generic[R, V]):
         if self._speculative is None:
             raise InternalError("no step is speculative")
         return self._speculative
+
+
+def last_part(what: str, left: LayerRange, layers: LayerRange | None) -> LayerRange:
+    """Return the part of the layers that an operation is to go over; None: all that are left.
+
+    Raises:
+        InternalError: it is not the last part of those that are left.
+    """
+    if layers is None:
+        return left
+    if layers.stop != left.stop or layers.start < left.start:
+        raise InternalError(f"{what} on layers {layers}, and {left} are left: expected the last of these")
+    return layers
