@@ -222,18 +222,19 @@ class Inbox:
             then()
         return incoming
 
-    def fold(self, source: WorkerId, label: Label, size: int, fold: Fold) -> Incoming:
-        """Asks for a message of so many bytes, part by part: in the thread that reads, or at once, in any order."""
+    def fold(self, source: WorkerId, label: Label, size: int, fold: Fold) -> tuple[Incoming, torch.Tensor | None]:
+        """Asks for a message of so many bytes, part by part, in the thread that reads and in any order.
+
+        Returns:
+            The message, and the bytes of it that had come already, if any: they are the caller's, also to fold.
+        """
         with self._changed:
             incoming = self._asked(source, label, size)
             if incoming.wrong:
-                return incoming
-            parked, came, incoming.data = incoming.data, incoming.came, None
+                return incoming, None
+            parked, incoming.data = incoming.data, None
             incoming.fold = None if incoming.complete else fold
-        if came:
-            assert parked is not None, "what came before anybody asked is parked"
-            fold(0, parked.numpy().data[:came])
-        return incoming
+            return incoming, None if parked is None else parked[: incoming.came]
 
     def _asked(self, source: WorkerId, label: Label, size: int) -> Incoming:
         """A message that is asked for now, whether some of it is parked or not."""

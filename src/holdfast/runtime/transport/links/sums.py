@@ -126,15 +126,26 @@ class Summing:
         if own.dtype in KNOWN_TO_NUMPY and (len(self._others) == 1 or not own.is_floating_point()):
             self._missing = len(self._others) * own.nbytes
             base = own if len(self._others) == 1 else total.copy_(own)
-            fold, label = partial(self._fold, base.numpy(), total.numpy()), label_of_sum(self._key, Kind.PART)
             for other in self._others:
-                incoming = self._inbox.fold(other, label, own.nbytes, fold)
-                self._asked.append(_Asked(other, label, incoming, own))
+                self._ask_to_fold(other, base, total)
         else:
             self._missing = len(self._others) + 1
             then = partial(self._came, own, total)
             self._ask(Kind.PART, {other: fresh(own.numel(), own.dtype) for other in self._others}, then)
             then()
+
+    def _ask_to_fold(self, other: WorkerId, base: torch.Tensor, total: torch.Tensor) -> None:
+        """Asks for a contribution, to be added as it comes; of two, one that is here already becomes the total."""
+        label = label_of_sum(self._key, Kind.PART)
+        fold = partial(self._fold, base.numpy(), total.numpy())
+        incoming, parked = self._inbox.fold(other, label, base.nbytes, fold)
+        self._asked.append(_Asked(other, label, incoming, base))
+        if parked is None:
+            return
+        if base is not total and len(parked) == base.nbytes:
+            self._total = parked.view(base.dtype)
+            fold = partial(self._fold, base.numpy(), self._total.numpy())
+        fold(0, parked.numpy().data)
 
     def _fold(self, base: numpy.ndarray, total: numpy.ndarray, offset: int, part: memoryview) -> None:
         """Adds what has come of one contribution to what is there: all before it, or ours alone."""
