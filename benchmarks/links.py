@@ -1,4 +1,5 @@
-"""Messages and sums between processes: links next to torch's Gloo, by turns, latency and processor time.
+"""Messages and sums between processes: links, without and with TLS, next to torch's Gloo, by turns: latency and
+processor time.
 
 One worker sends a message to another, which sends it back: half of that is the latency of a message. Then 2 to 8
 workers sum 64-bit integers, as the exact numerics do, one sum after another. Processor time is that of all together.
@@ -10,13 +11,18 @@ import argparse
 import multiprocessing
 import queue
 import statistics
+import tempfile
 import threading
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+from holdfast.config.job import Tls
+from holdfast.control.certificates import make_certificates
 from holdfast.control.introductions import Introductions
 from holdfast.control.messages import Hello
+from holdfast.control.tls import link_contexts
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload, Reduction
 from holdfast.core.tensorspec import TensorSpec
@@ -26,7 +32,7 @@ from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import MessageKey, SumKey
 from measure import Recorder, print_table, progress, ratio_interval
 
-CARRIERS = ("links", "gloo")
+CARRIERS = ("links", "tls", "gloo")
 _SIZES = tuple(1024 << shift for shift in range(0, 13, 2))
 _OWNERS = (2, 3, 4, 6, 8)
 TARGET_MEAN, TARGET_CELL = 0.6, 1.15
@@ -36,13 +42,16 @@ def main() -> int:
     """Runs the benchmark."""
     options = _options()
     recorder = Recorder("links", vars(options))
-    for repetition in range(options.repetitions):
-        for owners in options.owners:
-            for carrier in CARRIERS[:: 1 if repetition % 2 else -1]:
-                recorder.begin()
-                for row in _measure(carrier, owners, options):
-                    recorder.add(carrier=carrier, owners=owners, repetition=repetition, **row)
-            progress(f"run {repetition + 1}/{options.repetitions}, {owners} workers")
+    with tempfile.TemporaryDirectory(prefix="holdfast-links-") as folder:
+        ca, cert, key = map(str, make_certificates(Path(folder) / "certificates", ("127.0.0.1",)))
+        tls = Tls(ca=ca, cert=cert, key=key)
+        for repetition in range(options.repetitions):
+            for owners in options.owners:
+                for carrier in CARRIERS[:: 1 if repetition % 2 else -1]:
+                    recorder.begin()
+                    for row in _measure(carrier, tls, owners, options):
+                        recorder.add(carrier=carrier, owners=owners, repetition=repetition, **row)
+                progress(f"run {repetition + 1}/{options.repetitions}, {owners} workers")
     summary = _summary(recorder.rows)
     _show(summary)
     recorder.write(summary)
@@ -58,13 +67,13 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure(carrier: str, owners: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _measure(carrier: str, tls: Tls, owners: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Starts the workers, lets them measure, and returns what they found for every size."""
     workers = tuple(WorkerId(number, 0) for number in range(owners))
     context, pipes, processes = multiprocessing.get_context("spawn"), {}, []
     for worker in workers:
         pipes[worker], theirs = context.Pipe()
-        arguments = (carrier, worker, workers, options.sizes, options.seconds, theirs)
+        arguments = (carrier, tls, worker, workers, options.sizes, options.seconds, theirs)
         processes.append(context.Process(target=_work, args=arguments, daemon=True))
         processes[-1].start()
         theirs.close()
@@ -114,7 +123,13 @@ def _relay(
 
 
 def _work(
-    carrier: str, worker: WorkerId, workers: tuple[WorkerId, ...], sizes: list[int], seconds: float, pipe: Connection
+    carrier: str,
+    tls: Tls,
+    worker: WorkerId,
+    workers: tuple[WorkerId, ...],
+    sizes: list[int],
+    seconds: float,
+    pipe: Connection,
 ) -> None:
     """One worker."""
     import torch
@@ -135,8 +150,11 @@ def _work(
             (transport.meet if kind == "meet" else exchange.deliver)(*given)
 
     exchange = RelayExchange(worker, relay)
-    transport: Any = LinkTransport(worker) if carrier == "links" else GlooTransport(worker, exchange)
-    if carrier == "links":
+    transport: Any
+    if carrier == "gloo":
+        transport = GlooTransport(worker, exchange)
+    else:
+        transport = LinkTransport(worker, tls=link_contexts(tls) if carrier == "tls" else None)
         say("here", transport.here)
     threading.Thread(target=listen, daemon=True).start()
     pairs = {(a, b) for a in workers for b in workers if a < b}
@@ -205,19 +223,21 @@ def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for (what, owners, size), by in cells.items():
         entry: dict[str, Any] = {"what": what, "owners": owners, "bytes": size}
         for measure in ("wall_s", "cpu_s"):
-            pairs = list(zip(*([row[measure] for row in by[carrier]] for carrier in CARRIERS), strict=True))
-            for carrier, values in zip(CARRIERS, zip(*pairs, strict=True), strict=True):
-                entry[f"{carrier}_{measure}"] = statistics.median(values)
-            entry[f"ratio_{measure}"] = ratio_interval(pairs).to_json()
+            values = {carrier: [row[measure] for row in by[carrier]] for carrier in CARRIERS}
+            for carrier, measured in values.items():
+                entry[f"{carrier}_{measure}"] = statistics.median(measured)
+            for carrier in CARRIERS[:-1]:
+                pairs = list(zip(values[carrier], values["gloo"], strict=True))
+                entry[f"{carrier}_ratio_{measure}"] = ratio_interval(pairs).to_json()
         found.append(entry)
     return found
 
 
 def _show(summary: list[dict[str, Any]]) -> None:
-    header = ["what", "workers", "KiB", "links ms", "Gloo ms", "ratio [95 %]", "CPU ms", "Gloo's", "ratio"]
+    header = ["what", "workers", "KiB", "links ms", "TLS", "Gloo", "links / Gloo [95 %]", "TLS / Gloo", "CPU", "of TLS"]
     table = []
     for row in summary:
-        ratio, cpu = row["ratio_wall_s"], row["ratio_cpu_s"]
+        ratio = row["links_ratio_wall_s"]
         table.append(
             [
                 row["what"],
@@ -225,14 +245,17 @@ def _show(summary: list[dict[str, Any]]) -> None:
                 str(row["bytes"] // 1024),
                 *(f"{1000 * row[f'{carrier}_wall_s']:.3f}" for carrier in CARRIERS),
                 f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]",
-                *(f"{1000 * row[f'{carrier}_cpu_s']:.3f}" for carrier in CARRIERS),
-                f"{cpu['median']:.2f}",
+                f"{row['tls_ratio_wall_s']['median']:.2f}",
+                *(f"{row[f'{carrier}_ratio_cpu_s']['median']:.2f}" for carrier in CARRIERS[:-1]),
             ]
         )
-    print_table("Links and Gloo", header, table)
-    for name in ("wall_s", "cpu_s"):
-        ratios = [row[f"ratio_{name}"]["median"] for row in summary]
-        print(f"{name}: geometric mean {statistics.geometric_mean(ratios):.2f}, worst {max(ratios):.2f}")
+    print_table("Links, and links with TLS, next to Gloo", header, table)
+    for carrier in CARRIERS[:-1]:
+        for measure in ("wall_s", "cpu_s"):
+            ratios = [row[f"{carrier}_ratio_{measure}"]["median"] for row in summary]
+            print(
+                f"{carrier}, {measure}: geometric mean {statistics.geometric_mean(ratios):.2f}, worst {max(ratios):.2f}"
+            )
 
 
 if __name__ == "__main__":
