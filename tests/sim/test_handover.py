@@ -9,9 +9,12 @@ from itertools import pairwise
 import pytest
 
 from holdfast.control.membership import Handover, recovering
+from holdfast.core.builders import assigned_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
+from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
+from holdfast.core.routes import Visit
 from holdfast.protocol import worker as worker_module
 from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, Suspected, Synced
 from holdfast.testing.scenario import Delays
@@ -238,3 +241,55 @@ def test_workers_go_and_come_while_layers_are_handed_over(start, staggered):
             raise
     assert over > CHUNK // 3
     assert handed > CHUNK // 10
+
+
+THREE = ((3, 3), (3, 3), (2, 4)), (2, 2, 2)
+WITHOUT_21 = assigned_plan(
+    [
+        [
+            Visit(WorkerId(0, 0), LayerRange(0, 2)),
+            Visit(WorkerId(2, 0), LayerRange(2, 3)),
+            Visit(WorkerId(0, 1), LayerRange(3, 6)),
+        ],
+        [Visit(WorkerId(1, 0), LayerRange(0, 3)), Visit(WorkerId(1, 1), LayerRange(3, 6))],
+    ],
+    plan_of(THREE).routes.microbatches,
+    (4, 2),
+)
+"""Two pipelines of the five that are left of three: 2.0 takes layer 2, and lets go of 0 and 1."""
+
+
+def test_a_lost_worker_is_left_out_of_the_grid(staggered):
+    """Its micro-batches are re-routed at once; once layers are handed over, five workers are the whole grid."""
+    wanted = Recut(WITHOUT_21, after=3)
+    result = run(THREE, steps=STEPS, better=wanted, faults=[Fault.parse("kill:2.1@1:backward")])
+    assert (result.outcome, result.digest) == ("done", alone(THREE, STEPS, staggered)), result.detail
+    (handing,) = events_of(result, HandingOver)
+    assert handing.takes == (("2.0", "2:3"),)
+    assert held(result) == {str(w): WITHOUT_21.placement.layers_of(w) for w in WITHOUT_21.workers}
+
+
+def test_nobody_who_lives_is_left_out_of_the_grid(staggered):
+    result = run(THREE, steps=STEPS, better=Recut(WITHOUT_21))
+    assert (result.outcome, result.digest) == ("done", alone(THREE, STEPS, staggered)), result.detail
+    assert events_of(result, HandingOver) == []
+    assert held(result) == {str(w): plan_of(THREE).placement.layers_of(w) for w in plan_of(THREE).workers}
+
+
+@pytest.mark.parametrize("point", ["start", "forward", "backward", "reduce", "update", "commit"])
+@pytest.mark.parametrize("worker", [str(worker) for worker in WITHOUT_21.workers])
+@pytest.mark.parametrize("step", [5, 8])
+def test_anybody_is_lost_while_or_after_a_lost_one_is_left_out(worker, point, step, staggered):
+    faults = [Fault.parse("kill:2.1@1:backward"), Fault.parse(f"kill:{worker}@{step}:{point}")]
+    result = run(THREE, steps=STEPS, better=Recut(WITHOUT_21, after=3), faults=faults)
+    assert len(result.fired) == 2
+    assert (result.outcome, result.digest) == ("done", alone(THREE, STEPS, staggered)), result.detail
+
+
+def test_who_was_to_come_back_to_a_place_that_is_given_up_takes_the_next_that_is_vacant(staggered):
+    faults = [Fault.parse(text) for text in ("kill:2.1@1:backward", "join:2.1@12", "kill:1.0@20:backward")]
+    result = run(THREE, steps=40, better=Recut(WITHOUT_21, after=3), faults=faults)
+    assert (result.outcome, result.digest) == ("done", alone(THREE, 40, staggered)), result.detail
+    assert set(result.fired) == set(map(str, faults))
+    assert [event.worker for event in events_of(result, Synced)] == ["2.0", "1.0"]
+    assert held(result) == {str(w): WITHOUT_21.placement.layers_of(w) for w in WITHOUT_21.workers}

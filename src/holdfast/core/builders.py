@@ -13,12 +13,12 @@ from holdfast.core.ids import Batch, MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, Placement, regular_placement
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, StageCosts, unit_costs
-from holdfast.core.routes import Routes, Visit, home_routes, reroute
+from holdfast.core.routes import Route, Routes, Visit, home_routes, reroute
 from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import ConfigError
 
-__all__ = ["Limit", "adaptive_plan", "gpipe_orders", "home_plan", "one_f_one_b", "regular_plan"]
+__all__ = ["Limit", "adaptive_plan", "assigned_plan", "gpipe_orders", "home_plan", "one_f_one_b", "regular_plan"]
 
 
 class Limit(StrEnum):
@@ -144,6 +144,34 @@ def home_plan(placement: Placement, batch: Batch, technique: str = "1f1b", costs
         case _:
             raise ConfigError(f"technique {technique!r} is unknown: expected 1f1b or gpipe")
     return Plan(placement=placement, routes=routes, orders=orders)
+
+
+def assigned_plan(
+    pipelines: Sequence[Sequence[Visit]],
+    microbatches: Sequence[MicroBatch],
+    counts: Sequence[int],
+    costs: Costs | None = None,
+) -> Plan:
+    """Returns the plan in which given workers are the stages of given pipelines, whatever their names; by 1F1B's rules.
+
+    Args:
+        pipelines: of each, its workers and their layers in order: all layers of the model, and each worker once.
+        microbatches: of one step, sorted; the first ones go through the first pipeline.
+        counts: how many go through each pipeline.
+        costs: costs per layer, whose memory limit is respected; default F = I = W = 1 without one.
+
+    Raises:
+        ConfigError: the pipelines do not cover the same layers, or the counts do not add up to all micro-batches.
+        InfeasiblePlan: a worker's memory cannot hold one micro-batch.
+    """
+    if len(counts) != len(pipelines) or sum(counts) != len(microbatches):
+        text = f"{len(microbatches)} micro-batches cannot go as {list(counts)} through {len(pipelines)} pipelines"
+        raise ConfigError(text)
+    held = tuple(sorted((visit.worker, visit.layers) for row in pipelines for visit in row))
+    placement = Placement(num_layers=pipelines[0][-1].layers.stop, ranges=held)
+    rows = (tuple(row) for row, count in zip(pipelines, counts, strict=True) for _ in range(count))
+    routes = Routes(tuple(map(Route, microbatches, rows)))
+    return Plan(placement=placement, routes=routes, orders=one_f_one_b(placement, routes, costs))
 
 
 def adaptive_plan(healthy: Plan, failed: Iterable[WorkerId], costs: Costs | None = None) -> Plan:

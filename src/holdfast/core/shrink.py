@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from holdfast.core.builders import one_f_one_b
+from holdfast.core.builders import assigned_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import MicroBatch, WorkerId
-from holdfast.core.placement import Placement, split_evenly
+from holdfast.core.placement import split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, unit_costs
-from holdfast.core.routes import Route, Routes, Visit
+from holdfast.core.routes import Visit
 from holdfast.errors import InfeasiblePlan
 
 __all__ = ["shrunken_plan"]
@@ -74,8 +75,5 @@ def _plan(
     rows = [
         tuple(map(Visit, workers[start : start + stages], ranges)) for start in range(0, pipelines * stages, stages)
     ]
-    held = sorted((visit.worker, visit.layers) for row in rows for visit in row)
-    placement = Placement(num_layers=num_layers, ranges=tuple(held))
-    share = [index * pipelines // len(microbatches) for index in range(len(microbatches))]
-    routes = Routes(tuple(Route(mb, rows[row]) for mb, row in zip(microbatches, share, strict=True)))
-    return Plan(placement=placement, routes=routes, orders=one_f_one_b(placement, routes, costs))
+    shares = Counter(index * pipelines // len(microbatches) for index in range(len(microbatches)))
+    return assigned_plan(rows, microbatches, [shares[row] for row in range(pipelines)], costs)

@@ -107,7 +107,8 @@ def _hand_over(state: Membership, target: Plan) -> Decision:
     here = state.grid.baseline.placement.without(state.absent)
     takes = lacking(here, target.placement)
     if _hands_over(state) or not takes:
-        return _carry_out_if_possible(state, replace(_view(state), baseline=target), target)
+        lost = state.absent.intersection(target.workers)
+        return _carry_out_if_possible(state, replace(_view(state), baseline=target, lost=lost), target)
     view = replace(_view(state), target=target)
     told = tuple((str(worker), str(layers)) for worker, layers in takes)
     event = HandingOver(generation=state.generation + 1, takes=told)
@@ -210,17 +211,16 @@ def _become(state: Membership, grid: Plan) -> Decision:
 
 
 def _may_become(state: Membership, grid: Plan) -> bool:
-    """Whether a grid has the same workers, layers and micro-batches, and each worker one range of layers.
+    """Whether a grid has the same layers and micro-batches, the same workers but for absent ones, one range of each.
 
     Raises:
         InvalidSchedule: it is no plan.
     """
     validate(grid, ties=() if state.rules.terms is None else state.rules.terms.ties)
     now, then = state.grid.baseline, grid.placement
-    alike = (now.workers, now.placement.num_layers, now.routes.microbatches)
-    return alike == (grid.workers, then.num_layers, grid.routes.microbatches) and len(then.single_ranges) == len(
-        grid.workers
-    )
+    same_work = (now.placement.num_layers, now.routes.microbatches) == (then.num_layers, grid.routes.microbatches)
+    known = set(state.full) <= set(grid.workers) <= set(now.workers)
+    return same_work and known and len(then.single_ranges) == len(grid.workers)
 
 
 def _migrate(state: Membership, migration: Migration) -> Decision:

@@ -105,6 +105,8 @@ class AnswerPlanned:
 class Handover:
     """The same workers are to hold other layers: ``grid`` is the plan of all of them then.
 
+    It may leave out workers that are absent: their places are given up, and processes offered for these take others.
+
     Nothing is given up for it: layers are followed first, and let go of when their takers hold them.
     """
 

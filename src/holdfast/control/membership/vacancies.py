@@ -39,14 +39,17 @@ def _with_offers(state: Membership, offers: tuple[WorkerId | None, ...]) -> Memb
 
 
 def answer_offers(state: Membership) -> Decision:
-    """Asks the agent to start workers for vacant places, as far as it offered; later, where no place can be filled."""
+    """Asks the agent to start workers for vacant places, as far as it offered; later, where no place can be filled.
+
+    What was offered for a place that the grid has given up serves any other.
+    """
     if state.phase in NO_PLACES:
         return state, ()
     vacant = set(state.vacant) - {place for place, _ in matched(state)}
     kept: list[WorkerId | None] = []
     spawned: list[WorkerId] = []
     for offer in state.vacancies.offers:
-        place = offer if offer is not None else _neediest(state, vacant)
+        place = offer if offer in state.grid.baseline.workers else _neediest(state, vacant)
         if place is None or place not in vacant:
             kept.append(offer)
             continue
