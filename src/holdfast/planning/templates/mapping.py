@@ -74,6 +74,10 @@ def _of(table: StageTable, programme: Programme, nodes: int, microbatches: int, 
     )
 
 
+_Range = tuple[int, int]
+"""The first and the last of some times, by their indices among all that a stage can take."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class _Value:
     """The value of a mapping, in the order in which they are compared; of a range of m, a bound of it."""
@@ -104,11 +108,11 @@ class _Search:
         fitting = [cut for cut in cuts if cut is not None]
         if len(fitting) == len(cuts) and best.stages < math.inf:
             return min(fitting, default=None)
-        best, times = self._narrowed(self._counted, self._reachable(best, cuts))
+        best, times = self._narrowed(self._counted, self._reachable(cuts))
         return min((cut for time in times if (cut := self._traced_counted(time, best)) is not None), default=None)
 
     def _without_counting(self, density: float) -> tuple[_Value, list[Cut | None]]:
-        """Returns the best value if stages are not counted, and for each m that reaches it a mapping; None: it fits not.
+        """Returns the best value if stages are not counted, and the mappings that reach it; None: one does not fit.
 
         Where the time is what the slowest stage takes and no more, others may have fewer stages: theirs are infinite.
         """
@@ -117,39 +121,37 @@ class _Search:
         clamped = any(self._microbatches * self._times[time] == best.time for time in times)
         return (_Value(best.time, math.inf) if clamped else best), cuts
 
-    def _reachable(self, best: _Value, cuts: list[Cut | None]) -> float:
+    def _reachable(self, cuts: list[Cut | None]) -> float:
         """Returns a time that some mapping reaches; infinite if none is found by assuming more and more stages.
 
         Args:
-            best: the best value without counting.
-            cuts: the mappings that reach it.
+            cuts: the best mappings without counting; None: one does not fit.
         """
         density = 1.0
-        while not (
-            fitting := [
-                iteration_time(cut.of(self._programme.stage), self._microbatches) for cut in cuts if cut is not None
-            ]
-        ):
+        while not (fitting := [self._time(cut) for cut in cuts if cut is not None]):
             if not self._programme.limited or not cuts or density > self._programme.gpus:
                 return math.inf
             density *= _DENSER
-            best, cuts = self._without_counting(density)
+            cuts = self._without_counting(density)[1]
         return min(fitting)
 
     def _narrowed(
-        self, evaluate: Callable[[Sequence[tuple[int, int]], float], list[_Value]], known: float
+        self, evaluate: Callable[[Sequence[_Range], float], tuple[list[_Value], float]], known: float
     ) -> tuple[_Value, list[int]]:
         """Returns the best value and all m that reach it, by their index.
 
         Args:
-            evaluate: bounds ranges of indices, given the best time so far; above that, any bound will do.
+            evaluate: bounds ranges, given the best time so far, above which any bound will do, and says what time some
+                mapping reaches.
             known: a time that some mapping is known to reach.
         """
         best, reached = _Value(known, math.inf), list[int]()
         ranges = [(self._first, self._first)]
         while ranges:
-            single, left = list[tuple[tuple[int, int], _Value]](), list[tuple[tuple[int, int], _Value]]()
-            for each, value in zip(ranges, evaluate(ranges, best.time), strict=True):
+            single, left = list[tuple[_Range, _Value]](), list[tuple[_Range, _Value]]()
+            values, reachable = evaluate(ranges, best.time)
+            best = min(best, _Value(reachable, math.inf))
+            for each, value in zip(ranges, values, strict=True):
                 (single if each[0] == each[1] else left).append((each, value))
             for (index, _), value in single:
                 if value < best:
@@ -172,14 +174,27 @@ class _Search:
         excess, stages = divmod(cost, self._programme.scale)
         return _Value(self._microbatches * float(self._times[index]) + max(0.0, excess), stages)
 
-    def _bounds(self, ranges: Sequence[tuple[int, int]], best: float, density: float = 1) -> list[_Value]:
+    def _bounds(self, ranges: Sequence[_Range], best: float, density: float = 1) -> tuple[list[_Value], float]:
         """Values without a limit to the number of stages, and memory as if there were so many in each node."""
         lows, tops = zip(*((self._times[low], self._times[top]) for low, top in ranges), strict=True)
-        costs = self._programme.costs(lows, tops, self._nodes, density)[BEFORE, :, 0, -1]
-        return [self._value(low, float(cost)) for (low, _), cost in zip(ranges, costs, strict=True)]
+        left = self._programme.costs(lows, tops, self._nodes, density)
+        costs = left[BEFORE, :, 0, -1].tolist()
+        values = [self._value(low, cost) for (low, _), cost in zip(ranges, costs, strict=True)]
+        place = min(range(len(ranges)), key=lambda place: values[place])
+        hopeless = values[place].time > best or values[place].stages > self._most_stages
+        if hopeless or density > 1 or lows[place] == tops[place]:
+            return values, math.inf
+        tables = [left[:, place]] * (int(values[place].stages) + 1)
+        cut = trace(self._programme, tables, (lows[place], tops[place]), costs[place])
+        return values, math.inf if cut is None else self._time(cut)
 
-    def _counted(self, ranges: Sequence[tuple[int, int]], best: float) -> list[_Value]:
-        values = self._bounds(ranges, best)
+    def _time(self, cut: Cut) -> float:
+        return iteration_time(cut.of(self._programme.stage), self._microbatches)
+
+    def _counted(self, ranges: Sequence[_Range], best: float) -> tuple[list[_Value], float]:
+        """Values as they are; those that are greater than the best may be less than they are."""
+        values, reachable = self._bounds(ranges, best)
+        best = min(best, reachable)
         order = sorted(range(len(ranges)), key=lambda place: values[place])
         for place in order:
             low, top = ranges[place]
@@ -188,7 +203,7 @@ class _Search:
                 values[place] = min(self._value(low, cost) for cost in costs)
                 if low == top:
                     best = min(best, values[place].time)
-        return values
+        return values, reachable
 
     def _tables(self, low: int, top: int, best: float) -> Iterator[Numbers]:
         """Yields what is left to pay by the stages to go, for mappings whose time is no longer than the best."""
@@ -201,17 +216,20 @@ class _Search:
         if best.stages > self._most_stages:
             return None
         left = self._programme.costs([time], [time], self._nodes, density)[:, 0]
-        return trace(self._programme, [left] * (int(best.stages) + 1), time, float(left[BEFORE, 0, -1]))
+        return trace(self._programme, [left] * (int(best.stages) + 1), (time, time), float(left[BEFORE, 0, -1]))
 
     def _traced_counted(self, index: int, best: _Value) -> Cut | None:
         time = float(self._times[index])
         budget = (best.time - self._microbatches * time) * self._programme.scale + best.stages
         return trace(
-            self._programme, list(islice(self._tables(index, index, best.time), int(best.stages) + 1)), time, budget
+            self._programme,
+            list(islice(self._tables(index, index, best.time), int(best.stages) + 1)),
+            (time, time),
+            budget,
         )
 
 
-def _divided(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _divided(ranges: Sequence[_Range]) -> list[_Range]:
     """Returns ranges that make up the same, each at most half of the longest; about :data:`_AT_ONCE` of them."""
     lengths = [top - low + 1 for low, top in ranges]
     size = max(1, min(math.ceil(sum(lengths) / _AT_ONCE), max(lengths, default=0) // 2))

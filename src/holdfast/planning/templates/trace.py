@@ -36,19 +36,19 @@ class Cut:
         )
 
 
-def trace(programme: Programme, tables: Sequence[Numbers], time: float, budget: float) -> Cut | None:
+def trace(programme: Programme, tables: Sequence[Numbers], slowest: tuple[float, float], budget: float) -> Cut | None:
     """Returns the mapping with the smallest first layers that costs no more than a budget; None if that does not fit.
 
     All ways to the same first layers are followed together. Memory is checked with the stages that are to go in truth,
-    whatever the tables take for that.
+    whatever the tables take for that; where they take less, what is followed may come to nothing.
 
     Args:
         programme: the programme.
         tables: what is left to pay with 0, 1, ... stages to go; the mapping has one stage fewer than there are tables.
-        time: m, the time of its slowest stage.
+        slowest: the range of m, the time of its slowest stage, for which the tables are.
         budget: the cost.
     """
-    weights = programme.weights([time], [time])
+    weights = programme.weights(slowest[:1], slowest[1:])
     moves = {BEFORE: ((BEFORE, weights.before[0]), (AFTER, weights.turn[0])), AFTER: ((AFTER, weights.after[0]),)}
     ways: dict[_Place, _Way] = {(BEFORE, tables[0].shape[2] - 1): (-budget, ())}
     starts, first = list[int](), 0
@@ -66,8 +66,8 @@ def trace(programme: Programme, tables: Sequence[Numbers], time: float, budget: 
         else:
             return None
         ways, first = reached, first + many
-    ((_, gpus),) = ways.values()
-    return Cut(starts=tuple(starts), gpus=gpus)
+    end = ways.get((AFTER, 0))
+    return None if end is None or first < programme.layers else Cut(starts=tuple(starts), gpus=end[1])
 
 
 def _taken(
