@@ -53,7 +53,7 @@ def pace_of(stage_s: Sequence[float], slowest: int) -> Pace:
         slowest: the last of the slowest stages.
 
     >>> pace_of([1, 2, 1], 1).seconds(4), pace_of([3, 1, 1, 1], 0).seconds(8)
-    (10, 24)
+    (9, 24)
     """
     stages, worst = len(stage_s), stage_s[slowest]
     besides = sum(stage_s) + (slowest - stages - 1) * worst + sum(stage_s[slowest:])

@@ -176,7 +176,8 @@ class Programme:
     def reach(self, top: float, nodes: int) -> list[tuple[int, int]]:
         """Returns, for each layer, in which nodes, counted from the end, a stage of at most this time can begin there.
 
-        With more GPUs to go there would be too few for the layers before it, with fewer too few for those from it on.
+        With more GPUs to go there would be too few for the layers before it, with fewer too few for those from it on;
+        and every node takes at least one layer.
         """
         wide = self.widest(top)
         fewest = np.where(self.stage[:, :, :wide] <= top, np.arange(1.0, self.gpus + 1)[:, None, None], np.inf).min(
@@ -190,11 +191,12 @@ class Programme:
         for first in reversed(range(self.layers)):
             behind = to_go[first + 1 : first + 1 + wide]
             to_go[first] = (fewest[first, : len(behind)] + behind).min()
-        most = nodes * self.gpus - done
-        return [
-            (math.ceil(least / self.gpus) - 1, math.ceil(greatest / self.gpus)) if least <= greatest else (0, 0)
-            for least, greatest in zip(to_go[:-1].tolist(), most[:-1].tolist(), strict=True)
-        ]
+        found = []
+        for first in range(self.layers):
+            fewest_nodes = max(np.ceil(to_go[first] / self.gpus), nodes - first)
+            most_nodes = min(np.ceil((nodes * self.gpus - done[first]) / self.gpus), self.layers - first)
+            found.append((int(fewest_nodes) - 1, int(most_nodes)) if fewest_nodes <= most_nodes else (0, 0))
+        return found
 
 
 def spread(best: Numbers, here: Numbers) -> None:

@@ -36,7 +36,7 @@ def iteration_time(stage_s: Sequence[float], microbatches: int, slowest: int | N
     falling below what its stage computes.
 
     >>> iteration_time([1, 2, 1], 4), iteration_time([3, 1, 1, 1], 8)
-    (10, 24)
+    (9, 24)
     """
     k = last_slowest(stage_s) if slowest is None else slowest
     steady = (microbatches - len(stage_s) + k - 1) * stage_s[k]
