@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 
 from holdfast.cli.arguments import above_0, whole_number
 from holdfast.cli.templates_shown import FORMATS, RECONFIGURED, ShownTemplates
 from holdfast.config.profiles import load_profile
 from holdfast.errors import ConfigError
-from holdfast.planning.templates.batches import count_microbatches
+from holdfast.planning.templates.batches import count_microbatches, even_shares
 from holdfast.planning.templates.instances import best_instance
 from holdfast.planning.templates.prediction import predicted_seconds
 from holdfast.planning.templates.reconfigure import Pipelines, reconfigured
@@ -21,7 +22,7 @@ __all__ = ["add_templates_parser", "run"]
 
 _OF_TEMPLATES = ("profile", "nodes", "global_batch", "microbatch_size")
 """Flags without which there are no templates."""
-_OF_THESE_ONLY = (*_OF_TEMPLATES, "gpus_per_node", "tolerate", "memory", "planning_microbatches", "alive")
+_OF_THESE_ONLY = (*_OF_TEMPLATES, "gpus_per_node", "tolerate", "memory", "planning_microbatches", "alive", "shares")
 """Flags that say nothing of a reconfiguration."""
 
 
@@ -68,6 +69,12 @@ def add_templates_parser(subparsers: argparse._SubParsersAction[argparse.Argumen
         metavar="N_b",
         help="micro-batches for which templates are the best; default: of one of F + 1 pipelines",
     )
+    parser.add_argument(
+        "--shares",
+        choices=["fastest", "even"],
+        help="micro-batches of pipelines: the slowest is done as soon as it can be (fastest, the default), or times vary "
+        "least, as Oobleck's equation 6 has it (even)",
+    )
     parser.add_argument("--alive", type=whole_number(1), metavar="N'", help="nodes that are left; default: all")
     parser.add_argument(
         "--reconfigure",
@@ -110,6 +117,9 @@ def _templates(args: argparse.Namespace) -> str:
     templates = make_templates(table, args.nodes, tolerate, planning, minimum=args.minimum)
     paces = {size: template.pace for size, template in templates.templates.items()}
     instance = best_instance(paces, alive, tolerate + 1, count)
+    if args.shares == "even":
+        steady_s = [templates.templates[size].steady_s for size in instance.sizes]
+        instance = replace(instance, microbatches=even_shares(steady_s, count))
     pipelines = set(zip(instance.sizes, instance.microbatches, strict=True))
     step_s = max(predicted_seconds(profile, templates.templates[size], share) for size, share in pipelines)
     shown = ShownTemplates(

@@ -68,6 +68,18 @@ def max_stage(template):
     return max(sum(3 * (layer + 1) / gpus for layer in range(a, b)) for a, b, gpus in template["stages"])
 
 
+def test_shares_that_vary_least(templates):
+    fastest, even = (
+        json.loads(templates("--minimum", "2", "--shares", shares, "--format", "json"))
+        for shares in ("fastest", "even")
+    )
+    assert [pipeline["size"] for pipeline in even["pipelines"]] == [
+        pipeline["size"] for pipeline in fastest["pipelines"]
+    ]
+    assert sum(pipeline["microbatches"] for pipeline in even["pipelines"]) == 24
+    assert even["throughput"] <= fastest["throughput"]
+
+
 def test_memory_decides_the_fewest_nodes(templates):
     assert json.loads(templates("--format", "json"))["sizes"][0] == 1
     one = json.loads(templates("--memory", "950", "--format", "json"))

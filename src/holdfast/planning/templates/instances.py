@@ -26,13 +26,11 @@ class Instance:
     Attributes:
         sizes: how many nodes pipeline 0, 1, ... has, ascending.
         microbatches: how many micro-batches each gets.
-        seconds: how long a step takes the slowest of them, by their paces.
         dormant: nodes that no pipeline has.
     """
 
     sizes: tuple[int, ...]
     microbatches: tuple[int, ...]
-    seconds: float
     dormant: int
 
 
@@ -74,8 +72,7 @@ def best_instance(paces: Mapping[int, Pace], nodes: int, at_least: int, microbat
             best = found
             high = _slowest(paces, found, microbatches)[1]
     assert best is not None, "one pipeline may run all micro-batches within the longest time"
-    shares, seconds = _slowest(paces, best, microbatches)
-    return Instance(sizes=best, microbatches=shares, seconds=seconds, dormant=nodes - used)
+    return Instance(sizes=best, microbatches=_slowest(paces, best, microbatches)[0], dormant=nodes - used)
 
 
 def _slowest(paces: Mapping[int, Pace], sizes: Sequence[int], microbatches: int) -> tuple[tuple[int, ...], float]:
