@@ -66,6 +66,7 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/undo_accuracy.py
 	$(BIN)/python benchmarks/baselines.py
 	$(BIN)/python benchmarks/planner.py
+	$(BIN)/python benchmarks/templates.py
 	$(BIN)/python benchmarks/slipstream.py
 	$(BIN)/python benchmarks/planned_step.py
 

@@ -14,6 +14,7 @@ from holdfast.cli.certs import add_certs_parser
 from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.plan import add_plan_parser
 from holdfast.cli.profile import add_profile_parser
+from holdfast.cli.templates import add_templates_parser
 from holdfast.cli.train import add_train_parser
 from holdfast.errors import ConfigError, DecisionsLost, HoldfastError, InfeasiblePlan, StateUnavailable
 from holdfast.plain import one_line, plain
@@ -38,6 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", dest="command", required=True)
     add_train_parser(commands)
     add_plan_parser(commands)
+    add_templates_parser(commands)
     add_profile_parser(commands)
     add_inspect_parser(commands)
     add_certs_parser(commands)
