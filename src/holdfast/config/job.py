@@ -212,8 +212,9 @@ class Train(_Plain, frozen=True, kw_only=True):
 
 
 class Resilience(_Plain, frozen=True, kw_only=True):
-    """``strategy``: what answers a loss; ``auto`` is ``adaptive``; ``checkpoint-restart`` and ``checkfreq`` start a new
-    process and go back to the last checkpoint, ``snapshots`` goes back to copies in memory, all for comparison.
+    """``strategy``: what answers a loss; ``auto`` is ``adaptive``; ``templates`` does the same and then makes other
+    pipelines of whoever is left, by handing layers over while all train; ``checkpoint-restart`` and ``checkfreq`` start
+    a new process and go back to the last checkpoint, ``snapshots`` goes back to copies in memory, all for comparison.
 
     ``tolerate``: how many failures any of which the grid must survive; refused if it cannot.
 
@@ -224,15 +225,18 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     strategy ``snapshots``, more than 0; 0 for all others. ``failure_every_s``: seconds between two failures, as far as
     you know; 0: as many as so far. Workers change places if they gain more by that in this time than it costs.
     ``spares``: processes that are started beside those of the grid, own nothing, and take the places of lost workers.
+    ``smallest_pipeline``: for strategy ``templates``, the fewest workers of a pipeline, whose memory must suffice; 0:
+    as many as the shortest one has in the job's grid.
     """
 
-    strategy: Literal["auto", "adaptive", "checkpoint-restart", "checkfreq", "snapshots"] = "auto"
+    strategy: Literal["auto", "adaptive", "templates", "checkpoint-restart", "checkfreq", "snapshots"] = "auto"
     commit: Literal["shadow", "undo"] = "shadow"
     tolerate: Count = 0
     wait_for_replacement: NonNegative = 0.0
     snapshot_every: Count = 0
     failure_every_s: NonNegative = 0.0
     spares: Spares = 0
+    smallest_pipeline: Count = 0
 
 
 class Checkpoint(_Plain, frozen=True, kw_only=True):

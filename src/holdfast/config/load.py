@@ -334,6 +334,9 @@ def _wrong_baseline(job: Job) -> str:
         return "resilience.snapshot_every: strategy snapshots goes back to snapshots; expected more than 0, got 0"
     if strategy != "snapshots" and snapshot_every:
         return f"resilience.snapshot_every: strategy {strategy} takes no snapshots; expected 0, got {snapshot_every}"
+    if strategy != "templates" and job.resilience.smallest_pipeline:
+        given = job.resilience.smallest_pipeline
+        return f"resilience.smallest_pipeline: strategy {strategy} makes no pipelines; expected 0, got {given}"
     if strategy not in ("checkpoint-restart", "checkfreq"):
         return ""
     if not job.checkpoint_every:

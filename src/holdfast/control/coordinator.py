@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 import msgspec
 
+from holdfast.control.advice import Adviser
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.decider import Decider, Happening, Remarks, Store
 from holdfast.control.doorkeeper import TokenCheck, bounded
@@ -39,7 +40,6 @@ from holdfast.control.messages import (
     pack,
     unpack,
 )
-from holdfast.control.plan_lookup import PlanLookup
 from holdfast.control.token import bearer
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, HoldfastError
@@ -114,7 +114,7 @@ class Coordinator:
         awake: seconds that this process has run; by them everybody is judged.
         committer: writes the manifests of checkpoints.
         injector: strikes this process at named points; None: nothing is to happen to it.
-        lookup: knows of better plans than those made at once; None: nobody does.
+        advisers: who may know of better plans than those made at once.
         remarks: passed on to the agent; None: nobody makes any.
         introductions: tells workers of each other; None: they find each other without us.
     """
@@ -129,7 +129,7 @@ class Coordinator:
         awake: Callable[[], float],
         committer: Committer | None = None,
         injector: CoordinatorInjector | None = None,
-        lookup: PlanLookup | None = None,
+        advisers: tuple[Adviser, ...] = (),
         remarks: Remarks | None = None,
         introductions: Introductions | None = None,
     ) -> None:
@@ -145,7 +145,7 @@ class Coordinator:
         )
         self._began_at = membership.generation
         self._committer = committer
-        self._lookup = lookup
+        self._advisers = advisers
         self._introductions = introductions
         self._queues: dict[_Peer, _Queue] = {_AGENT: asyncio.Queue()}
         self._agent_here = asyncio.Event()
@@ -342,17 +342,16 @@ class Coordinator:
 
     async def _look_up(self) -> None:
         """Looks for better plans; they may be late, and then change nothing."""
-        if self._lookup is None:
-            return
-        before = self.decider.membership
-        try:
-            news = await asyncio.to_thread(self._lookup.news, before)
-        except Exception as error:  # noqa: BLE001 - it was advice: whatever is wrong with it is not worth a coordinator
-            self.decider.note(f"no plan is looked up any more: {type(error).__name__}: {error}")
-            self._lookup = None
-            return
-        if self.decider.membership.generation == before.generation:
-            self._take(news)
+        for adviser in self._advisers:
+            before = self.decider.membership
+            try:
+                news = await asyncio.to_thread(adviser.news, before)
+            except Exception as error:  # noqa: BLE001 - it was advice: whatever is wrong is not worth a coordinator
+                self.decider.note(f"{type(adviser).__name__} is not asked any more: {type(error).__name__}: {error}")
+                self._advisers = tuple(other for other in self._advisers if other is not adviser)
+                continue
+            if self.decider.membership.generation == before.generation:
+                self._take(news)
 
 
 async def _set_within(event: asyncio.Event, limit_s: float) -> None:

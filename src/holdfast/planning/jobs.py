@@ -18,9 +18,10 @@ from holdfast.errors import ConfigError
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Technique
+from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms, planned_grid, planned_routes, regular_grid, within_limit
 
-__all__ = ["grid_of", "healthy_plan", "in_flight_of", "profile_of", "stages_of", "terms_of", "tolerated"]
+__all__ = ["grid_of", "healthy_plan", "in_flight_of", "profile_of", "shapes_of", "stages_of", "terms_of", "tolerated"]
 
 
 def profile_of(job: Job, num_layers: int) -> Profile | None:
@@ -59,6 +60,25 @@ def terms_of(
         in_flight=in_flight_of(job),
         ties=ties,
         copy_s=() if profile is None else _copy_s(profile),
+    )
+
+
+def shapes_of(job: Job, num_layers: int, profile: Profile | None, terms: Terms | None) -> Shapes | None:
+    """Returns what pipelines of whoever is left are made by; None if the job's strategy makes none.
+
+    Args:
+        job: the job.
+        num_layers: of its model.
+        profile: what its layers cost; None: all the same.
+        terms: what the planner goes by; None if orders keep to 1F1B's rules.
+    """
+    if job.resilience.strategy != "templates":
+        return None
+    return Shapes(
+        costs=unit_costs(num_layers) if profile is None else costs_from_profile(profile),
+        minimum=job.resilience.smallest_pipeline or min(job.grid.depths),
+        state=(1,) * num_layers if profile is None else tuple(layer.state_bytes for layer in profile.layers),
+        terms=terms,
     )
 
 

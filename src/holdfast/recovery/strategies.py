@@ -47,6 +47,7 @@ __all__ = [
     "resume",
     "snapshots",
     "strategy_named",
+    "templates",
 ]
 
 Strategy = Callable[[ClusterView], RecoveryPlan]
@@ -62,6 +63,16 @@ def adaptive(view: ClusterView) -> RecoveryPlan:
     ``decoupled`` and ``staggered`` techniques (3.2, 3.3) the planner makes it.
     """
     return _reroute(view, "adaptive", TakeBack())
+
+
+def templates(view: ClusterView) -> RecoveryPlan:
+    """Re-routes as :func:`adaptive`, so that nobody waits for state; then the others become other pipelines.
+
+    To which, :mod:`holdfast.planning.reshaping` says once the loss is answered; nothing is run again for it.
+
+    Source: Oobleck, section 5, where training stands still while pipelines are made anew and states are copied.
+    """
+    return _reroute(view, "templates", TakeBack())
 
 
 def _reroute(view: ClusterView, name: str, go_back: Action, *then: Action) -> RecoveryPlan:
@@ -199,6 +210,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
         "auto": adaptive,
         "adaptive": adaptive,
+        "templates": templates,
         "checkpoint-restart": checkpoint_restart,
         "checkfreq": checkfreq,
         "snapshots": snapshots,

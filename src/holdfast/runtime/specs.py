@@ -13,6 +13,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
+from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
 from holdfast.runtime.isolation import Namespace
 from holdfast.storage.checkpoints import Facts, Rejected
@@ -114,6 +115,7 @@ class CoordinatorSpec:
         job: the job.
         plan: the plan of the healthy grid.
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
+        shapes: what pipelines of whoever is left are made by; None if none are made.
         library: the folder of the plans that are made while training runs; None if none are.
         token: of the job.
         store: path of the decisions, or where in etcd they are; those that are there already are taken up.
@@ -141,6 +143,7 @@ class CoordinatorSpec:
     faults: tuple[Fault, ...]
     job_id: str
     terms: Terms | None = None
+    shapes: Shapes | None = None
     library: str | None = None
     resume: ResumeFrom | None = None
     namespace: Namespace | None = None

@@ -194,7 +194,7 @@ def on_improved(state: Membership, improved: Improved) -> Decision:
     if isinstance(offer, Migration):
         return _migrate(state, offer)
     if isinstance(offer, Handover):
-        return _become(state, offer.grid)
+        return _become(state, offer)
     if not improves(state, offer.period):
         return state, ()
     event = PlanImproved(
@@ -203,11 +203,12 @@ def on_improved(state: Membership, improved: Improved) -> Decision:
     return prefixed((Record(event=event),), prepare(state, offer.plan, offer.period, frozenset()))
 
 
-def _become(state: Membership, grid: Plan) -> Decision:
+def _become(state: Membership, offer: Handover) -> Decision:
     """Layers are handed over, until the grid is as it is to become."""
-    if state.prospects.why_not(grid, state.absent) or not _may_become(state, grid):
+    if state.prospects.why_not(offer.grid, state.absent) or not _may_become(state, offer.grid):
         return state, ()
-    return change_members(replace(state, grid=replace(state.grid, target=grid)))
+    told = (Record(event=Notice(worker="coordinator", text=offer.why)),) if offer.why else ()
+    return prefixed(told, change_members(replace(state, grid=replace(state.grid, target=offer.grid))))
 
 
 def _may_become(state: Membership, grid: Plan) -> bool:

@@ -108,9 +108,12 @@ class Handover:
     It may leave out workers that are absent: their places are given up, and processes offered for these take others.
 
     Nothing is given up for it: layers are followed first, and let go of when their takers hold them.
+
+    ``why``: for people.
     """
 
     grid: Plan
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

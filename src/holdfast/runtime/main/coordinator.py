@@ -13,6 +13,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from holdfast.control.advice import Adviser
 from holdfast.control.awake import AwakeClock
 from holdfast.control.coordinator import Committer, Coordinator, serve
 from holdfast.control.decider import Remarks
@@ -36,6 +37,7 @@ from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.forgotten import gone_before
 from holdfast.control.messages import StateAt
 from holdfast.control.plan_lookup import PlanLookup
+from holdfast.control.reshaper import Reshaper
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.tls import server_credentials
 from holdfast.core.faults import Fault
@@ -142,8 +144,15 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: E
         committer=Committer(checkpoints=checkpoints, facts=spec.facts),
         injector=CoordinatorInjector(_still_due(spec, log), log, time.monotonic),
         introductions=Introductions(spec.token),
-        lookup=None if spec.library is None else PlanLookup(Path(spec.library), lambda text: _note(log, text)),
+        advisers=_advisers(spec, log),
     )
+
+
+def _advisers(spec: CoordinatorSpec, log: EventLog) -> tuple[Adviser, ...]:
+    found: tuple[Adviser, ...] = () if spec.shapes is None else (Reshaper(spec.shapes),)
+    if spec.library is not None:
+        found += (PlanLookup(Path(spec.library), lambda text: _note(log, text)),)
+    return found
 
 
 def _recall(

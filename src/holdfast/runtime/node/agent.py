@@ -59,7 +59,8 @@ from holdfast.errors import (
     describe_exit,
 )
 from holdfast.plain import one_line
-from holdfast.planning.jobs import healthy_plan, profile_of, terms_of, tolerated
+from holdfast.planning.jobs import healthy_plan, profile_of, shapes_of, terms_of, tolerated
+from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
 from holdfast.runtime.hardening import forbid_core_dumps, make_private, raise_file_limit, write_private
 from holdfast.runtime.isolation import Networks
@@ -271,7 +272,7 @@ class Agent:
             self._prepare("loading PyTorch and trying out the model")
             probed = self._probe()
             self._prepare("planning")
-            plan, terms = self._plan(probed)
+            plan, terms, shapes = self._plan(probed)
             found = self._find(probed)
             self._prepare("starting the coordinator")
             self._claim_directory()
@@ -279,7 +280,7 @@ class Agent:
             log.write(time.monotonic(), self._started())
             self._tell(log, *(Notice(worker="probe", text=text) for text in probed.warnings))
             self._tell_resumed(log, found)
-            spec = self._coordinator_spec(plan, terms, probed)
+            spec = self._coordinator_spec(plan, terms, shapes, probed)
             ports = [self._start_coordinator(spec, self._start_s) for _ in range(self.job.control.coordinators)]
             stack.enter_context(_closing(self._start(spec, ports, probed, log)))
             stack.enter_context(self._library(spec))
@@ -308,12 +309,13 @@ class Agent:
             return emulated_probe(self.job, self.emulate)
         return msgspec.json.decode(self._ask(PROBE, self.job, limit_s=self._start_s), type=Probed)
 
-    def _plan(self, probed: Probed) -> tuple[Plan, Terms | None]:
+    def _plan(self, probed: Probed) -> tuple[Plan, Terms | None, Shapes | None]:
         num_layers = probed.facts.layers
         profile = self.emulate or profile_of(self.job, num_layers)
         with self._interruptible():
             plan = healthy_plan(self.job, num_layers, profile, probed.ties)
-            return plan, terms_of(self.job, num_layers, profile, probed.ties)
+            terms = terms_of(self.job, num_layers, profile, probed.ties)
+            return plan, terms, shapes_of(self.job, num_layers, profile, terms)
 
     @property
     def _start_s(self) -> float:
@@ -593,11 +595,14 @@ class Agent:
             grace_s=self.job.control.fence_grace_s,
         )
 
-    def _coordinator_spec(self, plan: Plan, terms: Terms | None, probed: Probed) -> CoordinatorSpec:
+    def _coordinator_spec(
+        self, plan: Plan, terms: Terms | None, shapes: Shapes | None, probed: Probed
+    ) -> CoordinatorSpec:
         return CoordinatorSpec(
             job=self.job,
             plan=plan,
             terms=terms,
+            shapes=shapes,
             library=None if terms is None else str(self.run_dir / "plans"),
             token=secrets.token_hex(32),
             job_id=secrets.token_hex(16),

@@ -1,0 +1,77 @@
+"""Which pipelines whoever is left becomes."""
+
+import itertools
+
+import pytest
+
+from holdfast.core.builders import adaptive_plan, regular_plan
+from holdfast.core.evaluate import evaluate
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+from holdfast.core.profile import unit_costs
+from holdfast.core.validate import validate
+from holdfast.errors import StateUnavailable
+from holdfast.planning.planner import Technique
+from holdfast.planning.reshaping import Shapes, reshaped
+from holdfast.planning.training import Terms
+
+LAYERS = 12
+BASELINE = regular_plan(3, split_evenly(LAYERS, 4), 6)
+SHAPES = Shapes(costs=unit_costs(LAYERS), minimum=3, state=(1,) * LAYERS)
+W = WorkerId
+
+
+def rows(plan):
+    return {route.workers: tuple(visit.layers for visit in route.visits) for route in plan.routes.routes}
+
+
+def test_pipelines_that_have_lost_nobody_stay_as_they_are():
+    found = reshaped(BASELINE, [W(1, 2)], SHAPES)
+    assert (found.before_s, found.period) == (108, 90)
+    before, after = rows(BASELINE), rows(found.plan)
+    for row in (0, 2):
+        workers = tuple(W(row, stage) for stage in range(4))
+        assert after[workers] == before[workers]
+    assert set(found.takes) == {(worker, part) for worker, part in found.takes if worker.pipeline == 1}
+    assert found.why == "11 workers become pipelines of 3 + 4 + 4: steps are 20% faster"
+
+
+@pytest.mark.parametrize("technique", [None, Technique.DECOUPLED, Technique.STAGGERED])
+def test_whoever_is_lost_the_rest_is_one_grid_and_no_slower_than_by_re_routing(technique):
+    terms = None if technique is None else Terms(technique=technique, costs=SHAPES.costs, in_flight=8)
+    shapes = Shapes(costs=SHAPES.costs, minimum=2, state=SHAPES.state, terms=terms)
+    changed = 0
+    for lost in itertools.combinations(BASELINE.workers, 3):
+        if BASELINE.placement.unowned_layers(lost):
+            with pytest.raises(StateUnavailable):
+                reshaped(BASELINE, lost, shapes)
+            continue
+        if sum(worker.pipeline for worker in lost) % 3 and technique is not None:
+            continue  # a third of them is enough where the planner makes them
+        found = reshaped(BASELINE, lost, shapes)
+        if found is None:
+            continue
+        changed += 1
+        validate(found.plan)
+        assert set(found.plan.workers) == set(BASELINE.workers) - set(lost)
+        assert found.plan.routes.microbatches == BASELINE.routes.microbatches
+        assert all(len(row) >= 2 for row in rows(found.plan))
+        assert found.period < found.before_s
+        if technique is None:
+            assert found.before_s == evaluate(adaptive_plan(BASELINE, lost), SHAPES.costs).period
+    assert changed > 20
+
+
+def test_no_pipeline_is_shorter_than_it_may_be():
+    """11 workers are no pipelines of 4 without somebody who is left over, unless one is longer."""
+    found = reshaped(BASELINE, [W(1, 2)], Shapes(costs=SHAPES.costs, minimum=4, state=SHAPES.state))
+    assert found is None or min(map(len, rows(found.plan))) >= 4
+    assert reshaped(BASELINE, [W(1, 2)], Shapes(costs=SHAPES.costs, minimum=12, state=SHAPES.state)) is None
+
+
+def test_what_moves_is_as_little_as_can_be():
+    """Of two workers the one takes the place that holds most of it already, whatever their order was."""
+    heavy = (100,) + (1,) * (LAYERS - 1)
+    found = reshaped(BASELINE, [W(1, 1)], Shapes(costs=SHAPES.costs, minimum=3, state=heavy))
+    takers = [worker for worker, part in found.takes if 0 in part]
+    assert takers == [], "who has the layer that is dear keeps it"
