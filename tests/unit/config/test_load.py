@@ -95,7 +95,8 @@ def complaint(tree, *overrides):
         (
             "resilience.strategy",
             "hope",
-            "resilience.strategy: expected one of auto, adaptive, templates, checkpoint-restart, checkfreq, snapshots, got 'hope'",
+            "resilience.strategy: expected one of auto, adaptive, templates, checkpoint-restart, checkfreq, snapshots, "
+            "got 'hope'",
         ),
         (
             "resilience.strategy",
