@@ -72,8 +72,8 @@ def add_templates_parser(subparsers: argparse._SubParsersAction[argparse.Argumen
     parser.add_argument(
         "--shares",
         choices=["fastest", "even"],
-        help="micro-batches of pipelines: the slowest is done as soon as it can be (fastest, the default), or times "
-        "vary least, as Oobleck's equation 6 has it (even)",
+        help="micro-batches of pipelines: so that the slowest is done as soon as possible (fastest, the default), or "
+        "so that times vary least, as Oobleck's equation 6 has it (even)",
     )
     parser.add_argument("--alive", type=whole_number(1), metavar="N'", help="nodes that are left; default: all")
     parser.add_argument(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 from holdfast.core.placement import LayerRange
@@ -19,8 +18,6 @@ __all__ = ["best_templates"]
 
 _AT_ONCE = 8
 """Ranges that are bounded together: their operations share the overhead of arrays."""
-_DENSER = 1.15
-"""By how much more stages in a node are assumed where memory did not suffice."""
 
 
 def best_templates(table: StageTable, sizes: Iterable[int], microbatches: int) -> dict[int, Template]:
@@ -40,14 +37,14 @@ def best_templates(table: StageTable, sizes: Iterable[int], microbatches: int) -
     Source: Oobleck, section 4.1.2. Its divide-and-conquer recursion has no optimal substructure, as a half that is best
     by itself need not be so beside another one's slowest stage; here that stage is enumerated, which leaves a sum.
 
-    Cost: about 0.1 s for 96 layers on 24 nodes of 8 GPUs; some times that where memory decides.
+    Cost: about 0.1 s for 96 layers on 24 nodes of 8 GPUs; up to 3 s where memory decides.
     """
     wanted = sorted(set(sizes))
     programme = Programme(table, microbatches)
     feasible = [nodes for nodes in wanted if nodes <= min(programme.layers, microbatches)]
     if not feasible:
         return {}
-    least = programme.least_slowest(feasible[-1])
+    least = programme.least_slowest(feasible[0], feasible[-1])
     found = (_of(table, programme, nodes, microbatches, float(least[nodes])) for nodes in feasible)
     return {template.nodes: template for template in found if template is not None}
 
@@ -104,36 +101,30 @@ class _Search:
 
     def run(self) -> Cut | None:
         """Returns the best mapping; None if there is none."""
-        best, cuts = self._without_counting(1)
+        best, times = self._narrowed(self._bounds, math.inf)
+        cuts = [self._traced(time) for time in times]
         fitting = [cut for cut in cuts if cut is not None]
-        if len(fitting) == len(cuts) and best.stages < math.inf:
+        # where a time is what the slowest stage takes and no more, a mapping that costs more may have fewer stages
+        cut_off = any(self._microbatches * self._times[time] == best.time for time in times)
+        if len(fitting) == len(cuts) and not cut_off:
             return min(fitting, default=None)
-        best, times = self._narrowed(self._counted, self._reachable(cuts))
+        known = min((self._time(cut) for cut in fitting), default=math.inf)
+        best, times = self._narrowed(self._counted, known)
         return min((cut for time in times if (cut := self._traced_counted(time, best)) is not None), default=None)
 
-    def _without_counting(self, density: float) -> tuple[_Value, list[Cut | None]]:
-        """Returns the best value if stages are not counted, and the mappings that reach it; None: one does not fit.
-
-        Where the time is what the slowest stage takes and no more, others may have fewer stages: theirs are infinite.
-        """
-        best, times = self._narrowed(partial(self._bounds, density=density), math.inf)
-        cuts = [self._traced(time, best, density) for time in times]
-        clamped = any(self._microbatches * self._times[time] == best.time for time in times)
-        return (_Value(best.time, math.inf) if clamped else best), cuts
-
-    def _reachable(self, cuts: list[Cut | None]) -> float:
-        """Returns a time that some mapping reaches; infinite if none is found by assuming more and more stages.
+    def _cut_of(self, tables: Sequence[Numbers], slowest: tuple[float, float]) -> Cut | None:
+        """Returns the mapping behind the least cost; None if there is none, or it does not fit.
 
         Args:
-            cuts: the best mappings without counting; None: one does not fit.
+            tables: what is left to pay with 0, 1, ... stages to go, or the only one, if they are not counted.
+            slowest: the range of m.
         """
-        density = 1.0
-        while not (fitting := [self._time(cut) for cut in cuts if cut is not None]):
-            if not self._programme.limited or not cuts or density > self._programme.gpus:
-                return math.inf
-            density *= _DENSER
-            cuts = self._without_counting(density)[1]
-        return min(fitting)
+        cost = min(float(left[BEFORE, 0, -1]) for left in tables)
+        stages = cost % self._programme.scale
+        if math.isinf(cost) or stages > self._most_stages:
+            return None
+        counted = tables if len(tables) > 1 else [tables[0]] * (int(stages) + 1)
+        return trace(self._programme, counted[: int(stages) + 1], slowest, cost)
 
     def _narrowed(
         self, evaluate: Callable[[Sequence[_Range], float], tuple[list[_Value], float]], known: float
@@ -174,18 +165,16 @@ class _Search:
         excess, stages = divmod(cost, self._programme.scale)
         return _Value(self._microbatches * float(self._times[index]) + max(0.0, excess), stages)
 
-    def _bounds(self, ranges: Sequence[_Range], best: float, density: float = 1) -> tuple[list[_Value], float]:
-        """Values without a limit to the number of stages, and memory as if there were so many in each node."""
+    def _bounds(self, ranges: Sequence[_Range], best: float) -> tuple[list[_Value], float]:
+        """Values without a limit to the number of stages, and memory as if there were one in each node."""
         lows, tops = zip(*((self._times[low], self._times[top]) for low, top in ranges), strict=True)
-        left = self._programme.costs(lows, tops, self._nodes, density)
+        left = self._programme.costs(lows, tops, self._nodes)
         costs = left[BEFORE, :, 0, -1].tolist()
         values = [self._value(low, cost) for (low, _), cost in zip(ranges, costs, strict=True)]
         place = min(range(len(ranges)), key=lambda place: values[place])
-        hopeless = values[place].time > best or values[place].stages > self._most_stages
-        if hopeless or density > 1 or lows[place] == tops[place]:
+        if lows[place] == tops[place] or values[place].time > best:
             return values, math.inf
-        tables = [left[:, place]] * (int(values[place].stages) + 1)
-        cut = trace(self._programme, tables, (lows[place], tops[place]), costs[place])
+        cut = self._cut_of([left[:, place]], (lows[place], tops[place]))
         return values, math.inf if cut is None else self._time(cut)
 
     def _time(self, cut: Cut) -> float:
@@ -195,15 +184,14 @@ class _Search:
         """Values as they are; those that are greater than the best may be less than they are."""
         values, reachable = self._bounds(ranges, best)
         best = min(best, reachable)
-        order = sorted(range(len(ranges)), key=lambda place: values[place])
-        for place in order:
+        for place in sorted(range(len(ranges)), key=lambda place: values[place]):
             low, top = ranges[place]
             if values[place].time <= best:
-                costs = (float(left[BEFORE, 0, -1]) for left in self._tables(low, top, best))
-                values[place] = min(self._value(low, cost) for cost in costs)
-                if low == top:
-                    best = min(best, values[place].time)
-        return values, reachable
+                tables = list(self._tables(low, top, best))
+                values[place] = min(self._value(low, float(left[BEFORE, 0, -1])) for left in tables)
+                cut = self._cut_of(tables, (float(self._times[low]), float(self._times[top])))
+                best = best if cut is None else min(best, self._time(cut))
+        return values, best
 
     def _tables(self, low: int, top: int, best: float) -> Iterator[Numbers]:
         """Yields what is left to pay by the stages to go, for mappings whose time is no longer than the best."""
@@ -211,12 +199,9 @@ class _Search:
         budget = (best - self._microbatches * least + 1) * self._programme.scale - 1
         return counted_costs(self._programme, least, most, self._nodes, self._most_stages, budget)
 
-    def _traced(self, index: int, best: _Value, density: float) -> Cut | None:
+    def _traced(self, index: int) -> Cut | None:
         time = float(self._times[index])
-        if best.stages > self._most_stages:
-            return None
-        left = self._programme.costs([time], [time], self._nodes, density)[:, 0]
-        return trace(self._programme, [left] * (int(best.stages) + 1), (time, time), float(left[BEFORE, 0, -1]))
+        return self._cut_of([self._programme.costs([time], [time], self._nodes)[:, 0]], (time, time))
 
     def _traced_counted(self, index: int, best: _Value) -> Cut | None:
         time = float(self._times[index])

@@ -83,19 +83,29 @@ class Programme:
         """Returns the most layers that a stage of at most this time has."""
         return int((self._quickest <= top).sum(axis=1).max())
 
-    def least_slowest(self, nodes: int) -> Numbers:
+    def least_slowest(self, fewest: int, nodes: int) -> Numbers:
         """Returns the least time of the slowest stage on 0, 1, ... nodes; infinite where there is no mapping at all.
 
         Memory counts as in :meth:`costs`.
+
+        Args:
+            fewest: on fewer nodes it is not asked for.
+            nodes: the most nodes.
         """
         left: Numbers = np.full((self.layers + 1, nodes * self.gpus + 1), np.inf)
         left[self.layers, 0] = 0
+        wide = self.layers if self.limited else self.widest(self._enough(fewest))
         for first in reversed(range(self.layers)):
-            many = self.layers - first
+            many = min(wide, self.layers - first)
             stage = self._allowed(self.stage[:, first, :many], first, 0, nodes)
-            behind = left[first + 1 :, :-1].reshape(many, nodes, self.gpus)
+            behind = left[first + 1 : first + 1 + many, :-1].reshape(many, nodes, self.gpus)
             spread(np.maximum(stage, behind).min(axis=1), left[first, 1:].reshape(nodes, self.gpus))
         return left[0, :: self.gpus]
+
+    def _enough(self, nodes: int) -> float:
+        """Returns a time that no stage need exceed: that of nodes that are one stage each, filled one after another."""
+        whole = self.stage[-1]
+        return float(whole[0, -1] / nodes + whole[:, 0].max())
 
     def weights(self, lows: Sequence[float], tops: Sequence[float]) -> Weights:
         """Returns what stages cost if m is within each of these ranges, both ends included."""
@@ -107,11 +117,10 @@ class Programme:
             after=np.where(stage < top, (2 * stage - top) * self.scale + 1, np.inf),
         )
 
-    def costs(self, lows: Sequence[float], tops: Sequence[float], nodes: int, density: float = 1) -> Numbers:
+    def costs(self, lows: Sequence[float], tops: Sequence[float], nodes: int) -> Numbers:
         """Returns what is left to pay if m is within each of these ranges.
 
-        Memory counts as if there were ``density`` stages in a node. With 1 this is a bound, and exact for nodes of one
-        GPU; with more it is neither, but a mapping that comes of it is more likely to fit.
+        Memory counts as if there were one stage in each node: a bound, and exact for nodes of one GPU.
 
         Returns:
             Costs by phase, range, layers done, and GPUs to go; infinite where there is no way, or none that begins with
@@ -127,7 +136,7 @@ class Programme:
                 continue
             many = min(weights.before.shape[3], self.layers - first)
             before, turn, after = (
-                self._allowed(each[:, :, first, :many], first, near, far, density)
+                self._allowed(each[:, :, first, :many], first, near, far)
                 for each in (weights.before, weights.turn, weights.after)
             )
             part = slice(near * self.gpus, far * self.gpus)
@@ -165,12 +174,12 @@ class Programme:
             found[:, first + 1 : first + 1 + many, part] = behind.reshape(2, many, -1)
         return found
 
-    def _allowed(self, weights: Numbers, first: int, near: int, far: int, density: float = 1) -> Numbers:
+    def _allowed(self, weights: Numbers, first: int, near: int, far: int) -> Numbers:
         """Returns weights of stages from a layer by the node in which they are; axes for nodes and GPUs are added."""
         if not self.limited:
             return weights[..., None, None]
         most = self.most_held[:, first, : weights.shape[-1], None]
-        held = np.ceil(np.arange(near + 1, far + 1) * density)
+        held = np.arange(near + 1, far + 1)
         return np.where(most >= np.minimum(held, self.microbatches), weights[..., None], np.inf)[..., None]
 
     def reach(self, top: float, nodes: int) -> list[tuple[int, int]]:
