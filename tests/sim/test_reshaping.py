@@ -11,7 +11,7 @@ from holdfast.control.reshaper import Reshaper
 from holdfast.core.faults import Fault
 from holdfast.core.profile import unit_costs
 from holdfast.planning.reshaping import Shapes
-from holdfast.telemetry.events import HandingOver, Notice
+from holdfast.telemetry.events import HandingOver, Installed, Notice
 
 from .test_unlike import alone, effects, plan_of, run
 
@@ -92,3 +92,42 @@ def test_deaths_anywhere_at_any_time(start, staggered):
             raise
     assert done > CHUNK // 2
     assert handed > CHUNK // 2
+
+
+@pytest.mark.parametrize("step", range(2, 8))
+def test_a_worker_comes_back_just_when_its_place_is_given_up(step, staggered):
+    """Then it keeps its place; or it, or a process in its stead, takes the next one that is vacant."""
+    for seed in range(8):
+        faults = [Fault.parse(text) for text in ("kill:1.2@1:backward", f"join:1.2@{step}", "kill:2.0@20:backward")]
+        result = run(LAYOUT, seed=seed, steps=40, better=Reshape(LAYOUT, 3), faults=faults)
+        assert (result.outcome, result.digest) == ("done", alone(LAYOUT, 40, staggered)), result.detail
+        assert set(result.fired) == set(map(str, faults))
+        assert len(events_of(result, Installed)) < 12, "it is not asked in at every boundary"
+        assert len(result.layers) == 11, "two were lost, and one has come"
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
+def test_workers_go_and_come_back_meanwhile(start, staggered):
+    """Before their places are given up, while layers move, and afterwards; some find a place, and others wait."""
+    handed = back = 0
+    for seed in range(start, start + CHUNK):
+        source = random.Random(seed)
+        faults = []
+        for victim in source.sample(plan_of(LAYOUT).workers, source.randint(1, 3)):
+            kind, step = source.choice(["kill", "hang", "leave"]), source.randrange(1, 12)
+            faults.append(f"{kind}:{victim}@{step}:{source.choice(['forward', 'backward', 'reduce'])}")
+            faults.append(f"join:{victim}@{step + source.randrange(1, 8)}")
+        try:
+            parsed = [Fault.parse(text) for text in faults]
+            result = run(LAYOUT, seed=seed, steps=40, better=Reshape(LAYOUT, 2), faults=parsed)
+            if result.outcome == "lost":
+                continue
+            assert (result.outcome, result.digest) == ("done", alone(LAYOUT, 40, staggered)), result.detail
+            assert len(events_of(result, Installed)) < 30
+            handed += bool(events_of(result, HandingOver))
+            back += len(result.layers) == 12
+        except BaseException as error:
+            error.add_note(f"repeat: seed {seed}, faults {faults}")
+            raise
+    assert handed > CHUNK // 3
+    assert back

@@ -34,7 +34,8 @@ class Reshaper:
         return tuple(self._news(state))
 
     def _news(self, state: Membership) -> Iterator[Improved]:
-        if state.phase is not Phase.RUNNING or not state.absent or state.grid.target is not None:
+        others_come = state.roster.arriving or state.roster.entering or state.roster.expected
+        if state.phase is not Phase.RUNNING or not state.absent or others_come or state.grid.target is not None:
             return
         seen = (state.grid.baseline, state.absent)
         if seen != self._seen:

@@ -101,6 +101,8 @@ def _hand_over(state: Membership, target: Plan) -> Decision:
     """Layers go from worker to worker in two steps: they are followed first, and by both held until the second."""
     if why := state.prospects.why_not(target, state.absent):
         return _stay(state, why)
+    if homeless := sorted(state.placed.difference(target.workers)):
+        return _stay(state, f"the one that it was to become has no place for {', '.join(map(str, homeless))}")
     if unowned := target.placement.unowned_layers(state.absent):
         names = ", ".join(map(str, unowned))
         return _stay(state, f"in the one that it was to become nobody is left to hold layer(s) {names}")
@@ -212,7 +214,7 @@ def _become(state: Membership, offer: Handover) -> Decision:
 
 
 def _may_become(state: Membership, grid: Plan) -> bool:
-    """Whether a grid has the same layers and micro-batches, the same workers but for absent ones, one range of each.
+    """Whether a grid has the same layers and micro-batches, the same workers but for lost ones, and one range of each.
 
     Raises:
         InvalidSchedule: it is no plan.
@@ -220,7 +222,7 @@ def _may_become(state: Membership, grid: Plan) -> bool:
     validate(grid, ties=() if state.rules.terms is None else state.rules.terms.ties)
     now, then = state.grid.baseline, grid.placement
     same_work = (now.placement.num_layers, now.routes.microbatches) == (then.num_layers, grid.routes.microbatches)
-    known = set(state.full) <= set(grid.workers) <= set(now.workers)
+    known = state.placed <= set(grid.workers) <= set(now.workers)
     return same_work and known and len(then.single_ranges) == len(grid.workers)
 
 
@@ -265,12 +267,13 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
     arrived = state.roster.arriving & upcoming.entering
     state = state.departed(gone)
     promised = state.prospects.promised if upcoming.entering else None
+    grid = state.grid.gone_over(upcoming.baseline)
     state = replace(
         state,
         generation=upcoming.generation,
         generations=state.generations + 1,
-        grid=state.grid.gone_over(upcoming.baseline),
-        roster=state.roster.gone_over(upcoming.entering),
+        grid=grid,
+        roster=state.roster.gone_over(upcoming.entering).confined(grid.baseline.workers),
         running=state.running.gone_over(upcoming),
         reports=state.reports.gone_over(),
         forming=replace(state.forming, resume_step=step),

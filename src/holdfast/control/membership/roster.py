@@ -81,6 +81,14 @@ class Roster:
         """Returns the roster behind a boundary at which ``entering`` enter, or have yet to catch up."""
         return replace(self, arriving=self.arriving - entering, entering=entering, synced=self.synced & entering)
 
+    def confined(self, places: Iterable[WorkerId]) -> Roster:
+        """Returns the roster once the grid has these places alone: whoever has come for another one is a spare."""
+        grid = frozenset(places)
+        homeless = self.arriving - grid
+        return replace(
+            self, arriving=self.arriving & grid, expected=self.expected & grid, spares=self.spares | homeless
+        )
+
     def let_in(self, workers: Iterable[WorkerId]) -> Roster:
         """Returns the roster once workers that have come are members: they are given their state as all are."""
         return replace(self, arriving=self.arriving.difference(workers))

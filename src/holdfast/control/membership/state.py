@@ -199,6 +199,11 @@ class Membership:
         return frozenset(self.grid.baseline.workers) - self.roster.lost
 
     @property
+    def placed(self) -> frozenset[WorkerId]:
+        """Who needs its place in the grid: everyone of it who is here, or for whom a process is being started."""
+        return self.present | self.roster.expected.intersection(self.grid.baseline.workers)
+
+    @property
     def absent(self) -> frozenset[WorkerId]:
         """Who of the grid cannot compute: lost, or without its layers' state so far."""
         roster = self.roster
