@@ -70,7 +70,7 @@ def test_several_are_lost_one_after_another(lost, staggered):
     assert events_of(result, HandingOver)
 
 
-@pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("start", range(0, SEEDS // 2, CHUNK))
 def test_deaths_anywhere_at_any_time(start, staggered):
     """Also while layers are handed over, and of those who take or give them."""
     done = handed = 0
@@ -106,7 +106,7 @@ def test_a_worker_comes_back_just_when_its_place_is_given_up(step, staggered):
         assert len(result.layers) == 11, "two were lost, and one has come"
 
 
-@pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("start", range(0, SEEDS // 2, CHUNK))
 def test_workers_go_and_come_back_meanwhile(start, staggered):
     """Before their places are given up, while layers move, and afterwards; some find a place, and others wait."""
     handed = back = 0
