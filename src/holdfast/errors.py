@@ -14,6 +14,7 @@ HoldfastError
 │   └── CommTimeout             an operation took longer than its limit
 ├── RecoveryError
 │   ├── StateUnavailable        no living worker holds some layers: layers
+│   ├── TooFewWorkers           fewer are left than are to go on (exit code 3)
 │   ├── DecisionsLost           what the coordinator decided is not known any more (exit code 3)
 │   ├── NotUndoable             this update has no inverse: operator
 │   └── ReplicaDiverged         owners of one layer disagree bitwise: our bug, or broken hardware
@@ -60,6 +61,7 @@ __all__ = [
     "StepRefused",
     "StorageError",
     "StoreAway",
+    "TooFewWorkers",
     "WorkFailed",
 ]
 
@@ -176,6 +178,10 @@ class StateUnavailable(RecoveryError):
         self.layers = layers
         names = ", ".join(str(layer) for layer in layers)
         super().__init__(f"no living worker holds layer(s) {names}" + (f": {detail}" if detail else ""))
+
+
+class TooFewWorkers(RecoveryError):
+    """Every layer has an owner, but fewer workers are left than the job is to go on with: what lives is saved."""
 
 
 class DecisionsLost(RecoveryError):

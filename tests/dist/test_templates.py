@@ -8,7 +8,7 @@ from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, Wo
 
 pytestmark = pytest.mark.dist
 
-JOB = ("train.steps=16", "model.layers=6")
+JOB = ("train.steps=24", "model.layers=6")
 TEMPLATES = (*JOB, "resilience.strategy=templates", "resilience.smallest_pipeline=3")
 
 

@@ -16,7 +16,7 @@ from holdfast.cli.plan import add_plan_parser
 from holdfast.cli.profile import add_profile_parser
 from holdfast.cli.templates import add_templates_parser
 from holdfast.cli.train import add_train_parser
-from holdfast.errors import ConfigError, DecisionsLost, HoldfastError, InfeasiblePlan, StateUnavailable
+from holdfast.errors import ConfigError, DecisionsLost, HoldfastError, InfeasiblePlan, StateUnavailable, TooFewWorkers
 from holdfast.plain import one_line, plain
 from holdfast.version import __version__
 
@@ -65,6 +65,6 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 def _exit_code(error: HoldfastError, command: str) -> int:
     if isinstance(error, ConfigError):
         return 2
-    if isinstance(error, StateUnavailable | InfeasiblePlan | DecisionsLost):
+    if isinstance(error, StateUnavailable | TooFewWorkers | InfeasiblePlan | DecisionsLost):
         return 3 if command == "train" else 2
     return 1

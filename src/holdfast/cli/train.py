@@ -16,7 +16,7 @@ from holdfast.config.load import load_job
 from holdfast.config.profiles import load_profile
 from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
-from holdfast.errors import DecisionsLost, StateUnavailable
+from holdfast.errors import DecisionsLost, StateUnavailable, TooFewWorkers
 from holdfast.plain import one_line
 from holdfast.runtime.node.agent import Interrupted
 from holdfast.runtime.train import Summary, train
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         told = f"{interruption.told}; " if interruption.told else ""
         print(f"holdfast: {interruption}: {told}every process is ended", file=sys.stderr)
         return 130 if interruption.signal_number == signal.SIGINT else 143
-    except (StateUnavailable, DecisionsLost) as error:
+    except (StateUnavailable, TooFewWorkers, DecisionsLost) as error:
         if error.resume:
             error.add_note(f"go on with: {_go_on(args, job, error.resume)}")
         raise

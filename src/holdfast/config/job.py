@@ -225,8 +225,11 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     strategy ``snapshots``, more than 0; 0 for all others. ``failure_every_s``: seconds between two failures, as far as
     you know; 0: as many as so far. Workers change places if they gain more by that in this time than it costs.
     ``spares``: processes that are started beside those of the grid, own nothing, and take the places of lost workers.
-    ``smallest_pipeline``: for strategy ``templates``, the fewest workers of a pipeline, whose memory must suffice; 0:
-    as many as the shortest one has in the job's grid.
+
+    For strategy ``templates``: ``smallest_pipeline``, the fewest workers of a pipeline, whose memory must suffice; 0:
+    as few as ``worker_memory`` bytes each suffice for, by the profile, or if that is 0, too, as many as the shortest
+    pipeline has in the job's grid. ``degraded``: what is done once fewer workers are left than ``tolerate`` failures
+    more take, one such pipeline for each and one besides: ``stop`` (all is saved and the job ends) or ``allow``.
     """
 
     strategy: Literal["auto", "adaptive", "templates", "checkpoint-restart", "checkfreq", "snapshots"] = "auto"
@@ -237,6 +240,8 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     failure_every_s: NonNegative = 0.0
     spares: Spares = 0
     smallest_pipeline: Count = 0
+    worker_memory: NonNegative = 0.0
+    degraded: Literal["stop", "allow"] = "stop"
 
 
 class Checkpoint(_Plain, frozen=True, kw_only=True):

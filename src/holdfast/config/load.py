@@ -327,6 +327,23 @@ def _is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
+def _wrong_pipelines(job: Job) -> str:
+    """What is said of pipelines that a strategy makes and that cannot be; empty if nothing."""
+    given = job.resilience
+    if given.strategy == "templates":
+        if given.worker_memory and job.train.profile is None:
+            return "resilience.worker_memory: what layers take is not known; expected train.profile with it"
+        return ""
+    for name, value, default in (
+        ("smallest_pipeline", given.smallest_pipeline, 0),
+        ("worker_memory", given.worker_memory, 0),
+        ("degraded", given.degraded, "stop"),
+    ):
+        if value != default:
+            return f"resilience.{name}: strategy {given.strategy} makes no pipelines; expected {default}, got {value}"
+    return ""
+
+
 def _wrong_baseline(job: Job) -> str:
     """What a strategy that goes back to checkpoints or snapshots lacks; empty if nothing."""
     strategy, snapshot_every = job.resilience.strategy, job.resilience.snapshot_every
@@ -334,9 +351,8 @@ def _wrong_baseline(job: Job) -> str:
         return "resilience.snapshot_every: strategy snapshots goes back to snapshots; expected more than 0, got 0"
     if strategy != "snapshots" and snapshot_every:
         return f"resilience.snapshot_every: strategy {strategy} takes no snapshots; expected 0, got {snapshot_every}"
-    if strategy != "templates" and job.resilience.smallest_pipeline:
-        given = job.resilience.smallest_pipeline
-        return f"resilience.smallest_pipeline: strategy {strategy} makes no pipelines; expected 0, got {given}"
+    if complaint := _wrong_pipelines(job):
+        return complaint
     if strategy not in ("checkpoint-restart", "checkfreq"):
         return ""
     if not job.checkpoint_every:

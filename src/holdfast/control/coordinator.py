@@ -24,7 +24,7 @@ from holdfast.control.decider import Decider, Happening, Remarks, Store
 from holdfast.control.doorkeeper import TokenCheck, bounded
 from holdfast.control.injection import CoordinatorInjector
 from holdfast.control.introductions import Introductions
-from holdfast.control.membership import Closed, Membership, Output, Tell, plan_recovery
+from holdfast.control.membership import Closed, Membership, Output, Tell, Unadvised, plan_recovery
 from holdfast.control.messages import (
     LONGEST_PARCEL,
     Command,
@@ -349,6 +349,7 @@ class Coordinator:
             except Exception as error:  # noqa: BLE001 - it was advice: whatever is wrong is not worth a coordinator
                 self.decider.note(f"{type(adviser).__name__} is not asked any more: {type(error).__name__}: {error}")
                 self._advisers = tuple(other for other in self._advisers if other is not adviser)
+                self._take([Unadvised()])
                 continue
             if self.decider.membership.generation == before.generation:
                 self._take(news)

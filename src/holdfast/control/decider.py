@@ -24,6 +24,7 @@ from holdfast.control.membership import (
     Record,
     Tell,
     Tick,
+    Unadvised,
     decide,
     end,
     to_store,
@@ -41,7 +42,7 @@ from holdfast.telemetry.events import Detected, Event, HandingOver, Log, Migrati
 
 __all__ = ["Decider", "Happening", "Outside", "Remarks", "Store"]
 
-Happening = Message | Closed | Tick | AnswerPlanned | Improved | Settled
+Happening = Message | Closed | Tick | AnswerPlanned | Improved | Unadvised | Settled
 """What a coordinator decides about."""
 Remarks = queue.SimpleQueue[tuple[str, str]]
 """What the user should hear of, from any thread: its kind and a line; see :class:`Remark`."""

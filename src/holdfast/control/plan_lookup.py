@@ -71,7 +71,7 @@ class PlanLookup:
         return proposed(self._library, state.grid.baseline, state.absent, state.rules.terms, state.running.period)
 
     def _migrating(self, state: Membership) -> Iterator[Improved]:
-        every_s, migration = _failure_every_s(state), self._migration
+        every_s, migration = state.failure_every_s, self._migration
         if migration is None or every_s is None or state.roster.expected:
             return
         left_s = (state.rules.steps - 1 - state.last_step) * migration.before_s
@@ -89,19 +89,6 @@ class PlanLookup:
             return self._folder.stat().st_mtime_ns
         except OSError:
             return 0
-
-
-def _failure_every_s(state: Membership) -> float | None:
-    """Returns how often failures are to be expected: as the job says, else as often as so far; None if unknown.
-
-    Failures that keep no schedule are expected as far ahead at any moment. A coordinator that was started again counts
-    anew.
-    """
-    if state.rules.failure_every_s > 0:
-        return state.rules.failure_every_s
-    if state.prospects.began is None or state.watch.now is None or state.prospects.losses == 0:
-        return None
-    return (state.watch.now - state.prospects.began) / state.prospects.losses
 
 
 def _is_better(offer: Rerouted, prepared: RecoveryPlan) -> bool:

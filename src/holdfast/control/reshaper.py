@@ -1,19 +1,19 @@
-"""After losses: to what pipelines whoever is left goes over, while all train by re-routing."""
+"""To what pipelines whoever is here goes over, or why not: after losses, before workers go, when others have come."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 
-from holdfast.control.membership import Handover, Improved, Membership, Phase
-from holdfast.core.ids import WorkerId
+from holdfast.control.membership import Handover, Improved, Membership, Phase, Situation, Stay, matched
 from holdfast.core.plan import Plan
+from holdfast.errors import HoldfastError
 from holdfast.planning.reshaping import Reshaped, Shapes, reshaped
 
 __all__ = ["Reshaper"]
 
 
 class Reshaper:
-    """Proposes, once for every loss, the grid that whoever is left is to become.
+    """Proposes the grid that whoever is here is to become, or says why everything stays as it is.
 
     Args:
         shapes: what new pipelines are made by.
@@ -21,27 +21,71 @@ class Reshaper:
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
-        self._seen: tuple[Plan, frozenset[WorkerId]] | None = None
+        self._seen: tuple[Plan, Situation] | None = None
         self._found: Reshaped | None = None
+        self._why_none = ""
 
     def news(self, state: Membership) -> tuple[Improved, ...]:
-        """Returns the grid to go over to, as long as nobody does; nothing if there is no better one.
+        """Returns the grid to go over to, as long as nobody does; once in each situation why there is none.
 
-        Copies are made while all train, so what it costs is two boundaries; it must gain a step until the job ends.
+        Staying, going over now and going over later are compared by the steps that are predicted until the next
+        failure is to be expected, or the job ends. All train while layers are copied. What does not pay now may pay
+        later: the longer nothing has failed, the more it gains.
 
-        Cost: milliseconds for tens of workers if the grid, or who is absent, has changed; else microseconds.
+        Cost: milliseconds for tens of workers if the grid, or who is here, has changed; else microseconds.
         """
-        return tuple(self._news(state))
+        situation = state.situation
+        if state.phase is not Phase.RUNNING or state.grid.target is not None or state.running.upcoming is not None:
+            return ()
+        if state.preempted or not (situation.absent or situation.going or situation.spares):
+            return ()
+        why = self._why_later(state) or self._look(state, situation)
+        if why:
+            known = state.prospects.weighed == (situation, why)
+            return () if known else (Improved(lost=state.absent, offer=Stay(situation=situation, why=why)),)
+        assert self._found is not None, "there is a reason if nothing was found"
+        gained = self._found.steps_gained(self._left_s(state, self._found))
+        why = self._found.why + ("" if math.isinf(gained) else f", {gained:.1f} steps more until the job ends")
+        offer = Handover(grid=self._found.plan, leaving=situation.going, why=why)
+        return (Improved(lost=state.absent, offer=offer),)
 
-    def _news(self, state: Membership) -> Iterator[Improved]:
-        others_come = state.roster.arriving or state.roster.entering or state.roster.expected
-        if state.phase is not Phase.RUNNING or not state.absent or others_come or state.grid.target is not None:
-            return
-        seen = (state.grid.baseline, state.absent)
+    @staticmethod
+    def _left_s(state: Membership, found: Reshaped) -> float:
+        """What is left of the job, in the units of the costs, if all go on as they do."""
+        return (state.rules.steps - 1 - state.last_step) * found.before_s
+
+    def _why_later(self, state: Membership) -> str:
+        """Whom it is better to wait for: with them other pipelines are the best; empty if for nobody."""
+        coming = sorted({*state.roster.arriving, *state.roster.entering, *state.roster.expected})
+        if coming:
+            return f"other pipelines later: {', '.join(map(str, coming))} will be here, and is to be part of them"
+        return "other pipelines later: spares take vacant places first" if matched(state) else ""
+
+    def _look(self, state: Membership, situation: Situation) -> str:
+        """Looks for other pipelines; returns why all stay as they are, or nothing."""
+        seen = (state.grid.baseline, situation)
         if seen != self._seen:
-            self._found = reshaped(state.grid.baseline, state.absent, self._shapes)
+            self._found, self._why_none = self._reshaped(state, situation)
             self._seen = seen
         found = self._found
-        if found is None or (state.rules.steps - 1 - state.last_step) * (1 - found.period / found.before_s) < 1:
-            return
-        yield Improved(lost=state.absent, offer=Handover(grid=found.plan, why=found.why))
+        if found is None:
+            return self._why_none
+        if found.steps_gained(self._left_s(state, found)) < 1:
+            return f"all stay as they are: {found.why}, but that gains less than a step until the job ends"
+        every_s = state.failure_every_s if self._shapes.copy_s else None  # else costs are in no unit of time
+        if every_s is not None and found.steps_gained(every_s) <= 0:
+            return f"other pipelines later: {found.why}, but copying costs more before a failure is to be expected"
+        return ""
+
+    def _reshaped(self, state: Membership, situation: Situation) -> tuple[Reshaped | None, str]:
+        try:
+            found = reshaped(
+                state.grid.baseline,
+                situation.absent,
+                self._shapes,
+                leaving=situation.going,
+                joining=sorted(situation.spares),
+            )
+        except HoldfastError as error:
+            return None, f"all stay as they are: {error}"
+        return found, "" if found else "all stay as they are: other pipelines would hardly be faster"

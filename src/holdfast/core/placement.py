@@ -162,10 +162,15 @@ class Placement:
         return tuple(layer for layer in range(self.num_layers) if layer not in owned)
 
 
-def lacking(placement: Placement, target: Placement) -> tuple[tuple[WorkerId, LayerRange], ...]:
-    """Returns what workers of a placement do not hold and are to hold in another one, as rows of that."""
+def lacking(
+    placement: Placement, target: Placement, joining: Iterable[WorkerId] = ()
+) -> tuple[tuple[WorkerId, LayerRange], ...]:
+    """Returns what workers of a placement do not hold and are to hold in another one, as rows of that.
+
+    ``joining``: workers that hold nothing so far.
+    """
     rows: list[tuple[WorkerId, LayerRange]] = []
-    for worker in placement.workers:
+    for worker in (*placement.workers, *joining):
         held = frozenset(placement.held_layers(worker))
         missing = (layer for layer in target.held_layers(worker) if layer not in held)
         rows += ((worker, part) for part in _ranges(missing))

@@ -19,6 +19,8 @@ from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Technique
 from holdfast.planning.reshaping import Shapes
+from holdfast.planning.templates.mapping import best_templates
+from holdfast.planning.templates.stages import StageTable, stage_table, table_of
 from holdfast.planning.training import Terms, planned_grid, planned_routes, regular_grid, within_limit
 
 __all__ = ["grid_of", "healthy_plan", "in_flight_of", "profile_of", "shapes_of", "stages_of", "terms_of", "tolerated"]
@@ -71,14 +73,52 @@ def shapes_of(job: Job, num_layers: int, profile: Profile | None, terms: Terms |
         num_layers: of its model.
         profile: what its layers cost; None: all the same.
         terms: what the planner goes by; None if orders keep to 1F1B's rules.
+
+    Raises:
+        ConfigError: a worker's memory does not suffice for any pipeline, or the grid has too few workers for one
+            pipeline more than failures are to be tolerated.
     """
     if job.resilience.strategy != "templates":
         return None
+    table = _stage_table(job, num_layers, profile)
+    minimum = job.resilience.smallest_pipeline or _by_memory(job, table) or min(job.grid.depths)
+    tolerate, workers = job.resilience.tolerate, job.grid.num_workers
+    if workers < (tolerate + 1) * minimum:
+        raise ConfigError(
+            f"resilience.tolerate: {tolerate} failure(s) take {tolerate + 1} pipelines of {minimum} workers, but the "
+            f"grid has {workers} workers: expected more of them, fewer failures or smaller pipelines"
+        )
     return Shapes(
         costs=unit_costs(num_layers) if profile is None else costs_from_profile(profile),
-        minimum=job.resilience.smallest_pipeline or min(job.grid.depths),
+        minimum=minimum,
+        fewest=0 if job.resilience.degraded == "allow" else (tolerate + 1) * minimum,
         state=(1,) * num_layers if profile is None else tuple(layer.state_bytes for layer in profile.layers),
+        copy_s=() if profile is None else _copy_s(profile),
+        table=table,
         terms=terms,
+    )
+
+
+def _stage_table(job: Job, num_layers: int, profile: Profile | None) -> StageTable:
+    """What stages of one worker take; of layers that are all alike no memory is known."""
+    if profile is None:
+        return table_of(unit_costs(num_layers))
+    copies = 2 if job.resilience.commit == "shadow" else 1
+    sums = 2 if job.train.numerics == "exact" else 1
+    return stage_table(profile, 1, memory_bytes=job.resilience.worker_memory or None, copies=copies, sums=sums)
+
+
+def _by_memory(job: Job, table: StageTable) -> int:
+    """n0, the fewest workers of a pipeline whose memory suffices; 0 if there is no limit."""
+    if table.memory_bytes is None:
+        return 0
+    most = min(job.grid.num_workers, table.num_layers, job.global_microbatches)
+    for size in range(1, most + 1):
+        if best_templates(table, (size,), job.global_microbatches):
+            return size
+    raise ConfigError(
+        f"resilience.worker_memory: {table.memory_bytes} bytes of each worker are too few for any pipeline of up to "
+        f"{most} workers: expected more"
     )
 
 

@@ -13,7 +13,7 @@ from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import moves, per_stage
 from holdfast.planning.training import WORTHWHILE, Rerouted, Terms, grid_of_slots, looked_up, rerouted
 
-__all__ = ["Migration", "proposed"]
+__all__ = ["Migration", "proposed", "steps_gained"]
 
 CROSSING_S = 0.07
 """What connecting twelve workers anew takes; there are two such boundaries. Source: docs/benchmarks.md."""
@@ -53,9 +53,22 @@ class Migration:
         Whoever moves computes nothing while its state is on its way, and from the step before to the step after that.
         """
         during_s = max(self.meanwhile.period or 0.0, self.before_s)
-        copying = self.copy_s + 2 * during_s
-        left = max(0.0, expected_s - copying - 2 * CROSSING_S)
-        return min(copying, expected_s) / during_s + left / self.after_s - expected_s / self.before_s
+        return steps_gained(expected_s, self.before_s, during_s, self.after_s, self.copy_s)
+
+
+def steps_gained(expected_s: float, before_s: float, during_s: float, after_s: float, copy_s: float) -> float:
+    """Returns how many steps more are done in a time if state is copied first and steps take less from then on.
+
+    Args:
+        expected_s: the time, in seconds.
+        before_s: seconds of a step if nothing is changed.
+        during_s: while state is copied.
+        after_s: from then on.
+        copy_s: how long state is on its way; two boundaries more are crossed, each after a step.
+    """
+    copying = copy_s + 2 * during_s
+    left = max(0.0, expected_s - copying - 2 * CROSSING_S)
+    return min(copying, expected_s) / during_s + left / after_s - expected_s / before_s
 
 
 def proposed(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +15,8 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.routes import Visit
 from holdfast.core.validate import validate
-from holdfast.errors import InfeasiblePlan
+from holdfast.errors import InfeasiblePlan, StateUnavailable
+from holdfast.planning.migration import steps_gained
 from holdfast.planning.planner import Technique
 from holdfast.planning.templates.assign import cheapest_assignment, seat
 from holdfast.planning.templates.batches import fastest_shares
@@ -38,13 +41,19 @@ class Shapes:
     Attributes:
         costs: per layer, of the job's model.
         minimum: n0, the fewest workers of a pipeline.
+        fewest: with how many workers the job is to go on at least; 0: with any that hold all layers.
         state: what another worker needs to have a layer, in any unit, by layer.
+        copy_s: seconds that this is on its way, by layer; empty if that is not known.
+        table: what stages take.
         terms: what the planner goes by; None if orders keep to 1F1B's rules.
     """
 
     costs: Costs
     minimum: int
     state: tuple[int, ...]
+    table: StageTable
+    fewest: int = 0
+    copy_s: tuple[float, ...] = ()
     terms: Terms | None = None
 
 
@@ -54,26 +63,47 @@ class Reshaped:
 
     Attributes:
         plan: its plan.
-        before_s: how long a step takes by re-routing alone, in the units of the costs.
+        before_s: how long a step takes by re-routing alone, in the units of the costs; infinite where nobody else holds
+            some layer of those that leave.
         period: how long it takes then.
         takes: the layers that workers lack for it.
+        copy_s: how long they are on their way, to all takers side by side; 0 if that is not known.
     """
 
     plan: Plan
     before_s: float
     period: float
     takes: tuple[tuple[WorkerId, LayerRange], ...]
+    copy_s: float = 0.0
 
     @property
     def why(self) -> str:
         """What is gained, for people."""
         sizes = sorted({route.workers for route in self.plan.routes.routes}, key=lambda row: (len(row), row))
         pipelines = " + ".join(str(len(row)) for row in sizes)
-        gain = self.before_s / self.period - 1
-        return f"{len(self.plan.workers)} workers become pipelines of {pipelines}: steps are {gain:.0%} faster"
+        gain = f"steps are {self.before_s / self.period - 1:.0%} faster"
+        if math.isinf(self.before_s):
+            gain = "else a layer would have no owner"
+        return f"{len(self.plan.workers)} workers become pipelines of {pipelines}: {gain}"
+
+    def steps_gained(self, expected_s: float) -> float:
+        """Returns how many steps more are done in a time, in the units of the costs, than by re-routing alone.
+
+        All train by re-routing until the layers are handed over.
+        """
+        if math.isinf(self.before_s):
+            return math.inf
+        return steps_gained(expected_s, self.before_s, self.before_s, self.period, self.copy_s)
 
 
-def reshaped(baseline: Plan, lost: Iterable[WorkerId], shapes: Shapes) -> Reshaped | None:
+def reshaped(
+    baseline: Plan,
+    lost: Iterable[WorkerId],
+    shapes: Shapes,
+    *,
+    leaving: Iterable[WorkerId] = (),
+    joining: Iterable[WorkerId] = (),
+) -> Reshaped | None:
     """Returns the fastest grid that the others can become, proved right; None if re-routing alone is hardly slower.
 
     Tried are the paper's rules (pipelines that have enough workers stay as they are, others borrow or merge), and the
@@ -83,14 +113,20 @@ def reshaped(baseline: Plan, lost: Iterable[WorkerId], shapes: Shapes) -> Reshap
         baseline: the plan of the whole grid, in which every worker is in one pipeline.
         lost: all workers that are gone.
         shapes: what new pipelines are made by.
+        leaving: others that are to go, and have their layers until then.
+        joining: who has come, without any layers: as many of the first ones are taken as are of use.
 
     Raises:
         StateUnavailable: a layer is left without an owner.
     """
-    gone = frozenset(lost).intersection(baseline.workers)
-    before_s = _period(_rerouted(baseline, gone, shapes), shapes)
+    absent, come = frozenset(lost).intersection(baseline.workers), tuple(joining)
+    gone = absent.union(leaving)
+    here = baseline.placement.without(absent)
+    if unowned := here.unowned_layers():
+        raise StateUnavailable(unowned)
+    before_s = _period_rerouted(baseline, gone, shapes)
     found: list[Reshaped] = []
-    for rows, counts in _candidates(baseline, gone, shapes):
+    for rows, counts in _candidates(baseline, gone, shapes, come):
         try:
             plan = assigned_plan(rows, baseline.routes.microbatches, counts, shapes.costs)
             if shapes.terms is not None:
@@ -98,17 +134,29 @@ def reshaped(baseline: Plan, lost: Iterable[WorkerId], shapes: Shapes) -> Reshap
         except InfeasiblePlan:
             continue
         validate(plan)
-        takes = lacking(baseline.placement.without(gone), plan.placement)
-        found.append(Reshaped(plan=plan, before_s=before_s, period=_period(plan, shapes), takes=takes))
+        takes = lacking(here, plan.placement, come)
+        period, copy_s = _period(plan, shapes), _copy_s(takes, shapes)
+        found.append(Reshaped(plan=plan, before_s=before_s, period=period, takes=takes, copy_s=copy_s))
     best = min(found, key=lambda each: (each.period, len(each.takes)), default=None)
     return None if best is None or best.period >= before_s * (1 - WORTHWHILE) else best
 
 
-def _rerouted(baseline: Plan, gone: frozenset[WorkerId], shapes: Shapes) -> Plan:
-    """What answers the loss at once."""
+def _period_rerouted(baseline: Plan, gone: frozenset[WorkerId], shapes: Shapes) -> float:
+    """How long a step takes by what answers the loss at once; infinite if nothing does."""
+    if not gone:
+        return _period(baseline, shapes)
+    if baseline.placement.unowned_layers(gone):
+        return math.inf
     if shapes.terms is None:
-        return adaptive_plan(baseline, gone)
-    return rerouted(baseline, gone, shapes.terms).plan
+        return _period(adaptive_plan(baseline, gone), shapes)
+    return _period(rerouted(baseline, gone, shapes.terms).plan, shapes)
+
+
+def _copy_s(takes: Iterable[tuple[WorkerId, LayerRange]], shapes: Shapes) -> float:
+    seconds: defaultdict[WorkerId, float] = defaultdict(float)
+    for worker, layers in takes if shapes.copy_s else ():
+        seconds[worker] += math.fsum(shapes.copy_s[layers.start : layers.stop])
+    return max(seconds.values(), default=0.0)
 
 
 def _period(plan: Plan, shapes: Shapes) -> float:
@@ -119,18 +167,19 @@ def _period(plan: Plan, shapes: Shapes) -> float:
 
 
 def _candidates(
-    baseline: Plan, gone: frozenset[WorkerId], shapes: Shapes
+    baseline: Plan, gone: frozenset[WorkerId], shapes: Shapes, come: tuple[WorkerId, ...]
 ) -> Iterator[tuple[tuple[Row, ...], tuple[int, ...]]]:
     """Yields pipelines of whoever is left, and their micro-batches."""
     rows = _rows(baseline)
     left = [visit.worker for row in rows for visit in row if visit.worker not in gone]
     microbatches = len(baseline.routes.microbatches)
-    if len(left) < shapes.minimum:
+    if len(left) + len(come) < shapes.minimum:
         return
-    table = _table(shapes)
-    most = min(len(left), table.num_layers, microbatches)
+    table = shapes.table
+    most = min(len(left) + len(come), table.num_layers, microbatches)
     templates = best_templates(table, range(shapes.minimum, most + 1), microbatches)
-    for made in (_by_the_rules(rows, gone, templates, shapes), _anew(left, baseline, templates, shapes, microbatches)):
+    anew = (_anew((*left, *come[:some]), baseline, templates, shapes, microbatches) for some in range(len(come) + 1))
+    for made in (_by_the_rules(rows, gone, templates, shapes), *anew):
         if made and len(made) <= microbatches:
             paces = [pace_of(times, last_slowest(times)) for times in (_stage_s(row, table) for row in made)]
             yield made, fastest_shares(paces, microbatches)
@@ -138,13 +187,6 @@ def _candidates(
 
 def _rows(baseline: Plan) -> tuple[Row, ...]:
     return tuple({route.workers: route.visits for route in baseline.routes.by_index}.values())
-
-
-def _table(shapes: Shapes) -> StageTable:
-    costs = shapes.costs
-    layer_s = tuple(map(sum, zip(costs.forward, costs.input, costs.weight, strict=True)))
-    nothing = (0,) * costs.num_layers
-    return StageTable(layer_s=(layer_s,), state_bytes=nothing, held_bytes=nothing, recomputed_bytes=nothing)
 
 
 def _stage_s(row: Row, table: StageTable) -> tuple[float, ...]:

@@ -109,9 +109,13 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
-    """Training cannot go on; nobody holds the layers ``lost``. The survivors join a last generation without a plan."""
+    """Training cannot go on; the survivors join a last generation without a plan.
+
+    Nobody holds the layers ``lost``; if there are none, ``why`` tells why training ends all the same.
+    """
 
     lost: tuple[int, ...]
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +181,9 @@ class ClusterView:
         snapshot: the newest step of which all have a snapshot in their memory; None if there is none.
         coming: whether new processes are started for the lost.
         updates_ahead: whether updates are made ahead of the verdict.
+        spares: how many workers are there that have no place in the grid.
+        fewest: with how many workers the job is to go on at least, so that it survives what it is to tolerate; 0: with
+            any that hold all layers.
     """
 
     baseline: Plan
@@ -194,3 +201,5 @@ class ClusterView:
     snapshot: int | None = None
     coming: bool = False
     updates_ahead: bool = False
+    spares: int = 0
+    fewest: int = 0

@@ -68,10 +68,16 @@ def adaptive(view: ClusterView) -> RecoveryPlan:
 def templates(view: ClusterView) -> RecoveryPlan:
     """Re-routes as :func:`adaptive`, so that nobody waits for state; then the others become other pipelines.
 
-    To which, :mod:`holdfast.planning.reshaping` says once the loss is answered; nothing is run again for it.
+    To which, :mod:`holdfast.planning.reshaping` says once the loss is answered; nothing is run again for it. Where too
+    few are left for the pipelines that the next failures take, what lives is saved and training ends.
 
-    Source: Oobleck, section 5, where training stands still while pipelines are made anew and states are copied.
+    Source: Oobleck, section 5, where training stands still while pipelines are made anew and states are copied, and
+    section 4.1.1 for how many nodes are enough.
     """
+    left = len(frozenset(view.baseline.workers) - (view.lost - view.entering)) + view.spares
+    if left < view.fewest:
+        why = f"{left} workers are left, and {view.fewest} are needed to tolerate as many failures as the job is to"
+        return give_up("templates", view.baseline.placement.unowned_layers(view.lost - view.entering), why)
     return _reroute(view, "templates", TakeBack())
 
 
@@ -177,9 +183,9 @@ def resume(strategy: str, plan: Plan, *before: Action) -> RecoveryPlan:
     return RecoveryPlan(strategy=strategy, actions=(Abort(), *before, InstallPlan(plan=plan), TakeBack(), Recompute()))
 
 
-def give_up(strategy: str, lost: tuple[int, ...]) -> RecoveryPlan:
-    """Returns what ends the job, with all layers saved but those that nobody holds."""
-    return RecoveryPlan(strategy=strategy, actions=(Abort(), GiveUp(lost=lost), TakeBack(), SaveCommitted()))
+def give_up(strategy: str, lost: tuple[int, ...], why: str = "") -> RecoveryPlan:
+    """Returns what ends the job, with all layers saved but those that nobody holds; ``why``: if there are none."""
+    return RecoveryPlan(strategy=strategy, actions=(Abort(), GiveUp(lost=lost, why=why), TakeBack(), SaveCommitted()))
 
 
 def at_boundary(view: ClusterView, grid: Plan | None = None) -> RecoveryPlan:

@@ -16,7 +16,15 @@ from holdfast.config.parsing import parsing
 from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
 from holdfast.core.profile import Profile
-from holdfast.errors import ConfigError, DecisionsLost, InternalError, ProgramFailed, StateUnavailable, StorageError
+from holdfast.errors import (
+    ConfigError,
+    DecisionsLost,
+    InternalError,
+    ProgramFailed,
+    StateUnavailable,
+    StorageError,
+    TooFewWorkers,
+)
 from holdfast.runtime.hardening import write_private
 from holdfast.runtime.node.agent import Agent, Outcome
 from holdfast.runtime.resume import check_same_job, jobs_before, parse_resume, resume_auto
@@ -132,6 +140,7 @@ def train(
         DecisionsLost: the store of decisions was emptied, exchanged or damaged; what lives was saved as well.
         ProgramFailed: model, data or optimizer raised, on more than one worker; what lives was saved there, too.
         StateUnavailable: a layer lost its last owner; what lives was saved in ``RUN_DIR/final``.
+        TooFewWorkers: fewer are left than are to go on; all was saved there.
         Interrupted: SIGINT or SIGTERM came; every process is ended.
     """
     wanted = job.resume if resume is None else str(resume)
@@ -163,7 +172,7 @@ def train(
         _write(directory / "summary.json", summary, on_event)
     try:
         _raise_unless_done(outcome, summary)
-    except (StateUnavailable, DecisionsLost) as error:
+    except (StateUnavailable, TooFewWorkers, DecisionsLost) as error:
         error.resume = _to_go_on_from(summary, wanted)
         raise
     return summary
@@ -318,6 +327,11 @@ def _raise_unless_done(outcome: Outcome, summary: Summary) -> None:
                 else outcome.detail
             )
             raise StateUnavailable(outcome.lost_layers, detail)
+        case "too-few":
+            raise TooFewWorkers(
+                f"{outcome.detail}; step {summary.steps} is saved in {outcome.directory}; with resilience.degraded: "
+                "allow training would go on"
+            )
         case "forgotten":
             raise DecisionsLost(f"{outcome.detail}; step {summary.steps} of what lives is saved in {outcome.directory}")
         case "user-error":

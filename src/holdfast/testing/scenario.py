@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
-from holdfast.control.membership import Handover, Membership
+from holdfast.control.membership import Handover, Membership, Stay
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
@@ -88,6 +88,8 @@ class Scenario:
         raises: exceptions of the user's code.
         raise_at_effect: workers in which an exception comes when they yield their n-th effect, whatever that is.
         tolerate: how many workers may be lost to exceptions within 100 steps.
+        fewest: with how many workers strategy ``templates`` is to go on at least.
+        weighs: whether ``better`` is asked before a worker that was told to go does.
         delays: ranges of the delays.
         rates: how long everything takes, in place of ``delays``; None: what is drawn, and updates, loading and saving
             take no time.
@@ -122,6 +124,8 @@ class Scenario:
     raises: tuple[Raise, ...] = ()
     raise_at_effect: tuple[tuple[WorkerId, int], ...] = ()
     tolerate: int = 0
+    fewest: int = 0
+    weighs: bool = False
     delays: Delays = Delays()
     rates: Rates | None = None
     stage: StageFactory | None = None
@@ -142,7 +146,7 @@ class Scenario:
     scaled: float = 0.0
     preempted_at: float | None = None
     pauses: tuple[Pause, ...] = ()
-    better: Callable[[Membership], Rerouted | Migration | Handover | None] = lambda membership: None
+    better: Callable[[Membership], Rerouted | Migration | Handover | Stay | None] = lambda membership: None
 
     def __post_init__(self) -> None:
         """Takes any iterable where there are several of something; rates tell the delays."""

@@ -209,6 +209,8 @@ def _begins(scenario: Scenario, terms: Terms | None) -> Membership:
             terms=terms,
             wait_s=scenario.wait_for_replacement,
             tolerate=scenario.tolerate,
+            fewest=scenario.fewest,
+            weighs=scenario.weighs,
         ),
         grid=Grid(baseline=scenario.plan),
         running=Running(staggered=scenario.staggered),

@@ -13,11 +13,12 @@ from holdfast.core.validate import validate
 from holdfast.errors import StateUnavailable
 from holdfast.planning.planner import Technique
 from holdfast.planning.reshaping import Shapes, reshaped
+from holdfast.planning.templates.stages import table_of
 from holdfast.planning.training import Terms
 
 LAYERS = 12
 BASELINE = regular_plan(3, split_evenly(LAYERS, 4), 6)
-SHAPES = Shapes(costs=unit_costs(LAYERS), minimum=3, state=(1,) * LAYERS)
+SHAPES = Shapes(costs=unit_costs(LAYERS), table=table_of(unit_costs(LAYERS)), minimum=3, state=(1,) * LAYERS)
 W = WorkerId
 
 
@@ -39,7 +40,7 @@ def test_pipelines_that_have_lost_nobody_stay_as_they_are():
 @pytest.mark.parametrize("technique", [None, Technique.DECOUPLED, Technique.STAGGERED])
 def test_whoever_is_lost_the_rest_is_one_grid_and_no_slower_than_by_re_routing(technique):
     terms = None if technique is None else Terms(technique=technique, costs=SHAPES.costs, in_flight=8)
-    shapes = Shapes(costs=SHAPES.costs, minimum=2, state=SHAPES.state, terms=terms)
+    shapes = Shapes(costs=SHAPES.costs, table=SHAPES.table, minimum=2, state=SHAPES.state, terms=terms)
     changed = 0
     for lost in itertools.combinations(BASELINE.workers, 3):
         if BASELINE.placement.unowned_layers(lost):
@@ -64,14 +65,17 @@ def test_whoever_is_lost_the_rest_is_one_grid_and_no_slower_than_by_re_routing(t
 
 def test_no_pipeline_is_shorter_than_it_may_be():
     """11 workers are no pipelines of 4 without somebody who is left over, unless one is longer."""
-    found = reshaped(BASELINE, [W(1, 2)], Shapes(costs=SHAPES.costs, minimum=4, state=SHAPES.state))
+    found = reshaped(BASELINE, [W(1, 2)], Shapes(costs=SHAPES.costs, table=SHAPES.table, minimum=4, state=SHAPES.state))
     assert found is None or min(map(len, rows(found.plan))) >= 4
-    assert reshaped(BASELINE, [W(1, 2)], Shapes(costs=SHAPES.costs, minimum=12, state=SHAPES.state)) is None
+    assert (
+        reshaped(BASELINE, [W(1, 2)], Shapes(costs=SHAPES.costs, table=SHAPES.table, minimum=12, state=SHAPES.state))
+        is None
+    )
 
 
 def test_what_moves_is_as_little_as_can_be():
     """Of two workers the one takes the place that holds most of it already, whatever their order was."""
     heavy = (100,) + (1,) * (LAYERS - 1)
-    found = reshaped(BASELINE, [W(1, 1)], Shapes(costs=SHAPES.costs, minimum=3, state=heavy))
+    found = reshaped(BASELINE, [W(1, 1)], Shapes(costs=SHAPES.costs, table=SHAPES.table, minimum=3, state=heavy))
     takers = [worker for worker, part in found.takes if 0 in part]
     assert takers == [], "who has the layer that is dear keeps it"

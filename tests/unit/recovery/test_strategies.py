@@ -33,6 +33,7 @@ from holdfast.recovery.strategies import (
     checkpoint_restart,
     snapshots,
     strategy_named,
+    templates,
 )
 
 PLAN = regular_plan(3, split_evenly(4, 2), 2)
@@ -188,3 +189,13 @@ def test_the_planner_plans_what_is_left_of_a_grid_that_is_not_regular():
     assert any(op.kind is OpKind.I for _, row in recovery.plan.orders.rows for op in row)
     by_rules = adaptive_plan(uneven, uneven.workers[:1])
     assert recovery.period < evaluate(by_rules, unit_costs(8)).period
+
+
+def test_with_fewer_workers_than_are_to_go_on_all_is_saved():
+    assert templates(view(W10, fewest=5)).plan is not None
+    recovery = templates(view(W10, W21, fewest=5))
+    why = "4 workers are left, and 5 are needed to tolerate as many failures as the job is to"
+    assert recovery.actions == (Abort(), GiveUp(lost=(), why=why), TakeBack(), SaveCommitted())
+    assert templates(view(W10, W21, fewest=5, spares=1)).plan is not None
+    assert templates(view(W10, W21, fewest=5, entering=frozenset({W21}))).plan is not None
+    assert templates(view(W10, W21)).plan is not None

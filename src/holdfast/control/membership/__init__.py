@@ -11,7 +11,7 @@ from holdfast.control.membership.grid import Grid
 from holdfast.control.membership.recovering import plan_recovery, unplanned
 from holdfast.control.membership.roster import Contact, Roster
 from holdfast.control.membership.rules import Rules
-from holdfast.control.membership.running import Prospects, Reports, Running, Upcoming
+from holdfast.control.membership.running import Prospects, Reports, Running, Situation, Upcoming
 from holdfast.control.membership.starting import Starting, Vacancies
 from holdfast.control.membership.state import (
     AnswerPlanned,
@@ -22,10 +22,13 @@ from holdfast.control.membership.state import (
     Output,
     Phase,
     Record,
+    Stay,
     Tell,
     Tick,
+    Unadvised,
 )
 from holdfast.control.membership.storing import restore, to_store
+from holdfast.control.membership.vacancies import matched
 
 __all__ = [
     "AnswerPlanned",
@@ -47,12 +50,16 @@ __all__ = [
     "Output",
     "Phase",
     "Record",
+    "Situation",
     "Starting",
+    "Stay",
     "Tell",
     "Tick",
+    "Unadvised",
     "Upcoming",
     "decide",
     "end",
+    "matched",
     "plan_recovery",
     "restore",
     "to_store",

@@ -159,7 +159,7 @@ def _recompute(state: Membership, action: Recompute) -> Decision:
 
 
 def _give_up(state: Membership, action: GiveUp) -> Decision:
-    return install(replace(state, forming=replace(state.forming, lost_layers=action.lost)), None)
+    return install(replace(state, forming=replace(state.forming, lost_layers=action.lost, too_few=action.why)), None)
 
 
 def _save_committed(state: Membership, action: SaveCommitted) -> Decision:

@@ -23,6 +23,7 @@ class Forming:
         copying: to whom state is copied from the next boundary on.
         lost_work: (step, pairs run of it) of the workers lost since training last went on.
         lost_layers: layers without an owner; empty while training can go on.
+        too_few: why training ends although every layer has an owner; empty otherwise.
         wait_until: when waiting for workers ends, however often those who come die again; None once a step was done
             since.
         wait_for_all: whether what is waited for is the whole grid; False unless waiting.
@@ -35,6 +36,7 @@ class Forming:
     copying: frozenset[WorkerId] = frozenset()
     lost_work: tuple[tuple[int, int], ...] = ()
     lost_layers: tuple[int, ...] = ()
+    too_few: str = ""
     wait_until: float | None = None
     wait_for_all: bool = False
 

@@ -95,6 +95,7 @@ def _admit_spare(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     """There is no place for it so far: it waits for one, unless it was told to go."""
     known = worker in state.roster.spares
     state = _came(state.with_spare(worker, hello.pid), worker)
+    state = replace(state, roster=state.roster.not_awaiting({worker}))
     if hello.raised is not None:
         return on_raised(state, hello.raised)
     if hello.leaving:

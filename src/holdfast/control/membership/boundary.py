@@ -17,6 +17,7 @@ from holdfast.control.membership.state import (
     Membership,
     Phase,
     Record,
+    Stay,
     Tell,
     notice,
     prefixed,
@@ -27,7 +28,7 @@ from holdfast.control.membership.viewing import view_of
 from holdfast.control.messages import CaughtUp, Joined, Left, Remark, Resume
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking
-from holdfast.core.plan import Plan
+from holdfast.core.plan import Plan, with_listeners
 from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan
 from holdfast.planning.migration import Migration
@@ -69,7 +70,7 @@ def change_members(state: Membership) -> Decision:
 
 def _change_members(state: Membership) -> Decision:
     """Everybody who is to come has a place by now."""
-    going = state.roster.leaving & frozenset(state.full)
+    going = frozenset() if _stay_for_now(state) else state.going
     entering = state.roster.arriving
     if state.preempted:  # then nobody comes or goes any more
         going = entering = frozenset()
@@ -90,6 +91,13 @@ def _change_members(state: Membership) -> Decision:
     return carry_out(state, recovery)
 
 
+def _stay_for_now(state: Membership) -> bool:
+    """Whether those who were told to go stay until others hold what they do, or it is known that nobody should."""
+    if state.grid.target is not None:
+        return not state.going & frozenset(state.grid.target.workers)
+    return state.rules.weighs and not state.prospects.has_weighed(state.situation)
+
+
 def _hands_over(state: Membership) -> bool:
     """Whether workers follow layers beside those that they hold."""
     return state.running.plan is not None and any(
@@ -101,7 +109,7 @@ def _hand_over(state: Membership, target: Plan) -> Decision:
     """Layers go from worker to worker in two steps: they are followed first, and by both held until the second."""
     if why := state.prospects.why_not(target, state.absent):
         return _stay(state, why)
-    if homeless := sorted(state.placed.difference(target.workers)):
+    if homeless := sorted(state.placed.difference(target.workers, state.roster.leaving)):
         return _stay(state, f"the one that it was to become has no place for {', '.join(map(str, homeless))}")
     if unowned := target.placement.unowned_layers(state.absent):
         names = ", ".join(map(str, unowned))
@@ -138,7 +146,7 @@ def _stay(state: Membership, why: str) -> Decision:
     text = f"the grid stays as it is: {why}"
     remark = Remark(worker=None, kind=text, text=text)
     said = (Record(event=Notice(worker="coordinator", text=text)), Tell(to=None, command=remark))
-    state = state.refusing(why)
+    state = _weighed(state.refusing(why), why)
     state = replace(state, grid=replace(state.grid, target=None))
     return prefixed(said, carry_out(state, at_boundary(_view(state))) if _hands_over(state) else change_members(state))
 
@@ -182,13 +190,16 @@ def improves(state: Membership, period: float | None) -> bool:
 
 def on_improved(state: Membership, improved: Improved) -> Decision:
     """A better plan for those who are here: all go over to it, unless something else is under way or was meanwhile."""
+    if isinstance(improved.offer, Stay):
+        return _go_on_as_it_is(state, improved.offer)
     coming = (
         state.grid.target is not None
         or state.roster.arriving
         or state.roster.entering
         or (state.roster.expected and isinstance(improved.offer, Migration))
     )
-    busy = state.running.upcoming is not None or coming or state.roster.leaving & frozenset(state.full)
+    leaving = improved.offer.leaving if isinstance(improved.offer, Handover) else frozenset[WorkerId]()
+    busy = state.running.upcoming is not None or coming or leaving != state.going
     running = state.phase is Phase.RUNNING and state.all_joined
     if busy or not running or improved.lost != state.absent or state.preempted:
         return state, ()
@@ -205,16 +216,45 @@ def on_improved(state: Membership, improved: Improved) -> Decision:
     return prefixed((Record(event=event),), prepare(state, offer.plan, offer.period, frozenset()))
 
 
+def _go_on_as_it_is(state: Membership, stay: Stay) -> Decision:
+    """Nothing better is known for who is here: whoever was told to go may do so."""
+    if stay.situation != state.situation:
+        return state, ()
+    told = (Record(event=Notice(worker="coordinator", text=stay.why)),)
+    return prefixed(told, change_members(_weighed(state, stay.why)))
+
+
+def _weighed(state: Membership, why: str) -> Membership:
+    return replace(state, prospects=replace(state.prospects, weighed=(state.situation, why)))
+
+
 def _become(state: Membership, offer: Handover) -> Decision:
     """Layers are handed over, until the grid is as it is to become."""
-    if state.prospects.why_not(offer.grid, state.absent) or not _may_become(state, offer.grid):
+    if state.prospects.why_not(offer.grid, state.absent) or not _may_become(state, offer.grid, offer.leaving):
         return state, ()
     told = (Record(event=Notice(worker="coordinator", text=offer.why)),) if offer.why else ()
-    return prefixed(told, change_members(replace(state, grid=replace(state.grid, target=offer.grid))))
+    state, grown = _with_places_for_spares(state, offer.grid)
+    state = replace(state, grid=replace(state.grid, target=offer.grid))
+    return prefixed((*told, *grown), change_members(state))
 
 
-def _may_become(state: Membership, grid: Plan) -> bool:
-    """Whether a grid has the same layers and micro-batches, the same workers but for lost ones, and one range of each.
+def _with_places_for_spares(state: Membership, grid: Plan) -> Decision:
+    """Spares enter for the layers that they are to have in a grid; until then they run nothing of them."""
+    newcomers = sorted(state.roster.spares.intersection(grid.workers))
+    if not newcomers:
+        return state, ()
+    rows = [(worker, layers) for worker in newcomers for layers in grid.placement.held_by(worker)]
+    state = replace(
+        state,
+        grid=replace(state.grid, baseline=with_listeners(state.grid.baseline, rows)),
+        roster=state.roster.seated(newcomers, arriving=True),
+        prospects=replace(state.prospects, planned={}),
+    )
+    return state, tuple(notice(worker, "gets a place of its own: the grid grows") for worker in newcomers)
+
+
+def _may_become(state: Membership, grid: Plan, leaving: frozenset[WorkerId]) -> bool:
+    """Whether a grid has the same layers and micro-batches, a range for all who stay, and no strangers.
 
     Raises:
         InvalidSchedule: it is no plan.
@@ -222,7 +262,7 @@ def _may_become(state: Membership, grid: Plan) -> bool:
     validate(grid, ties=() if state.rules.terms is None else state.rules.terms.ties)
     now, then = state.grid.baseline, grid.placement
     same_work = (now.placement.num_layers, now.routes.microbatches) == (then.num_layers, grid.routes.microbatches)
-    known = state.placed <= set(grid.workers) <= set(now.workers)
+    known = state.placed - leaving <= set(grid.workers) <= state.situation.spares.union(now.workers)
     return same_work and known and len(then.single_ranges) == len(grid.workers)
 
 

@@ -68,6 +68,7 @@ from holdfast.control.membership.state import (
     Phase,
     Tell,
     Tick,
+    Unadvised,
     notice,
     prefixed,
 )
@@ -108,7 +109,10 @@ __all__ = ["decide", "end"]
 
 
 def decide(
-    state: Membership, event: Message | Closed | Tick | AnswerPlanned | Improved | Settled, *, now: float = 0.0
+    state: Membership,
+    event: Message | Closed | Tick | AnswerPlanned | Improved | Unadvised | Settled,
+    *,
+    now: float = 0.0,
 ) -> Decision:
     """Returns the membership after ``event`` and what is to be sent and recorded.
 
@@ -130,7 +134,7 @@ def end(state: Membership, detail: str) -> Decision:
 
 
 def _decide(
-    state: Membership, event: Message | Closed | Tick | AnswerPlanned | Improved | Settled, now: float
+    state: Membership, event: Message | Closed | Tick | AnswerPlanned | Improved | Unadvised | Settled, now: float
 ) -> Decision:
     if state.phase is Phase.ENDED:
         return state, tell_the_end(state, event)
@@ -159,6 +163,8 @@ def _decide(
             return replace(state, prospects=state.prospects.answered(lost, recovery)), ()
         case Improved():
             return on_improved(state, event)
+        case Unadvised():
+            return change_members(replace(state, rules=replace(state.rules, weighs=False)))
         case Leaving(worker=worker) if worker in state.present:
             return change_members(replace(state, roster=state.roster.told_to_go(worker)))
         case Leaving(worker=worker) if worker in state.roster.spares:

@@ -73,6 +73,8 @@ def end_if_saved(state: Membership) -> Decision:
     if state.forming.lost_layers:
         names = ", ".join(map(str, state.forming.lost_layers))
         return end_job(state, "lost", f"no living worker holds layer(s) {names}", state.rules.directory)
+    if state.forming.too_few:
+        return end_job(state, "too-few", state.forming.too_few, state.rules.directory)
     return end_job(state, "done", "", state.rules.directory)
 
 

@@ -33,7 +33,7 @@ def abort(state: Membership) -> Decision:
         generation=state.generation + 1,
         running=state.running.of(None, None),
         reports=Reports(),
-        forming=replace(state.forming, lost_layers=()),
+        forming=replace(state.forming, lost_layers=(), too_few=""),
         doubts=state.doubts.dispelled(),
         contact=replace(state.contact, returned={}),
         watch=interrupted(state.watch),

@@ -53,9 +53,10 @@ def on_no_show(state: Membership, worker: WorkerId, pid: int, how: str) -> Decis
     Not of a spare, which nobody waits for.
     """
     if worker not in state.grid.baseline.workers:
-        starting = state.vacancies.starting.attached(worker)
+        vacancies = replace(state.vacancies, starting=state.vacancies.starting.attached(worker))
         text = f"was lost while starting ({how}): there is one spare less"
-        return replace(state, vacancies=replace(state.vacancies, starting=starting)), (notice(worker, text),)
+        roster = state.roster.not_awaiting({worker})
+        return replace(state, vacancies=vacancies, roster=roster), (notice(worker, text),)
     begun, failed = state.phase is not Phase.GATHERING, (worker, pid) in state.vacancies.starting.spent
     if failed or (begun and worker not in state.roster.expected):
         return state, ()

@@ -21,6 +21,8 @@ class Rules:
         wait_s: how long to wait for workers when a layer has no owner.
         failure_every_s: how often a failure is to be expected, in seconds; 0: as often as so far.
         tolerate: how many workers may be lost to exceptions within 100 steps, before it is the program; at least 1.
+        fewest: with how many workers the strategy is to go on at least; 0: with any that hold all layers.
+        weighs: whether an adviser is asked before whoever was told to go does.
         job: which of all jobs this is; whose decisions are in a store is told by it.
     """
 
@@ -31,4 +33,6 @@ class Rules:
     wait_s: float = 0.0
     failure_every_s: float = 0.0
     tolerate: int = 0
+    fewest: int = 0
+    weighs: bool = False
     job: str = ""

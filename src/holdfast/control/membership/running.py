@@ -11,7 +11,7 @@ from holdfast.core.plan import Plan
 from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import RecoveryPlan
 
-__all__ = ["Promised", "Prospects", "Refused", "Reports", "Running", "Upcoming"]
+__all__ = ["Promised", "Prospects", "Refused", "Reports", "Running", "Situation", "Upcoming"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +113,21 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Who is here, as far as it matters for which pipelines they should be.
+
+    Attributes:
+        absent: workers of the grid that cannot compute.
+        going: others that were told to go.
+        spares: workers that can be talked to and have no place in the grid.
+    """
+
+    absent: frozenset[WorkerId]
+    going: frozenset[WorkerId]
+    spares: frozenset[WorkerId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prospects:
     """What was planned ahead, and how often failures were seen to come. None of it is stored.
 
@@ -120,6 +135,7 @@ class Prospects:
         planned: answers prepared for the loss of one more worker, by all who would be gone.
         promised: the plan for when those who change places have caught up; None if nobody does.
         refused: the last grid that could not be become; it is not tried again while nobody has come or gone.
+        weighed: the last situation in which nothing better was known, and why.
         began: when steps were first seen to run, in seconds of the coordinator's clock; None before.
         losses: how many times workers were lost since.
     """
@@ -127,6 +143,7 @@ class Prospects:
     planned: Mapping[frozenset[WorkerId], RecoveryPlan] = field(default_factory=dict)
     promised: Promised | None = None
     refused: Refused | None = None
+    weighed: tuple[Situation, str] | None = None
     began: float | None = None
     losses: int = 0
 
@@ -138,6 +155,10 @@ class Prospects:
         """Returns why the whole grid cannot become ``grid``, as far as that was tried; empty if nothing is known."""
         known = self.refused is not None and (self.refused.grid, self.refused.absent) == (grid, absent)
         return self.refused.why if self.refused is not None and known else ""
+
+    def has_weighed(self, situation: Situation) -> bool:
+        """Whether it is known that nothing better is to be done in this situation."""
+        return self.weighed is not None and self.weighed[0] == situation
 
     def struck(self) -> Prospects:
         """Returns them once workers were lost; before steps were run, that tells nothing."""

@@ -14,7 +14,7 @@ from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.grid import Grid
 from holdfast.control.membership.roster import Contact, Roster
 from holdfast.control.membership.rules import Rules
-from holdfast.control.membership.running import Prospects, Refused, Reports, Running
+from holdfast.control.membership.running import Prospects, Refused, Reports, Running, Situation
 from holdfast.control.membership.starting import Vacancies
 from holdfast.control.messages import Command, Ended, Expel, Fence, Raised
 from holdfast.core.ids import WorkerId
@@ -34,8 +34,10 @@ __all__ = [
     "Output",
     "Phase",
     "Record",
+    "Stay",
     "Tell",
     "Tick",
+    "Unadvised",
     "expulsion",
     "held_for_lost",
     "notice",
@@ -103,17 +105,28 @@ class AnswerPlanned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """The same workers are to hold other layers: ``grid`` is the plan of all of them then.
+    """Workers are to hold other layers: ``grid`` is the plan of all of them then.
 
     It may leave out workers that are absent: their places are given up, and processes offered for these take others.
+    It may have spares in it, which then get places of their own.
 
     Nothing is given up for it: layers are followed first, and let go of when their takers hold them.
 
-    ``why``: for people.
+    ``leaving``: workers that were told to go and are not in it; they stay until others hold what they do. ``why``: for
+    people.
     """
 
     grid: Plan
+    leaving: frozenset[WorkerId] = frozenset()
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """Whoever is here goes on as it is, or whoever was told to go may go at once; ``why``: for people."""
+
+    situation: Situation
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +137,12 @@ class Improved:
     """
 
     lost: frozenset[WorkerId]
-    offer: Rerouted | Migration | Handover
+    offer: Rerouted | Migration | Handover | Stay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unadvised:
+    """Event: whoever was asked before workers go is not asked any more."""
 
 
 Output = Tell | Record | WriteManifest
@@ -229,6 +247,16 @@ class Membership:
         return self.missing - self.roster.expected - self.roster.kept
 
     @property
+    def going(self) -> frozenset[WorkerId]:
+        """The members that hold their layers' state and were told to go."""
+        return self.roster.leaving & frozenset(self.full)
+
+    @property
+    def situation(self) -> Situation:
+        """What an adviser goes by."""
+        return Situation(absent=self.absent, going=self.going, spares=self.roster.spares - self.contact.detached.keys())
+
+    @property
     def full(self) -> tuple[WorkerId, ...]:
         """The members that hold their layers' state, in order: whoever can compute and recover."""
         absent = self.absent
@@ -239,6 +267,19 @@ class Membership:
         """The members of this generation, in order: full ones and those that are entering."""
         absent = self.roster.lost | self.roster.arriving
         return tuple(worker for worker in self.grid.baseline.workers if worker not in absent)
+
+    @property
+    def failure_every_s(self) -> float | None:
+        """How often failures are to be expected: as the job says, else as often as so far; None if unknown.
+
+        Failures that keep no schedule are expected as far ahead at any moment. A coordinator that was started again
+        counts anew.
+        """
+        if self.rules.failure_every_s > 0:
+            return self.rules.failure_every_s
+        if self.prospects.began is None or self.watch.now is None or self.prospects.losses == 0:
+            return None
+        return (self.watch.now - self.prospects.began) / self.prospects.losses
 
     @property
     def all_joined(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell, expulsion
@@ -41,21 +42,33 @@ def _with_offers(state: Membership, offers: tuple[WorkerId | None, ...]) -> Memb
 def answer_offers(state: Membership) -> Decision:
     """Asks the agent to start workers for vacant places, as far as it offered; later, where no place can be filled.
 
-    What was offered for a place that the grid has given up serves any other.
+    What was offered for a place that the grid has given up serves any other; where the grid can grow, whoever was
+    offered comes as a spare if none is vacant.
     """
     if state.phase in NO_PLACES:
         return state, ()
     vacant = set(state.vacant) - {place for place, _ in matched(state)}
     kept: list[WorkerId | None] = []
     spawned: list[WorkerId] = []
+    more: list[WorkerId] = []
     for offer in state.vacancies.offers:
         place = offer if offer in state.grid.baseline.workers else _neediest(state, vacant)
-        if place is None or place not in vacant:
+        if place is None and state.rules.weighs:
+            more.append(offer or _unheard_of(state, more))
+        elif place is None or place not in vacant:
             kept.append(offer)
-            continue
-        vacant.discard(place)
-        spawned.append(place)
-    return spawn(_with_offers(state, tuple(kept)), tuple(spawned))
+        else:
+            vacant.discard(place)
+            spawned.append(place)
+    state, told = spawn(_with_offers(state, tuple(kept)), tuple(spawned))
+    state = replace(state, roster=state.roster.awaiting(more))
+    return state, (*told, *(Tell(to=None, command=StartWorker(worker=worker)) for worker in more))
+
+
+def _unheard_of(state: Membership, more: Iterable[WorkerId]) -> WorkerId:
+    """Returns the name of a worker that there never was."""
+    known = (*state.grid.baseline.workers, *state.roster.pids, *state.roster.expected, *more)
+    return WorkerId(1 + max(worker.pipeline for worker in known), 0)
 
 
 def matched(state: Membership) -> tuple[tuple[WorkerId, WorkerId], ...]:

@@ -30,4 +30,6 @@ def view_of(state: Membership, lost: frozenset[WorkerId]) -> ClusterView:
         step=max(state.last_step + 1, state.forming.resume_step),
         coming=bool(state.roster.expected & lost),
         updates_ahead=state.running.staggered,
+        spares=len(state.roster.spares),
+        fewest=state.rules.fewest,
     )

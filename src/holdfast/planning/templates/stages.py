@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, replace
 
 from holdfast.core.placement import LayerRange
-from holdfast.core.profile import GpuProfile, LayerProfile, Profile
+from holdfast.core.profile import Costs, GpuProfile, LayerProfile, Profile
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError
 
-__all__ = ["StageTable", "forward_seconds", "stage_table", "with_recomputation"]
+__all__ = ["StageTable", "forward_seconds", "stage_table", "table_of", "with_recomputation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,13 @@ class StageTable:
         if room < 0:
             return 0
         return room // held if held else math.inf
+
+
+def table_of(costs: Costs) -> StageTable:
+    """Returns what stages of one GPU take by costs, in their units of time, and no memory."""
+    layer_s = tuple(map(sum, zip(costs.forward, costs.input, costs.weight, strict=True)))
+    nothing = (0,) * costs.num_layers
+    return StageTable(layer_s=(layer_s,), state_bytes=nothing, held_bytes=nothing, recomputed_bytes=nothing)
 
 
 def stage_table(

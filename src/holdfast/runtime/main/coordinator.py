@@ -232,6 +232,8 @@ def _rules(spec: CoordinatorSpec) -> Rules:
         wait_s=spec.job.resilience.wait_for_replacement,
         failure_every_s=spec.job.resilience.failure_every_s,
         tolerate=spec.job.resilience.tolerate,
+        fewest=0 if spec.shapes is None else spec.shapes.fewest,
+        weighs=spec.shapes is not None,
         job=spec.job_id,
     )
 
