@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.control.membership import Handover, Improved, Stay, Unadvised
+from holdfast.control.membership.running import Refused
 from holdfast.control.messages import Exited, Hello, Leaving, StartWorker, WorkerOffer
 from holdfast.control.reshaper import Reshaper
 from holdfast.core.builders import regular_plan
@@ -112,6 +113,17 @@ def test_it_goes_at_once_if_nothing_is_better_or_nobody_can_be_asked(why):
     else:
         going.give(Unadvised())
     assert W12 not in going.state.running.upcoming.plan.workers
+
+
+def test_it_goes_at_once_if_that_grid_could_not_be_become_before():
+    going = advised().give(Leaving(worker=W12))
+    (news,) = Reshaper(SHAPES).news(going.state)
+    refused = Refused(grid=news.offer.grid, absent=frozenset(), why="it was tried")
+    going.state = replace(going.state, prospects=replace(going.state.prospects, refused=refused))
+    going.give(news)
+    assert W12 not in going.state.running.upcoming.plan.workers
+    assert going.state.grid.target is None
+    assert going.state.prospects.weighed == (going.state.situation, "it was tried")
 
 
 def test_what_was_said_of_another_situation_does_not_count():

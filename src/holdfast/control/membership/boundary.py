@@ -230,7 +230,9 @@ def _weighed(state: Membership, why: str) -> Membership:
 
 def _become(state: Membership, offer: Handover) -> Decision:
     """Layers are handed over, until the grid is as it is to become."""
-    if state.prospects.why_not(offer.grid, state.absent) or not _may_become(state, offer.grid, offer.leaving):
+    if why := state.prospects.why_not(offer.grid, state.absent):  # then nobody stays for it either
+        return (state, ()) if state.prospects.has_weighed(state.situation) else change_members(_weighed(state, why))
+    if not _may_become(state, offer.grid, offer.leaving):
         return state, ()
     told = (Record(event=Notice(worker="coordinator", text=offer.why)),) if offer.why else ()
     state, grown = _with_places_for_spares(state, offer.grid)
