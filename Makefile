@@ -68,6 +68,7 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/templates.py
 	$(BIN)/python benchmarks/reshaping.py
+	$(BIN)/python benchmarks/switching.py
 	$(BIN)/python benchmarks/slipstream.py
 	$(BIN)/python benchmarks/planned_step.py
 

@@ -106,16 +106,14 @@ class OnTheLine:
             ours = socket.create_connection((host, int(port)))
             self._open += [theirs, ours]
             self.heard.append(bytearray())
-            self._start(self._pass, theirs, ours, partial(self._changed, self.heard[-1]))
-            self._start(self._pass, ours, theirs, _pieces)
+            self._start(self._pass, theirs, ours, partial(self._changed, self.heard[-1]), self._cut_if_due)
+            self._start(self._pass, ours, theirs, _pieces, lambda: None)
 
-    def _pass(self, source, target, changed):
+    def _pass(self, source, target, changed, then):
         with contextlib.suppress(OSError):
             for data in changed(source):
                 target.sendall(data)
-                if self.ends.is_set() and not self.ended.is_set():
-                    self.ended.set()
-                    self.cut()
+                then()
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 
@@ -124,6 +122,12 @@ class OnTheLine:
         for data in _pieces(source):
             heard += data
             yield self._change(data)
+
+    def _cut_if_due(self):
+        """By the one thread that passes on what the sender says: a second one might cut what was made anew."""
+        if self.ends.is_set() and not self.ended.is_set():
+            self.ended.set()
+            self.cut()
 
     def cut(self, how=socket.SHUT_RDWR):
         for each in tuple(self._open):  # whoever calls again meanwhile is another
