@@ -43,7 +43,19 @@ def test_layers_of_a_node_are_those_of_all_its_stages():
 
 def test_nodes_stay_where_they_lack_the_least():
     held = {7: {3, 4}, 8: {0, 1}, 9: {5}}
-    found = seat(TEMPLATE, (7, 8, 9), held, (10, 20, 30, 40, 50, 60))
+    found = seat(TEMPLATE.layers_by_node, (7, 8, 9), held, (10, 20, 30, 40, 50, 60))
     assert found.nodes == (8, 7, 9)
     assert found.copied_bytes == 30, "layer 2 alone is copied"
-    assert seat(TEMPLATE, (7, 8, 9), {}, (1,) * 6).copied_bytes == 6
+    assert seat(TEMPLATE.layers_by_node, (7, 8, 9), {}, (1,) * 6).copied_bytes == 6
+
+
+def test_places_of_several_pipelines_are_given_at_once():
+    places = (*TEMPLATE.layers_by_node, *TEMPLATE.layers_by_node)
+    held = {"a": {0}, "b": {5}, "c": {3, 4}, "d": {0, 1, 2}, "e": {3}}
+    found = seat(places, tuple("abcdef"), held, (10, 20, 30, 40, 50, 60))
+    lacking = [
+        sum((10, 20, 30, 40, 50, 60)[layer] for layer in place.indices if layer not in held.get(node, ()))
+        for place, node in zip(places, found.nodes, strict=True)
+    ]
+    assert (sorted(found.nodes), found.copied_bytes) == (list("abcdef"), sum(lacking))
+    assert found.copied_bytes == 20 + 30 + 50 + 60, "what nobody has twice"
