@@ -61,8 +61,8 @@ def cheapest_assignment(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
     Args:
         costs: a square matrix, by rows; whole numbers are added exactly.
 
-    The Hungarian method: rows are added one after another, each by a shortest path in reduced costs that lets rows
-    which are there change their columns.
+    The Hungarian method, which no dependency has: rows are added one after another, each by a shortest path in reduced
+    costs that lets rows which are there change their columns.
 
     Cost: O(n^3) for n rows: about a second for 200.
 
