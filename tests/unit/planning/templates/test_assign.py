@@ -39,6 +39,7 @@ def test_no_assignment_is_cheaper(seed):
 
 def test_layers_of_a_node_are_those_of_all_its_stages():
     assert [str(layers) for layers in TEMPLATE.layers_by_node] == ["0:3", "3:5", "5:6"]
+    assert TEMPLATE.node_of_stage == (0, 0, 1, 2)
 
 
 def test_nodes_stay_where_they_lack_the_least():
