@@ -70,7 +70,7 @@ class Programme:
         self.limited = table.memory_bytes is not None
         self.scale = 2 ** self.layers.bit_length()
         self.stage, self.most_held = (np.full((self.gpus, self.layers, self.layers), np.inf) for _ in range(2))
-        rows = _whole(table.layer_s, _EXACT // (4 * (self.layers + microbatches) * self.scale))
+        rows = _in_units(table.layer_s, _EXACT // (4 * (self.layers + microbatches) * self.scale))
         for first in range(self.layers):
             for gpus, row in enumerate(rows):
                 self.stage[gpus, first, : self.layers - first] = np.cumsum(np.array(row[first:], dtype=np.float64))
@@ -221,7 +221,7 @@ def spread(best: Numbers, here: Numbers) -> None:
         np.minimum(part, best[..., less_one, :, : gpus - less_one], out=part)
 
 
-def _whole(rows: Sequence[Sequence[float]], most: int) -> list[list[int]]:
+def _in_units(rows: Sequence[Sequence[float]], most: int) -> list[list[int]]:
     """Returns times in whole units, a power of ten each, of which there are at most so many in a row.
 
     Decimals that are not longer than that stay what they are, so that what is equal for a person is equal here.
