@@ -99,7 +99,7 @@ def test_two_are_lost_in_one_instant(runs, faults, overrides):
 
 
 def test_one_comes_and_one_leaves_in_one_instant_while_layers_move(runs):
-    faults = ("slow:2.0@3:6x", "kill:1.2@2:backward", "join:1.2@5", "leave:0.1@5:start")
+    faults = ("slow:2.0@3:10x", "kill:1.2@2:backward", "join:1.2@5", "leave:0.1@5:start")
     summary = survived(runs, *faults, started=13)
     assert [event.worker for event in events_of(summary, Parted)] == ["0.1"]
     assert works_last(summary) == 11, "of twelve, one was lost, one has left, and one has come"

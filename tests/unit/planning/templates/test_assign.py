@@ -50,13 +50,19 @@ def test_nodes_stay_where_they_lack_the_least():
     assert seat(TEMPLATE.layers_by_node, (7, 8, 9), {}, (1,) * 6).copied_bytes == 6
 
 
-def test_places_of_several_pipelines_are_given_at_once():
-    places = (*TEMPLATE.layers_by_node, *TEMPLATE.layers_by_node)
-    held = {"a": {0}, "b": {5}, "c": {3, 4}, "d": {0, 1, 2}, "e": {3}}
-    found = seat(places, tuple("abcdef"), held, (10, 20, 30, 40, 50, 60))
-    lacking = [
-        sum((10, 20, 30, 40, 50, 60)[layer] for layer in place.indices if layer not in held.get(node, ()))
-        for place, node in zip(places, found.nodes, strict=True)
-    ]
-    assert (sorted(found.nodes), found.copied_bytes) == (list("abcdef"), sum(lacking))
-    assert found.copied_bytes == 20 + 30 + 50 + 60, "what nobody has twice"
+@pytest.mark.parametrize("seed", range(20))
+def test_no_seating_at_the_places_of_several_pipelines_copies_less(seed):
+    rng = random.Random(seed)
+    places = (*TEMPLATE.layers_by_node, LayerRange(0, 4), LayerRange(4, 6))
+    held = {name: set(rng.sample(range(6), rng.randint(0, 4))) for name in "abcd"}
+    sizes = [rng.choice([1, rng.randint(1, 9), 1 << 40]) for _ in range(6)]
+    found = seat(places, "abcde", held, sizes)
+
+    def lacking(nodes):
+        return sum(
+            sizes[layer]
+            for node, place in zip(nodes, places, strict=True)
+            for layer in set(place.indices) - held.get(node, set())
+        )
+
+    assert found.copied_bytes == lacking(found.nodes) == min(map(lacking, itertools.permutations("abcde")))
