@@ -122,9 +122,7 @@ def _templates(args: argparse.Namespace) -> str:
         instance = replace(instance, microbatches=even_shares(steady_s, count))
     pipelines = set(zip(instance.sizes, instance.microbatches, strict=True))
     step_s = max(predicted_seconds(profile, templates.templates[size], share) for size, share in pipelines)
-    shown = ShownTemplates(
-        templates=templates, instance=instance, global_batch=args.global_batch, step_s=step_s, gpus_per_node=gpus
-    )
+    shown = ShownTemplates(templates=templates, instance=instance, global_batch=args.global_batch, step_s=step_s)
     return FORMATS[args.format](shown)
 
 

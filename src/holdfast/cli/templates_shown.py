@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from types import MappingProxyType
 
 from holdfast.drawing.pipelines import DrawnPipeline, DrawnStage, pipelines_to_svg
@@ -26,14 +28,12 @@ class ShownTemplates:
         instance: the pipelines.
         global_batch: samples of a step.
         step_s: how long a step takes the slowest pipeline, by the evaluator.
-        gpus_per_node: GPUs of a node.
     """
 
     templates: TemplateSet
     instance: Instance
     global_batch: int
     step_s: float
-    gpus_per_node: int
 
     @property
     def throughput(self) -> float | None:
@@ -69,20 +69,16 @@ def _to_table(shown: ShownTemplates) -> str:
     lines = ["nodes  stages  iteration s  layers on GPUs of each node"]
     for size, template in templates.templates.items():
         iteration = f"{template.iteration_s:.6g}"
-        lines.append(
-            f"{size:5d}  {len(template.stages):6d}  {iteration:>11}  {_by_node(template, shown.gpus_per_node)}"
-        )
+        lines.append(f"{size:5d}  {len(template.stages):6d}  {iteration:>11}  {_by_node(template)}")
     lines.append(f"iteration is for {templates.microbatches} micro-batches")
     lines += ["", *_pipelines(shown), "", _guarantee(templates)]
     return "\n".join(lines) + "\n"
 
 
-def _by_node(template: Template, gpus_per_node: int) -> str:
-    used, parts = 0, []
-    for stage in template.stages:
-        parts.append(f"{'| ' if used and not used % gpus_per_node else ''}{stage.layers} on {stage.gpus}")
-        used += stage.gpus
-    return ", ".join(parts).replace(", |", " |")
+def _by_node(template: Template) -> str:
+    stages = zip(template.node_of_stage, template.stages, strict=True)
+    parts = [[f"{stage.layers} on {stage.gpus}" for _, stage in part] for _, part in groupby(stages, itemgetter(0))]
+    return " | ".join(map(", ".join, parts))
 
 
 def _pipelines(shown: ShownTemplates) -> list[str]:
@@ -114,20 +110,19 @@ def _to_svg(shown: ShownTemplates) -> str:
     for size, template in shown.templates.templates.items():
         used = [f"{count} x {share} mb" for (of, share), count in sorted(alike.items()) if of == size]
         note = f"{template.iteration_s:.4g} s" + (f"; used {', '.join(used)}" if used else "")
-        rows.append(DrawnPipeline(name=f"{size} node(s)", note=note, stages=_drawn(template, shown.gpus_per_node)))
+        rows.append(DrawnPipeline(name=f"{size} node(s)", note=note, stages=_drawn(template)))
     told = (
         f"times are of {shown.templates.microbatches} micro-batches; mb: the micro-batches of a pipeline that is used"
     )
     return pipelines_to_svg(rows, told)
 
 
-def _drawn(template: Template, gpus_per_node: int) -> tuple[DrawnStage, ...]:
-    used, stages = 0, []
-    for stage, seconds in zip(template.stages, template.stage_s, strict=True):
-        busy = seconds / template.steady_s if template.steady_s else 1.0
-        stages.append(DrawnStage(node=used // gpus_per_node, layers=stage.layers, gpus=stage.gpus, busy=busy))
-        used += stage.gpus
-    return tuple(stages)
+def _drawn(template: Template) -> tuple[DrawnStage, ...]:
+    longest = template.steady_s
+    return tuple(
+        DrawnStage(node=node, layers=stage.layers, gpus=stage.gpus, busy=seconds / longest if longest else 1.0)
+        for node, stage, seconds in zip(template.node_of_stage, template.stages, template.stage_s, strict=True)
+    )
 
 
 FORMATS: Mapping[str, Callable[[ShownTemplates], str]] = MappingProxyType(

@@ -11,7 +11,7 @@ from holdfast.config.profiles import load_profile
 from holdfast.core.builders import home_plan
 from holdfast.core.placement import LayerRange, home_placement, split_evenly
 from holdfast.core.plan import Plan
-from holdfast.core.profile import Profile, costs_from_profile, unit_costs
+from holdfast.core.profile import Costs, Profile, costs_from_profile, unit_costs
 from holdfast.core.routes import home_routes
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError
@@ -58,7 +58,7 @@ def terms_of(
         return None
     return Terms(
         technique=Technique(job.train.technique),
-        costs=unit_costs(num_layers) if profile is None else costs_from_profile(profile),
+        costs=_costs(num_layers, profile),
         in_flight=in_flight_of(job),
         ties=ties,
         copy_s=() if profile is None else _copy_s(profile),
@@ -89,7 +89,7 @@ def shapes_of(job: Job, num_layers: int, profile: Profile | None, terms: Terms |
             f"grid has {workers} workers: expected more of them, fewer failures or smaller pipelines"
         )
     return Shapes(
-        costs=unit_costs(num_layers) if profile is None else costs_from_profile(profile),
+        costs=_costs(num_layers, profile),
         minimum=minimum,
         fewest=0 if job.resilience.degraded == "allow" else (tolerate + 1) * minimum,
         state=(1,) * num_layers if profile is None else tuple(layer.state_bytes for layer in profile.layers),
@@ -120,6 +120,10 @@ def _by_memory(job: Job, table: StageTable) -> int:
         f"resilience.worker_memory: {table.memory_bytes} bytes of each worker are too few for any pipeline of up to "
         f"{most} workers: expected more"
     )
+
+
+def _costs(num_layers: int, profile: Profile | None) -> Costs:
+    return unit_costs(num_layers) if profile is None else costs_from_profile(profile)
 
 
 def in_flight_of(job: Job) -> int:

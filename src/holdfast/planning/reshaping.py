@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from holdfast.core.builders import adaptive_plan, assigned_plan
 from holdfast.core.evaluate import evaluate
@@ -18,7 +19,7 @@ from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan, StateUnavailable
 from holdfast.planning.migration import steps_gained
 from holdfast.planning.planner import Technique
-from holdfast.planning.templates.assign import cheapest_assignment, seat
+from holdfast.planning.templates.assign import seat
 from holdfast.planning.templates.batches import fastest_shares
 from holdfast.planning.templates.instances import best_instance
 from holdfast.planning.templates.mapping import best_templates
@@ -178,8 +179,12 @@ def _candidates(
     table = shapes.table
     most = min(len(left) + len(come), table.num_layers, microbatches)
     templates = best_templates(table, range(shapes.minimum, most + 1), microbatches)
-    anew = (_anew((*left, *come[:some]), baseline, templates, shapes, microbatches) for some in range(len(come) + 1))
-    for made in (_by_the_rules(rows, gone, templates, shapes), *anew):
+    held = {worker: baseline.placement.held_layers(worker) for worker in left}
+    anew = (
+        _anew(templates, held | dict.fromkeys(come[:some], ()), shapes.state, microbatches)
+        for some in range(len(come) + 1)
+    )
+    for made in (_by_the_rules(rows, gone, templates, held, shapes.state), *anew):
         if made and len(made) <= microbatches:
             paces = [pace_of(times, last_slowest(times)) for times in (_stage_s(row, table) for row in made)]
             yield made, fastest_shares(paces, microbatches)
@@ -194,12 +199,15 @@ def _stage_s(row: Row, table: StageTable) -> tuple[float, ...]:
 
 
 def _by_the_rules(
-    rows: Sequence[Row], gone: frozenset[WorkerId], templates: Mapping[int, Template], shapes: Shapes
+    rows: Sequence[Row],
+    gone: frozenset[WorkerId],
+    templates: Mapping[int, Template],
+    held: Mapping[WorkerId, Sequence[int]],
+    state: Sequence[int],
 ) -> tuple[Row, ...]:
     """Pipelines that are left as they are, and others that have borrowed, or were merged."""
     workers = [visit.worker for row in rows for visit in row]
     number = {worker: at for at, worker in enumerate(workers)}
-    held = {number[visit.worker]: visit.layers.indices for row in rows for visit in row}
     before = Pipelines(pipelines=tuple(tuple(number[visit.worker] for visit in row) for row in rows))
     lost = frozenset(number[worker] for worker in gone)
     if not templates:
@@ -213,29 +221,28 @@ def _by_the_rules(
         if (same := as_they_are.get(nodes)) is not None:
             made.append(same)
             continue
-        template = templates[len(nodes)]
-        seated = seat(template, nodes, held, shapes.state).nodes
-        made.append(_row([workers[node] for node in seated], template))
+        places = templates[len(nodes)].layers_by_node
+        made.append(_row(places, seat(places, [workers[node] for node in nodes], held, state).nodes))
     return tuple(made)
 
 
 def _anew(
-    left: Sequence[WorkerId], baseline: Plan, templates: Mapping[int, Template], shapes: Shapes, microbatches: int
+    templates: Mapping[int, Template],
+    held: Mapping[WorkerId, Sequence[int]],
+    state: Sequence[int],
+    microbatches: int,
 ) -> tuple[Row, ...]:
     """The best pipelines for so many workers, each of whom takes the place for which it lacks least."""
     try:
-        sizes = best_instance({n: each.pace for n, each in templates.items()}, len(left), 1, microbatches).sizes
+        sizes = best_instance({n: each.pace for n, each in templates.items()}, len(held), 1, microbatches).sizes
     except InfeasiblePlan:
         return ()
-    places = [layers for size in sizes for layers in templates[size].layers_by_node]
-    if len(places) != len(left):  # likewise
+    if sum(sizes) != len(held):  # likewise
         return ()
-    held = [frozenset(baseline.placement.held_layers(worker)) for worker in left]
-    costs = [[sum(shapes.state[layer] for layer in set(part.indices) - has) for part in places] for has in held]
-    taken = cheapest_assignment(costs)
-    seated = iter([worker for _, worker in sorted(zip(taken, left, strict=True))])
-    return tuple(_row([next(seated) for _ in range(size)], templates[size]) for size in sizes)
+    rows = [templates[size].layers_by_node for size in sizes]
+    seated = iter(seat([place for places in rows for place in places], tuple(held), held, state).nodes)
+    return tuple(_row(places, list(islice(seated, len(places)))) for places in rows)
 
 
-def _row(workers: Sequence[WorkerId], template: Template) -> Row:
-    return tuple(Visit(worker, layers) for worker, layers in zip(workers, template.layers_by_node, strict=True))
+def _row(places: Sequence[LayerRange], workers: Sequence[WorkerId]) -> Row:
+    return tuple(map(Visit, workers, places))

@@ -1,53 +1,57 @@
-"""Which node takes which place of a pipeline, so that the fewest bytes are copied."""
+"""Which node takes which place of some pipelines, so that the fewest bytes are copied."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from holdfast.planning.templates.template import Template
+from holdfast.core.placement import LayerRange
 
 __all__ = ["Seating", "cheapest_assignment", "seat"]
 
+Node = TypeVar("Node", bound=Hashable)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seating:
-    """The nodes of a pipeline at their places.
+class Seating(Generic[Node]):
+    """Nodes at their places.
 
     Attributes:
         nodes: the node at place 0, 1, ...
         copied_bytes: what all of them lack of the layers there.
     """
 
-    nodes: tuple[int, ...]
+    nodes: tuple[Node, ...]
     copied_bytes: int
 
 
 def seat(
-    template: Template, nodes: Sequence[int], held: Mapping[int, Collection[int]], state_bytes: Sequence[int]
-) -> Seating:
-    """Returns the nodes of a pipeline at the places where they lack the fewest bytes, exactly.
+    places: Sequence[LayerRange],
+    nodes: Sequence[Node],
+    held: Mapping[Node, Collection[int]],
+    state_bytes: Sequence[int],
+) -> Seating[Node]:
+    """Returns nodes at the places where they lack the fewest bytes, exactly.
 
     Args:
-        template: the pipeline's template.
-        nodes: as many nodes as it has; among equals they stay in this order where they can.
+        places: the layers of each place, of one pipeline or of several.
+        nodes: as many nodes; among equals they stay in this order where they can.
         held: the layers whose state a node has; none if it is not named.
         state_bytes: what another node needs to have a layer, by layer.
 
     Cost: as :func:`cheapest_assignment`.
     """
     lacking = [
-        [
-            sum(state_bytes[layer] for layer in layers.indices if layer not in held.get(node, ()))
-            for layers in template.layers_by_node
-        ]
-        for node in nodes
+        [sum(state_bytes[layer] for layer in layers.indices if layer not in has) for layers in places]
+        for has in (frozenset(held.get(node, ())) for node in nodes)
     ]
-    places = cheapest_assignment(lacking)
+    taken = cheapest_assignment(lacking)
+    by_place = sorted(range(len(taken)), key=taken.__getitem__)
     return Seating(
-        nodes=tuple(node for _, node in sorted(zip(places, nodes, strict=True))),
-        copied_bytes=sum(row[place] for row, place in zip(lacking, places, strict=True)),
+        nodes=tuple(nodes[row] for row in by_place),
+        copied_bytes=sum(row[place] for row, place in zip(lacking, taken, strict=True)),
     )
 
 
@@ -57,8 +61,8 @@ def cheapest_assignment(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
     Args:
         costs: a square matrix, by rows; whole numbers are added exactly.
 
-    The Hungarian method: rows are added one after another, each by a shortest path in reduced costs that lets rows
-    which are there change their columns.
+    The Hungarian method, which no dependency has: rows are added one after another, each by a shortest path in reduced
+    costs that lets rows which are there change their columns.
 
     Cost: O(n^3) for n rows: about a second for 200.
 

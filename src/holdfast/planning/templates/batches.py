@@ -96,7 +96,7 @@ def even_shares(steady_s: Sequence[float], microbatches: int) -> tuple[int, ...]
     _check(len(steady_s), microbatches)
     if min(steady_s) <= 0:
         raise ConfigError(f"times per micro-batch of {min(steady_s)} cannot be balanced: expected more than 0")
-    times = _whole(steady_s)
+    times = _proportional(steady_s)
     centre = Fraction(microbatches) / sum(Fraction(1, time) for time in times)
     shares = _for_centre(times, microbatches, centre)
     spread = math.isqrt(_deviation(times, shares) // len(times)) + 1
@@ -113,7 +113,8 @@ def _check(pipelines: int, microbatches: int) -> None:
         )
 
 
-def _whole(values: Sequence[float]) -> list[int]:
+def _proportional(values: Sequence[float]) -> list[int]:
+    """Returns the least whole numbers that are to each other as these, exactly, of whatever size."""
     exact = [Fraction(repr(float(value))) for value in values]
     common = math.lcm(*(value.denominator for value in exact))
     whole = [int(value * common) for value in exact]

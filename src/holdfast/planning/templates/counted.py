@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from holdfast.planning.templates.programme import AFTER, BEFORE, Numbers, Programme, Weights, spread
+from holdfast.planning.templates.programme import AFTER, Numbers, Programme, Room, Weights
 
 __all__ = ["counted_costs"]
 
@@ -33,6 +33,7 @@ def counted_costs(
     """
     layers, gpus = programme.layers, programme.gpus
     weights, reach, paid = programme.weights([low], [top]), programme.reach(top, nodes), programme.paid(low, top, nodes)
+    turns, room = weights.turns, Room((2,), nodes, gpus)
     left: Numbers = np.full((2, layers + 1, nodes * gpus + 1), np.inf)
     left[AFTER, layers, 0] = 0
     yield left
@@ -44,7 +45,7 @@ def counted_costs(
             return
         fewest, most = alive.argmax(axis=1), alive.shape[1] - 1 - alive[:, ::-1].argmax(axis=1)
         behind, left = left, np.full_like(left, np.inf)
-        wide = fitting.before.shape[3]
+        wide = fitting.widest
         for first in range(max(0, int(rows[0]) - wide), int(rows[-1])):
             to = rows[rows.searchsorted(first, side="right") : rows.searchsorted(first + wide, side="right")]
             near, far = reach[first]
@@ -54,13 +55,12 @@ def counted_costs(
             if near >= far:
                 continue
             many, part = int(to[-1]) - first, slice(near * gpus, far * gpus)
-            waiting, turned = behind[:, first + 1 : first + 1 + many, part].reshape(2, 1, many, far - near, gpus)
-            before, turn, after = (
-                each[0, :, first, :many, None, None] for each in (fitting.before, fitting.turn, fitting.after)
-            )
+            reached = behind[:, first + 1 : first + 1 + many, part].reshape(2, 1, many, far - near, gpus)
+            stay = fitting.stay[:, 0, :, first, :many, None, None]
+            short, long = turns[first]
+            turn = fitting.turn[0, :, first, short : min(long, many), None, None]
             here = left[:, first, part.start + 1 : part.stop + 1].reshape(2, far - near, gpus)
-            spread(np.minimum((before + waiting).min(axis=1), (turn + turned).min(axis=1)), here[BEFORE])
-            spread((after + turned).min(axis=1), here[AFTER])
+            room.relax(stay, turn, short, reached, here)
         left[left + paid > budget] = np.inf
         yield left
 
@@ -68,9 +68,5 @@ def counted_costs(
 def _fitting(programme: Programme, weights: Weights, stages: int) -> Weights:
     """Returns the weights of the stages that can be with so many stages to go."""
     held = min(programme.microbatches, stages)
-    fits = programme.most_held[None, :, :, : weights.before.shape[3]] >= held
-    return Weights(
-        before=np.where(fits, weights.before, np.inf),
-        turn=np.where(fits, weights.turn, np.inf),
-        after=np.where(fits, weights.after, np.inf),
-    )
+    fits = programme.most_held[None, :, :, : weights.widest] >= held
+    return Weights(stay=np.where(fits, weights.stay, np.inf), turn=np.where(fits, weights.turn, np.inf))

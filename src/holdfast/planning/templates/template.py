@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
+from operator import itemgetter
 
 from holdfast.core.placement import LayerRange
 from holdfast.planning.templates.pace import Pace, pace_of
@@ -80,13 +82,15 @@ class Template:
         return pace_of(self.stage_s, self.slowest)
 
     @property
+    def node_of_stage(self) -> tuple[int, ...]:
+        """On which node of a pipeline stage 0, 1, ... is, from 0."""
+        before = tuple(accumulate((stage.gpus for stage in self.stages), initial=0))
+        gpus_per_node = before[-1] // self.nodes
+        return tuple(gpus // gpus_per_node for gpus in before[:-1])
+
+    @property
     def layers_by_node(self) -> tuple[LayerRange, ...]:
         """The layers of all stages on node 0, 1, ... of a pipeline."""
-        gpus_per_node, used, found = sum(stage.gpus for stage in self.stages) // self.nodes, 0, list[LayerRange]()
-        for stage in self.stages:
-            if used % gpus_per_node:
-                found[-1] = LayerRange(found[-1].start, stage.layers.stop)
-            else:
-                found.append(stage.layers)
-            used += stage.gpus
-        return tuple(found)
+        parts = zip(self.node_of_stage, (stage.layers for stage in self.stages), strict=True)
+        by_node = [[layers for _, layers in part] for _, part in groupby(parts, key=itemgetter(0))]
+        return tuple(LayerRange(part[0].start, part[-1].stop) for part in by_node)

@@ -49,12 +49,13 @@ def trace(programme: Programme, tables: Sequence[Numbers], slowest: tuple[float,
         budget: the cost.
     """
     weights = programme.weights(slowest[:1], slowest[1:])
-    moves = {BEFORE: ((BEFORE, weights.before[0]), (AFTER, weights.turn[0])), AFTER: ((AFTER, weights.after[0]),)}
+    before, after, turn = weights.stay[BEFORE, 0], weights.stay[AFTER, 0], weights.turn[0]
+    moves = {BEFORE: ((BEFORE, before), (AFTER, turn)), AFTER: ((AFTER, after),)}
     ways: dict[_Place, _Way] = {(BEFORE, tables[0].shape[2] - 1): (-budget, ())}
     starts, first = list[int](), 0
     for to_go, left in reversed(list(enumerate(tables[:-1], 1))):
         starts.append(first)
-        for many in range(1, min(weights.before.shape[3], programme.layers - first) + 1):
+        for many in range(1, min(weights.widest, programme.layers - first) + 1):
             stage = (first, many - 1)
             fits = programme.most_held[:, *stage] >= min(programme.microbatches, to_go)
             reached: dict[_Place, _Way] = {}

@@ -39,11 +39,30 @@ def test_no_assignment_is_cheaper(seed):
 
 def test_layers_of_a_node_are_those_of_all_its_stages():
     assert [str(layers) for layers in TEMPLATE.layers_by_node] == ["0:3", "3:5", "5:6"]
+    assert TEMPLATE.node_of_stage == (0, 0, 1, 2)
 
 
 def test_nodes_stay_where_they_lack_the_least():
     held = {7: {3, 4}, 8: {0, 1}, 9: {5}}
-    found = seat(TEMPLATE, (7, 8, 9), held, (10, 20, 30, 40, 50, 60))
+    found = seat(TEMPLATE.layers_by_node, (7, 8, 9), held, (10, 20, 30, 40, 50, 60))
     assert found.nodes == (8, 7, 9)
     assert found.copied_bytes == 30, "layer 2 alone is copied"
-    assert seat(TEMPLATE, (7, 8, 9), {}, (1,) * 6).copied_bytes == 6
+    assert seat(TEMPLATE.layers_by_node, (7, 8, 9), {}, (1,) * 6).copied_bytes == 6
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_seating_at_the_places_of_several_pipelines_copies_less(seed):
+    rng = random.Random(seed)
+    places = (*TEMPLATE.layers_by_node, LayerRange(0, 4), LayerRange(4, 6))
+    held = {name: set(rng.sample(range(6), rng.randint(0, 4))) for name in "abcd"}
+    sizes = [rng.choice([1, rng.randint(1, 9), 1 << 40]) for _ in range(6)]
+    found = seat(places, "abcde", held, sizes)
+
+    def lacking(nodes):
+        return sum(
+            sizes[layer]
+            for node, place in zip(nodes, places, strict=True)
+            for layer in set(place.indices) - held.get(node, set())
+        )
+
+    assert found.copied_bytes == lacking(found.nodes) == min(map(lacking, itertools.permutations("abcde")))

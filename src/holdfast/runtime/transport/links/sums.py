@@ -143,9 +143,8 @@ class Summing:
         if parked is None:
             return
         if base is not total and len(parked) == base.nbytes:
-            self._total = parked.view(base.dtype)
-            fold = partial(self._fold, base.numpy(), self._total.numpy())
-        fold(0, parked.numpy().data)
+            self._total = total = parked.view(base.dtype)
+        self._fold(base.numpy(), total.numpy(), 0, parked.numpy().data)
 
     def _fold(self, base: numpy.ndarray, total: numpy.ndarray, offset: int, part: memoryview) -> None:
         """Adds what has come of one contribution to what is there: all before it, or ours alone."""
