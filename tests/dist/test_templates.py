@@ -13,6 +13,7 @@ from holdfast.control.store import DecisionStore
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking
 from holdfast.core.profile import uniform_profile
+from holdfast.optim.digest import encode_layer, load_layer
 from holdfast.telemetry.events import (
     Agreed,
     FaultInjected,
@@ -109,11 +110,12 @@ def test_the_fewest_bytes_are_copied_and_nothing_else(runs):
     """Two pipelines of two and a worker become 2 + 3; one may be seated at any of the five places."""
     job = ("train.steps=16", "model.layers=4", "grid.microbatches=4")
     healthy = runs.healthy("small", job)
-    sizes = [path.stat().st_size for path in sorted((healthy.run_dir / "final").glob("layer-*"))]
+    layers = [load_layer(path) for path in sorted((healthy.run_dir / "final").glob("layer-*"))]
+    sizes = [len(encode_layer(layer)) for layer in layers]
     alike = uniform_profile(len(sizes), forward_s=1, backward_input_s=1, backward_weight_s=1)
-    layers = tuple(replace(layer, parameter_bytes=size) for layer, size in zip(alike.layers, sizes, strict=True))
+    costed = tuple(replace(layer, parameter_bytes=size) for layer, size in zip(alike.layers, sizes, strict=True))
     profile = runs.folder() / "profile.json"
-    save_profile(replace(alike, layers=layers), profile)
+    save_profile(replace(alike, layers=costed), profile)
 
     overrides = (*job, "resilience.strategy=templates", "resilience.smallest_pipeline=2", f"train.profile={profile}")
     overrides += ("resilience.failure_every_s=100000",)  # by this profile a layer's operation takes a second
@@ -126,11 +128,14 @@ def test_the_fewest_bytes_are_copied_and_nothing_else(runs):
 
     takes = lacking(before, after.placement)
     assert events_of(summary, HandingOver)[0].takes == tuple((str(worker), str(part)) for worker, part in takes)
-    copied = sum(sizes[layer] for _, part in takes for layer in part.indices)
-    assert sum(event.bytes for event in events_of(summary, Synced)) == copied > 0
+    taken = [layer for _, part in takes for layer in part.indices]
+    synced = events_of(summary, Synced)
+    (entered,) = {event.entered for event in synced}
+    came = sum(event.bytes for event in synced)
+    assert came == sum(len(encode_layer(replace(layers[layer], step=entered))) for layer in taken)
     places = [visit.layers.indices for visits in rows.values() for visit in visits]
     held = {worker: set(before.held_layers(worker)) for worker in before.workers}
-    assert copied == min(
+    assert sum(sizes[layer] for layer in taken) == min(
         sum(sizes[layer] for worker, place in zip(seated, places, strict=True) for layer in set(place) - held[worker])
         for seated in itertools.permutations(held)
     )
