@@ -33,6 +33,7 @@ __all__ = [
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Gpus = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
 Spares = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
@@ -104,15 +105,33 @@ ModelSettings = GptModel | ConvnetModel | PythonModel
 Data = TextData | DigitsData | PythonData
 
 
-class PipelineLayout(_Plain, frozen=True, kw_only=True):
-    """One pipeline: how many layers each of its ``stages`` has, and its ``microbatches``."""
+class PipelineLayout(_Plain, frozen=True, kw_only=True, omit_defaults=True):
+    """One pipeline: how many layers and how many ``gpus`` each of its ``stages`` has, and its ``microbatches``.
+
+    ``gpus``: one number per stage; empty: one GPU each.
+    """
 
     stages: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
     microbatches: Positive
+    gpus: tuple[Gpus, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.gpus and len(self.gpus) != len(self.stages):
+            raise ValueError(
+                f"Expected gpus to be one number per stage, {len(self.stages)} of them, got {len(self.gpus)}"
+            )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many GPUs stage 0, 1, ... has."""
+        return self.gpus or (1,) * len(self.stages)
 
 
 class Grid(_Plain, frozen=True, kw_only=True):
     """The healthy grid; ``microbatches`` per pipeline. ``workers_per_node``: consecutive workers that fail together.
+
+    ``gpus_per_stage``: with ``numerics: exact`` a stage is so many workers of one node, which hold the same layers and
+    take a pipeline's micro-batches by turns.
 
     ``layout``, in place of ``pipelines``, ``stages`` and ``microbatches``: pipelines that are not all alike.
     """
@@ -121,6 +140,7 @@ class Grid(_Plain, frozen=True, kw_only=True):
     stages: Positive | msgspec.UnsetType = msgspec.UNSET
     microbatches: Positive | msgspec.UnsetType = msgspec.UNSET
     layout: tuple[PipelineLayout, ...] = ()
+    gpus_per_stage: Gpus = 1
     microbatch_size: Positive = 1
     workers_per_node: Positive = 1
 
@@ -135,6 +155,8 @@ class Grid(_Plain, frozen=True, kw_only=True):
                 f"Expected either pipelines, stages and microbatches or layout, got {given[0]} and layout (an empty "
                 "layout is none)"
             )
+        if self.layout and self.gpus_per_stage > 1:
+            raise ValueError("Expected the gpus of each stage in layout, got gpus_per_stage and layout")
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -148,13 +170,10 @@ class Grid(_Plain, frozen=True, kw_only=True):
         return Batch(counts or (self.microbatches or 0,) * (self.pipelines or 0))
 
     @property
-    def num_workers(self) -> int:
-        """How many workers the whole grid has."""
-        return sum(self.depths)
-
-    def has(self, worker: WorkerId) -> bool:
-        """Whether the whole grid has this worker."""
-        return worker.pipeline < len(self.depths) and worker.stage < self.depths[worker.pipeline]
+    def widths(self) -> tuple[tuple[int, ...], ...]:
+        """How many GPUs each stage of pipeline 0, 1, ... has."""
+        alike = ((self.gpus_per_stage,) * (self.stages or 0),) * (self.pipelines or 0)
+        return tuple(each.widths for each in self.layout) or alike
 
 
 class Optimizer(_Plain, frozen=True, kw_only=True):
@@ -323,6 +342,25 @@ class Job(_Plain, frozen=True, kw_only=True):
     def global_microbatches(self) -> int:
         """Micro-batches of one step, over all pipelines."""
         return sum(self.grid.batch.counts)
+
+    @property
+    def lanes(self) -> tuple[tuple[int, ...], ...]:
+        """How many workers each stage of pipeline 0, 1, ... has."""
+        return self.grid.widths
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many workers pipeline 0, 1, ... has."""
+        return tuple(map(sum, self.lanes))
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the whole grid has."""
+        return sum(self.sizes)
+
+    def has(self, worker: WorkerId) -> bool:
+        """Whether the whole grid has this worker."""
+        return worker.pipeline < len(self.sizes) and worker.stage < self.sizes[worker.pipeline]
 
     @property
     def spares(self) -> tuple[WorkerId, ...]:

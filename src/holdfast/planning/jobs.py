@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise, repeat
 
-from holdfast.config.job import Job
+from holdfast.config.job import Grid, Job
 from holdfast.config.load import check_cuts
 from holdfast.config.profiles import load_profile
 from holdfast.core.builders import home_plan
@@ -84,13 +84,18 @@ def shapes_of(job: Job, num_layers: int, profile: Profile | None, terms: Terms |
 
 def in_flight_of(job: Job) -> int:
     """Returns how many micro-batches a worker may hold by the planner's schedules."""
-    return job.train.in_flight or 2 * max(job.grid.depths)
+    return job.train.in_flight or 2 * max(map(_most_ahead, job.lanes))
+
+
+def _most_ahead(lanes: Sequence[int]) -> int:
+    """Returns how many micro-batches one lane of the first stages must hold for all lanes after it to work."""
+    return max(-(-sum(lanes[stage:]) // width) for stage, width in enumerate(lanes))
 
 
 def grid_of(job: Job, pipelines: Sequence[tuple[LayerRange, ...]], terms: Terms) -> CostedGrid | None:
-    """Returns the planner's grid of a job's pipelines; None if they are not alike."""
+    """Returns the planner's grid of a job's pipelines; None if they are not alike, or stages have several lanes."""
     counts = job.grid.batch.counts
-    if len(set(pipelines)) > 1 or len(set(counts)) > 1:
+    if len(set(pipelines)) > 1 or len(set(counts)) > 1 or max(map(max, job.lanes)) > 1:
         return None
     return regular_grid(len(pipelines), pipelines[0], counts[0], terms)
 
@@ -100,7 +105,7 @@ def _copy_s(profile: Profile) -> tuple[float, ...]:
 
 
 def stages_of(job: Job, num_layers: int, profile: Profile | None = None) -> tuple[tuple[LayerRange, ...], ...]:
-    """Returns the layers of stage 0, 1, ... of every pipeline.
+    """Returns the layers of every worker of every pipeline, stage by stage: those of a stage once for each lane.
 
     As the job's layout says; else all are alike: equally many, or if a profile tells what they cost, equally fast.
 
@@ -109,6 +114,13 @@ def stages_of(job: Job, num_layers: int, profile: Profile | None = None) -> tupl
     """
     grid = job.grid
     check_cuts(grid, num_layers)
+    return tuple(
+        tuple(chain.from_iterable(map(repeat, stages, lanes)))
+        for stages, lanes in zip(_cuts(grid, num_layers, profile), job.lanes, strict=True)
+    )
+
+
+def _cuts(grid: Grid, num_layers: int, profile: Profile | None) -> tuple[tuple[LayerRange, ...], ...]:
     if grid.layout:
         return tuple(_consecutive(pipeline.stages) for pipeline in grid.layout)
     depth = grid.depths[0]
@@ -127,8 +139,8 @@ def tolerated(job: Job) -> int:
     0 if the grid survives none.
     """
     grid = job.grid
-    wanted = job.resilience.tolerate or max(1, grid.num_workers // 4)
-    return min(wanted, grid.num_workers - max(grid.depths))
+    wanted = job.resilience.tolerate or max(1, job.num_workers // 4)
+    return min(wanted, job.num_workers - max(grid.depths))
 
 
 def healthy_plan(

@@ -8,6 +8,7 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import LayerProfile, Link, Profile
 from holdfast.core.schedule import OpKind
+from holdfast.core.slots import slots_of
 from holdfast.errors import ConfigError
 from holdfast.planning.jobs import healthy_plan, profile_of, stages_of, terms_of, tolerated
 from holdfast.planning.planner import Technique
@@ -105,6 +106,20 @@ def test_a_layout_of_pipelines_that_are_alike_is_planned_as_any_such_grid():
     alike = [{"stages": [3, 2], "microbatches": 4}] * 2
     regular = healthy_plan(job("train.technique=staggered"), 5)
     assert healthy_plan(job("train.technique=staggered", grid={"layout": alike}), 5) == regular
+
+
+@pytest.mark.parametrize("technique", ["1f1b", "gpipe", "decoupled", "staggered"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_stages_of_several_gpus_are_as_many_workers(stages, technique):
+    wide = ("grid.gpus_per_stage=2", "grid.workers_per_node=2")
+    found = job(*wide, f"grid.stages={stages}", f"train.technique={technique}")
+    plan, rows = healthy_plan(found, 5), stages_of(found, 5)
+    assert slots_of(plan) is None
+    assert [len(row) for row in rows] == [2 * stages] * 2
+    assert len(plan.workers) == 4 * stages
+    owners = plan.placement.owners_by_layer
+    assert all(len(each) == 4 for each in owners)
+    assert {len(plan.routes.through(worker)) for worker in plan.workers} == {2}, "they take micro-batches by turns"
 
 
 def test_no_profile_is_named():
