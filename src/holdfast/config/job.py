@@ -131,7 +131,8 @@ class Grid(_Plain, frozen=True, kw_only=True):
     """The healthy grid; ``microbatches`` per pipeline. ``workers_per_node``: consecutive workers that fail together.
 
     ``gpus_per_stage``: with ``numerics: exact`` a stage is so many workers of one node, which hold the same layers and
-    take a pipeline's micro-batches by turns.
+    take a pipeline's micro-batches by turns; with ``fast`` it is one worker whose layers are sharded over so many
+    processes, which share the samples of each micro-batch.
 
     ``layout``, in place of ``pipelines``, ``stages`` and ``microbatches``: pipelines that are not all alike.
     """
@@ -345,8 +346,23 @@ class Job(_Plain, frozen=True, kw_only=True):
 
     @property
     def lanes(self) -> tuple[tuple[int, ...], ...]:
-        """How many workers each stage of pipeline 0, 1, ... has."""
+        """How many workers each stage of pipeline 0, 1, ... has: with exact numerics one for each GPU."""
+        if self.train.numerics == "fast":
+            return tuple((1,) * len(row) for row in self.grid.widths)
         return self.grid.widths
+
+    @property
+    def shards(self) -> tuple[tuple[int, ...], ...]:
+        """How many GPUs share each worker of each stage of pipeline 0, 1, ...: with exact numerics one."""
+        if self.train.numerics == "fast":
+            return self.grid.widths
+        return tuple((1,) * len(row) for row in self.grid.widths)
+
+    def gpus_of(self, worker: WorkerId) -> int:
+        """Returns how many GPUs a worker has, for life; a spare has one."""
+        if self.train.numerics == "exact" or not self.has(worker):
+            return 1
+        return self.shards[worker.pipeline][worker.stage]
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -270,7 +270,7 @@ def _check(job: Job, source: str) -> None:
         )
     if complaint := _wrong_baseline(job):
         raise ConfigError(f"{source}: {complaint}")
-    if complaint := _wrong_lanes(job):
+    if complaint := _wrong_lanes(job) or _wrong_shards(job):
         raise ConfigError(f"{source}: {complaint}")
     pipelines, owners = len(job.grid.depths), _fewest_owners(job)
     if job.resilience.tolerate > owners - 1:
@@ -307,6 +307,30 @@ def _wrong_lanes(job: Job) -> str:
                 f"them by turns; expected at least {max(lanes)}"
             )
     return _torn_stage(job)
+
+
+def _wrong_shards(job: Job) -> str:
+    """What does not go with stages that are sharded over several GPUs; empty if nothing."""
+    gpus = max(map(max, job.shards))
+    if gpus == 1:
+        return ""
+    wide = "with numerics fast a stage of several GPUs is sharded over them"
+    if uneven := [each for row in job.shards for each in row if job.grid.microbatch_size % each]:
+        return (
+            f"grid.microbatch_size: {wide}, which share the samples of each micro-batch; expected a multiple of "
+            f"{uneven[0]}, got {job.grid.microbatch_size}"
+        )
+    unfit = {
+        "resilience.strategy": (job.resilience.strategy == "templates", "adaptive, or one GPU for each stage"),
+        "resilience.spares": (job.resilience.spares > 0, "0, as a spare would have one GPU only"),
+        "resilience.commit": (job.resilience.commit == "undo", "shadow"),
+        "train.loss_scale": (job.train.loss_scale is not None, "null"),
+        "optimizer.kind": (
+            job.optimizer.kind not in ("sgd", "adam", "adamw"),
+            "sgd, adam or adamw, which update each element by itself",
+        ),
+    }
+    return next((f"{key}: {wide}; expected {right}" for key, (wrong, right) in unfit.items() if wrong), "")
 
 
 def _torn_stage(job: Job) -> str:

@@ -39,7 +39,7 @@ from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
 from holdfast.runtime.transport.port import Exchange, Expected, Handle, MessageKey, Ready, SumHandle, SumKey
 
-__all__ = ["GlooTransport"]
+__all__ = ["GlooTransport", "deaf_to_strangers"]
 
 _Gloo: Any = dist.ProcessGroupGloo  # torch's type hints leave its methods out
 _JOIN_S = 0.01
@@ -414,6 +414,15 @@ def _listen(host: str) -> tuple[object, set[str]]:
     if len(listener) != 1:
         raise InternalError(f"Gloo's new device listens on {len(listener)} sockets, expected one")
     return device, listener
+
+
+@contextlib.contextmanager
+def deaf_to_strangers() -> Iterator[None]:
+    """Whatever this process begins to listen on within hears nothing afterwards: all who are to come have come."""
+    with LISTENING:
+        before = _sockets().keys()
+        yield
+        _let_nobody_in({each for each, found in _duplicates(_sockets().keys() - before) if _listens(found)})
 
 
 def _let_nobody_in(listener: set[str]) -> None:
