@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, chain, pairwise, repeat
 
 from holdfast.config.job import Grid, Job
@@ -11,7 +12,7 @@ from holdfast.config.profiles import load_profile
 from holdfast.core.builders import home_plan
 from holdfast.core.placement import LayerRange, home_placement, split_evenly
 from holdfast.core.plan import Plan
-from holdfast.core.profile import Profile, costs_from_profile, unit_costs
+from holdfast.core.profile import LayerProfile, Profile, costs_from_profile, unit_costs
 from holdfast.core.routes import home_routes
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError
@@ -25,10 +26,10 @@ __all__ = ["grid_of", "healthy_plan", "in_flight_of", "profile_of", "shapes_of",
 
 
 def profile_of(job: Job, num_layers: int) -> Profile | None:
-    """Returns the profile that a job names; None if it names none.
+    """Returns the profile that a job names; None if it names none. Where stages are sharded, times are theirs.
 
     Raises:
-        ConfigError: it cannot be read, or is that of another model.
+        ConfigError: it cannot be read, is that of another model, or has no times for the GPUs of the stages.
     """
     if job.train.profile is None:
         return None
@@ -38,7 +39,36 @@ def profile_of(job: Job, num_layers: int) -> Profile | None:
             f"train.profile: {job.train.profile} has {len(profile.layers)} layers, but the model has {num_layers}: "
             "is it the profile of another model?"
         )
-    return profile
+    return _sharded(profile, job)
+
+
+def _sharded(profile: Profile, job: Job) -> Profile:
+    """Returns the profile with the times that layers take on stages which are sharded over several GPUs."""
+    numbers = sorted({gpus for row in job.shards for gpus in row})
+    if numbers == [1]:
+        return profile
+    if len(numbers) > 1:
+        raise ConfigError(
+            f"train.profile: stages have {' or '.join(map(str, numbers))} GPUs, and the planner has one time for each "
+            "layer with numerics fast; expected equally many for all stages, or no profile"
+        )
+    return replace(profile, layers=tuple(_on(numbers[0], layer) for layer in profile.layers))
+
+
+def _on(gpus: int, layer: LayerProfile) -> LayerProfile:
+    times = layer.by_gpus.get(str(gpus))
+    if times is None:
+        raise ConfigError(
+            f"train.profile: layer {layer.name!r} has no times on {gpus} GPUs; expected by_gpus.{gpus}, or no profile"
+        )
+    return replace(
+        layer,
+        forward_s=times.forward_s,
+        backward_input_s=times.backward_input_s,
+        backward_weight_s=times.backward_weight_s,
+        backward_s=None,
+        split_s=0.0,
+    )
 
 
 def terms_of(

@@ -262,6 +262,33 @@ def test_gpus_that_do_not_fit_are_named(grid, text):
     assert text in complaint(with_layout(**grid))
 
 
+FAST = ("train.numerics=fast", "grid.gpus_per_stage=2", "grid.microbatch_size=4")
+
+
+def test_with_fast_numerics_a_stage_of_several_gpus_is_one_worker():
+    job = parse_job(with_layout(layout=WIDE, microbatch_size=2), ["train.numerics=fast"])
+    assert (job.lanes, job.shards, job.num_workers) == (((1, 1, 1), (1,)), ((1, 2, 1), (1,)), 4)
+    assert [job.gpus_of(WorkerId(*each)) for each in ((0, 0), (0, 1), (1, 0), (2, 0))] == [1, 2, 1, 1]
+    assert parse_job(JOB, FAST).num_workers == 12
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("grid.microbatch_size=3", "which share the samples of each micro-batch; expected a multiple of 2, got 3"),
+        ("resilience.strategy=templates", "sharded over them; expected adaptive, or one GPU for each stage"),
+        ("resilience.spares=1", "sharded over them; expected 0, as a spare would have one GPU only"),
+        ("resilience.commit=undo", "sharded over them; expected shadow"),
+        ("train.loss_scale={}", "sharded over them; expected null"),
+        ("optimizer.kind=lamb", "expected sgd, adam or adamw, which update each element by itself"),
+    ],
+)
+def test_what_does_not_go_with_sharded_stages_is_named(override, text):
+    found = complaint(JOB, *FAST, override)
+    assert found.startswith(f"{override.partition('=')[0]}: with numerics fast a stage of several GPUs is sharded")
+    assert text in found
+
+
 def test_pipelines_of_templates_have_one_gpu_per_stage():
     tree = with_layout(layout=WIDE, workers_per_node=5)
     assert "resilience.strategy: templates makes pipelines whose" in complaint(tree, "resilience.strategy=templates")

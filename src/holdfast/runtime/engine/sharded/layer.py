@@ -64,11 +64,10 @@ class ShardedLayer:
         self._ranks, self._tied = ranks, tuple(tied)
         kept = module.state_dict().keys()
         self._buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
-        fully_shard(module, mesh=ranks.mesh)
+        fully_shard(module, mesh=ranks.mesh, reshard_after_forward=True)
         fsdp = cast(FSDPModule, module)
         fsdp.set_force_sum_reduction_for_comms(True)  # Gloo has no other
         fsdp.set_gradient_divide_factor(1.0)  # what is summed is parts of one mean already
-        fsdp.set_is_last_backward(False)  # other micro-batches are yet to come back through it
         self._sharded = {name: cast(DTensor, parameter) for name, parameter in module.named_parameters()}
         self._shard = ShadowedLayer(layer, _Shards(self._sharded), factory, tied=tied)
 
@@ -226,7 +225,8 @@ class ShardedLayer:
         )
 
     def _show(self) -> None:
-        """Lets FSDP2 run with what is live."""
+        """Lets FSDP2 run with what is live: it may not have what it gathered of something else."""
+        cast(FSDPModule, self.module).reshard()
         live = self._shard.export().parameters
         with torch.no_grad():
             for name, parameter in self._sharded.items():
@@ -235,9 +235,9 @@ class ShardedLayer:
 
 
 class _Shards(nn.Module):
-    """One rank's shards of a layer's parameters, under the names that these have there."""
+    """One rank's shards of a layer's parameters (DTensors), under the names that these have there."""
 
-    def __init__(self, sharded: Mapping[str, DTensor]) -> None:
+    def __init__(self, sharded: Mapping[str, Any]) -> None:
         super().__init__()
         for name, parameter in sharded.items():  # a name with a dot is no attribute, but it may be a parameter's
             own = nn.Parameter(parameter.detach().to_local().clone(), requires_grad=parameter.requires_grad)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -43,6 +44,8 @@ class Ranks:
         self.rank, self.size = rank, size
         self.stopped = threading.Event()
         self.stages = 0
+        # Layers' outputs are cut from the graph at once, so nobody changes one in place.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all are on one machine, and nobody else is to come
         with deaf_to_strangers():
             store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
