@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from holdfast.errors import InternalError
 from holdfast.runtime.engine.sharded.commands import Command, decode, encode
-from holdfast.runtime.transport.gloo import deaf_to_strangers
+from holdfast.runtime.sockets import deaf_to_strangers
 
 if TYPE_CHECKING:
     from holdfast.core.tensorspec import TensorSpec
