@@ -195,7 +195,7 @@ class Runs:
 def victims(job: Job, faults: list[Fault]) -> list[str]:
     """The workers that are lost to faults; whoever is told to leave, or comes, is not lost."""
     grid = job.grid
-    workers = tuple(WorkerId(p, s) for p, depth in enumerate(grid.depths) for s in range(depth))
+    workers = tuple(WorkerId(p, s) for p, size in enumerate(job.sizes) for s in range(size))
     nodes = group_into_nodes((*workers, *job.spares), grid.workers_per_node)
     struck = [fault for fault in faults if fault.kind in FATAL_KINDS]
     lost = [(fault.worker,) if fault.node is None else nodes[fault.node] for fault in struck]

@@ -21,17 +21,19 @@ from holdfast.core.validate import validate
 from holdfast.planning.planner import Technique, plan_routes
 from holdfast.planning.training import Terms, replanned, rerouted, within_limit
 
+LANES = st.sampled_from((1, 1, 1, 1, 2, 3))
 MANY = settings(max_examples=200)
 
 
 @st.composite
 def layouts(draw):
-    """2 to 5 pipelines of 1 to 5 stages, cut anywhere, with any numbers of micro-batches."""
+    """2 to 5 pipelines of 1 to 5 stages of 1 to 3 lanes, cut anywhere, with any numbers of micro-batches."""
     layers = draw(st.integers(1, 8))
     pipelines = []
     for _ in range(draw(st.integers(2, 5))):
         cuts = draw(st.sets(st.integers(1, layers - 1), max_size=4)) if layers > 1 else set()
-        pipelines.append([LayerRange(*pair) for pair in pairwise([0, *sorted(cuts), layers])])
+        stages = [LayerRange(*pair) for pair in pairwise([0, *sorted(cuts), layers])]
+        pipelines.append([stage for stage in stages for _ in range(draw(LANES))])
     counts = draw(st.lists(st.integers(1, 5), min_size=len(pipelines), max_size=len(pipelines)))
     return home_placement(pipelines), Batch(tuple(counts))
 

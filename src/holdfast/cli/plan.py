@@ -60,7 +60,7 @@ _OF_REGULAR_GRIDS = (
     "keep_home",
     "failures",
 )
-"""Flags that do not go with a grid whose pipelines are unlike."""
+"""Flags that do not go with a grid whose pipelines are unlike, or whose stages have several GPUs."""
 _MOST_WORKERS, _MOST_OPERATIONS = 100_000, 20_000_000
 _PROVED_TWICE = 50_000
 """Operations up to which the core's validator, which works on messages, proves the plan as well."""
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         StateUnavailable: the failed workers leave layers without an owner.
     """
     job = load_job(args.job) if args.job else None
-    if job is not None and job.grid.layout:
+    if job is not None and (job.grid.layout or max(map(max, job.lanes)) > 1):
         shown = _of_layout(args, job)
     else:
         task = _read(args, job)
@@ -197,10 +197,10 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
         ConfigError: a flag is for regular grids.
     """
     _check_flags_of_layout(args)
-    layers = num_layers(job) or sum(job.grid.layout[0].stages)
+    layers = _layers_of_layout(job)
     profile, ties = profile_of(job, layers), _known_ties(job, layers)
     terms, began = terms_of(job, layers, profile, ties), time.monotonic()
-    pipelines = stages_of(job, layers)
+    pipelines = stages_of(job, layers, None if terms is None else profile)
     placement = home_placement(pipelines)
     routes, failed = home_routes(placement, job.grid.batch), _known(args.failed, placement.workers)
     routes, left = reroute(placement, routes, failed), placement.without(failed)
@@ -220,6 +220,23 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
     else:
         return _by_rules(healthy_plan(job, layers), failed, costs, ties, began)
     return _shown(planned, failed)
+
+
+def _layers_of_layout(job: Job) -> int:
+    """How many layers the model has.
+
+    Raises:
+        ConfigError: only the model itself could tell.
+    """
+    if (layers := num_layers(job)) is not None:
+        return layers
+    if job.grid.layout:
+        return sum(job.grid.layout[0].stages)
+    if job.train.profile is not None:
+        return len(load_profile(job.train.profile).layers)
+    raise ConfigError(
+        "grid: how many layers a model of one's own has is not in the job file: expected grid.layout, or train.profile"
+    )
 
 
 def _by_rules(
@@ -242,8 +259,8 @@ def _check_flags_of_layout(args: argparse.Namespace) -> None:
     if given:
         name = f"--{given[0].replace('_', '-')}"
         raise ConfigError(
-            f"{name}: {args.job} names its pipelines one by one (grid.layout): expected only --failed, --technique, "
-            "--time-limit, --solver and --format"
+            f"{name}: {args.job} names its pipelines one by one (grid.layout) or has stages of several GPUs: expected "
+            "only --failed, --technique, --time-limit, --solver and --format"
         )
 
 

@@ -178,14 +178,14 @@ class ProgressLine:
             self._print(self._text(progress))
 
     def _text(self, progress: Progress) -> str:
-        steps, grid = self._job.train.steps, self._job.grid
+        steps = self._job.train.steps
         loss = "-" if progress.loss is None else f"{progress.loss:.4f}"
         text = f"step {progress.step + 1}/{steps}  loss {loss}"
         if len(self._times) > 1:
             rate = (len(self._times) - 1) / (self._times[-1] - self._times[0])
             left = round((steps - progress.step - 1) / rate)
             text += f"  {rate * self._job.samples_per_step:.1f} samples/s  left {hours(left)}"
-        text += f"  workers {progress.alive}/{grid.num_workers}"
+        text += f"  workers {progress.alive}/{self._job.num_workers}"
         text += f"  checkpoint {progress.checkpoint}" if progress.checkpoint else ""
         return text + ("  OMITTED: a gradient was not finite" if progress.omitted else "")
 

@@ -30,6 +30,7 @@ _NEVER = (
     "control",
 )
 _IN_FAST_NUMERICS = (
+    "grid.gpus_per_stage",
     "grid.layout",
     "grid.pipelines",
     "grid.stages",
@@ -107,10 +108,17 @@ def _in_short(values: Mapping[str, Any]) -> Mapping[str, Any]:
         return values
     if len(set(layout)) != 1 or values.get("train.profile") is not None:
         return values
-    stages = layout[0].stages
+    stages, widths = layout[0].stages, set(layout[0].widths)
+    if len(widths) > 1:
+        return values
     if stages != tuple(len(each.indices) for each in split_evenly(sum(stages), len(stages))):
         return values
-    alike = {"pipelines": len(layout), "stages": len(stages), "microbatches": layout[0].microbatches}
+    alike = {
+        "pipelines": len(layout),
+        "stages": len(stages),
+        "microbatches": layout[0].microbatches,
+        "gpus_per_stage": widths.pop(),
+    }
     return {**values, "grid.layout": [], **{f"grid.{key}": value for key, value in alike.items()}}
 
 

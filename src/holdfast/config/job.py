@@ -33,6 +33,7 @@ __all__ = [
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Gpus = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
 Spares = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
@@ -104,15 +105,34 @@ ModelSettings = GptModel | ConvnetModel | PythonModel
 Data = TextData | DigitsData | PythonData
 
 
-class PipelineLayout(_Plain, frozen=True, kw_only=True):
-    """One pipeline: how many layers each of its ``stages`` has, and its ``microbatches``."""
+class PipelineLayout(_Plain, frozen=True, kw_only=True, omit_defaults=True):
+    """One pipeline: how many layers and how many ``gpus`` each of its ``stages`` has, and its ``microbatches``.
+
+    ``gpus``: one number per stage; empty: one GPU each.
+    """
 
     stages: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
     microbatches: Positive
+    gpus: tuple[Gpus, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.gpus and len(self.gpus) != len(self.stages):
+            raise ValueError(
+                f"Expected gpus to be one number per stage, {len(self.stages)} of them, got {len(self.gpus)}"
+            )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many GPUs stage 0, 1, ... has."""
+        return self.gpus or (1,) * len(self.stages)
 
 
 class Grid(_Plain, frozen=True, kw_only=True):
     """The healthy grid; ``microbatches`` per pipeline. ``workers_per_node``: consecutive workers that fail together.
+
+    ``gpus_per_stage``: with ``numerics: exact`` a stage is so many workers of one node, which hold the same layers and
+    take a pipeline's micro-batches by turns; with ``fast`` it is one worker whose layers are sharded over so many
+    processes, which share the samples of each micro-batch.
 
     ``layout``, in place of ``pipelines``, ``stages`` and ``microbatches``: pipelines that are not all alike.
     """
@@ -121,6 +141,7 @@ class Grid(_Plain, frozen=True, kw_only=True):
     stages: Positive | msgspec.UnsetType = msgspec.UNSET
     microbatches: Positive | msgspec.UnsetType = msgspec.UNSET
     layout: tuple[PipelineLayout, ...] = ()
+    gpus_per_stage: Gpus = 1
     microbatch_size: Positive = 1
     workers_per_node: Positive = 1
 
@@ -135,6 +156,8 @@ class Grid(_Plain, frozen=True, kw_only=True):
                 f"Expected either pipelines, stages and microbatches or layout, got {given[0]} and layout (an empty "
                 "layout is none)"
             )
+        if self.layout and self.gpus_per_stage > 1:
+            raise ValueError("Expected the gpus of each stage in layout, got gpus_per_stage and layout")
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -148,13 +171,10 @@ class Grid(_Plain, frozen=True, kw_only=True):
         return Batch(counts or (self.microbatches or 0,) * (self.pipelines or 0))
 
     @property
-    def num_workers(self) -> int:
-        """How many workers the whole grid has."""
-        return sum(self.depths)
-
-    def has(self, worker: WorkerId) -> bool:
-        """Whether the whole grid has this worker."""
-        return worker.pipeline < len(self.depths) and worker.stage < self.depths[worker.pipeline]
+    def widths(self) -> tuple[tuple[int, ...], ...]:
+        """How many GPUs each stage of pipeline 0, 1, ... has."""
+        alike = ((self.gpus_per_stage,) * (self.stages or 0),) * (self.pipelines or 0)
+        return tuple(each.widths for each in self.layout) or alike
 
 
 class Optimizer(_Plain, frozen=True, kw_only=True):
@@ -328,6 +348,40 @@ class Job(_Plain, frozen=True, kw_only=True):
     def global_microbatches(self) -> int:
         """Micro-batches of one step, over all pipelines."""
         return sum(self.grid.batch.counts)
+
+    @property
+    def lanes(self) -> tuple[tuple[int, ...], ...]:
+        """How many workers each stage of pipeline 0, 1, ... has: with exact numerics one for each GPU."""
+        if self.train.numerics == "fast":
+            return tuple((1,) * len(row) for row in self.grid.widths)
+        return self.grid.widths
+
+    @property
+    def shards(self) -> tuple[tuple[int, ...], ...]:
+        """How many GPUs share each worker of each stage of pipeline 0, 1, ...: with exact numerics one."""
+        if self.train.numerics == "fast":
+            return self.grid.widths
+        return tuple((1,) * len(row) for row in self.grid.widths)
+
+    def gpus_of(self, worker: WorkerId) -> int:
+        """Returns how many GPUs a worker has, for life; a spare has one."""
+        if self.train.numerics == "exact" or not self.has(worker):
+            return 1
+        return self.shards[worker.pipeline][worker.stage]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many workers pipeline 0, 1, ... has."""
+        return tuple(map(sum, self.lanes))
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the whole grid has."""
+        return sum(self.sizes)
+
+    def has(self, worker: WorkerId) -> bool:
+        """Whether the whole grid has this worker."""
+        return worker.pipeline < len(self.sizes) and worker.stage < self.sizes[worker.pipeline]
 
     @property
     def spares(self) -> tuple[WorkerId, ...]:

@@ -11,6 +11,7 @@ import re
 import reprlib
 import typing
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -269,23 +270,105 @@ def _check(job: Job, source: str) -> None:
         )
     if complaint := _wrong_baseline(job):
         raise ConfigError(f"{source}: {complaint}")
-    pipelines = len(job.grid.depths)
-    if job.resilience.tolerate > pipelines - 1:
+    if complaint := _wrong_lanes(job) or _wrong_shards(job):
+        raise ConfigError(f"{source}: {complaint}")
+    pipelines, owners = len(job.grid.depths), _fewest_owners(job)
+    if job.resilience.tolerate > owners - 1:
         raise ConfigError(
-            f"{source}: resilience.tolerate: {pipelines} pipelines survive any {pipelines - 1} failures, not any "
+            f"{source}: resilience.tolerate: {pipelines} pipelines survive any {owners - 1} failures, not any "
             f"{job.resilience.tolerate}; use more pipelines or tolerate less"
         )
+
+
+def _fewest_owners(job: Job) -> int:
+    """How many workers hold a layer, one of those that the fewest hold."""
+    if not job.grid.layout:
+        return sum(lanes[0] for lanes in job.lanes)
+    rows = [
+        [lanes for layers, lanes in zip(each.stages, widths, strict=True) for _ in range(layers)]
+        for each, widths in zip(job.grid.layout, job.lanes, strict=True)
+    ]
+    return min(map(sum, zip(*rows, strict=False)))
+
+
+def _wrong_lanes(job: Job) -> str:
+    """What does not go with stages of several workers; empty if nothing."""
+    if max(map(max, job.lanes)) == 1:
+        return ""
+    if job.resilience.strategy == "templates":
+        return (
+            "resilience.strategy: templates makes pipelines whose stages are one worker each, and the stages of this "
+            "grid have several GPUs; expected adaptive, or one GPU for each stage"
+        )
+    for pipeline, (lanes, count) in enumerate(zip(job.lanes, job.grid.batch.counts, strict=True)):
+        if count < max(lanes):
+            return (
+                f"grid: pipeline {pipeline} has {count} micro-batches for a stage of {max(lanes)} GPUs, which take "
+                f"them by turns; expected at least {max(lanes)}"
+            )
+    return _torn_stage(job)
+
+
+def _wrong_shards(job: Job) -> str:
+    """What does not go with stages that are sharded over several GPUs; empty if nothing."""
+    gpus = max(map(max, job.shards))
+    if gpus == 1:
+        return ""
+    wide = "with numerics fast a stage of several GPUs is sharded over them"
+    if uneven := [each for row in job.shards for each in row if job.grid.microbatch_size % each]:
+        return (
+            f"grid.microbatch_size: {wide}, which share the samples of each micro-batch; expected a multiple of "
+            f"{uneven[0]}, got {job.grid.microbatch_size}"
+        )
+    unfit = {
+        "resilience.strategy": (job.resilience.strategy == "templates", "adaptive, or one GPU for each stage"),
+        "resilience.spares": (job.resilience.spares > 0, "0, as a spare would have one GPU only"),
+        "resilience.commit": (job.resilience.commit == "undo", "shadow"),
+        "train.loss_scale": (job.train.loss_scale is not None, "null"),
+        "optimizer.kind": (
+            job.optimizer.kind not in ("sgd", "adam", "adamw"),
+            "sgd, adam or adamw, which update each element by itself",
+        ),
+    }
+    return next((f"{key}: {wide}; expected {right}" for key, (wrong, right) in unfit.items() if wrong), "")
+
+
+def _torn_stage(job: Job) -> str:
+    """Which stage would lie on two nodes; empty if none."""
+    first, per_node = 0, job.grid.workers_per_node
+    for pipeline, lanes in enumerate(job.lanes):
+        for stage, width in enumerate(lanes):
+            last = first + width - 1
+            if first // per_node != last // per_node:
+                return (
+                    f"grid.workers_per_node: with {per_node} workers per node, stage {stage} of pipeline {pipeline}, "
+                    f"which has {width} GPUs, would lie on nodes {first // per_node} to {last // per_node}; expected a "
+                    f"number such that every stage is on one node, such as {_fitting(job)}"
+                )
+            first += width
+    return ""
+
+
+def _fitting(job: Job) -> int:
+    """The fewest workers per node that tear no stage apart; all of them never do."""
+    widths = [width for lanes in job.lanes for width in lanes]
+    ends = list(accumulate(widths))
+
+    def fits(per_node: int) -> bool:
+        return all((end - width) // per_node == (end - 1) // per_node for end, width in zip(ends, widths, strict=True))
+
+    return next((each for each in range(max(widths), ends[-1]) if fits(each)), ends[-1])
 
 
 def _check_size(grid: Grid, source: str) -> None:
     """Refuses what is more than can be planned, before anything of that size is made."""
     if grid.layout:
         operations = sum(3 * len(each.stages) * each.microbatches for each in grid.layout)
-        workers = sum(len(each.stages) for each in grid.layout)
+        workers = sum(sum(each.widths) for each in grid.layout)
         told = f"{workers} workers with {operations} operations in a step"
     else:
-        workers = (grid.pipelines or 0) * (grid.stages or 0)
-        operations = 3 * workers * (grid.microbatches or 0)
+        stages = (grid.pipelines or 0) * (grid.stages or 0)
+        workers, operations = stages * grid.gpus_per_stage, 3 * stages * (grid.microbatches or 0)
         told = f"{grid.pipelines} x {grid.stages} workers with {grid.microbatches} micro-batches per pipeline"
     if workers > _MOST_WORKERS or operations > _MOST_OPERATIONS:
         raise ConfigError(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
+from fractions import Fraction
 
 from holdfast.core.ids import Batch, MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, Placement, regular_placement
@@ -47,7 +48,12 @@ def gpipe_orders(placement: Placement, routes: Routes) -> Orders:
 
 
 def one_f_one_b(
-    placement: Placement, routes: Routes, costs: Costs | None = None, *, limit: Limit = Limit.CLASSIC
+    placement: Placement,
+    routes: Routes,
+    costs: Costs | None = None,
+    *,
+    limit: Limit = Limit.CLASSIC,
+    home: Routes | None = None,
 ) -> Orders:
     """Returns one-forward-one-backward orders for any routes.
 
@@ -69,6 +75,7 @@ def one_f_one_b(
         routes: where the micro-batches go, over workers of the placement.
         costs: costs per layer; default F = I = W = 1 without communication.
         limit: what limits the micro-batches that a worker holds.
+        home: the routes of the whole grid, which tell where stages have lanes; None: no stage has several.
 
     Raises:
         InfeasiblePlan: a worker cannot hold even one micro-batch; the message says what it needs.
@@ -80,10 +87,11 @@ def one_f_one_b(
     costs = unit_costs(placement.num_layers) if costs is None else costs
     work = WorkCosts(placement, routes, costs)
     if _is_unshared(routes):
-        return _classic(routes, _open_desks(placement, routes, work, limit), work)
+        return _classic(routes, _open_desks(placement, routes, work, limit, {}), work)
+    ahead = {} if home is None else _ahead(home)
 
     def run(rule: _Rule) -> tuple[float, Orders] | None:
-        return _ListScheduler(routes, costs, work, _open_desks(placement, routes, work, limit), rule).run()
+        return _ListScheduler(routes, costs, work, _open_desks(placement, routes, work, limit, ahead), rule).run()
 
     ended = [found for rule in (_Rule.READY, _Rule.GUESTS) if (found := run(rule)) is not None]
     if not ended and (found := run(_Rule.IN_TURN)) is not None:
@@ -138,7 +146,7 @@ def home_plan(placement: Placement, batch: Batch, technique: str = "1f1b", costs
     routes = home_routes(placement, batch)
     match technique:
         case "1f1b":
-            orders = one_f_one_b(placement, routes, costs)
+            orders = one_f_one_b(placement, routes, costs, home=routes)
         case "gpipe":
             orders = gpipe_orders(placement, routes)
         case _:
@@ -197,7 +205,8 @@ def adaptive_plan(healthy: Plan, failed: Iterable[WorkerId], costs: Costs | None
     gone = frozenset(failed)
     routes = reroute(healthy.placement, healthy.routes, gone)
     placement = healthy.placement.without(gone)
-    return Plan(placement=placement, routes=routes, orders=one_f_one_b(placement, routes, costs))
+    orders = one_f_one_b(placement, routes, costs, home=healthy.routes)
+    return Plan(placement=placement, routes=routes, orders=orders)
 
 
 class _Rule(Enum):
@@ -228,12 +237,42 @@ class _Desk:
     most: float = 0.0
 
 
-def _open_desks(placement: Placement, routes: Routes, work: WorkCosts, limit: Limit) -> dict[WorkerId, _Desk]:
+def _ahead(home: Routes) -> dict[WorkerId, int]:
+    """Returns how many micro-batches a worker holds beyond 1F1B's number, by worker, so that all lanes after it work.
+
+    A worker's share of a later stage is d'/d lanes, where its own stage has d and that one d'. While a micro-batch is
+    away, the lanes of its own share can each hold one; and as those of a wider stage take longer over each, they come
+    back several at once: until then as many more can leave as the widest share has lanes beside one.
+    """
+    if _is_unshared(home):
+        return {}
+    through: Counter[WorkerId] = Counter()
+    both: Counter[tuple[WorkerId, Visit]] = Counter()
+    depth: defaultdict[WorkerId, int] = defaultdict(int)
+    for visits, count in Counter(route.visits for route in home.routes).items():
+        for place, visit in enumerate(visits):
+            through[visit.worker] += count
+            depth[visit.worker] = max(depth[visit.worker], len(visits) - place)
+            for later in visits[place:]:
+                both[visit.worker, later] += count
+    shares: defaultdict[WorkerId, dict[LayerRange, Fraction]] = defaultdict(dict)
+    for (worker, later), count in both.items():
+        share = shares[worker]
+        share[later.layers] = share.get(later.layers, Fraction()) + Fraction(count, through[later.worker])
+    return {
+        worker: max(0, math.ceil(sum(share.values())) + math.ceil(max(share.values())) - 1 - depth[worker])
+        for worker, share in shares.items()
+    }
+
+
+def _open_desks(
+    placement: Placement, routes: Routes, work: WorkCosts, limit: Limit, ahead: Mapping[WorkerId, int]
+) -> dict[WorkerId, _Desk]:
     depth: defaultdict[WorkerId, int] = defaultdict(int)
     visits: defaultdict[WorkerId, int] = defaultdict(int)
     for route in routes.routes:
         for left, visit in enumerate(reversed(route.visits), start=1):
-            depth[visit.worker] = max(depth[visit.worker], left)
+            depth[visit.worker] = max(depth[visit.worker], left + ahead.get(visit.worker, 0))
             visits[visit.worker] += 1
     return {
         worker: _open_desk(worker, work.whole[worker], visits[worker], depth[worker] if limit is Limit.CLASSIC else 0)

@@ -215,15 +215,20 @@ def home_placement(pipelines: Sequence[Sequence[LayerRange]]) -> Placement:
     """Returns the placement of a whole grid, whose pipelines may cut the model in different ways.
 
     Args:
-        pipelines: the ranges of stage 0, 1, ... of every pipeline, together covering the layers from 0 without a gap.
+        pipelines: of every pipeline the range of each of its workers, stage by stage, together covering the layers from
+            0 without a gap. Workers that come one after another with the same range are the lanes of one stage.
 
     Raises:
         ConfigError: no pipeline, stages that do not follow one another, or pipelines of unlike models.
+
+    >>> two_lanes = home_placement([[LayerRange(0, 2), LayerRange(2, 3), LayerRange(2, 3)]])
+    >>> [str(worker) for worker in two_lanes.owners(2)]
+    ['0.1', '0.2']
     """
     if not pipelines:
         raise ConfigError("a grid without pipelines is impossible: expected at least 1")
     for stages in pipelines:
-        if not stages or stages[0].start != 0 or any(a.stop != b.start for a, b in pairwise(stages)):
+        if not stages or stages[0].start != 0 or any(a != b and a.stop != b.start for a, b in pairwise(stages)):
             raise ConfigError(f"stages {_some(stages)} must cover the layers from 0 without a gap or an overlap")
     ends = [stages[-1].stop for stages in pipelines]
     if len(set(ends)) > 1:

@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from math import lcm
 
 from holdfast.core.ids import Batch, MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, Placement
@@ -122,8 +123,11 @@ class Routes:
 def home_routes(placement: Placement, batch: Batch) -> Routes:
     """Returns the routes of a whole grid: every micro-batch stays in its own pipeline, and runs all that is held there.
 
+    Of a stage of several lanes it visits one: micro-batches take them by turns.
+
     Args:
-        placement: who holds what; the workers of a pipeline, by their stages, hold all layers one after another.
+        placement: who holds what; the workers of a pipeline, by their stages, hold all layers one after another, and
+            those of one stage the same ones.
         batch: the micro-batches of every pipeline.
 
     Raises:
@@ -134,8 +138,15 @@ def home_routes(placement: Placement, batch: Batch) -> Routes:
         rows.setdefault(worker.pipeline, []).append(Visit(worker, layers))
     if list(rows) != list(range(len(batch.counts))):
         raise ConfigError(f"micro-batches for {len(batch.counts)} pipelines, but workers are in {len(rows)}")
-    visits = [tuple(row) for row in rows.values()]
-    return Routes(tuple(Route(microbatch, visits[microbatch.pipeline]) for microbatch in batch.microbatches))
+    ways = [_ways(row, count) for row, count in zip(rows.values(), batch.counts, strict=True)]
+    return Routes(tuple(Route(mb, ways[mb.pipeline][mb.index % len(ways[mb.pipeline])]) for mb in batch.microbatches))
+
+
+def _ways(row: list[Visit], count: int) -> list[tuple[Visit, ...]]:
+    """Returns what the first, second, ... of so many micro-batches of a pipeline visits, until that begins anew."""
+    stages = [list(lanes) for _, lanes in groupby(row, key=lambda visit: visit.layers)]
+    turns = min(count, lcm(*map(len, stages)))
+    return [tuple(lanes[turn % len(lanes)] for lanes in stages) for turn in range(turns)]
 
 
 def reroute(placement: Placement, routes: Routes, failed: Iterable[WorkerId]) -> Routes:

@@ -59,9 +59,9 @@ class Slots:
 
 
 def slots_of(plan: Plan) -> Slots | None:
-    """Returns who fills which slot in the plan of a whole grid; None if that is not regular.
+    """Returns who fills which slot in the plan of a whole grid; None if that is not regular, or stages have lanes.
 
-    Pipelines are in the order of their first micro-batches.
+    Pipelines are in the order of their micro-batches, which follow one another in each; lanes take them by turns.
 
     Args:
         plan: a plan in which every worker computes.
@@ -72,7 +72,8 @@ def slots_of(plan: Plan) -> Slots | None:
     cuts = {tuple(visit.layers for visit in row) for row in served}
     filled = sorted((visit.worker, visit.layers) for row in served for visit in row)
     alone = tuple(filled) == plan.placement.ranges and not plan.placement.followed
-    if len(cuts) != 1 or not alone or len({len(each) for each in served.values()}) != 1:
+    in_turn = tuple(chain.from_iterable(served.values())) != plan.routes.microbatches
+    if len(cuts) != 1 or not alone or in_turn or len({len(each) for each in served.values()}) != 1:
         return None
     rows = tuple(tuple(visit.worker for visit in row) for row in served)
     return Slots(stages=cuts.pop(), rows=rows, microbatches=tuple(map(tuple, served.values())))

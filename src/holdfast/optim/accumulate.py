@@ -158,6 +158,17 @@ class Accumulator(ABC):
         self._absorb(gradients)
         self._counts[layer, microbatch] += 1
 
+    def add_sums(self, sums: Sequence[Tensor | None]) -> None:
+        """Add what the gradients of micro-batches have come to that were counted one by one, as none, by `add`.
+
+        Args:
+            sums: one per parameter, of its shape; None where there was no gradient.
+        """
+        for place, each in enumerate(sums):
+            self._has_counts[place] += each is not None
+        self._own()
+        self._absorb(sums)
+
     def record(self, microbatch: int, values: Tensor) -> None:
         """Store a micro-batch's record: float32 ``[record_width]``."""
         *_, rows = torch.split(self._own(), self.layout.sections)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from holdfast.optim.digest import LayerState, Number
 from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.loss_scale import LossScale, LossScaling
 
-__all__ = ["CommittedLayer", "Fold", "Version", "copied", "copied_entry"]
+__all__ = ["Committed", "CommittedLayer", "Fold", "Version", "copied", "copied_entry"]
 
 Fold = Callable[[Mapping[str, Tensor]], None]
 """Changes the next state's buffers in place, given by name."""
@@ -39,6 +39,41 @@ class Version:
     buffers: list[Tensor]
     optimizer: list[dict[str, Any]] = field(default_factory=list)
     loss_scale: LossScale | None = None
+
+
+class Committed(Protocol):
+    """What a worker's stage needs of a layer; :class:`CommittedLayer` says what each does."""
+
+    module: nn.Module
+
+    @property
+    def step(self) -> int: ...  # noqa: D102
+
+    @property
+    def loss_scale(self) -> LossScale | None: ...  # noqa: D102
+
+    @property
+    def trainable(self) -> tuple[str, ...]: ...  # noqa: D102
+
+    @property
+    def exact(self) -> bool: ...  # noqa: D102
+
+    @property
+    def whole(self) -> bool: ...  # noqa: D102
+
+    def update(  # noqa: D102
+        self, gradients: Mapping[str, Tensor | None], lr_scale: float, fold: Fold | None = None
+    ) -> None: ...
+
+    def skip(self) -> None: ...  # noqa: D102
+
+    def swap(self) -> None: ...  # noqa: D102
+
+    def take_back(self, to_step: int) -> None: ...  # noqa: D102
+
+    def export(self) -> LayerState: ...  # noqa: D102
+
+    def install(self, state: LayerState) -> None: ...  # noqa: D102
 
 
 class CommittedLayer(ABC):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from dataclasses import replace
+from itertools import accumulate, chain, pairwise, repeat
 
-from holdfast.config.job import Job
+from holdfast.config.job import Grid, Job
 from holdfast.config.load import check_cuts
 from holdfast.config.profiles import load_profile
 from holdfast.core.builders import home_plan
 from holdfast.core.placement import LayerRange, home_placement, split_evenly
 from holdfast.core.plan import Plan
-from holdfast.core.profile import Costs, Profile, costs_from_profile, unit_costs
+from holdfast.core.profile import Costs, LayerProfile, Profile, costs_from_profile, unit_costs
 from holdfast.core.routes import home_routes
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError
@@ -27,10 +28,10 @@ __all__ = ["grid_of", "healthy_plan", "in_flight_of", "profile_of", "shapes_of",
 
 
 def profile_of(job: Job, num_layers: int) -> Profile | None:
-    """Returns the profile that a job names; None if it names none.
+    """Returns the profile that a job names; None if it names none. Where stages are sharded, times are theirs.
 
     Raises:
-        ConfigError: it cannot be read, or is that of another model.
+        ConfigError: it cannot be read, is that of another model, or has no times for the GPUs of the stages.
     """
     if job.train.profile is None:
         return None
@@ -40,7 +41,36 @@ def profile_of(job: Job, num_layers: int) -> Profile | None:
             f"train.profile: {job.train.profile} has {len(profile.layers)} layers, but the model has {num_layers}: "
             "is it the profile of another model?"
         )
-    return profile
+    return _sharded(profile, job)
+
+
+def _sharded(profile: Profile, job: Job) -> Profile:
+    """Returns the profile with the times that layers take on stages which are sharded over several GPUs."""
+    numbers = sorted({gpus for row in job.shards for gpus in row})
+    if numbers == [1]:
+        return profile
+    if len(numbers) > 1:
+        raise ConfigError(
+            f"train.profile: stages have {' or '.join(map(str, numbers))} GPUs, and the planner has one time for each "
+            "layer with numerics fast; expected equally many for all stages, or no profile"
+        )
+    return replace(profile, layers=tuple(_on(numbers[0], layer) for layer in profile.layers))
+
+
+def _on(gpus: int, layer: LayerProfile) -> LayerProfile:
+    times = layer.by_gpus.get(str(gpus))
+    if times is None:
+        raise ConfigError(
+            f"train.profile: layer {layer.name!r} has no times on {gpus} GPUs; expected by_gpus.{gpus}, or no profile"
+        )
+    return replace(
+        layer,
+        forward_s=times.forward_s,
+        backward_input_s=times.backward_input_s,
+        backward_weight_s=times.backward_weight_s,
+        backward_s=None,
+        split_s=0.0,
+    )
 
 
 def terms_of(
@@ -82,7 +112,7 @@ def shapes_of(job: Job, num_layers: int, profile: Profile | None, terms: Terms |
         return None
     table = _stage_table(job, num_layers, profile)
     minimum = job.resilience.smallest_pipeline or _by_memory(job, table) or min(job.grid.depths)
-    tolerate, workers = job.resilience.tolerate, job.grid.num_workers
+    tolerate, workers = job.resilience.tolerate, job.num_workers
     if workers < (tolerate + 1) * minimum:
         raise ConfigError(
             f"resilience.tolerate: {tolerate} failure(s) take {tolerate + 1} pipelines of {minimum} workers, but the "
@@ -112,7 +142,7 @@ def _by_memory(job: Job, table: StageTable) -> int:
     """n0, the fewest workers of a pipeline whose memory suffices; 0 if there is no limit."""
     if table.memory_bytes is None:
         return 0
-    most = min(job.grid.num_workers, table.num_layers, job.global_microbatches)
+    most = min(job.num_workers, table.num_layers, job.global_microbatches)
     for size in range(1, most + 1):
         if best_templates(table, (size,), job.global_microbatches):
             return size
@@ -128,13 +158,18 @@ def _costs(num_layers: int, profile: Profile | None) -> Costs:
 
 def in_flight_of(job: Job) -> int:
     """Returns how many micro-batches a worker may hold by the planner's schedules."""
-    return job.train.in_flight or 2 * max(job.grid.depths)
+    return job.train.in_flight or 2 * max(map(_most_ahead, job.lanes))
+
+
+def _most_ahead(lanes: Sequence[int]) -> int:
+    """Returns how many micro-batches one lane of the first stages must hold for all lanes after it to work."""
+    return max(-(-sum(lanes[stage:]) // width) for stage, width in enumerate(lanes))
 
 
 def grid_of(job: Job, pipelines: Sequence[tuple[LayerRange, ...]], terms: Terms) -> CostedGrid | None:
-    """Returns the planner's grid of a job's pipelines; None if they are not alike."""
+    """Returns the planner's grid of a job's pipelines; None if they are not alike, or stages have several lanes."""
     counts = job.grid.batch.counts
-    if len(set(pipelines)) > 1 or len(set(counts)) > 1:
+    if len(set(pipelines)) > 1 or len(set(counts)) > 1 or max(map(max, job.lanes)) > 1:
         return None
     return regular_grid(len(pipelines), pipelines[0], counts[0], terms)
 
@@ -144,7 +179,7 @@ def _copy_s(profile: Profile) -> tuple[float, ...]:
 
 
 def stages_of(job: Job, num_layers: int, profile: Profile | None = None) -> tuple[tuple[LayerRange, ...], ...]:
-    """Returns the layers of stage 0, 1, ... of every pipeline.
+    """Returns the layers of every worker of every pipeline, stage by stage: those of a stage once for each lane.
 
     As the job's layout says; else all are alike: equally many, or if a profile tells what they cost, equally fast.
 
@@ -153,6 +188,13 @@ def stages_of(job: Job, num_layers: int, profile: Profile | None = None) -> tupl
     """
     grid = job.grid
     check_cuts(grid, num_layers)
+    return tuple(
+        tuple(chain.from_iterable(map(repeat, stages, lanes)))
+        for stages, lanes in zip(_cuts(grid, num_layers, profile), job.lanes, strict=True)
+    )
+
+
+def _cuts(grid: Grid, num_layers: int, profile: Profile | None) -> tuple[tuple[LayerRange, ...], ...]:
     if grid.layout:
         return tuple(_consecutive(pipeline.stages) for pipeline in grid.layout)
     depth = grid.depths[0]
@@ -171,8 +213,8 @@ def tolerated(job: Job) -> int:
     0 if the grid survives none.
     """
     grid = job.grid
-    wanted = job.resilience.tolerate or max(1, grid.num_workers // 4)
-    return min(wanted, grid.num_workers - max(grid.depths))
+    wanted = job.resilience.tolerate or max(1, job.num_workers // 4)
+    return min(wanted, job.num_workers - max(grid.depths))
 
 
 def healthy_plan(

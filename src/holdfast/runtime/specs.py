@@ -13,6 +13,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
+from holdfast.errors import ConfigError
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
 from holdfast.runtime.isolation import Namespace
@@ -197,8 +198,13 @@ def emulated_probe(job: Job, profile: Profile) -> Probed:
     """Returns what the probe of a job would find if its model were the layers of a profile: it is not even built.
 
     Raises:
-        ConfigError: the grid does not fit the layers.
+        ConfigError: the grid does not fit the layers, or stages are sharded over several GPUs.
     """
+    if max(map(max, job.shards)) > 1:
+        raise ConfigError(
+            "grid: stages of several GPUs cannot be emulated with numerics fast, as a profile has times for one GPU; "
+            "expected exact, or one GPU for each stage"
+        )
     check_cuts(job.grid, len(profile.layers), what="profile")
     return Probed(boundaries=(), facts=facts_of(job, layers=len(profile.layers), model="emulated", data="emulated"))
 

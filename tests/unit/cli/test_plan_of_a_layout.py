@@ -62,6 +62,22 @@ def test_after_a_loss_it_tells_who_runs_which_part(plan):
     assert "parts     1.1 runs layers 2:3 of what it holds for 0.0 0.1 0.2 0.3 0.4" in table
 
 
+@pytest.mark.parametrize("technique", ["1f1b", "gpipe", "staggered"])
+@pytest.mark.parametrize("failed", ["", "1.1"])
+def test_stages_of_several_gpus_are_shown_as_training_has_them(plan, monkeypatch, technique, failed):
+    wide = {"pipelines": 2, "stages": 2, "microbatches": 4, "gpus_per_stage": 2, "workers_per_node": 4}
+    monkeypatch.setitem(JOB, "grid", wide)
+    code, out, _ = plan("--format", "json", *(["--failed", failed] if failed else []), technique=technique)
+    found, job, ties = json.loads(out), load_job(plan.path), ((0, 5),)
+    expected, terms = healthy_plan(job, 6, ties=ties), terms_of(job, 6, ties=ties)
+    if failed:
+        gone = [WorkerId.parse(failed)]
+        expected = adaptive_plan(expected, gone) if terms is None else rerouted(expected, gone, terms).plan
+    ran = {worker: [f"{kind}{p}.{i}" for kind, p, i, *_ in row] for worker, row in found["orders"].items()}
+    assert (code, ran) == (0, {str(worker): [str(op) for op in row] for worker, row in expected.orders.rows})
+    assert plan("--grid", "2x2")[0] == 2
+
+
 def test_it_is_drawn(plan):
     _, out, _ = plan("--format", "svg", "--failed", "1.1")
     texts = [element.text for element in ElementTree.fromstring(out).iter() if element.text]

@@ -4,12 +4,13 @@ import copy
 import itertools
 
 import pytest
+import yaml
 
 from holdfast.config.load import dump_job, load_job, num_layers, parse_job
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 
-GRID = "layout, microbatch_size, microbatches, pipelines, stages, workers_per_node"
+GRID = "gpus_per_stage, layout, microbatch_size, microbatches, pipelines, stages, workers_per_node"
 JOB = {
     "name": "small",
     "model": {"kind": "gpt", "layers": 2, "width": 32, "heads": 4},
@@ -183,9 +184,9 @@ def with_layout(**changes):
 
 
 def test_pipelines_may_be_unlike():
-    grid = parse_job(with_layout()).grid
-    assert (grid.depths, grid.batch.counts, grid.num_workers) == ((3, 2), (5, 3), 5)
-    assert [grid.has(WorkerId(p, s)) for p, s in ((0, 2), (1, 1), (1, 2), (2, 0))] == [True, True, False, False]
+    job = parse_job(with_layout())
+    assert (job.grid.depths, job.grid.batch.counts, job.num_workers) == ((3, 2), (5, 3), 5)
+    assert [job.has(WorkerId(p, s)) for p, s in ((0, 2), (1, 1), (1, 2), (2, 0))] == [True, True, False, False]
 
 
 def test_a_layout_set_over_a_file_takes_the_place_of_what_it_stands_for():
@@ -223,6 +224,80 @@ def test_part_of_a_grid_set_over_a_layout_says_what_to_do():
 )
 def test_a_bad_layout_is_named(grid, text):
     assert text in complaint(with_layout(**grid))
+
+
+WIDE = [{"stages": [1, 2, 1], "microbatches": 5, "gpus": [1, 2, 1]}, {"stages": [4], "microbatches": 3}]
+
+
+def test_a_stage_of_several_gpus_is_so_many_workers():
+    job = parse_job(with_layout(layout=WIDE, workers_per_node=5))
+    assert (job.lanes, job.sizes, job.num_workers) == (((1, 2, 1), (1,)), (4, 1), 5)
+    assert (job.has(WorkerId(0, 3)), job.has(WorkerId(1, 1))) == (True, False)
+    assert parse_job(yaml.safe_load(dump_job(job))) == job, "the file that a run leaves says it, too"
+
+
+def test_all_stages_may_have_equally_many_gpus():
+    job = parse_job(JOB, ["grid.gpus_per_stage=2", "grid.workers_per_node=2"])
+    pipelines, stages = job.grid.pipelines, job.grid.stages
+    assert job.lanes == ((2,) * stages,) * pipelines
+    assert job.num_workers == 2 * pipelines * stages
+
+
+@pytest.mark.parametrize(
+    ("grid", "text"),
+    [
+        ({"layout": [{**WIDE[0], "gpus": [1, 2]}]}, "expected gpus to be one number per stage, 3 of them, got 2"),
+        ({"layout": [{**WIDE[0], "gpus": [1, 0, 1]}]}, "grid.layout[0].gpus[1]: expected `int` >= 1"),
+        ({"layout": WIDE, "gpus_per_stage": 2}, "expected the gpus of each stage in layout, got gpus_per_stage and"),
+        (
+            {"layout": WIDE},
+            "grid.workers_per_node: with 1 workers per node, stage 1 of pipeline 0, which has 2 GPUs, would lie on "
+            "nodes 1 to 2; expected a number such that every stage is on one node, such as 3",
+        ),
+        ({"layout": WIDE, "workers_per_node": 2}, "would lie on nodes 0 to 1; expected a number such that"),
+        ({"layout": [{**WIDE[0], "microbatches": 1}], "workers_per_node": 4}, "has 1 micro-batches for a stage of 2"),
+    ],
+)
+def test_gpus_that_do_not_fit_are_named(grid, text):
+    assert text in complaint(with_layout(**grid))
+
+
+FAST = ("train.numerics=fast", "grid.gpus_per_stage=2", "grid.microbatch_size=4")
+
+
+def test_with_fast_numerics_a_stage_of_several_gpus_is_one_worker():
+    job = parse_job(with_layout(layout=WIDE, microbatch_size=2), ["train.numerics=fast"])
+    assert (job.lanes, job.shards, job.num_workers) == (((1, 1, 1), (1,)), ((1, 2, 1), (1,)), 4)
+    assert [job.gpus_of(WorkerId(*each)) for each in ((0, 0), (0, 1), (1, 0), (2, 0))] == [1, 2, 1, 1]
+    assert parse_job(JOB, FAST).num_workers == 12
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("grid.microbatch_size=3", "which share the samples of each micro-batch; expected a multiple of 2, got 3"),
+        ("resilience.strategy=templates", "sharded over them; expected adaptive, or one GPU for each stage"),
+        ("resilience.spares=1", "sharded over them; expected 0, as a spare would have one GPU only"),
+        ("resilience.commit=undo", "sharded over them; expected shadow"),
+        ("train.loss_scale={}", "sharded over them; expected null"),
+        ("optimizer.kind=lamb", "expected sgd, adam or adamw, which update each element by itself"),
+    ],
+)
+def test_what_does_not_go_with_sharded_stages_is_named(override, text):
+    found = complaint(JOB, *FAST, override)
+    assert found.startswith(f"{override.partition('=')[0]}: with numerics fast a stage of several GPUs is sharded")
+    assert text in found
+
+
+def test_pipelines_of_templates_have_one_gpu_per_stage():
+    tree = with_layout(layout=WIDE, workers_per_node=5)
+    assert "resilience.strategy: templates makes pipelines whose" in complaint(tree, "resilience.strategy=templates")
+
+
+def test_lanes_hold_layers_for_one_another():
+    tree = with_layout(layout=[{**WIDE[0], "gpus": [2, 2, 3]}], workers_per_node=7)
+    assert parse_job(tree, ["resilience.tolerate=1"]).resilience.tolerate == 1
+    assert "survive any 1 failures, not any 2" in complaint(tree, "resilience.tolerate=2")
 
 
 def test_what_ones_own_function_is_called_with_keeps_its_type(tmp_path):

@@ -1,4 +1,5 @@
 import math
+from itertools import accumulate, pairwise
 
 import pytest
 
@@ -6,7 +7,7 @@ from holdfast.core import builders
 from holdfast.core.builders import Limit, adaptive_plan, gpipe_orders, home_plan, one_f_one_b, regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import Batch, WorkerId
-from holdfast.core.placement import home_placement, regular_placement, split_evenly
+from holdfast.core.placement import LayerRange, home_placement, regular_placement, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.profile import parse_costs, unit_costs
 from holdfast.core.routes import Route, Routes, Visit, home_routes
@@ -36,6 +37,42 @@ def test_healthy_orders_are_classic_1f1b():
 def test_healthy_orders_do_not_depend_on_the_costs():
     costs = parse_costs(4, costs="10:3:30:1,11,8", comm="7")
     assert regular_plan(3, split_evenly(4, 4), 6, costs=costs) == EXAMPLE
+
+
+def of_lanes(sizes, lanes, microbatches):
+    """One pipeline whose stages have these sizes and so many lanes."""
+    cuts = [LayerRange(*pair) for pair in pairwise(accumulate(sizes, initial=0))]
+    row = [cut for cut, width in zip(cuts, lanes, strict=True) for _ in range(width)]
+    return home_plan(home_placement([row]), Batch((microbatches,)))
+
+
+def test_micro_batches_take_lanes_by_turns():
+    plan = of_lanes((1, 2, 1), (1, 2, 1), 4)
+    names = [" ".join(map(str, route.workers)) for route in plan.routes.routes]
+    assert names == ["0.0 0.1 0.3", "0.0 0.2 0.3"] * 2
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 1), (1, 2), (1, 2, 1), (1, 3, 1), (2, 1, 2), (3, 2, 1), (1, 2, 2, 1)])
+def test_a_stage_of_d_lanes_is_d_times_as_fast(sizes):
+    """Each stage has as many lanes as layers, so all are equally fast: 3 per micro-batch, and 1.5 of 2 x 2 at most."""
+    few, many = (of_lanes(sizes, sizes, count) for count in (24, 48))
+    validate(many)
+    costs = unit_costs(sum(sizes))
+    assert evaluate(many, costs).makespan - evaluate(few, costs).makespan == 24 * 3
+
+
+def test_lanes_of_lanes_are_pipelines_of_their_own():
+    plan = of_lanes((1, 1, 1), (2, 2, 2), 8)
+    alike = regular_plan(2, split_evenly(3, 3), 4)
+    assert peaks(plan, unit_costs(3)) == {f"0.{2 * s + lane}": 3 - s for s in range(3) for lane in range(2)}
+    assert evaluate(plan, unit_costs(3)).makespan == evaluate(alike, unit_costs(3)).makespan
+
+
+def test_the_other_lane_takes_over():
+    healthy = of_lanes((1, 2, 1), (1, 2, 1), 8)
+    plan = adaptive_plan(healthy, [WorkerId(0, 1)])
+    validate(plan)
+    assert {route.workers for route in plan.routes.routes} == {(WorkerId(0, 0), WorkerId(0, 2), WorkerId(0, 3))}
 
 
 def test_gpipe_runs_all_forwards_first():

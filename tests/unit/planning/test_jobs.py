@@ -1,13 +1,16 @@
 """From job files to plans."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.config.load import parse_job
 from holdfast.config.profiles import save_profile
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
-from holdfast.core.profile import LayerProfile, Link, Profile
+from holdfast.core.profile import GpuProfile, LayerProfile, Link, Profile
 from holdfast.core.schedule import OpKind
+from holdfast.core.slots import slots_of
 from holdfast.errors import ConfigError
 from holdfast.planning.jobs import healthy_plan, profile_of, stages_of, terms_of, tolerated
 from holdfast.planning.planner import Technique
@@ -105,6 +108,38 @@ def test_a_layout_of_pipelines_that_are_alike_is_planned_as_any_such_grid():
     alike = [{"stages": [3, 2], "microbatches": 4}] * 2
     regular = healthy_plan(job("train.technique=staggered"), 5)
     assert healthy_plan(job("train.technique=staggered", grid={"layout": alike}), 5) == regular
+
+
+@pytest.mark.parametrize("technique", ["1f1b", "gpipe", "decoupled", "staggered"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_stages_of_several_gpus_are_as_many_workers(stages, technique):
+    wide = ("grid.gpus_per_stage=2", "grid.workers_per_node=2")
+    found = job(*wide, f"grid.stages={stages}", f"train.technique={technique}")
+    plan, rows = healthy_plan(found, 5), stages_of(found, 5)
+    assert slots_of(plan) is None
+    assert [len(row) for row in rows] == [2 * stages] * 2
+    assert len(plan.workers) == 4 * stages
+    owners = plan.placement.owners_by_layer
+    assert all(len(each) == 4 for each in owners)
+    assert {len(plan.routes.through(worker)) for worker in plan.workers} == {2}, "they take micro-batches by turns"
+
+
+def test_sharded_stages_are_one_worker_each_and_take_the_times_of_their_gpus(tmp_path):
+    one = profile(4, 4, 4, 4, 4)
+    both = {"2": GpuProfile(forward_s=2.0, backward_input_s=3.0, backward_weight_s=5.0)}
+    save_profile(replace(one, layers=tuple(replace(each, by_gpus=both) for each in one.layers)), tmp_path / "p.json")
+    named = f"train.profile={tmp_path / 'p.json'}"
+    fast = ("train.numerics=fast", "grid.microbatch_size=2", named)
+    found = job(*fast, "grid.gpus_per_stage=2")
+    assert len(healthy_plan(found, 5).workers) == 4
+    shared = profile_of(found, 5).layers[0]
+    assert [shared.seconds_of(kind) for kind in (OpKind.F, OpKind.I, OpKind.W, OpKind.B)] == [2, 3, 5, 8]
+    assert profile_of(job(*fast), 5).layers[0].forward_s == 4
+    with pytest.raises(ConfigError, match=r"'layer 0' has no times on 3 GPUs; expected by_gpus\.3, or no profile"):
+        profile_of(job(*fast, "grid.gpus_per_stage=3", "grid.microbatch_size=3"), 5)
+    unlike = {"layout": [{"stages": [2, 3], "gpus": [1, 2], "microbatches": 4}]}
+    with pytest.raises(ConfigError, match="stages have 1 or 2 GPUs, and the planner has one time for each layer"):
+        profile_of(job(*fast, grid=unlike), 5)
 
 
 def test_no_profile_is_named():

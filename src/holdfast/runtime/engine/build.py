@@ -35,6 +35,7 @@ from holdfast.protocol.worker import Engine
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.engine.foreign import call_target, load_target, theirs
 from holdfast.runtime.engine.model import Loss, Model, name_of, tie_groups
+from holdfast.runtime.engine.sharded.checks import check_layer, part_spec
 from holdfast.runtime.engine.stage import Loader, Stage, layer_seed
 from holdfast.runtime.engine.trial import try_items, try_model
 from holdfast.runtime.specs import Probed, facts_of
@@ -51,6 +52,7 @@ __all__ = [
     "fingerprint_model",
     "microbatch_loader",
     "probe",
+    "stage_options",
 ]
 
 _log = logging.getLogger(__name__)
@@ -229,6 +231,7 @@ def probe(job: Job) -> Probed:
     inputs, targets = microbatch_loader(job, lambda: dataset, item)(0, 0)
     stage_of = partial(_stage_to_try, job, model, lambda step, microbatch: (inputs.clone(), targets))
     trial = try_model(model, stage_of, (inputs, targets), job.train.seed)
+    _check_sharing(job, model, trial.boundaries)
     return Probed(
         boundaries=trial.boundaries,
         item=item,
@@ -236,6 +239,14 @@ def probe(job: Job) -> Probed:
         ties=tie_groups(model.ties),
         warnings=_judge(job, (*unsteady, *trial.differences)),
     )
+
+
+def _check_sharing(job: Job, model: Model, boundaries: tuple[TensorSpec, ...]) -> None:
+    """Checks that several GPUs can share any layers, where stages have several with numerics fast."""
+    for gpus in sorted({gpus for row in job.shards for gpus in row if gpus > 1}):
+        for index, (module, spec) in enumerate(zip(model.layers, boundaries, strict=True)):
+            check_layer(index, module)
+            part_spec(index, spec, gpus, job.grid.microbatch_size)
 
 
 def _stage_to_try(job: Job, model: Model, load: Loader, index: int) -> Stage:
@@ -452,6 +463,7 @@ def build_stage(
     item: ItemSpec | None = None,
     model: Model | None = None,
     data: Callable[[], Any] | None = None,
+    sharded: Callable[..., Stage] | None = None,
 ) -> StageParts:
     """Builds one worker's stage.
 
@@ -465,29 +477,14 @@ def build_stage(
         item: what every item of the data is like; None: it is not known.
         model: the job's, fresh, which the stage takes over; None: it is built.
         data: opens the job's data, when it is needed; None: as :func:`build_dataset` does.
+        sharded: makes the stage of a worker of several GPUs; None: it has one.
     """
     owned = plan.placement.layers_of(worker)
     if emulate is not None:
         return _emulated(job, owned, emulate)
     model = model or build_model(job)
-    stage = Stage(
-        layers=model.layers,
-        owned=owned,
-        ties=model.ties,
-        loss=model.loss,
-        optimizer=build_optimizer(job),
-        lr_scale=_lr_scale(job),
-        numerics=job.train.numerics,
-        seed=job.train.seed,
-        num_microbatches=job.global_microbatches,
-        load=microbatch_loader(job, data or cache(lambda: build_dataset(job)), item),
-        clip_norm=job.train.clip_norm,
-        commit=job.resilience.commit,
-        scaling=build_scaling(job),
-        checkpointed=checkpointed_layers(job, len(model.layers)),
-        note=note,
-        outputs=boundaries,
-    )
+    options = stage_options(job, model, owned, boundaries, item, data or cache(lambda: build_dataset(job)))
+    stage = Stage(**options, note=note) if sharded is None else sharded(**options, note=note)
     groups = tie_groups(model.ties)
     return StageParts(
         stage=stage,
@@ -496,6 +493,43 @@ def build_stage(
         vote=TensorSpec(shape=(len(model.layers) + len(groups), 3), dtype="float64"),
         unused=None if owned else model,
     )
+
+
+def stage_options(
+    job: Job,
+    model: Model,
+    owned: tuple[int, ...],
+    boundaries: tuple[TensorSpec, ...],
+    item: ItemSpec | None,
+    data: Callable[[], Any],
+) -> dict[str, Any]:
+    """Returns what a job's stage is made of, by the names that :class:`Stage` has for it.
+
+    Args:
+        job: the job.
+        model: its model, fresh, which the stage takes over.
+        owned: the layers that the stage has.
+        boundaries: what every layer hands on.
+        item: what every item of the data is like; None: it is not known.
+        data: opens the job's data, when it is needed.
+    """
+    return {
+        "layers": model.layers,
+        "owned": owned,
+        "ties": model.ties,
+        "loss": model.loss,
+        "optimizer": build_optimizer(job),
+        "lr_scale": _lr_scale(job),
+        "numerics": job.train.numerics,
+        "seed": job.train.seed,
+        "num_microbatches": job.global_microbatches,
+        "load": microbatch_loader(job, data, item),
+        "clip_norm": job.train.clip_norm,
+        "commit": job.resilience.commit,
+        "scaling": build_scaling(job),
+        "checkpointed": checkpointed_layers(job, len(model.layers)),
+        "outputs": boundaries,
+    }
 
 
 def _emulated(job: Job, owned: tuple[int, ...], profile: Profile) -> StageParts:

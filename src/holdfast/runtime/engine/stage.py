@@ -38,7 +38,7 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase, working
 from holdfast.errors import ConfigError, InternalError, ReplicaDiverged
 from holdfast.optim.accumulate import Layout, Numerics, Reduced, check_dtype, make_accumulator
-from holdfast.optim.committed import CommittedLayer
+from holdfast.optim.committed import Committed, CommittedLayer
 from holdfast.optim.digest import LayerState, decode_layer, encode_layer, layer_file, layer_sha256, save_layer
 from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.loss_scale import LossScaling
@@ -126,7 +126,7 @@ class _Owned:
         split_works: whether split and fused backward were found equal; None before the first I.
     """
 
-    committed: CommittedLayer
+    committed: Committed
     stats: RunningStats
     parameters: list[nn.Parameter]
     places: dict[ReducedLayers, list[int]]
@@ -245,7 +245,7 @@ class Stage(SteppedStage[Reduced, float]):
         for index in layers.indices:
             owned = self._owned[index]
             source = _cut(current, wants_gradient=index > 0)
-            seed = layer_seed(self._seed, step, microbatch, index)
+            seed = self._seed_of(step, microbatch, index)
             with working(WorkPhase.FORWARD, layer=index, microbatch=microbatch):
                 cell = self._run_layer(index, owned, source, seed)
             cells.append(_without_graph(index, cell, seed) if index in self._checkpointed else cell)
@@ -469,7 +469,9 @@ class Stage(SteppedStage[Reduced, float]):
 
     # --- set-up -------------------------------------------------------------------------------------------------------
 
-    def _own(self, index: int, module: nn.Module, optimizer: OptimizerFactory, commit: type[CommittedLayer]) -> _Owned:
+    def _own(
+        self, index: int, module: nn.Module, optimizer: OptimizerFactory, commit: Callable[..., Committed]
+    ) -> _Owned:
         module.to(self._device)
         names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         for name in names:
@@ -507,6 +509,10 @@ class Stage(SteppedStage[Reduced, float]):
 
     # --- forward ------------------------------------------------------------------------------------------------------
 
+    def _seed_of(self, step: int, microbatch: int, layer: int) -> int:
+        """Returns the seed of the random generator for a layer's forward pass; the loss is the one after the last."""
+        return layer_seed(self._seed, step, microbatch, layer)
+
     def _samples(self, step: int, microbatch: int) -> tuple[Tensor, Tensor]:
         if self._loaded is None or self._loaded[:2] != (step, microbatch):
             with working(WorkPhase.LOADING, microbatch=microbatch):
@@ -531,7 +537,7 @@ class Stage(SteppedStage[Reduced, float]):
         last = context.cells[-1]
         context.logits = _cut(last.output, wants_gradient=True)
         target = self._samples(step, microbatch)[1]  # before the seed: loading may draw random numbers, too
-        _seed(self._device, layer_seed(self._seed, step, microbatch, self.num_layers))
+        _seed(self._device, self._seed_of(step, microbatch, self.num_layers))
         with working(WorkPhase.LOSS, microbatch=microbatch):
             context.loss = check_loss(self._loss(context.logits, target))
         value = context.loss.detach().float().reshape(1)
@@ -561,7 +567,7 @@ class Stage(SteppedStage[Reduced, float]):
                     cell = _Cell(cell.input, self._run_layer(index, owned, cell.input, cell.again).output, cell.record)
                 with owned.stats.apart() if owned.stats.width else nullcontext():
                     if kind is OpKind.B:
-                        found, weights = _whole(owned, cell, _canonical(gradient))
+                        found, weights = self._fused(owned, cell, _canonical(gradient))
                         self._add(index, owned, microbatch, weights, cell.record)
                     else:
                         found, pending = self._first_half(index, owned, cell, _canonical(gradient))
@@ -580,12 +586,16 @@ class Stage(SteppedStage[Reduced, float]):
         if owned.split_works is None:
             found, pending = input_gradient(cell.output, cell.input, owned.parameters, gradient)
             weights = weight_gradient(pending)
-            fused = _whole(owned, cell, gradient)
+            fused = self._fused(owned, cell, gradient)
             owned.split_works = _identical([found, *weights], [fused[0], *fused[1]])
             if not owned.split_works:
                 self._note(f"layer {index}: split backward differs from fused; its W is done within I")
             return fused
-        return _whole(owned, cell, gradient)
+        return self._fused(owned, cell, gradient)
+
+    def _fused(self, owned: _Owned, cell: _Cell, gradient: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
+        """Run B of one layer; returns the gradients for its input and for its parameters."""
+        return fused_gradient(cell.output, cell.input, owned.parameters, gradient)
 
     def _run_weights(self, microbatch: int, layers: LayerRange | None) -> None:
         halves = self._halves.get(microbatch)
@@ -657,10 +667,6 @@ def _without_graph(index: int, cell: _Cell, seed: int) -> _Cell:
     if cell.input._version:
         raise ConfigError(f"layer {index} changes its input in place; leave it out of model.checkpoint_activations")
     return _Cell(cell.input, cell.output.detach(), cell.record, again=seed)
-
-
-def _whole(owned: _Owned, cell: _Cell, gradient: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
-    return fused_gradient(cell.output, cell.input, owned.parameters, gradient)
 
 
 def _identical(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:

@@ -11,8 +11,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -35,9 +36,12 @@ from holdfast.protocol.stopping import LONGEST_TEXT
 from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
 from holdfast.runtime.driver import Driver, SpecOf
-from holdfast.runtime.engine.build import StageParts, build_dataset, build_stage
+from holdfast.runtime.engine.build import StageParts, build_dataset, build_model, build_stage, stage_options
 from holdfast.runtime.engine.model import Model
+from holdfast.runtime.engine.sharded.ranks import Ranks
+from holdfast.runtime.engine.sharded.stage import Companion, ShardedStage
 from holdfast.runtime.injection import OnThisProcess, WorkerInjector
+from holdfast.runtime.main.companions import Companions, fork_companions
 from holdfast.runtime.main.driving import drive
 from holdfast.runtime.specs import ResumeFrom, WorkerSpec
 from holdfast.runtime.transport.copying import StateCopier
@@ -57,6 +61,8 @@ from holdfast.telemetry.events import (
 __all__ = ["run_worker"]
 
 _TELL_S = 10.0
+_SAME_S = 2.0
+"""Within so many seconds of a companion's exception, one of the worker itself is the same one."""
 _ASK_AGAIN_S = (0.5, 2.0, 5.0)
 """The pauses before a checkpoint that could not be read at the start is read again."""
 
@@ -66,12 +72,31 @@ def run_worker(spec: WorkerSpec) -> None:
     if spec.namespace is not None:
         spec.namespace.enter()  # before there is any socket
     torch.set_num_threads(1)
-    _Worker(spec).run()
+    gpus = 1 if spec.emulate is not None else spec.job.gpus_of(spec.worker)
+    companions = fork_companions(gpus, partial(_accompany, spec)) if gpus > 1 else None  # before there is any thread
+    _Worker(spec, companions).run()
+
+
+def _accompany(spec: WorkerSpec, ranks: Ranks) -> None:
+    """Runs the companion of a worker; ends with the process, or with an exception."""
+    data = cache(lambda: build_dataset(spec.job))
+
+    def make(number: int, owned: tuple[int, ...]) -> ShardedStage:
+        options = stage_options(spec.job, build_model(spec.job), owned, spec.boundaries, spec.item, data)
+        return _sharded(ranks, number, spec.job.grid.microbatch_size, **options)
+
+    Companion(ranks, make).follow()
+
+
+def _sharded(ranks: Ranks, number: int, samples: int, **options: Any) -> ShardedStage:
+    return ShardedStage(ranks=ranks, number=number, samples=samples, **options)
 
 
 class _Worker:
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, companions: Companions | None) -> None:
         self._spec = spec
+        self._companions = companions
+        self._ranks: Ranks | None = None
         self._log = EventLog(spec.events, complain=self._complain)
         self._driver: Driver | None = None
         self._emulated_bytes: tuple[int, ...] = ()
@@ -111,6 +136,9 @@ class _Worker:
 
     def _live(self) -> None:
         spec = self._spec
+        if self._companions is not None:
+            self._companions.watch(self._on_raised, self._on_ended)
+            self._ranks = self._companions.meet()
         parts = self._build(spec.plan)
         if parts.unused is not None:
             self._data()  # a spare has the time, and will have none when it computes
@@ -190,9 +218,28 @@ class _Worker:
             spec.item,
             model=self._unused,
             data=self._data,
+            sharded=None if self._ranks is None else self._make_sharded,
         )
         self._emulated_bytes, self._unused = parts.emulated_bytes, parts.unused
         return parts
+
+    def _make_sharded(self, **options: Any) -> ShardedStage:
+        assert self._ranks is not None, "only of several GPUs"
+        return _sharded(self._ranks, self._ranks.next_stage(), self._spec.job.grid.microbatch_size, **options)
+
+    def _on_raised(self, text: str) -> None:
+        """A companion has stopped because of an exception. If so have we, our protocol tells of it; else we do."""
+        if self._ranks is not None and self._ranks.stopped.wait(_SAME_S):
+            return
+        first, _, trace = text.partition("\n")
+        self._fail(first, user_fault=False, trace=trace)
+
+    def _on_ended(self, text: str) -> None:
+        """A companion is gone: it and we are one."""
+        try:
+            self._note(f"ends itself: {text}")
+        finally:
+            os._exit(1)
 
     def _rebuild(self, plan: Plan, state: StateAt | None) -> tuple[Engine, SpecOf]:
         """A new compute engine, for the place that we have in ``plan``, and what it is sent.

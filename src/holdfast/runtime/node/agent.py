@@ -234,7 +234,7 @@ class Agent:
     _prepared_told: float = 0.0
 
     def __post_init__(self) -> None:
-        self._reporter = Reporter(of=self.job.grid.num_workers)
+        self._reporter = Reporter(of=self.job.num_workers)
         patience = Patience(limit_s=self._start_s, key="control.start_s", check=self._check_patience)
         self._children = Children(process=partial(ForkedProcess, patience=patience))
 
@@ -424,13 +424,13 @@ class Agent:
         check_tls(tls, self.job.control.host)
 
     def _check_target(self, fault: Fault) -> None:
-        grid, spares = self.job.grid, self.job.spares
+        sizes, spares = self.job.sizes, self.job.spares
         last_node = self._num_nodes() - 1
         if fault.node is not None and fault.node > last_node:
             raise ConfigError(f"--fault {fault}: there is no node {fault.node}; nodes are 0 to {last_node}")
         worker = fault.worker
-        if worker is not None and not grid.has(worker) and worker not in spares:
-            last = (WorkerId(len(grid.depths) - 1, grid.depths[-1] - 1), *spares)[-1]
+        if worker is not None and not self.job.has(worker) and worker not in spares:
+            last = (WorkerId(len(sizes) - 1, sizes[-1] - 1), *spares)[-1]
             raise ConfigError(f"--fault {fault}: there is no worker {worker}; workers are 0.0 to {last}")
 
     def _claim_directory(self) -> None:
@@ -460,7 +460,7 @@ class Agent:
     def _started(self) -> JobStarted:
         return JobStarted(
             name=self.job.name,
-            workers=self.job.grid.num_workers,
+            workers=self.job.num_workers,
             steps=self.job.train.steps,
             samples_per_step=self.job.samples_per_step,
             wall_time=time.time(),
@@ -676,8 +676,8 @@ class Agent:
 
     def _num_nodes(self) -> int:
         """Those of the grid, which spares fill up, and as many as the other spares need."""
-        grid, spares = self.job.grid, self.job.resilience.spares
-        return -(-(grid.num_workers + spares) // grid.workers_per_node)
+        workers = self.job.num_workers + self.job.resilience.spares
+        return -(-workers // self.job.grid.workers_per_node)
 
     def _cut(self, node: int) -> None:
         """Takes a node's link down."""

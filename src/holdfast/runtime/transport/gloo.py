@@ -13,15 +13,13 @@ groups stand (or will not) a filter on the listening socket drops whatever comes
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
-import os
 import queue
 import re
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from datetime import timedelta
 from typing import Any
@@ -35,6 +33,7 @@ from holdfast.core.lower import Payload
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.hardening import LISTENING
+from holdfast.runtime.sockets import duplicates, let_nobody_in, listens, sockets
 from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
 from holdfast.runtime.transport.port import Exchange, Expected, Handle, MessageKey, Ready, SumHandle, SumKey
@@ -50,8 +49,6 @@ _abandoned: list[object] = []
 _SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")
 _HEADER = struct.Struct("<6q16x")  # before the payload: 64 bytes, so that the payload stays aligned
 _PAYLOADS = {payload: index for index, payload in enumerate(Payload)}
-_SO_ATTACH_FILTER = 26
-_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of BPF: return, keeping 0 bytes of a packet
 _LOG = logging.getLogger(__name__)
 
 
@@ -105,7 +102,7 @@ class GlooTransport:
         with self._lock:
             self._refuse_stale(generation)
             self._generation = generation
-            self._known_sockets = set(_sockets())
+            self._known_sockets = set(sockets())
             self._own_sockets = None if ours else set()
         if not ours:
             return
@@ -123,7 +120,7 @@ class GlooTransport:
         for thread in threads:
             thread.start()
         self._join(threads, generation, errors)
-        _let_nobody_in(listener)
+        let_nobody_in(listener)
         with self._lock:
             self._groups.update(built)
             self._own_sockets = self._new_sockets()
@@ -244,7 +241,7 @@ class GlooTransport:
 
     def _new_sockets(self) -> set[str]:
         """Identities of the sockets that were opened since the building of this generation began."""
-        return _sockets().keys() - self._known_sockets
+        return sockets().keys() - self._known_sockets
 
     def _bury(self) -> None:
         """Drops the groups of the generation before, in a thread of its own: it takes about 10 ms per peer.
@@ -393,58 +390,22 @@ def _first_sentence(error: BaseException) -> str:
     return _SOURCE_PLACE.sub("", line).split(". ")[0] or type(error).__name__
 
 
-def _sockets() -> dict[str, int]:
-    """This process's open sockets: identity (inode) to descriptor."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith("socket:"):
-                found[target] = int(name)
-    return found
-
-
 def _listen(host: str) -> tuple[object, set[str]]:
     """A new Gloo device, and the identity of the socket that it listens on."""
     with LISTENING:  # so that what begins to listen meanwhile is this device
-        before = _sockets().keys()
+        before = sockets().keys()
         device = _Gloo.create_device(hostname=host)
-        appeared = _sockets().keys() - before
-        listener = {identity for identity, found in _duplicates(appeared) if _listens(found)}
+        appeared = sockets().keys() - before
+        listener = {identity for identity, found in duplicates(appeared) if listens(found)}
     if len(listener) != 1:
         raise InternalError(f"Gloo's new device listens on {len(listener)} sockets, expected one")
     return device, listener
 
 
-def _let_nobody_in(listener: set[str]) -> None:
-    """From now on a listening socket hears nothing; connections that it accepted before are as they were."""
-    program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
-    for _, duplicate in _duplicates(listener):
-        try:
-            filter_ = struct.pack("HP", 1, ctypes.addressof(program))
-            duplicate.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
-        except OSError as error:
-            _LOG.warning("port %d stays open to everybody: %s", duplicate.getsockname()[1], error)
-
-
 def _shut(identities: set[str]) -> None:
     """Shuts down the connected TCP sockets among these (a listening one would end the process)."""
-    for _, duplicate in _duplicates(identities):
+    for _, duplicate in duplicates(identities):
         with contextlib.suppress(OSError):
-            if duplicate.family == socket.AF_INET and not _listens(duplicate):
+            if duplicate.family == socket.AF_INET and not listens(duplicate):
                 duplicate.getpeername()
                 duplicate.shutdown(socket.SHUT_RDWR)
-
-
-def _listens(found: socket.socket) -> bool:
-    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-
-
-def _duplicates(identities: Set[str]) -> Iterator[tuple[str, socket.socket]]:
-    """Every socket of these that is still open, duplicated, so that it stays the one that it is while it is used."""
-    for identity, descriptor in _sockets().items():
-        if identity not in identities:
-            continue
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
-            if os.readlink(f"/proc/self/fd/{duplicate.fileno()}") == identity:  # else it was closed meanwhile
-                yield identity, duplicate

@@ -1,0 +1,132 @@
+"""Stages of several GPUs with fast numerics: a worker that is several processes, over which FSDP2 shards its layers."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.node.forks import is_gone
+from holdfast.telemetry.events import Notice, Synced, WorkerReady, read_events
+
+pytestmark = pytest.mark.dist
+
+FAST = ("train.numerics=fast", "train.steps=10", "model.dropout=0")
+"""Ranks draw other random numbers than one process does."""
+ALONE = (*FAST, "grid.layout=[{stages: [6], microbatches: 8}]")
+"""One process, which has all layers and all micro-batches."""
+WIDE = (*FAST, "grid.layout=[{stages: [3, 3], gpus: [1, 2], microbatches: 5}, {stages: [6], microbatches: 3}]")
+"""A stage of two GPUs beside two of one, with the last layer, whose weight is tied to the first one's."""
+NEAR = {"rel": 1e-5}
+
+
+def of_stages(sizes, gpus, microbatches=8):
+    return (*FAST, f"grid.layout=[{{stages: {sizes}, gpus: {gpus}, microbatches: {microbatches}}}]")
+
+
+def companions_of(folder, worker):
+    """The processes of a worker, but for the one that the agent knows."""
+    events = [event for _, event in read_events(folder / "events.jsonl") if isinstance(event, WorkerReady)]
+    (pid,) = [event.pid for event in events if event.worker == worker]
+    return psutil.Process(pid).children()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        WIDE,
+        of_stages([6], [2]),
+        of_stages([2, 2, 2], [1, 2, 1]),
+        (*of_stages([3, 3], [2, 2]), "train.technique=decoupled"),
+        (*of_stages([3, 3], [2, 1]), "model.checkpoint_activations=true", "train.technique=gpipe"),
+        (*FAST, "grid.layout=[]", "grid.pipelines=2", "grid.stages=2", "grid.microbatches=4", "grid.gpus_per_stage=2"),
+    ],
+    ids=["one end", "all layers", "the middle", "decoupled", "run again", "all stages"],
+)
+def test_the_losses_are_those_of_one_process(runs, overrides):
+    summary = runs.train("unlike", overrides=overrides)
+    assert summary.steps == 10
+    assert summary.final_loss == pytest.approx(runs.healthy("unlike", ALONE).final_loss, **NEAR)
+    assert runs.distance(summary, runs.healthy("unlike", ALONE)) < 1e-3
+
+
+def test_an_update_ahead_of_its_verdict_is_made_again(runs):
+    """What FSDP2 had gathered of the first update must not be used any more."""
+    clipped = ("train.clip_norm=0.5",)
+    overrides = (*of_stages([3, 3], [2, 2]), *clipped, "train.technique=staggered")
+    summary = runs.train("unlike", overrides=overrides)
+    assert summary.generations > 1, "some update did not stand"
+    assert summary.final_loss == pytest.approx(runs.healthy("unlike", (*ALONE, *clipped)).final_loss, **NEAR)
+
+
+def test_with_random_numbers_it_is_the_same_every_time(runs):
+    overrides = (*of_stages([3, 3], [2, 1]), "model.dropout=0.1")
+    one, other = (runs.train("unlike", overrides=overrides) for _ in range(2))
+    assert (one.weights_sha256, one.final_loss) == (other.weights_sha256, other.final_loss)
+    assert one.weights_sha256 != runs.train("unlike", overrides=of_stages([3, 3], [2, 1])).weights_sha256
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_companion_is_lost_and_so_its_worker(runs, number):
+    """It has the layers of another pipeline's worker, which goes on; and nothing is left of it."""
+    folder, struck = runs.folder() / "run", []
+
+    def strike(progress):
+        if progress.step >= 2 and not struck:
+            (companion,) = companions_of(folder, "0.1")
+            struck.append(companion.pid)
+            os.kill(companion.pid, number)
+
+    steps = "train.steps=20"
+    limit = ("control.hang_s=2",) if number == signal.SIGSTOP else ()
+    summary = runs.train("unlike", overrides=(*WIDE, steps, *limit), run_dir=folder, on_progress=strike)
+    assert len(struck) == 1
+    assert is_gone(struck[0])
+    assert [failure.worker for failure in summary.report.failures] == ["0.1"]
+    assert (summary.steps, summary.generations) == (20, 2)
+    assert summary.final_loss == pytest.approx(runs.healthy("unlike", (*ALONE, steps)).final_loss, **NEAR)
+    told = [event.text for _, event in read_events(folder / "events.jsonl") if isinstance(event, Notice)]
+    assert any("GPU 1 of its stage" in text for text in told) == (number == signal.SIGKILL)
+
+
+def test_companions_end_with_their_worker(runs):
+    folder, seen = runs.folder() / "run", []
+
+    def look(progress):
+        if not seen:
+            seen.extend(each.pid for each in companions_of(folder, "0.1"))
+
+    summary = runs.train("unlike", "kill:0.1@4:backward", overrides=WIDE, run_dir=folder, on_progress=look)
+    assert summary.report.fired == ("kill:0.1@4:backward",)
+    assert len(seen) == 1
+    assert is_gone(seen[0])
+    assert summary.final_loss == pytest.approx(runs.healthy("unlike", ALONE).final_loss, **NEAR)
+
+
+def test_one_comes_back_and_gets_its_layers_from_a_worker_of_one_gpu(runs):
+    steps = "train.steps=20"
+    summary = runs.train("unlike", "kill:0.1@2:commit", "join:0.1@4", overrides=(*WIDE, steps))
+    assert sorted(summary.report.fired) == ["join:0.1@4", "kill:0.1@2:commit"]
+    synced = [event for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, Synced)]
+    assert [event.worker for event in synced] == ["0.1"]
+    assert summary.final_loss == pytest.approx(runs.healthy("unlike", (*ALONE, steps)).final_loss, **NEAR)
+
+
+@pytest.mark.parametrize("wide_first", [True, False], ids=["to one GPU", "to several"])
+def test_a_checkpoint_goes_on_with_other_numbers_of_gpus(runs, wide_first):
+    first, then = (WIDE, ALONE) if wide_first else (ALONE, WIDE)
+    begun = runs.train("unlike", overrides=(*first, "checkpoint.every=1", "checkpoint.keep=10"))
+    ended = runs.train("unlike", overrides=then, resume=f"{begun.run_dir}@5", accept=("grid.layout",))
+    assert ended.resumed_from == 5
+    assert ended.final_loss == pytest.approx(runs.healthy("unlike", ALONE).final_loss, **NEAR)
+
+
+def test_what_several_gpus_cannot_share_is_refused_before_anybody_trains(runs):
+    wide = ("train.numerics=fast", "grid.gpus_per_stage=2")
+    with pytest.raises(
+        ConfigError, match=r"layer 0 \(.*batch-norm is over all samples of a micro-batch; expected one GPU"
+    ):
+        runs.train("convnet", overrides=wide)
