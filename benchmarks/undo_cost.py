@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from holdfast.core.schedule import OpKind
 from holdfast.models import gpt
-from holdfast.optim.committed import copied, copied_entry
+from holdfast.optim.committed import CommittedLayer, copied, copied_entry
 from holdfast.optim.factory import OptimizerFactory, make_optimizer
 from holdfast.optim.undoable import UndoableLayer
 from holdfast.runtime.engine.model import Model
@@ -162,6 +162,7 @@ class _Clock:
         self.extra: list[float] = []
         self._stage, self._optimizer_s = stage, 0.0
         for owned in stage._owned.values():
+            assert isinstance(owned.committed, CommittedLayer), "of a stage of one process"
             optimizer = owned.committed._optimizer
             if optimizer is not None:
                 optimizer.step = self._timed(optimizer.step)
