@@ -58,8 +58,8 @@ class Reshaper:
         """Whom it is better to wait for: with them other pipelines are the best; empty if for nobody."""
         coming = sorted({*state.roster.arriving, *state.roster.entering, *state.roster.expected})
         if coming:
-            return f"other pipelines later: {', '.join(map(str, coming))} will be here, and is to be part of them"
-        return "other pipelines later: spares take vacant places first" if matched(state) else ""
+            return f"other pipelines later, once {', '.join(map(str, coming))} can be part of them"
+        return "other pipelines later, as spares take vacant places first" if matched(state) else ""
 
     def _look(self, state: Membership, situation: Situation) -> str:
         """Looks for other pipelines; returns why all stay as they are, or nothing."""

@@ -111,7 +111,7 @@ def reshaped(
     pipelines that are best for so many workers. Workers take the places for which they lack least.
 
     Args:
-        baseline: the plan of the whole grid, in which every worker is in one pipeline.
+        baseline: the plan of the whole grid, in which no worker is in two pipelines.
         lost: all workers that are gone.
         shapes: what new pipelines are made by.
         leaving: others that are to go, and have their layers until then.
@@ -172,7 +172,8 @@ def _candidates(
 ) -> Iterator[tuple[tuple[Row, ...], tuple[int, ...]]]:
     """Yields pipelines of whoever is left, and their micro-batches."""
     rows = _rows(baseline)
-    left = [visit.worker for row in rows for visit in row if visit.worker not in gone]
+    computing = dict.fromkeys(visit.worker for row in rows for visit in row)
+    left = [worker for worker in (*computing, *sorted(set(baseline.workers) - set(computing))) if worker not in gone]
     microbatches = len(baseline.routes.microbatches)
     if len(left) + len(come) < shapes.minimum:
         return
@@ -206,16 +207,18 @@ def _by_the_rules(
     state: Sequence[int],
 ) -> tuple[Row, ...]:
     """Pipelines that are left as they are, and others that have borrowed, or were merged."""
-    workers = [visit.worker for row in rows for visit in row]
+    workers = list(dict.fromkeys((*(visit.worker for row in rows for visit in row), *held)))
     number = {worker: at for at, worker in enumerate(workers)}
-    before = Pipelines(pipelines=tuple(tuple(number[visit.worker] for visit in row) for row in rows))
+    in_rows = tuple(tuple(number[visit.worker] for visit in row) for row in rows)
+    idle = tuple(range(sum(map(len, rows)), len(workers)))  # of a grid that was to grow
+    before = Pipelines(pipelines=in_rows, dormant=idle)
     lost = frozenset(number[worker] for worker in gone)
     if not templates:
         return ()
     after = reconfigured(before, lost, min(templates), templates)
     if after.dormant:  # somebody would be left out, who lives
         return ()
-    as_they_are = {tuple(number[visit.worker] for visit in row): row for row in rows}
+    as_they_are = dict(zip(in_rows, rows, strict=True))
     made = []
     for nodes in after.pipelines:
         if (same := as_they_are.get(nodes)) is not None:

@@ -82,7 +82,7 @@ def test_it_waits_for_whoever_is_coming():
     (later,) = reshaper.news(bereft.state)
     assert later.offer == Stay(
         situation=bereft.state.situation,
-        why="other pipelines later: 1.2 will be here, and is to be part of them",
+        why="other pipelines later, once 1.2 can be part of them",
     )
     bereft.give(later)
     assert [event.text for event in bereft.recorded] == [later.offer.why]

@@ -8,6 +8,7 @@ from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.core.plan import with_listeners
 from holdfast.core.profile import unit_costs
 from holdfast.core.validate import validate
 from holdfast.errors import StateUnavailable
@@ -79,3 +80,15 @@ def test_what_moves_is_as_little_as_can_be():
     found = reshaped(BASELINE, [W(1, 1)], Shapes(costs=SHAPES.costs, table=SHAPES.table, minimum=3, state=heavy))
     takers = [worker for worker, part in found.takes if 0 in part]
     assert takers == [], "who has the layer that is dear keeps it"
+
+
+def test_whoever_runs_nothing_is_of_use_later():
+    """As one that got a place in a grid that was to grow, and did not."""
+    idle = [W(3, 0), W(4, 0)]
+    rows = [(worker, BASELINE.placement.single_ranges[W(0, 1)]) for worker in idle]
+    waiting = with_listeners(BASELINE, rows)
+    found = reshaped(waiting, [W(1, 2)], SHAPES)
+    assert set(found.plan.workers) == set(waiting.workers) - {W(1, 2)}
+    one_more = reshaped(waiting, [W(0, 0), W(1, 2)], SHAPES)
+    assert set(one_more.plan.workers) == set(waiting.workers) - {W(0, 0), W(1, 2)}
+    assert {len(row) for row in rows(one_more.plan)} == {4}, "each has taken the place of one that was lost"
