@@ -85,8 +85,8 @@ def test_what_moves_is_as_little_as_can_be():
 def test_whoever_runs_nothing_is_of_use_later():
     """As one that got a place in a grid that was to grow, and did not."""
     idle = [W(3, 0), W(4, 0)]
-    rows = [(worker, BASELINE.placement.single_ranges[W(0, 1)]) for worker in idle]
-    waiting = with_listeners(BASELINE, rows)
+    places = [(worker, BASELINE.placement.single_ranges[W(0, 1)]) for worker in idle]
+    waiting = with_listeners(BASELINE, places)
     found = reshaped(waiting, [W(1, 2)], SHAPES)
     assert set(found.plan.workers) == set(waiting.workers) - {W(1, 2)}
     one_more = reshaped(waiting, [W(0, 0), W(1, 2)], SHAPES)
