@@ -52,7 +52,8 @@ def main() -> int:
 def boundary_bytes(model: str, tokens: str, directions: int) -> int:
     """Bytes between two machines in a step, float32."""
     samples: int = FACTS[f"{model}_batch"] * FACTS[tokens]
-    return samples * FACTS["hidden"] * FLOAT32 * directions
+    size: int = samples * FACTS["hidden"] * FLOAT32 * directions
+    return size
 
 
 def vit(limit: float, boundary: int, *, parallel: bool = False) -> Chain:
