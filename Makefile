@@ -67,6 +67,7 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/baselines.py
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/templates.py
+	$(BIN)/python benchmarks/groups.py
 	$(BIN)/python benchmarks/reshaping.py
 	$(BIN)/python benchmarks/switching.py
 	$(BIN)/python benchmarks/slipstream.py

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from holdfast.cli.certs import add_certs_parser
+from holdfast.cli.groups import add_groups_parser
 from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.plan import add_plan_parser
 from holdfast.cli.profile import add_profile_parser
@@ -40,6 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_train_parser(commands)
     add_plan_parser(commands)
     add_templates_parser(commands)
+    add_groups_parser(commands)
     add_profile_parser(commands)
     add_inspect_parser(commands)
     add_certs_parser(commands)
