@@ -113,7 +113,7 @@ def test_a_worker_comes_back_just_when_its_place_is_given_up(step, staggered):
         assert len(result.layers) == 11, "two were lost, and one has come"
 
 
-@pytest.mark.parametrize("start", range(0, SEEDS // 2, CHUNK))
+@pytest.mark.parametrize("start", range(0, SEEDS // 5, CHUNK))
 def test_workers_go_and_come_back_meanwhile(start, staggered):
     """Before their places are given up, while layers move, and afterwards; some find a place, and others wait."""
     handed = back = 0
@@ -176,7 +176,7 @@ def test_whoever_comes_for_no_place_makes_the_grid_grow(come, staggered):
         assert computing, "newcomers hold layers"
 
 
-@pytest.mark.parametrize("start", range(0, SEEDS // 2, CHUNK))
+@pytest.mark.parametrize("start", range(0, SEEDS // 5, CHUNK))
 def test_some_go_others_come_and_some_die_meanwhile(start, staggered):
     """Also in one instant; whoever comes may die while it is given its place."""
     grown = parted = 0
