@@ -114,6 +114,9 @@ class Reference:
 class Runs:
     """Trains the small jobs, with and without faults, and compares."""
 
+    EVERY_STEP = ("checkpoint.every=1", "checkpoint.synchronous=true")
+    """A checkpoint of each step but those that are superseded, however slow the disk is."""
+
     def __init__(self, factory) -> None:
         self._factory = factory
         base = factory.getbasetemp()

@@ -48,7 +48,8 @@ def grid(pipelines: int, stages: int, *more: str, steps: int = STEPS) -> tuple[s
     return (f"grid.pipelines={pipelines}", f"grid.stages={stages}", microbatches, f"train.steps={steps}", *more)
 
 
-EVERY_2 = "checkpoint.every=2"
+EVERY_2 = ("checkpoint.every=2", "checkpoint.synchronous=true")
+"""However slow the disk is, none is left out."""
 
 
 def events_of(summary: Summary, kind: type) -> list:
@@ -71,11 +72,11 @@ def same_end(one: Summary, other: Summary) -> bool:
 @pytest.mark.parametrize("name", MODELS)
 def test_three_by_four_goes_on_as_two_by_two_and_as_one_by_one(runs, name):
     """And in one chain: 3x4 to step 2, 2x2 from there to step 4, 1x1 to the end."""
-    whole = runs.healthy(name, grid(3, 4, EVERY_2))
+    whole = runs.healthy(name, grid(3, 4, *EVERY_2))
     assert whole.report.checkpoints == (2, 4, 6)
     plain = runs.healthy(name, grid(3, 4))
     assert same_end(whole, plain), "making checkpoints changes nothing"
-    second = runs.train(name, overrides=grid(2, 2, EVERY_2, steps=4), resume=f"{whole.run_dir}@2")
+    second = runs.train(name, overrides=grid(2, 2, *EVERY_2, steps=4), resume=f"{whole.run_dir}@2")
     assert second.resumed_from == 2
     assert second.report.commits[0][0] == 2
     assert second.steps == 4
@@ -85,7 +86,7 @@ def test_three_by_four_goes_on_as_two_by_two_and_as_one_by_one(runs, name):
 
 
 def test_every_checkpoint_of_a_run_leads_to_the_same_end(runs):
-    whole = runs.healthy("gpt", grid(3, 4, EVERY_2))
+    whole = runs.healthy("gpt", grid(3, 4, *EVERY_2))
     for step in (2, 4):
         resumed = runs.train("gpt", overrides=grid(2, 3), resume=f"{whole.run_dir / 'checkpoints'}@{step}")
         assert resumed.resumed_from == step
@@ -93,7 +94,7 @@ def test_every_checkpoint_of_a_run_leads_to_the_same_end(runs):
 
 
 def test_faults_after_going_on_are_survived(runs):
-    whole = runs.healthy("gpt", grid(3, 4, EVERY_2))
+    whole = runs.healthy("gpt", grid(3, 4, *EVERY_2))
     resumed = runs.train("gpt", "kill:1.2@3:backward", overrides=grid(3, 4), resume=f"{whole.run_dir}@2")
     assert resumed.report.fired == ("kill:1.2@3:backward",)
     assert resumed.generations == 2
@@ -101,7 +102,7 @@ def test_faults_after_going_on_are_survived(runs):
 
 
 def test_clipping_and_schedules_go_on_where_they_were(runs):
-    more = ("train.clip_norm=0.05", "optimizer.schedule=cosine", "optimizer.warmup_steps=3", EVERY_2)
+    more = ("train.clip_norm=0.05", "optimizer.schedule=cosine", "optimizer.warmup_steps=3", *EVERY_2)
     whole = runs.healthy("gpt", grid(3, 4, *more))
     assert not same_end(whole, runs.healthy("gpt", grid(3, 4)))
     assert same_end(runs.train("gpt", overrides=grid(2, 2, *more), resume=f"{whole.run_dir}@2"), whole)
@@ -120,7 +121,7 @@ def test_a_writer_killed_while_it_writes(runs):
     """The others go on; the next checkpoint is whole; what the dead one left is gone."""
     healthy = runs.healthy("gpt", grid(3, 4))
     fault = "kill:2.1@4:checkpoint"
-    summary = runs.train("gpt", fault, overrides=grid(3, 4, EVERY_2))
+    summary = runs.train("gpt", fault, overrides=grid(3, 4, "checkpoint.every=2"))
     assert summary.report.fired == (fault,)
     assert same_end(summary, healthy)
     assert 6 in summary.report.checkpoints
@@ -132,7 +133,7 @@ def test_a_writer_killed_while_it_writes(runs):
 def test_the_last_owner_killed_while_it_writes(runs):
     """Its checkpoint is unfinished; whoever is left goes on from the one before, as a smaller grid."""
     fault = "kill:0.1@4:checkpoint"
-    summary = runs.train("gpt", fault, overrides=grid(1, 2, EVERY_2))
+    summary = runs.train("gpt", fault, overrides=grid(1, 2, *EVERY_2))
     assert summary.report.fired == (fault,)
     agreed = [event.step for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, Agreed)]
     assert agreed == [0, 2]
@@ -148,7 +149,7 @@ def test_a_full_disk_does_not_stop_training_and_leaves_the_last_good_one(runs, m
             with filler.open("wb") as file:
                 file.write(b"x" * ((1 << 20) - 4096 * (1 + _blocks(disk))))
 
-    more = (EVERY_2, f"checkpoint.url={disk / 'checkpoints'}")
+    more = ("checkpoint.every=2", f"checkpoint.url={disk / 'checkpoints'}")
     summary = runs.train("gpt", overrides=grid(1, 1, *more, steps=30), on_progress=fill)
     assert filler.exists()
     assert same_end(summary, runs.healthy("gpt", grid(1, 1, steps=30)))
@@ -176,7 +177,7 @@ def test_emulated_runs_go_on_too(tmp_path):
 
 
 def test_a_fault_before_the_step_to_go_on_from_is_refused(runs):
-    whole = runs.healthy("gpt", grid(3, 4, EVERY_2))
+    whole = runs.healthy("gpt", grid(3, 4, *EVERY_2))
     with pytest.raises(ConfigError, match=r"--fault kill:0\.0@1:start: the run goes on from step 2"):
         runs.train("gpt", "kill:0.0@1", overrides=grid(3, 4), resume=f"{whole.run_dir}@2")
 

@@ -43,7 +43,7 @@ def test_one_pipeline_alone_survives_the_loss_of_a_lane(runs):
 
 def test_a_checkpoint_goes_on_with_other_numbers_of_gpus(runs):
     alone = runs.healthy("unlike", (ALONE,))
-    begun = runs.train("unlike", overrides=(*WIDE, "checkpoint.every=1"))
+    begun = runs.train("unlike", overrides=(*WIDE, *runs.EVERY_STEP))
     other = ("grid.layout=[{stages: [2, 4], gpus: [2, 1], microbatches: 8}]", "grid.workers_per_node=3")
     ended = runs.train("unlike", overrides=other, resume=f"{begun.run_dir}@2")
     assert (ended.weights_sha256, ended.state_sha256) == (alone.weights_sha256, alone.state_sha256)

@@ -118,7 +118,7 @@ def test_one_comes_back_and_gets_its_layers_from_a_worker_of_one_gpu(runs):
 @pytest.mark.parametrize("wide_first", [True, False], ids=["to one GPU", "to several"])
 def test_a_checkpoint_goes_on_with_other_numbers_of_gpus(runs, wide_first):
     first, then = (WIDE, ALONE) if wide_first else (ALONE, WIDE)
-    begun = runs.train("unlike", overrides=(*first, "checkpoint.every=1", "checkpoint.keep=10"))
+    begun = runs.train("unlike", overrides=(*first, *runs.EVERY_STEP, "checkpoint.keep=10"))
     ended = runs.train("unlike", overrides=then, resume=f"{begun.run_dir}@5", accept=("grid.layout",))
     assert ended.resumed_from == 5
     assert ended.final_loss == pytest.approx(runs.healthy("unlike", ALONE).final_loss, **NEAR)

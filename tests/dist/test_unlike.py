@@ -54,8 +54,8 @@ def test_three_pipelines_of_three_three_and_four_stages(runs, technique):
 def test_it_goes_on_in_another_shape(runs):
     """From unlike pipelines to one worker, and from that to others that are unlike, of which one is lost."""
     alone = runs.healthy("unlike", (ALONE,))
-    begun = runs.train("unlike", overrides=("checkpoint.every=1",))
-    one = runs.train("unlike", overrides=(ALONE, "checkpoint.every=1"), resume=f"{begun.run_dir}@2")
+    begun = runs.train("unlike", overrides=runs.EVERY_STEP)
+    one = runs.train("unlike", overrides=(ALONE, *runs.EVERY_STEP), resume=f"{begun.run_dir}@2")
     other = runs.train("unlike", "kill:2.2@3:backward", overrides=(TALL,), resume=f"{one.run_dir}@3")
     assert other.unfired == ()
     assert {each.weights_sha256 for each in (begun, one, other)} == {alone.weights_sha256}

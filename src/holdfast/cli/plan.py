@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         StateUnavailable: the failed workers leave layers without an owner.
     """
     job = load_job(args.job) if args.job else None
-    if job is not None and (job.grid.layout or max(map(max, job.lanes)) > 1):
+    if job is not None and (job.grid.layout or job.most_lanes > 1):
         shown = _of_layout(args, job)
     else:
         task = _read(args, job)

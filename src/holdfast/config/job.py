@@ -363,6 +363,16 @@ class Job(_Plain, frozen=True, kw_only=True):
             return self.grid.widths
         return tuple((1,) * len(row) for row in self.grid.widths)
 
+    @property
+    def most_lanes(self) -> int:
+        """How many workers the widest stage has."""
+        return max(map(max, self.lanes))
+
+    @property
+    def most_shards(self) -> int:
+        """How many GPUs the widest worker has."""
+        return max(map(max, self.shards))
+
     def gpus_of(self, worker: WorkerId) -> int:
         """Returns how many GPUs a worker has, for life; a spare has one."""
         if self.train.numerics == "exact" or not self.has(worker):

@@ -293,7 +293,7 @@ def _fewest_owners(job: Job) -> int:
 
 def _wrong_lanes(job: Job) -> str:
     """What does not go with stages of several workers; empty if nothing."""
-    if max(map(max, job.lanes)) == 1:
+    if job.most_lanes == 1:
         return ""
     if job.resilience.strategy == "templates":
         return (
@@ -311,7 +311,7 @@ def _wrong_lanes(job: Job) -> str:
 
 def _wrong_shards(job: Job) -> str:
     """What does not go with stages that are sharded over several GPUs; empty if nothing."""
-    gpus = max(map(max, job.shards))
+    gpus = job.most_shards
     if gpus == 1:
         return ""
     wide = "with numerics fast a stage of several GPUs is sharded over them"

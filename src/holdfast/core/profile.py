@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 
 from holdfast.core.placement import LayerRange
@@ -89,6 +89,29 @@ class LayerProfile:
     def state_bytes(self) -> int:
         """What another worker needs to hold this layer: its parameters and their optimizer state."""
         return self.parameter_bytes + self.optimizer_bytes
+
+    def on(self, gpus: int) -> LayerProfile:
+        """Returns this layer with its times on so many accelerators, which share it.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        if gpus == 1:
+            return self
+        times = self.by_gpus.get(str(gpus))
+        if times is None:
+            raise ConfigError(
+                f"layer {self.name!r} has no times on {gpus} GPUs: expected by_gpus.{gpus} in the profile of every "
+                "layer"
+            )
+        return replace(
+            self,
+            forward_s=times.forward_s,
+            backward_input_s=times.backward_input_s,
+            backward_weight_s=times.backward_weight_s,
+            backward_s=None,
+            split_s=0.0,
+        )
 
     def seconds_of(self, kind: OpKind) -> float:
         """Returns how long one operation on one micro-batch takes."""

@@ -12,7 +12,7 @@ from holdfast.config.profiles import load_profile
 from holdfast.core.builders import home_plan
 from holdfast.core.placement import LayerRange, home_placement, split_evenly
 from holdfast.core.plan import Plan
-from holdfast.core.profile import Costs, LayerProfile, Profile, costs_from_profile, unit_costs
+from holdfast.core.profile import Costs, Profile, costs_from_profile, unit_costs
 from holdfast.core.routes import home_routes
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError
@@ -54,23 +54,10 @@ def _sharded(profile: Profile, job: Job) -> Profile:
             f"train.profile: stages have {' or '.join(map(str, numbers))} GPUs, and the planner has one time for each "
             "layer with numerics fast; expected equally many for all stages, or no profile"
         )
-    return replace(profile, layers=tuple(_on(numbers[0], layer) for layer in profile.layers))
-
-
-def _on(gpus: int, layer: LayerProfile) -> LayerProfile:
-    times = layer.by_gpus.get(str(gpus))
-    if times is None:
-        raise ConfigError(
-            f"train.profile: layer {layer.name!r} has no times on {gpus} GPUs; expected by_gpus.{gpus}, or no profile"
-        )
-    return replace(
-        layer,
-        forward_s=times.forward_s,
-        backward_input_s=times.backward_input_s,
-        backward_weight_s=times.backward_weight_s,
-        backward_s=None,
-        split_s=0.0,
-    )
+    try:
+        return replace(profile, layers=tuple(layer.on(numbers[0]) for layer in profile.layers))
+    except ConfigError as error:
+        raise ConfigError(f"train.profile: {error}, or no profile") from None
 
 
 def terms_of(
@@ -169,7 +156,7 @@ def _most_ahead(lanes: Sequence[int]) -> int:
 def grid_of(job: Job, pipelines: Sequence[tuple[LayerRange, ...]], terms: Terms) -> CostedGrid | None:
     """Returns the planner's grid of a job's pipelines; None if they are not alike, or stages have several lanes."""
     counts = job.grid.batch.counts
-    if len(set(pipelines)) > 1 or len(set(counts)) > 1 or max(map(max, job.lanes)) > 1:
+    if len(set(pipelines)) > 1 or len(set(counts)) > 1 or job.most_lanes > 1:
         return None
     return regular_grid(len(pipelines), pipelines[0], counts[0], terms)
 

@@ -200,7 +200,7 @@ def emulated_probe(job: Job, profile: Profile) -> Probed:
     Raises:
         ConfigError: the grid does not fit the layers, or stages are sharded over several GPUs.
     """
-    if max(map(max, job.shards)) > 1:
+    if job.most_shards > 1:
         raise ConfigError(
             "grid: stages of several GPUs cannot be emulated with numerics fast, as a profile has times for one GPU; "
             "expected exact, or one GPU for each stage"

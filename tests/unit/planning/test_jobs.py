@@ -135,7 +135,10 @@ def test_sharded_stages_are_one_worker_each_and_take_the_times_of_their_gpus(tmp
     shared = profile_of(found, 5).layers[0]
     assert [shared.seconds_of(kind) for kind in (OpKind.F, OpKind.I, OpKind.W, OpKind.B)] == [2, 3, 5, 8]
     assert profile_of(job(*fast), 5).layers[0].forward_s == 4
-    with pytest.raises(ConfigError, match=r"'layer 0' has no times on 3 GPUs; expected by_gpus\.3, or no profile"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'layer 0' has no times on 3 GPUs: expected by_gpus\.3 in the profile of every layer, or no profile",
+    ):
         profile_of(job(*fast, "grid.gpus_per_stage=3", "grid.microbatch_size=3"), 5)
     unlike = {"layout": [{"stages": [2, 3], "gpus": [1, 2], "microbatches": 4}]}
     with pytest.raises(ConfigError, match="stages have 1 or 2 GPUs, and the planner has one time for each layer"):

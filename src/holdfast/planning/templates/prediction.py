@@ -6,7 +6,6 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import Costs, Profile
-from holdfast.planning.templates.stages import forward_seconds
 from holdfast.planning.templates.template import Template
 
 __all__ = ["predicted_seconds"]
@@ -26,7 +25,7 @@ def _stage_costs(profile: Profile, template: Template) -> Costs:
     """Returns costs in which every stage is one layer."""
     nothing = (0.0,) * len(template.stages)
     forward = tuple(
-        sum(forward_seconds(profile.layers[layer], stage.gpus) for layer in stage.layers.indices)
+        sum(profile.layers[layer].on(stage.gpus).forward_s for layer in stage.layers.indices)
         for stage in template.stages
     )
     return Costs(

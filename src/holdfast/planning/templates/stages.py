@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from holdfast.core.placement import LayerRange
 from holdfast.core.profile import Costs, GpuProfile, LayerProfile, Profile
 from holdfast.core.schedule import OpKind
-from holdfast.errors import ConfigError
 
-__all__ = ["StageTable", "forward_seconds", "stage_table", "table_of", "with_recomputation"]
+__all__ = ["StageTable", "stage_table", "table_of", "with_recomputation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +80,7 @@ def stage_table(
     """
     return StageTable(
         layer_s=tuple(
-            tuple(_seconds(index, layer, gpus) for index, layer in enumerate(profile.layers))
-            for gpus in range(1, gpus_per_node + 1)
+            tuple(_seconds(layer.on(gpus)) for layer in profile.layers) for gpus in range(1, gpus_per_node + 1)
         ),
         state_bytes=tuple(copies * layer.state_bytes + sums * layer.parameter_bytes for layer in profile.layers),
         held_bytes=tuple(layer.held_after_forward_bytes for layer in profile.layers),
@@ -93,21 +91,8 @@ def stage_table(
     )
 
 
-def _seconds(index: int, layer: LayerProfile, gpus: int) -> float:
-    if gpus == 1:
-        return layer.seconds_of(OpKind.F) + layer.seconds_of(OpKind.B)
-    times = layer.by_gpus.get(str(gpus))
-    if times is None:
-        raise ConfigError(
-            f"layer {index} ({layer.name!r}) has no times on {gpus} GPUs: expected by_gpus.{gpus} in the profile of "
-            "every layer, as a stage may have any number of a node's GPUs"
-        )
-    return times.forward_s + times.backward_input_s + times.backward_weight_s
-
-
-def forward_seconds(layer: LayerProfile, gpus: int) -> float:
-    """Returns how long F of a layer takes on so many GPUs, of which the profile has the times."""
-    return layer.forward_s if gpus == 1 else layer.by_gpus[str(gpus)].forward_s
+def _seconds(layer: LayerProfile) -> float:
+    return layer.seconds_of(OpKind.F) + layer.seconds_of(OpKind.B)
 
 
 def with_recomputation(profile: Profile) -> Profile:

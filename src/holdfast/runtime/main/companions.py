@@ -6,7 +6,6 @@ kernel for SIGKILL when the worker ends. When one of them ends, so does the work
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
@@ -20,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.engine.sharded.ranks import Ranks
+from holdfast.runtime.hardening import end_with
 
 __all__ = ["Companions", "fork_companions"]
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +79,7 @@ def _be_companion(
     rank: int, size: int, meeting: Path, leader: int, writer: int, accompany: Callable[[Ranks], None]
 ) -> None:
     """Runs a companion to its end. What stops it is told to the leader, who ends it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != leader:  # it was gone before we had asked
-        os._exit(1)
+    end_with(leader)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a notice to go is the leader's
     try:
         accompany(Ranks(rank, size, meeting))

@@ -12,7 +12,6 @@ to that. Ctrl-C and SIGTERM, which may be sent to a whole group of processes, le
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import math
 import os
@@ -34,12 +33,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import InternalError, describe_exit
-from holdfast.runtime.hardening import harden
+from holdfast.runtime.hardening import PR_SET_PDEATHSIG, end_with, harden
 
 __all__ = ["FORKS", "SERVER", "ForkServer", "ForkedProcess", "Patience", "is_gone"]
 
 _PRELOAD = ["holdfast.cli.commands", "holdfast.runtime.preload"]
-_PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOOK_S = 0.05
 _REAP_S = 2.0
@@ -204,7 +202,7 @@ class ForkServer:
             self._door = _listen_unseen(listener)
             his_alive, self._alive = os.pipe()
             command = _BEGIN.format(
-                option=_PR_SET_PDEATHSIG,
+                option=PR_SET_PDEATHSIG,
                 kill=int(signal.SIGKILL),
                 parent=os.getpid(),
                 listener=listener.fileno(),
@@ -325,9 +323,7 @@ class ForkedProcess(BaseProcess):
 
     def run(self) -> None:
         """Ends with the server from now on. Ctrl-C reaches every process; the agent alone decides what it means."""
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != self.server:  # it was gone before we had asked
-            os._exit(1)
+        end_with(self.server)
         harden()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -31,7 +31,7 @@ def test_times_are_f_and_b_on_so_many_gpus():
 
 
 def test_missing_times_are_refused():
-    with pytest.raises(ConfigError, match=r"layer 0 \('block'\) has no times on 3 GPUs: expected by_gpus.3"):
+    with pytest.raises(ConfigError, match=r"layer 'block' has no times on 3 GPUs: expected by_gpus.3"):
         stage_table(PROFILE, 3)
 
 
