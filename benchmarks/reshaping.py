@@ -48,6 +48,8 @@ _VICTIMS = tuple(map(WorkerId.parse, ("1.2", "0.1", "2.3", "1.0", "0.2", "2.1"))
 _FIRST = 2
 _SMALLEST = 2
 """The fewest workers of a pipeline."""
+_AFTERWARDS = 2
+"""Behind the last loss the job goes on for so many times as long: else other pipelines would not pay until its end."""
 TARGET_OFF, TARGET_BETTER, TARGET_BOUND = 0.05, 0.97, 0.97
 _COMPARABLE = ("losses", "steps_each", "layer_ms")
 """The options that rows of one file have in common."""
@@ -110,7 +112,7 @@ def _measure(technique: str, strategy: str, options: argparse.Namespace) -> dict
         Fault(kind=FaultKind.KILL, worker=worker, step=step, point=Point.BACKWARD)
         for worker, step in zip(_VICTIMS, strikes, strict=False)
     ]
-    job = _job(technique, strategy, strikes[-1] + options.steps_each)
+    job = _job(technique, strategy, strikes[-1] + _AFTERWARDS * options.steps_each)
     row = partial(_struck_row, profile, strikes, technique == "staggered")
     return measured_run(job, row, limit_s=options.limit_s, faults=faults, emulate=profile)
 
