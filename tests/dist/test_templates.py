@@ -133,6 +133,7 @@ def test_the_fewest_bytes_are_copied_and_nothing_else(runs):
     (entered,) = {event.entered for event in synced}
     came = sum(event.bytes for event in synced)
     assert came == sum(len(encode_layer(replace(layers[layer], step=entered))) for layer in taken)
+    assert came == sum(event.sent_state for event in events_of(summary, StepOps)), "as the links have counted"
     places = [visit.layers.indices for visits in rows.values() for visit in visits]
     held = {worker: set(before.held_layers(worker)) for worker in before.workers}
     assert sum(sizes[layer] for layer in taken) == min(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 
-__all__ = ["above_0", "add_overrides", "grid_shape", "hours", "whole_number", "worker_names"]
+__all__ = ["above_0", "add_overrides", "from_0", "grid_shape", "hours", "whole_number", "worker_names"]
 
 
 def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
@@ -49,15 +49,29 @@ def above_0(what: str) -> Callable[[str], float]:
     """Returns the type of an argument that is a number above 0; ``what`` says of what, with an example."""
 
     def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text}: expected {what}") from None
-        if not 0 < value < math.inf:
+        if not 0 < (value := _number(text, what)) < math.inf:
             raise argparse.ArgumentTypeError(f"{text} is impossible: expected {what}, and above 0")
         return value
 
     return parse
+
+
+def from_0(what: str) -> Callable[[str], float]:
+    """Returns the type of an argument that is a number of 0 or more; ``what`` says of what."""
+
+    def parse(text: str) -> float:
+        if not 0 <= (value := _number(text, f"{what}, such as 1.5 or 8e8")) < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is impossible: expected {what}, 0 or more")
+        return value
+
+    return parse
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text or 'nothing'}: expected {what}") from None
 
 
 def grid_shape(text: str) -> tuple[int, int]:

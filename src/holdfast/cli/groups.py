@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from holdfast.cli.arguments import above_0, whole_number
+from holdfast.cli.arguments import above_0, from_0, whole_number
 from holdfast.cli.groups_shown import FORMATS, ShownGroups
 from holdfast.errors import ConfigError
 from holdfast.planning.groups.chain import MOST_MACHINES, Chain, Grouping
@@ -37,7 +37,7 @@ def add_groups_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPa
         help="bytes between two machines in a step, both directions: one number for all boundaries, or one for each",
     )
     parser.add_argument(
-        "--limit", type=_number("bytes"), required=True, metavar="M", help="bytes that all logs together may take"
+        "--limit", type=from_0("bytes"), required=True, metavar="M", help="bytes that all logs together may take"
     )
     parser.add_argument(
         "--bandwidth",
@@ -122,24 +122,9 @@ def _boundaries(args: argparse.Namespace) -> tuple[float, ...]:
 
 def _numbers(what: str) -> Callable[[str], tuple[float, ...]]:
     """Returns the type of an argument that is some numbers, 0 or more, joined by commas."""
-    number = _number(what)
+    number = from_0(what)
 
     def parse(text: str) -> tuple[float, ...]:
         return tuple(map(number, text.split(",")))
-
-    return parse
-
-
-def _number(what: str) -> Callable[[str], float]:
-    """Returns the type of an argument that is a number of 0 or more; ``what`` says of what."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text or 'nothing'}: expected {what}, such as 1.5 or 8e8") from None
-        if not 0 <= value < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text} is impossible: expected {what}, 0 or more")
-        return value
 
     return parse

@@ -443,6 +443,7 @@ class Driver:
             memory=self.memory(),
             sent_messages=sent.messages,
             sent_sums=sent.sums,
+            sent_state=sent.state,
             knows_loss=loss is not None,
         )
         self.log.write(self.clock(), event)

@@ -279,6 +279,7 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
         knows_loss: whether the worker holds the last layer.
         sent_messages: bytes that it has sent in messages to others since the step before; 0 where nobody counts.
         sent_sums: the same for sums.
+        sent_state: the same of its state, to whoever takes layers over; by links alone.
     """
 
     worker: str
@@ -292,6 +293,7 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     knows_loss: bool = False
     sent_messages: int = 0
     sent_sums: int = 0
+    sent_state: int = 0
 
 
 class StepOmitted(_Event, frozen=True, tag="step-omitted", kw_only=True):

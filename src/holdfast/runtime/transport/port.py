@@ -97,14 +97,19 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """Bytes that a worker has sent, in ``messages`` to others and for ``sums``."""
+    """Bytes that a worker has sent, in ``messages`` to others, for ``sums`` and of its ``state``."""
 
     messages: int = 0
     sums: int = 0
+    state: int = 0
 
     def since(self, before: Sent) -> Sent:
         """Returns what was sent after ``before``."""
-        return Sent(messages=self.messages - before.messages, sums=self.sums - before.sums)
+        return Sent(
+            messages=self.messages - before.messages,
+            sums=self.sums - before.sums,
+            state=self.state - before.state,
+        )
 
 
 class Handle(Protocol):

@@ -121,7 +121,8 @@ class LinkTransport:
         """See Transport.sent."""
         by_kind = self._switchboard.sent()
         sums = by_kind[Kind.PART] + by_kind[Kind.TOTAL]
-        return Sent(messages=sum(by_kind[kind] for kind in MESSAGES), sums=sums)
+        messages = sum(by_kind[kind] for kind in MESSAGES)
+        return Sent(messages=messages, sums=sums, state=by_kind[Kind.SLICE])
 
     def abort(self, generation: int) -> None:
         """See Transport.abort."""
