@@ -91,13 +91,13 @@ def _earlier(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--techniques", nargs="+", default=["1f1b", "staggered"], help="of the planner")
+    parser.add_argument("--techniques", nargs="+", default=["staggered"], help="of the planner")
     parser.add_argument("--losses", type=int, default=len(_VICTIMS), help="workers that die, at most 6")
-    parser.add_argument("--steps-each", type=int, default=8, help="from one loss to the next")
-    parser.add_argument("--layer-ms", type=float, default=1.0, help="length of F, I and W of a layer")
+    parser.add_argument("--steps-each", type=int, default=6, help="from one loss to the next")
+    parser.add_argument("--layer-ms", type=float, default=3.0, help="length of F, I and W of a layer")
     parser.add_argument("--repetitions", type=int, default=1, help="runs of each case, alternating")
     parser.add_argument("--go-on", action="store_true", help="keep what results/ has of the same settings")
-    parser.add_argument("--limit-s", type=float, default=400.0, help="a run longer than this has failed")
+    parser.add_argument("--limit-s", type=float, default=600.0, help="a run longer than this has failed")
     return parser.parse_args()
 
 
