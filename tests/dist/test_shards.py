@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import closing
 
 import psutil
 import pytest
 
+from holdfast.control.store import DecisionStore
 from holdfast.errors import ConfigError
 from holdfast.runtime.node.forks import is_gone
-from holdfast.telemetry.events import Notice, Synced, WorkerReady, read_events
+from holdfast.telemetry.events import HandingOver, Notice, Synced, WorkerReady, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -113,6 +115,37 @@ def test_one_comes_back_and_gets_its_layers_from_a_worker_of_one_gpu(runs):
     synced = [event for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, Synced)]
     assert [event.worker for event in synced] == ["0.1"]
     assert summary.final_loss == pytest.approx(runs.healthy("unlike", (*ALONE, steps)).final_loss, **NEAR)
+
+
+TWO_EACH = ("grid.pipelines=2", "grid.stages=3", "grid.microbatches=4", "grid.gpus_per_stage=2", "train.steps=20")
+
+
+def test_workers_of_two_gpus_each_become_other_pipelines(runs):
+    """Two of three stages: one is lost, and the others are two and three, each in the process that it was."""
+    overrides = (*FAST, "grid.layout=[]", *TWO_EACH, "resilience.strategy=templates", "resilience.smallest_pipeline=2")
+    summary = runs.train("unlike", "kill:1.1@2:backward", overrides=overrides)
+    assert summary.report.fired == ("kill:1.1@2:backward",)
+    events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
+    assert [event for event in events if isinstance(event, HandingOver)], "layers have gone over"
+    assert len([event for event in events if isinstance(event, WorkerReady)]) == 6
+    with closing(DecisionStore(summary.run_dir / "control.db")) as store:
+        plans = store.plans()
+    assert sorted({len(route.workers) for route in plans[max(plans)].routes.routes}) == [2, 3]
+    assert summary.final_loss == pytest.approx(runs.healthy("unlike", (*ALONE, TWO_EACH[-1])).final_loss, **NEAR)
+
+
+def test_a_spare_has_as_many_gpus_as_all_others(runs):
+    folder, seen = runs.folder() / "run", []
+
+    def look(progress):
+        if not seen:
+            seen.extend(each.pid for each in companions_of(folder, "2.0"))
+
+    overrides = (*FAST, "grid.layout=[]", *TWO_EACH, "resilience.spares=1")
+    summary = runs.train("unlike", "kill:1.1@2:backward", overrides=overrides, run_dir=folder, on_progress=look)
+    assert len(seen) == 1
+    assert [(each.worker, each.replaced_by) for each in summary.report.failures] == [("1.1", "2.0")]
+    assert summary.final_loss == pytest.approx(runs.healthy("unlike", (*ALONE, TWO_EACH[-1])).final_loss, **NEAR)
 
 
 @pytest.mark.parametrize("wide_first", [True, False], ids=["to one GPU", "to several"])

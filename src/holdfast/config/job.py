@@ -247,9 +247,10 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     ``spares``: processes that are started beside those of the grid, own nothing, and take the places of lost workers.
 
     For strategy ``templates``: ``smallest_pipeline``, the fewest workers of a pipeline, whose memory must suffice; 0:
-    as few as ``worker_memory`` bytes each suffice for, by the profile, or if that is 0, too, as many as the shortest
-    pipeline has in the job's grid. ``degraded``: what is done once fewer workers are left than ``tolerate`` failures
-    more take, one such pipeline for each and one besides: ``stop`` (all is saved and the job ends) or ``allow``.
+    as few as ``worker_memory`` bytes each (on all its GPUs together) suffice for, by the profile, or if that is 0, too,
+    as many as the shortest pipeline has in the job's grid. ``degraded``: what is done once fewer workers are left than
+    ``tolerate`` failures more take, one such pipeline for each and one besides: ``stop`` (all is saved and the job
+    ends) or ``allow``.
     """
 
     strategy: Literal["auto", "adaptive", "templates", "checkpoint-restart", "checkfreq", "snapshots"] = "auto"
@@ -373,11 +374,14 @@ class Job(_Plain, frozen=True, kw_only=True):
         """How many GPUs the widest worker has."""
         return max(map(max, self.shards))
 
+    @property
+    def fewest_shards(self) -> int:
+        """How many GPUs the narrowest worker has; so many has whoever comes besides those of the grid."""
+        return min(map(min, self.shards))
+
     def gpus_of(self, worker: WorkerId) -> int:
-        """Returns how many GPUs a worker has, for life; a spare has one."""
-        if self.train.numerics == "exact" or not self.has(worker):
-            return 1
-        return self.shards[worker.pipeline][worker.stage]
+        """Returns how many GPUs a worker has, for life."""
+        return self.shards[worker.pipeline][worker.stage] if self.has(worker) else self.fewest_shards
 
     @property
     def sizes(self) -> tuple[int, ...]:

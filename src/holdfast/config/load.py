@@ -320,9 +320,10 @@ def _wrong_shards(job: Job) -> str:
             f"grid.microbatch_size: {wide}, which share the samples of each micro-batch; expected a multiple of "
             f"{uneven[0]}, got {job.grid.microbatch_size}"
         )
+    unlike, alike = job.fewest_shards < gpus, "equally many GPUs for each stage"
     unfit = {
-        "resilience.strategy": (job.resilience.strategy == "templates", "adaptive, or one GPU for each stage"),
-        "resilience.spares": (job.resilience.spares > 0, "0, as a spare would have one GPU only"),
+        "resilience.strategy": (unlike and job.resilience.strategy == "templates", f"adaptive, or {alike}"),
+        "resilience.spares": (unlike and job.resilience.spares > 0, f"0, or {alike}"),
         "resilience.commit": (job.resilience.commit == "undo", "shadow"),
         "train.loss_scale": (job.train.loss_scale is not None, "null"),
         "optimizer.kind": (

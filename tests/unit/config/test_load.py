@@ -269,15 +269,14 @@ def test_with_fast_numerics_a_stage_of_several_gpus_is_one_worker():
     job = parse_job(with_layout(layout=WIDE, microbatch_size=2), ["train.numerics=fast"])
     assert (job.lanes, job.shards, job.num_workers) == (((1, 1, 1), (1,)), ((1, 2, 1), (1,)), 4)
     assert [job.gpus_of(WorkerId(*each)) for each in ((0, 0), (0, 1), (1, 0), (2, 0))] == [1, 2, 1, 1]
-    assert parse_job(JOB, FAST).num_workers == 12
+    wide = parse_job(JOB, [*FAST, "resilience.spares=1"])
+    assert (wide.num_workers, wide.gpus_of(WorkerId(0, 0)), wide.gpus_of(wide.spares[0])) == (12, 2, 2)
 
 
 @pytest.mark.parametrize(
     ("override", "text"),
     [
         ("grid.microbatch_size=3", "which share the samples of each micro-batch; expected a multiple of 2, got 3"),
-        ("resilience.strategy=templates", "sharded over them; expected adaptive, or one GPU for each stage"),
-        ("resilience.spares=1", "sharded over them; expected 0, as a spare would have one GPU only"),
         ("resilience.commit=undo", "sharded over them; expected shadow"),
         ("train.loss_scale={}", "sharded over them; expected null"),
         ("optimizer.kind=lamb", "expected sgd, adam or adamw, which update each element by itself"),
@@ -289,7 +288,21 @@ def test_what_does_not_go_with_sharded_stages_is_named(override, text):
     assert text in found
 
 
-def test_pipelines_of_templates_have_one_gpu_per_stage():
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("resilience.strategy=templates", "expected adaptive, or equally many GPUs for each stage"),
+        ("resilience.spares=1", "expected 0, or equally many GPUs for each stage"),
+    ],
+)
+def test_workers_of_other_pipelines_and_spares_are_all_alike(override, text):
+    found = complaint(with_layout(layout=WIDE, microbatch_size=2), "train.numerics=fast", override)
+    assert found.startswith(f"{override.partition('=')[0]}: with numerics fast a stage of several GPUs is sharded")
+    assert text in found
+    assert parse_job(JOB, [*FAST, override])
+
+
+def test_pipelines_of_templates_have_no_lanes():
     tree = with_layout(layout=WIDE, workers_per_node=5)
     assert "resilience.strategy: templates makes pipelines whose" in complaint(tree, "resilience.strategy=templates")
 
