@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -31,6 +32,7 @@ CONTRACT = {
     "optimizer_bytes",
 }
 LAYERS = {"gpt": 5, "convnet": 7}
+LIMIT_S = 120.0
 
 
 def command(folder: Path, job: Job, *arguments: str) -> list[str]:
@@ -181,3 +183,66 @@ def test_layers_that_are_run_again_end_in_the_same_bits(runs, name):
 
 def test_layers_that_are_run_again_survive_a_kill(runs):
     runs.survives("gpt", "kill:1.2@2:backward", overrides=("model.checkpoint_activations=[1, 3]",))
+
+
+SHARED = ("train.numerics=fast", "grid.layout=[]", "grid.pipelines=1", "grid.stages=2", "grid.microbatches=8")
+ON_TWO = (*SHARED, "grid.gpus_per_stage=2")
+
+
+def test_layers_are_measured_on_as_many_gpus_as_stages_have_and_training_plans_with_that(runs, tmp_path):
+    job = runs.job("unlike", (*ON_TWO, "train.technique=decoupled"))
+    done = subprocess.run(
+        command(tmp_path, job, "--iterations", "3"), capture_output=True, text=True, check=False, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert "iteration 6/6" in done.stderr
+    path = tmp_path / "unlike.json"
+    assert [set(layer.by_gpus) for layer in load_profile(path).layers] == [{"2"}] * 6
+    times = [layer.by_gpus["2"] for layer in load_profile(path).layers]
+    assert all(min(each.forward_s, each.backward_input_s, each.backward_weight_s) > 0 for each in times)
+    planned = (*ON_TWO, "train.technique=decoupled", f"train.profile={path}")
+    assert runs.train("unlike", overrides=planned).steps == 4
+
+
+def test_a_process_of_several_that_measure_is_lost(runs, tmp_path):
+    """The others would wait for it forever."""
+    process = subprocess.Popen(
+        command(tmp_path, runs.job("unlike", ON_TWO), "--iterations", "300"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        family = struck = []
+        while process.poll() is None and not struck:
+            with contextlib.suppress(psutil.NoSuchProcess):  # others come and go
+                family = psutil.Process(process.pid).children(recursive=True)
+                servers = {each.pid for each in psutil.Process(process.pid).children()}
+                struck = [each for each in family if each.ppid() not in {process.pid, *servers}]
+        assert len(struck) == 1, "the second process of two"
+        struck[0].kill()
+        _, errors = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    assert process.returncode not in (0, 2)
+    assert f"the process of GPU 1 of its stage, {struck[0].pid}, has ended" in errors
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+    assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "arguments", "complaint"),
+    [
+        (SHARED, ("--gpus", "3"), "layer 0 returns float32 [2, 16, 16] for 2 samples, which the 3 GPUs of a stage"),
+        ((), ("--gpus", "2"), "with numerics exact a stage of several GPUs is so many workers"),
+        (SHARED, ("--gpus", "2,1"), "1 is impossible: expected a whole number from 2"),
+    ],
+)
+def test_gpus_that_layers_cannot_be_measured_on(runs, tmp_path, overrides, arguments, complaint):
+    job = runs.job("unlike", overrides)
+    done = subprocess.run(
+        command(tmp_path, job, "--iterations", "1", *arguments), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, list(tmp_path.glob("*.json"))) == (2, [])
+    assert complaint in done.stderr

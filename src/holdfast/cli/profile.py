@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from holdfast.cli.arguments import add_overrides, hours, whole_number
+from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.config.profiles import save_profile
 from holdfast.core.profile import LayerProfile, Profile
@@ -33,6 +34,12 @@ def add_profile_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
         "--iterations", type=whole_number(1), default=100, metavar="N", help="how often to measure; default 100"
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to compute; default cpu")
+    parser.add_argument(
+        "--gpus",
+        type=_numbers_of_gpus,
+        metavar="N[,N...]",
+        help="also on stages of so many GPUs, sharded over as many processes; default: as the job's are",
+    )
     add_overrides(parser, "model.checkpoint_activations=true")
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
@@ -47,15 +54,26 @@ def run(args: argparse.Namespace) -> int:
     """
     job = load_job(args.job, args.overrides)
     _check_free(Path(args.out), force=args.force)
-    line = _ProgressLine(args.iterations, quiet=args.quiet)
+    gpus = _gpus_of(job) if args.gpus is None else args.gpus
+    line = _ProgressLine(args.iterations * (1 + len(gpus)), quiet=args.quiet)
+    options = {"iterations": args.iterations, "device": args.device, "gpus": gpus}
     try:
-        profile = measure_profile(job, iterations=args.iterations, device=args.device, on_iteration=line.show)
+        profile = measure_profile(job, **options, on_iteration=line.show)
     finally:
         line.end()
     save_profile(profile, args.out)
     print(describe(profile))
     print(f"written to {args.out}")
     return 0
+
+
+def _numbers_of_gpus(text: str) -> tuple[int, ...]:
+    return tuple(sorted(set(map(whole_number(2), text.split(",")))))
+
+
+def _gpus_of(job: Job) -> tuple[int, ...]:
+    """On how many GPUs the job's stages are sharded, where that is several."""
+    return tuple(sorted({gpus for row in job.shards for gpus in row} - {1}))
 
 
 def _check_free(out: Path, *, force: bool) -> None:

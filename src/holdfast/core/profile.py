@@ -34,7 +34,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProfile:
-    """Times of one layer, in seconds, on a worker that is a tensor-parallel group."""
+    """Times of one layer, in seconds, on a stage of several accelerators."""
 
     forward_s: float
     backward_input_s: float

@@ -1,9 +1,13 @@
-"""The processes that measure: one for the layers, two for the link between workers. One compute thread each."""
+"""The processes that measure: one for the layers, d for them on d GPUs, two for the link between workers.
+
+Each has one compute thread.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,9 +19,10 @@ from holdfast.errors import ConfigError
 from holdfast.profiling.layers import measure_layers
 from holdfast.profiling.link import answer_messages, measure_link
 from holdfast.profiling.processes import PROGRESS, Measured
+from holdfast.profiling.several_gpus import measure_on_gpus
 from holdfast.runtime.main.lookups import answering
 
-__all__ = ["run_echo", "run_layers", "run_link"]
+__all__ = ["run_echo", "run_layers", "run_link", "run_several_gpus"]
 
 
 def run_layers(job: Job, iterations: int, device: str, answer: Connection) -> None:
@@ -31,11 +36,30 @@ def run_layers(job: Job, iterations: int, device: str, answer: Connection) -> No
             job,
             iterations=iterations,
             device=chosen,
-            on_iteration=lambda done: answer.send_bytes(b"%s %d" % (PROGRESS.encode(), done)),
+            on_iteration=partial(_tell, answer),
         )
         return msgspec.json.encode(Measured(layers=layers, machine=machine)).decode()
 
     answering(answer, measure)
+
+
+def run_several_gpus(job: Job, iterations: int, gpus: int, answer: Connection) -> None:
+    """Sends how many iterations are done after each, then ``ok`` and a GpuProfile per layer; or what went wrong."""
+    torch.set_num_threads(1)
+
+    def lost(why: str) -> None:
+        answer.send_bytes(f"lost {why}".encode())
+        os._exit(1)
+
+    def measure() -> str:
+        found = measure_on_gpus(job, gpus, iterations=iterations, on_iteration=partial(_tell, answer), on_lost=lost)
+        return msgspec.json.encode(found).decode()
+
+    answering(answer, measure)
+
+
+def _tell(answer: Connection, done: int) -> None:
+    answer.send_bytes(b"%s %d" % (PROGRESS.encode(), done))
 
 
 def run_link(job: Job, rounds: int, pipe: Connection, answer: Connection) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from functools import cache, partial, reduce
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -29,13 +30,13 @@ from holdfast.runtime.engine.build import (
     microbatch_loader,
     probe,
 )
-from holdfast.runtime.engine.model import Model
 from holdfast.runtime.engine.stage import ReducedLayers, Stage
 from holdfast.runtime.tensors import num_bytes
 
-__all__ = ["LayerBench", "measure_layers"]
+__all__ = ["WARM_UP", "JobLayers", "LayerBench", "measure_layers"]
 
-_WARM_UP = 3
+WARM_UP = 3
+"""Iterations that are not timed."""
 _MICROBATCHES = 2
 _NAMES = {
     OpKind.F: "forward_s",
@@ -44,6 +45,8 @@ _NAMES = {
     OpKind.B: "backward_s",
 }
 _OPTIMIZER = "optimizer_s"
+
+S = TypeVar("S", bound=Stage)
 
 
 def measure_layers(
@@ -61,7 +64,7 @@ def measure_layers(
         ConfigError: something in the job cannot be used; a gradient was not finite.
     """
     bench = LayerBench(job, device)
-    for _ in range(_WARM_UP):
+    for _ in range(WARM_UP):
         bench.iterate()
     held = bench.held_bytes()
     bench.timer.forget()
@@ -69,6 +72,54 @@ def measure_layers(
         bench.iterate()
         on_iteration(done)
     return bench.profiles(held)
+
+
+class JobLayers:
+    """The layers of a job's model, each of which may become a stage of its own, once.
+
+    Args:
+        job: see :func:`measure_layers`.
+        device: where to compute.
+
+    Attributes:
+        model: the model.
+        boundaries: what every layer hands on.
+        kept: a micro-batch that is used for all, if it is not None.
+    """
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        self._job, self._device = job, device
+        self.model = build_model(job)
+        self.boundaries = probe(job).boundaries
+        self.kept: tuple[Tensor, Tensor] | None = None
+        self._job_load = microbatch_loader(job, cache(lambda: build_dataset(job)))
+
+    def stage(self, index: int, make: Callable[..., S]) -> S:
+        """Returns what ``make`` makes of a layer, by the names that :class:`Stage` has for what it takes."""
+        job, model = self._job, self.model
+        return make(
+            layers=[model.layers[index]],
+            owned=(index,),
+            num_layers=len(model.layers),
+            ties=model.ties,
+            loss=model.loss,
+            optimizer=build_optimizer(job),
+            lr_scale=lambda step: 1.0,
+            numerics=job.train.numerics,
+            seed=job.train.seed,
+            num_microbatches=_MICROBATCHES,
+            load=self.load,
+            clip_norm=job.train.clip_norm,
+            commit=job.resilience.commit,
+            device=self._device,
+            checkpointed=checkpointed_layers(job, len(model.layers)),
+            outputs=self.boundaries,
+        )
+
+    def load(self, step: int, microbatch: int) -> tuple[Tensor, Tensor]:
+        """Returns the samples of a micro-batch."""
+        number = step * _MICROBATCHES + microbatch
+        return self.kept or self._job_load(*divmod(number, self._job.global_microbatches))
 
 
 class LayerBench:
@@ -83,38 +134,11 @@ class LayerBench:
     """
 
     def __init__(self, job: Job, device: torch.device) -> None:
-        model = build_model(job)
-        self._job_load = microbatch_loader(job, cache(lambda: build_dataset(job)))
-        self._num_microbatches = job.global_microbatches
-        self._kept: tuple[Tensor, Tensor] | None = None
-        self._names = tuple(f"{index}.{type(layer).__name__}" for index, layer in enumerate(model.layers))
-        self._boundaries = probe(job).boundaries
-        self._stages = tuple(self._stage(job, model, index, device) for index in range(len(model.layers)))
+        self._layers = layers = JobLayers(job, device)
+        self._names = tuple(f"{index}.{type(layer).__name__}" for index, layer in enumerate(layers.model.layers))
+        self._stages = tuple(layers.stage(index, Stage) for index in range(len(layers.model.layers)))
         self._step = 0
         self.timer: Timer = timer_for(device)
-
-    def _stage(self, job: Job, model: Model, index: int, device: torch.device) -> Stage:
-        return Stage(
-            layers=[model.layers[index]],
-            owned=(index,),
-            num_layers=len(model.layers),
-            ties=model.ties,
-            loss=model.loss,
-            optimizer=build_optimizer(job),
-            lr_scale=lambda step: 1.0,
-            numerics=job.train.numerics,
-            seed=job.train.seed,
-            num_microbatches=_MICROBATCHES,
-            load=self._load,
-            clip_norm=job.train.clip_norm,
-            commit=job.resilience.commit,
-            device=device,
-            checkpointed=checkpointed_layers(job, len(model.layers)),
-        )
-
-    def _load(self, step: int, microbatch: int) -> tuple[Tensor, Tensor]:
-        number = step * _MICROBATCHES + microbatch
-        return self._kept or self._job_load(*divmod(number, self._num_microbatches))
 
     def iterate(self) -> None:
         """Trains one step, and times it.
@@ -170,7 +194,7 @@ class LayerBench:
 
     def held_bytes(self) -> tuple[tuple[int, int], ...]:
         """Returns what one micro-batch holds in each layer after F, and after I. The step is thrown away."""
-        self._kept = self._load(self._step, 0)  # so that what the data set holds is not counted
+        self._layers.kept = self._layers.load(self._step, 0)  # so that what the data set holds is not counted
         after_forward, watches, value = [], [], None
         for stage in self._stages:
             stage.begin(self._step)
@@ -188,7 +212,7 @@ class LayerBench:
                 value = stage.backward(OpKind.I, self._step, 0, value)
             value = None if value is None else value.clone()
             after_input.append(watch.alive_bytes())
-        self._kept = None
+        self._layers.kept = None
         for stage in self._stages:
             stage.discard()
         return tuple(zip(after_forward, reversed(after_input), strict=True))
@@ -213,7 +237,7 @@ class LayerBench:
             split_s=max(0.0, split - medians["backward_s"]),
             held_after_forward_bytes=after_forward,
             held_after_input_bytes=after_input,
-            boundary_bytes=num_bytes(self._boundaries[index]),
+            boundary_bytes=num_bytes(self._layers.boundaries[index]),
             parameter_bytes=sum(value.nbytes for value in state.parameters.values()),
             optimizer_bytes=sum(value.nbytes for value in entries if isinstance(value, Tensor)),
             spread={name: spread(values) for name, values in samples.items()},

@@ -7,10 +7,10 @@ import msgspec
 from holdfast.core.profile import LayerProfile
 from holdfast.runtime.node.entries import Entry
 
-__all__ = ["ECHO", "LAYERS", "LINK", "PROGRESS", "Measured"]
+__all__ = ["ECHO", "LAYERS", "LINK", "PROGRESS", "SEVERAL_GPUS", "Measured"]
 
 PROGRESS = "progress"
-"""First word of what ``LAYERS`` sends before its answer: how many iterations are done."""
+"""First word of what ``LAYERS`` and ``SEVERAL_GPUS`` send before their answer: how many iterations are done."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,5 +21,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LAYERS = Entry("layers", "holdfast.profiling.children:run_layers")
+SEVERAL_GPUS = Entry("layers on several GPUs", "holdfast.profiling.children:run_several_gpus")
 LINK = Entry("link", "holdfast.profiling.children:run_link")
 ECHO = Entry("echo", "holdfast.profiling.children:run_echo")

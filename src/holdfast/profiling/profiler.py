@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
 
 from holdfast.config.job import Job
-from holdfast.core.profile import Link, Profile
+from holdfast.core.profile import GpuProfile, LayerProfile, Link, Profile
 from holdfast.errors import ConfigError, InternalError
-from holdfast.profiling.processes import ECHO, LAYERS, LINK, PROGRESS, Measured
+from holdfast.profiling.processes import ECHO, LAYERS, LINK, PROGRESS, SEVERAL_GPUS, Measured
 from holdfast.runtime.node.children import Children
 from holdfast.runtime.node.entries import Entry
 from holdfast.runtime.node.forks import FORKS
@@ -25,6 +27,7 @@ def measure_profile(
     *,
     iterations: int = 100,
     device: str = "cpu",
+    gpus: Sequence[int] = (),
     on_iteration: Callable[[int], None] = lambda done: None,
 ) -> Profile:
     """Measures what every layer of a job and every message between workers cost.
@@ -35,22 +38,44 @@ def measure_profile(
         job: what is trained; its grid gives the size of a micro-batch, no more.
         iterations: how often everything is measured; at least 1.
         device: ``cpu`` or ``cuda``. Messages go over the transport that training uses in any case.
-        on_iteration: called with how many are done, after each.
+        gpus: on stages of how many GPUs layers are measured, too: numbers from 2 on, of so many processes each.
+        on_iteration: called with how many are done, after each; they are ``iterations`` for each number of GPUs.
 
     Raises:
-        ConfigError: something in the job cannot be used, or there is no such device.
+        ConfigError: something in the job cannot be used, or there is no such device, or layers cannot be shared.
 
     After failure: no process is left, also after KeyboardInterrupt.
     """
+    if gpus and job.train.numerics != "fast":
+        raise ConfigError(
+            "by_gpus: with numerics exact a stage of several GPUs is so many workers, each of which takes as long as "
+            "one; expected train.numerics: fast"
+        )
+    if gpus and device != "cpu":
+        raise ConfigError(f"by_gpus: stages of several GPUs compute on CPUs so far; expected device cpu, got {device}")
     with _Measuring() as children:
         answer = children.start(LAYERS, job, iterations, device)
         measured = msgspec.json.decode(_answer(answer, on_iteration), type=Measured)
+        layers = measured.layers
+        for turn, number in enumerate(gpus, start=1):
+            answer = children.start(SEVERAL_GPUS, job, iterations, number)
+            text = _answer(answer, partial(_further, on_iteration, turn * iterations))
+            times = msgspec.json.decode(text, type=tuple[GpuProfile, ...])
+            layers = tuple(_with_times(layer, number, each) for layer, each in zip(layers, times, strict=True))
         one_end, other_end = FORKS.Pipe()
         answers = [children.start(entry, job, iterations, end) for entry, end in ((LINK, one_end), (ECHO, other_end))]
         one_end.close()
         other_end.close()
         link = msgspec.json.decode(_answer(answers[0]), type=Link)
-    return Profile(layers=measured.layers, link=link, machine=measured.machine, iterations=iterations)
+    return Profile(layers=layers, link=link, machine=measured.machine, iterations=iterations)
+
+
+def _further(on_iteration: Callable[[int], None], before: int, done: int) -> None:
+    on_iteration(before + done)
+
+
+def _with_times(layer: LayerProfile, gpus: int, times: GpuProfile) -> LayerProfile:
+    return replace(layer, by_gpus={**layer.by_gpus, str(gpus): times})
 
 
 class _Measuring(contextlib.AbstractContextManager["_Measuring"]):

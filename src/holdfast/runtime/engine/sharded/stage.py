@@ -121,9 +121,9 @@ class ShardedStage(Stage):
                 self.discard()
                 self._step = command.step
             if layers.start:
-                activation = self.ranks.scatter_batch(activation, self._whole_outputs[layers.start - 1])
+                activation = self._take(activation, self._whole_outputs[layers.start - 1])
             output = super().forward(command.step, command.microbatch, activation, layers)
-            return None if output is None else _joined(self.ranks.gather(output))
+            return None if output is None else self._give(output)
 
     def run_backward(self, command: Backward, gradient: Tensor | None = None) -> Tensor | None:
         """Run the backward pass of this rank's samples; returns on the leader the gradient for the worker before."""
@@ -135,9 +135,17 @@ class ShardedStage(Stage):
                     raise InternalError(f"{kind} of micro-batch {command.microbatch} without its forward pass")
                 part = last_part(f"{kind} of micro-batch {command.microbatch}", context.left, layers)
                 if context.loss is None or part.stop < context.layers.stop:
-                    gradient = self.ranks.scatter_batch(gradient, self._whole_outputs[part.stop - 1])
+                    gradient = self._take(gradient, self._whole_outputs[part.stop - 1])
             found = super().backward(kind, command.step, command.microbatch, gradient, layers)
-            return None if found is None else _joined(self.ranks.gather(found))
+            return None if found is None else self._give(found)
+
+    def _take(self, batch: Tensor | None, spec: TensorSpec) -> Tensor:
+        """Returns this rank's samples of what the leader has got."""
+        return self.ranks.scatter_batch(batch, spec)
+
+    def _give(self, mine: Tensor) -> Tensor | None:
+        """Returns on the leader what goes to another worker."""
+        return _joined(self.ranks.gather(mine))
 
     def gather_sums(self, reduction: ReducedLayers) -> None:
         """Give the leader what the gradients of a reduction have come to since it was last asked for."""
@@ -231,10 +239,11 @@ class Companion:
     Args:
         ranks: the processes of the stage.
         make: makes this rank's stage, of a number and the layers that it is to have.
+        kept: how many stages there are at once: that which computes, and before it those whose layers it may adopt.
     """
 
-    def __init__(self, ranks: Ranks, make: Callable[[int, tuple[int, ...]], ShardedStage]) -> None:
-        self._ranks, self._make = ranks, make
+    def __init__(self, ranks: Ranks, make: Callable[[int, tuple[int, ...]], ShardedStage], kept: int = 2) -> None:
+        self._ranks, self._make, self._kept = ranks, make, kept
         self._stages: dict[int, ShardedStage] = {}
 
     def follow(self) -> None:
@@ -244,7 +253,9 @@ class Companion:
 
     def _do(self, command: Command) -> None:
         if isinstance(command, MakeStage):
-            self._stages = {number: each for number, each in self._stages.items() if number + 1 >= command.stage}
+            self._stages = {
+                number: each for number, each in self._stages.items() if number + self._kept > command.stage
+            }
             self._stages[command.stage] = self._make(command.stage, command.owned)
             return
         stage = self._stages[command.stage]
