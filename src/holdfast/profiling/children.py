@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +24,9 @@ from holdfast.profiling.several_gpus import measure_on_gpus
 from holdfast.runtime.main.lookups import answering
 
 __all__ = ["run_echo", "run_layers", "run_link", "run_several_gpus"]
+
+_SAME_S = 2.0
+"""Within so many seconds of an exception here, the end of another process is the cause."""
 
 
 def run_layers(job: Job, iterations: int, device: str, answer: Connection) -> None:
@@ -52,7 +56,12 @@ def run_several_gpus(job: Job, iterations: int, gpus: int, answer: Connection) -
         os._exit(1)
 
     def measure() -> str:
-        found = measure_on_gpus(job, gpus, iterations=iterations, on_iteration=partial(_tell, answer), on_lost=lost)
+        told = partial(_tell, answer)
+        try:
+            found = measure_on_gpus(job, gpus, iterations=iterations, on_iteration=told, on_lost=lost)
+        except RuntimeError:  # of Gloo, if another process is lost: that is what is to be told
+            threading.Event().wait(_SAME_S)
+            raise
         return msgspec.json.encode(found).decode()
 
     answering(answer, measure)
