@@ -206,6 +206,31 @@ def test_some_go_others_come_and_some_die_meanwhile(start, staggered):
     assert grown > CHUNK // 4
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_layer_that_nobody_holds_any_more_comes_from_the_checkpoint(seed, staggered):
+    """Before other pipelines were made, while layers move to them, or afterwards."""
+    faults = [Fault.parse(f"kill:{pipeline}.1@5:backward") for pipeline in range(3)]
+    better = Reshape(LAYOUT, 2)
+    result = run(
+        LAYOUT, seed=seed, steps=40, strategy="templates", weighs=True, better=better, faults=faults, checkpoint_every=2
+    )
+    assert (result.outcome, result.digest) == ("done", alone(LAYOUT, 40, staggered)), result.detail
+    assert set(result.fired) == set(map(str, faults))
+    assert events_of(result, Installed)[-1].strategy == "fallback"
+    assert len(result.layers) == 9
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_spares_take_vacant_places_before_pipelines_change(seed, staggered):
+    faults = [Fault.parse("kill:1.2@2:backward")]
+    better, spares = Reshape(LAYOUT, 3), [(0.1, WorkerId(7, 0))]
+    result = run(LAYOUT, seed=seed, steps=STEPS, weighs=True, better=better, faults=faults, spares=spares)
+    assert (result.outcome, result.digest) == ("done", alone(LAYOUT, STEPS, staggered)), result.detail
+    assert set(result.fired) == set(map(str, faults))
+    assert events_of(result, HandingOver) == []
+    assert result.layers[WorkerId(7, 0)] == plan_of(LAYOUT).placement.layers_of(WorkerId(1, 2))
+
+
 def test_with_too_few_left_all_is_saved_and_the_job_ends(staggered):
     faults = [Fault.parse(text) for text in ("kill:1.2@1:backward", "kill:0.0@6:forward")]
     result = run(
