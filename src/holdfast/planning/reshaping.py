@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 
 from holdfast.core.builders import adaptive_plan, assigned_plan
@@ -149,12 +150,14 @@ def reshaped(
                 plan = replanned(plan, terms)
         except InfeasiblePlan:
             continue
-        validate(plan)
         takes = lacking(here, plan.placement, come)
         period, copy_s = _period(plan, shapes), _copy_s(takes, shapes)
         found.append(Reshaped(plan=plan, before_s=before_s, period=period, takes=takes, copy_s=copy_s))
     best = min(found, key=lambda each: (each.period, len(each.takes)), default=None)
-    return None if best is None or best.period >= before_s * (1 - WORTHWHILE) else best
+    if best is None or best.period >= before_s * (1 - WORTHWHILE):
+        return None
+    validate(best.plan)
+    return best
 
 
 def _period_rerouted(baseline: Plan, gone: frozenset[WorkerId], shapes: Shapes) -> float:
@@ -194,7 +197,7 @@ def _candidates(
         return
     table = shapes.table
     most = min(len(left) + len(come), table.num_layers, microbatches)
-    templates = best_templates(table, range(shapes.minimum, most + 1), microbatches)
+    templates = _templates(table, range(shapes.minimum, most + 1), microbatches)
     held = {worker: baseline.placement.held_layers(worker) for worker in left}
     anew = (
         _anew(templates, held | dict.fromkeys(come[:some], ()), shapes, microbatches) for some in range(len(come) + 1)
@@ -203,6 +206,12 @@ def _candidates(
         if made and shapes.least_pipelines(sum(map(len, made)), min(templates)) <= len(made) <= microbatches:
             paces = [pace_of(times, last_slowest(times)) for times in (_stage_s(row, table) for row in made)]
             yield made, fastest_shares(paces, microbatches)
+
+
+@lru_cache(maxsize=8)
+def _templates(table: StageTable, sizes: range, microbatches: int) -> Mapping[int, Template]:
+    """The templates of a job, which are made once for as many workers as there are."""
+    return best_templates(table, sizes, microbatches)
 
 
 def _rows(baseline: Plan) -> tuple[Row, ...]:
