@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -207,7 +208,7 @@ def test_layers_are_measured_on_as_many_gpus_as_stages_have_and_training_plans_w
 def test_a_process_of_several_that_measure_is_lost(runs, tmp_path):
     """The others would wait for it forever."""
     process = subprocess.Popen(
-        command(tmp_path, runs.job("unlike", ON_TWO), "--iterations", "300"),
+        command(tmp_path, runs.job("unlike", ON_TWO), "--iterations", "100"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -219,6 +220,7 @@ def test_a_process_of_several_that_measure_is_lost(runs, tmp_path):
                 family = psutil.Process(process.pid).children(recursive=True)
                 servers = {each.pid for each in psutil.Process(process.pid).children()}
                 struck = [each for each in family if each.ppid() not in {process.pid, *servers}]
+            time.sleep(0.01)
         assert len(struck) == 1, "the second process of two"
         struck[0].kill()
         _, errors = process.communicate(timeout=LIMIT_S)
