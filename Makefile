@@ -28,8 +28,8 @@ ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 	$(BIN)/python -m pytest -n auto -m "not dist"
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "dist and not alone"
-	$(BIN)/python -m pytest -m "dist and alone"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "dist and not alone" tests/dist
+	$(BIN)/python -m pytest -m "dist and alone" tests/dist
 endif
 
 # What benchmarks may do that the package may not: it is theirs to know which job they have made.
@@ -46,7 +46,8 @@ mutate: $(STAMP)  ## change the code in 300 places, one at a time: does any test
 
 soak: $(STAMP)  ## five rounds of real processes, 20,000 inputs per parser, 2,000 seeds, 300 real faults in one run, 50 pauses
 	for i in $$(seq 5); do echo "round $$i of 5"; \
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "dist and not alone" && $(BIN)/python -m pytest -m "dist and alone" || exit 1; done
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "dist and not alone" tests/dist && \
+	$(BIN)/python -m pytest -m "dist and alone" tests/dist || exit 1; done
 	HOLDFAST_FUZZ_INPUTS=20000 $(BIN)/python -m pytest -n auto --timeout 7200 tests/fuzz
 	HOLDFAST_SEEDS=2000 $(BIN)/python -m pytest -n auto --timeout 7200 tests/sim
 	HOLDFAST_SOAK_FAULTS=300 HOLDFAST_HEALTHY_STEPS=5000 $(BIN)/python -m pytest tests/dist/test_soak.py

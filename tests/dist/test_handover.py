@@ -53,11 +53,20 @@ def handed_over(runs, overrides, *faults):
     return summary, [event for _, event in read_events(summary.run_dir / "events.jsonl")]
 
 
-@pytest.mark.parametrize(("technique", "commit"), [("1f1b", "shadow"), ("staggered", "shadow"), ("1f1b", "undo")])
+TWO_LATER = ("kill:0.0@70:backward", "kill:0.1@80:forward")
+
+
 @pytest.mark.parametrize(
-    "faults", [(), ("kill:0.0@70:backward", "kill:0.1@80:forward")], ids=["", "two are lost later"]
+    ("technique", "commit", "faults"),
+    [
+        ("1f1b", "shadow", ()),
+        ("1f1b", "shadow", TWO_LATER),
+        ("staggered", "shadow", TWO_LATER),
+        ("1f1b", "undo", TWO_LATER),
+    ],
 )
 def test_layers_go_over_to_other_workers(runs, technique, commit, faults):
+    """Two are lost later, or nobody is."""
     overrides = (f"train.technique={technique}", f"resilience.commit={commit}")
     summary, events = handed_over(runs, overrides, "kill-coordinator@2", *faults)
     assert [event.adopted for event in events if isinstance(event, Reattached)] == [True]

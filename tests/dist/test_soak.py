@@ -23,9 +23,9 @@ from holdfast.testing.fault_plans import LOSSES, random_faults
 
 pytestmark = pytest.mark.dist
 
-COUNT = int(os.environ.get("HOLDFAST_SOAK_FAULTS", "15"))
+COUNT = int(os.environ.get("HOLDFAST_SOAK_FAULTS", "12"))
 SEED = int(os.environ.get("HOLDFAST_SOAK_SEED", "1"))
-HEALTHY_STEPS = int(os.environ.get("HOLDFAST_HEALTHY_STEPS", "1000"))
+HEALTHY_STEPS = int(os.environ.get("HOLDFAST_HEALTHY_STEPS", "500"))
 EVERY_S = 1.0
 SETTLE_S = 3.0
 """In time of steps; hangs and recoveries add to it, so that faults come every one to two seconds."""

@@ -14,7 +14,7 @@ from holdfast.telemetry.events import StepOps, WorkerReady, read_events
 
 pytestmark = pytest.mark.dist
 
-PACE = "slow:2.0@3:6x"
+PACE = "slow:2.0@1:6x"
 LISTENS = "0A"
 GREETING = b"holdfast link 1\n"
 MOST_MORE = 32 << 20
@@ -94,7 +94,7 @@ def test_strangers_at_every_port_disturb_no_build_no_step_no_recovery_and_no_joi
     """The generations of a kill and of a join are built while they call; nobody but the killed worker is lost."""
     healthy, folder = runs.healthy("small"), runs.folder()
     with Crowd(folder) as crowd:
-        runs.survives("small", PACE, "kill:1.1@2:backward", "join:1.1@4", run_dir=folder)
+        runs.survives("small", PACE, "kill:1.1@8:backward", "join:1.1@16", run_dir=folder)
     assert len({port for port, _ in crowd.calls}) >= 7, "one port of every process, the one that came included"
     assert sum(count for (_, ready), count in crowd.calls.items() if ready <= 6) > 100, "before the join"
     assert sum(count for (_, ready), count in crowd.calls.items() if ready > 6) > 100, "behind it"

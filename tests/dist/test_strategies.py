@@ -15,6 +15,7 @@ POINTS = ["start", "forward", "backward", "reduce", "verdict", "update", "commit
 BACK = ("checkpoint.every=2", "resilience.wait_for_replacement=120")
 STRATEGIES = {
     "adaptive": (),
+    "templates": (),
     "checkpoint-restart": (*BACK, "checkpoint.synchronous=true"),
     "checkfreq": BACK,
     "snapshots": ("resilience.snapshot_every=2",),

@@ -23,7 +23,7 @@ from holdfast.telemetry.report import report
 from holdfast.testing.scenario import Pause, Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "100"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "60"))
 CHUNK = 25
 STEPS = 3
 FIRST_EFFECT_AFTER_INSTALL = 4

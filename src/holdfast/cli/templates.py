@@ -22,7 +22,18 @@ __all__ = ["add_templates_parser", "run"]
 
 _OF_TEMPLATES = ("profile", "nodes", "global_batch", "microbatch_size")
 """Flags without which there are no templates."""
-_OF_THESE_ONLY = (*_OF_TEMPLATES, "gpus_per_node", "tolerate", "memory", "planning_microbatches", "alive", "shares")
+_OF_THESE_ONLY = (
+    *_OF_TEMPLATES,
+    "gpus_per_node",
+    "tolerate",
+    "memory",
+    "copies",
+    "sums",
+    "activation_checkpointing",
+    "planning_microbatches",
+    "alive",
+    "shares",
+)
 """Flags that say nothing of a reconfiguration."""
 
 
@@ -48,16 +59,16 @@ def add_templates_parser(subparsers: argparse._SubParsersAction[argparse.Argumen
     parser.add_argument(
         "--copies",
         type=whole_number(1),
-        default=1,
         metavar="N",
         help="copies of the state: 2 with a shadow; default: 1",
     )
     parser.add_argument(
-        "--sums", type=whole_number(1), default=1, metavar="N", help="gradients, in parameters: 2 if exact; default: 1"
+        "--sums", type=whole_number(1), metavar="N", help="gradients, in parameters: 2 if exact; default: 1"
     )
     parser.add_argument(
         "--activation-checkpointing",
         action="store_true",
+        default=None,
         help="layers keep their input only and run forward again, where the profile was measured without that",
     )
     parser.add_argument(
@@ -111,7 +122,7 @@ def _templates(args: argparse.Namespace) -> str:
     profile = load_profile(args.profile)
     if args.activation_checkpointing:
         profile = with_recomputation(profile)
-    table = stage_table(profile, gpus, memory_bytes=args.memory, copies=args.copies, sums=args.sums)
+    table = stage_table(profile, gpus, memory_bytes=args.memory, copies=args.copies or 1, sums=args.sums or 1)
     largest = min(args.nodes, table.num_layers)
     planning = args.planning_microbatches or max(largest, -(-count // (tolerate + 1)))
     templates = make_templates(table, args.nodes, tolerate, planning, minimum=args.minimum)

@@ -381,7 +381,9 @@ class Job(_Plain, frozen=True, kw_only=True):
 
     def gpus_of(self, worker: WorkerId) -> int:
         """Returns how many GPUs a worker has, for life."""
-        return self.shards[worker.pipeline][worker.stage] if self.has(worker) else self.fewest_shards
+        if self.most_shards == 1 or not self.has(worker):
+            return self.fewest_shards
+        return self.shards[worker.pipeline][worker.stage]
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -11,6 +11,8 @@ from holdfast.drawing.svg import canvas, element, rect, text, title
 __all__ = ["DrawnPipeline", "DrawnStage", "pipelines_to_svg"]
 
 _ROW, _BETWEEN, _LEFT, _TOP, _LAYERS, _RIGHT = 30, 12, 90, 34, 640, 230
+_CHARACTER = 7
+"""What one takes at most, on average, of the text that is used here."""
 _COLOURS = ("#9ec5e8", "#b5d99c", "#f2c48d", "#e9a6a6", "#c9b6e4", "#f0e2a0")
 
 
@@ -63,8 +65,9 @@ def pipelines_to_svg(pipelines: Sequence[DrawnPipeline], caption: str) -> str:
         body.append(text(_LEFT + _LAYERS + 10, top + 19, pipeline.note))
     height = _TOP + len(pipelines) * (_ROW + _BETWEEN) + 24
     body.append(text(_LEFT, height - 10, caption))
+    right = max(_RIGHT, 20 + _CHARACTER * max(len(pipeline.note) for pipeline in pipelines))
     style = element("style", "text { font-family: sans-serif; font-size: 12px }")
-    return canvas(_LEFT + _LAYERS + _RIGHT, height, style, body)
+    return canvas(_LEFT + _LAYERS + right, height, style, body)
 
 
 def _box(stage: DrawnStage, top: int, scale: float) -> Iterator[str]:

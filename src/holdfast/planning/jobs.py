@@ -109,10 +109,11 @@ def shapes_of(job: Job, num_layers: int, profile: Profile | None, terms: Terms |
         costs=_costs(num_layers, profile),
         minimum=minimum,
         fewest=0 if job.resilience.degraded == "allow" else (tolerate + 1) * minimum,
+        tolerate=tolerate,
         state=(1,) * num_layers if profile is None else tuple(layer.state_bytes for layer in profile.layers),
         copy_s=() if profile is None else _copy_s(profile),
         table=table,
-        terms=terms,
+        terms=None if terms is None else _counting_state(job, profile, terms),
     )
 
 
@@ -120,9 +121,21 @@ def _stage_table(job: Job, num_layers: int, profile: Profile | None) -> StageTab
     """What stages of one worker take; of layers that are all alike no memory is known."""
     if profile is None:
         return table_of(unit_costs(num_layers))
-    copies = 2 if job.resilience.commit == "shadow" else 1
-    sums = 2 if job.train.numerics == "exact" else 1
+    copies, sums = _held(job)
     return stage_table(profile, 1, memory_bytes=job.resilience.worker_memory or None, copies=copies, sums=sums)
+
+
+def _counting_state(job: Job, profile: Profile | None, terms: Terms) -> Terms:
+    """The same terms, by which a worker's state takes what it takes in this job."""
+    if profile is None:
+        return terms
+    copies, sums = _held(job)
+    return replace(terms, costs=costs_from_profile(profile, copies=copies, sums=sums))
+
+
+def _held(job: Job) -> tuple[int, int]:
+    """How often a worker holds parameters and optimizer state, and how many sizes of the parameters its sums take."""
+    return 2 if job.resilience.commit == "shadow" else 1, 2 if job.train.numerics == "exact" else 1
 
 
 def _by_memory(job: Job, table: StageTable) -> int:

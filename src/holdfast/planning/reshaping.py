@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 
 from holdfast.core.builders import adaptive_plan, assigned_plan
@@ -43,6 +44,7 @@ class Shapes:
         costs: per layer, of the job's model.
         minimum: n0, the fewest workers of a pipeline.
         fewest: with how many workers the job is to go on at least; 0: with any that hold all layers.
+        tolerate: f, how many failures at once are to leave a copy of every layer.
         state: what another worker needs to have a layer, in any unit, by layer.
         copy_s: seconds that this is on its way, by layer; empty if that is not known.
         table: what stages take.
@@ -54,8 +56,21 @@ class Shapes:
     state: tuple[int, ...]
     table: StageTable
     fewest: int = 0
+    tolerate: int = 0
     copy_s: tuple[float, ...] = ()
     terms: Terms | None = None
+
+    def least_pipelines(self, workers: int, smallest: int) -> int:
+        """Returns how many pipelines workers are to make at least: f + 1, or as many as they suffice for."""
+        return max(1, min(self.tolerate + 1, workers // smallest))
+
+    @property
+    def terms_in_memory(self) -> Terms | None:
+        """What the planner goes by where no worker may take more memory than it has, however many may be in flight."""
+        if self.terms is None or self.table.memory_bytes is None:
+            return self.terms
+        each = (self.table.memory_bytes,) * self.table.num_layers
+        return replace(self.terms, costs=replace(self.terms.costs, capacity=each))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +123,8 @@ def reshaped(
     """Returns the fastest grid that the others can become, proved right; None if re-routing alone is hardly slower.
 
     Tried are the paper's rules (pipelines that have enough workers stay as they are, others borrow or merge), and the
-    pipelines that are best for so many workers. Workers take the places for which they lack least.
+    pipelines that are best for so many workers. Workers take the places for which they lack least. As many failures
+    are tolerated afterwards as the job is to tolerate, while workers are enough for that.
 
     Args:
         baseline: the plan of the whole grid, in which no worker is in two pipelines.
@@ -125,21 +141,23 @@ def reshaped(
     here = baseline.placement.without(absent)
     if unowned := here.unowned_layers():
         raise StateUnavailable(unowned)
-    before_s = _period_rerouted(baseline, gone, shapes)
+    before_s, terms = _period_rerouted(baseline, gone, shapes), shapes.terms_in_memory
     found: list[Reshaped] = []
     for rows, counts in _candidates(baseline, gone, shapes, come):
         try:
             plan = assigned_plan(rows, baseline.routes.microbatches, counts, shapes.costs)
-            if shapes.terms is not None:
-                plan = replanned(plan, shapes.terms)
+            if terms is not None:
+                plan = replanned(plan, terms)
         except InfeasiblePlan:
             continue
-        validate(plan)
         takes = lacking(here, plan.placement, come)
         period, copy_s = _period(plan, shapes), _copy_s(takes, shapes)
         found.append(Reshaped(plan=plan, before_s=before_s, period=period, takes=takes, copy_s=copy_s))
     best = min(found, key=lambda each: (each.period, len(each.takes)), default=None)
-    return None if best is None or best.period >= before_s * (1 - WORTHWHILE) else best
+    if best is None or best.period >= before_s * (1 - WORTHWHILE):
+        return None
+    validate(best.plan)
+    return best
 
 
 def _period_rerouted(baseline: Plan, gone: frozenset[WorkerId], shapes: Shapes) -> float:
@@ -179,16 +197,21 @@ def _candidates(
         return
     table = shapes.table
     most = min(len(left) + len(come), table.num_layers, microbatches)
-    templates = best_templates(table, range(shapes.minimum, most + 1), microbatches)
+    templates = _templates(table, range(shapes.minimum, most + 1), microbatches)
     held = {worker: baseline.placement.held_layers(worker) for worker in left}
     anew = (
-        _anew(templates, held | dict.fromkeys(come[:some], ()), shapes.state, microbatches)
-        for some in range(len(come) + 1)
+        _anew(templates, held | dict.fromkeys(come[:some], ()), shapes, microbatches) for some in range(len(come) + 1)
     )
     for made in (_by_the_rules(rows, gone, templates, held, shapes.state), *anew):
-        if made and len(made) <= microbatches:
+        if made and shapes.least_pipelines(sum(map(len, made)), min(templates)) <= len(made) <= microbatches:
             paces = [pace_of(times, last_slowest(times)) for times in (_stage_s(row, table) for row in made)]
             yield made, fastest_shares(paces, microbatches)
+
+
+@lru_cache(maxsize=8)
+def _templates(table: StageTable, sizes: range, microbatches: int) -> Mapping[int, Template]:
+    """The templates of a job, which are made once for as many workers as there are."""
+    return best_templates(table, sizes, microbatches)
 
 
 def _rows(baseline: Plan) -> tuple[Row, ...]:
@@ -232,18 +255,20 @@ def _by_the_rules(
 def _anew(
     templates: Mapping[int, Template],
     held: Mapping[WorkerId, Sequence[int]],
-    state: Sequence[int],
+    shapes: Shapes,
     microbatches: int,
 ) -> tuple[Row, ...]:
     """The best pipelines for so many workers, each of whom takes the place for which it lacks least."""
+    paces = {n: each.pace for n, each in templates.items()}
+    least = shapes.least_pipelines(len(held), min(templates, default=shapes.minimum))
     try:
-        sizes = best_instance({n: each.pace for n, each in templates.items()}, len(held), 1, microbatches).sizes
+        sizes = best_instance(paces, len(held), least, microbatches).sizes
     except InfeasiblePlan:
         return ()
     if sum(sizes) != len(held):  # likewise
         return ()
     rows = [templates[size].layers_by_node for size in sizes]
-    seated = iter(seat([place for places in rows for place in places], tuple(held), held, state).nodes)
+    seated = iter(seat([place for places in rows for place in places], tuple(held), held, shapes.state).nodes)
     return tuple(_row(places, list(islice(seated, len(places)))) for places in rows)
 
 

@@ -8,6 +8,7 @@ import gc
 import os
 
 import grpc.aio
+import numpy.ctypeslib
 import torch._dynamo
 import torch.distributed
 
@@ -21,7 +22,8 @@ __all__: list[str] = []
 # Taking torch down in an orderly way takes a second and gains nothing: the server holds no state.
 atexit.register(os._exit, 0)
 
-_LOADED = (grpc.aio, torch._dynamo, torch.distributed, holdfast.runtime.main)
+# numpy.ctypeslib: safetensors asks for it when a layer is encoded.
+_LOADED = (grpc.aio, numpy.ctypeslib, torch._dynamo, torch.distributed, holdfast.runtime.main)
 
 # What is loaded stays: a collection in what is forked need not look at it, 0.2 s of processor time in each, nor write
 # to the memory that all of them share.

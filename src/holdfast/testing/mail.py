@@ -45,7 +45,8 @@ class Mail(Generic[T]):
 
     def has_all(self, name: object, members: Group) -> bool:
         """Whether all members contributed."""
-        return set(self._sums.get(name, {})) == set(members)
+        there = self._sums.get(name, {})
+        return len(there) == len(members) and there.keys() == set(members)
 
     def total(self, name: object, members: Group) -> T | None:
         """The sum, added in the order in which the parts came, or None until all members contributed."""

@@ -150,6 +150,8 @@ def test_reconfiguration(capsys):
         (["[[0,1]]", "--lost", "1", "--minimum", "2"], "1 node(s) are left, but a pipeline needs 2"),
         (["[[0,1]]"], "--minimum is missing"),
         (["[[0,1]]", "--minimum", "1", "--nodes", "2"], "--nodes says nothing of --reconfigure"),
+        (["[[0,1]]", "--minimum", "1", "--copies", "1"], "--copies says nothing of --reconfigure"),
+        (["[[0,1]]", "--minimum", "1", "--activation-checkpointing"], "--activation-checkpointing says nothing of"),
         (["[[0,1]]", "--minimum", "1", "--format", "svg"], "--format svg: expected json or table"),
     ],
 )

@@ -307,6 +307,12 @@ def test_pipelines_of_templates_have_no_lanes():
     assert "resilience.strategy: templates makes pipelines whose" in complaint(tree, "resilience.strategy=templates")
 
 
+def test_each_lane_has_a_gpu():
+    job = parse_job(with_layout(layout=WIDE, workers_per_node=5))
+    workers = [WorkerId(pipeline, index) for pipeline, size in enumerate(job.sizes) for index in range(size)]
+    assert (len(workers), {job.gpus_of(worker) for worker in (*workers, WorkerId(2, 0))}) == (5, {1})
+
+
 def test_lanes_hold_layers_for_one_another():
     tree = with_layout(layout=[{**WIDE[0], "gpus": [2, 2, 3]}], workers_per_node=7)
     assert parse_job(tree, ["resilience.tolerate=1"]).resilience.tolerate == 1

@@ -12,7 +12,7 @@ from holdfast.core.profile import GpuProfile, LayerProfile, Link, Profile
 from holdfast.core.schedule import OpKind
 from holdfast.core.slots import slots_of
 from holdfast.errors import ConfigError
-from holdfast.planning.jobs import healthy_plan, profile_of, stages_of, terms_of, tolerated
+from holdfast.planning.jobs import healthy_plan, profile_of, shapes_of, stages_of, terms_of, tolerated
 from holdfast.planning.planner import Technique
 
 
@@ -173,3 +173,51 @@ def test_for_how_many_failures_plans_are_made_ahead(grid, tolerate, failures):
     pipelines, stages = grid
     overrides = (f"grid.pipelines={pipelines}", f"grid.stages={stages}", f"resilience.tolerate={tolerate}")
     assert tolerated(job(*overrides)) == failures
+
+
+def shapes(*overrides, known=None):
+    found = job("resilience.strategy=templates", "grid.pipelines=3", "train.profile=some.json", *overrides)
+    return shapes_of(found, 5, known, terms_of(found, 5, known))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "minimum"),
+    [
+        ((), 2),
+        (("resilience.worker_memory=540",), 1),
+        (("resilience.worker_memory=539",), 2),  # 416 are enough for two layers of which two micro-batches are held
+        (("resilience.worker_memory=415",), 3),
+        (("resilience.worker_memory=525", "resilience.commit=undo"), 1),
+        (("resilience.worker_memory=524", "resilience.commit=undo"), 2),
+        (("resilience.worker_memory=520", "resilience.commit=undo", "train.numerics=fast"), 1),
+        (("resilience.worker_memory=519", "resilience.commit=undo", "train.numerics=fast"), 2),
+        (("resilience.worker_memory=540", "resilience.smallest_pipeline=3"), 3),
+    ],
+)
+def test_a_pipeline_has_as_many_workers_as_its_memory_takes(overrides, minimum):
+    """A layer of three bytes takes 2 * 3 and 2 of sums, or as few as 3 and 1; a micro-batch takes 100 in each."""
+    assert shapes(*overrides, known=profile(1, 1, 1, 1, 1)).minimum == minimum
+
+
+def test_with_fewer_workers_than_pipelines_take_a_job_stops_unless_it_may_go_on():
+    assert (shapes().fewest, shapes().tolerate) == (2, 0)
+    assert (shapes("resilience.tolerate=2").fewest, shapes("resilience.tolerate=2").tolerate) == (6, 2)
+    allowed = shapes("resilience.tolerate=2", "resilience.degraded=allow")
+    assert (allowed.fewest, allowed.tolerate) == (0, 2)
+
+
+def test_pipelines_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError, match=r"worker_memory: 107 bytes of each worker are too few .* up to 5 workers"):
+        shapes("resilience.worker_memory=107", known=profile(1, 1, 1, 1, 1))
+    with pytest.raises(
+        ConfigError, match=r"tolerate: 2 failure\(s\) take 3 pipelines of 3 workers, but the grid has 6"
+    ):
+        shapes("resilience.tolerate=2", "resilience.smallest_pipeline=3")
+
+
+def test_the_planner_counts_the_state_that_a_job_keeps():
+    undo = ("train.technique=decoupled", "resilience.commit=undo", "resilience.worker_memory=1000")
+    found = shapes(*undo, known=profile(1, 1, 1, 1, 1))
+    assert found.terms.costs.state == (3 + 2,) * 5
+    assert found.terms_in_memory.costs.capacity == (1000,) * 5
+    assert shapes("train.technique=decoupled").terms_in_memory.costs.capacity is None

@@ -1,6 +1,7 @@
 """Which pipelines whoever is left becomes."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -80,6 +81,35 @@ def test_what_moves_is_as_little_as_can_be():
     found = reshaped(BASELINE, [W(1, 1)], Shapes(costs=SHAPES.costs, table=SHAPES.table, minimum=3, state=heavy))
     takers = [worker for worker, part in found.takes if 0 in part]
     assert takers == [], "who has the layer that is dear keeps it"
+
+
+@pytest.mark.parametrize(("tolerate", "pipelines"), [(0, 1), (1, 2), (2, 2)])
+def test_as_many_failures_are_tolerated_afterwards(tolerate, pipelines):
+    """Seven workers and as many layers: in one pipeline all are equally busy, in 3 + 4 they are not.
+
+    Three pipelines of three take nine, so for two failures there are two pipelines, too.
+    """
+    costs = unit_costs(7)
+    shapes = Shapes(costs=costs, table=table_of(costs), minimum=3, state=(1,) * 7, tolerate=tolerate)
+    found = reshaped(regular_plan(3, split_evenly(7, 3), 20), [W(0, 0), W(1, 1)], shapes)
+    assert len(rows(found.plan)) == pipelines
+
+
+@pytest.mark.parametrize("technique", [Technique.DECOUPLED, Technique.STAGGERED])
+def test_the_planner_keeps_to_the_memory_of_a_worker(technique):
+    """However many micro-batches may be in flight; a layer takes ten, and one for each micro-batch."""
+    costs = replace(unit_costs(LAYERS), state=(10,) * LAYERS)
+    table = replace(SHAPES.table, state_bytes=(10,) * LAYERS, held_bytes=(1,) * LAYERS)
+    terms = Terms(technique=technique, costs=costs, in_flight=8)
+
+    def most(memory):
+        bound = replace(table, memory_bytes=memory)
+        shapes = Shapes(costs=costs, table=bound, minimum=3, state=SHAPES.state, terms=terms)
+        found = reshaped(BASELINE, [W(1, 2)], shapes)
+        return max(peak for _, peak in evaluate(found.plan, costs).peak_memory)
+
+    assert most(None) > 53
+    assert most(53) <= 53
 
 
 def test_whoever_runs_nothing_is_of_use_later():

@@ -1,21 +1,16 @@
 """A holder of state in a process of its own: serves made-up layers, and tells of every slice before it gives it.
 
-Run as ``state_holder.py WORKER READER ADDRESS NONCE LIES GATE LAYER:SIZE...``: who it is, who reads, where that one
-listens and its process's nonce. It prints where it listens itself, its nonce and its offer, then a line per slice that
-it is asked for. At slice number GATE (0: at none) it waits for a line on its input. LIES: ``no``, ``bits`` (one bit of
-every slice is wrong) or ``short`` (every slice lacks a byte).
+Run with ``connection``, to the test, and ``given``: who it is, who reads, where that one listens and its process's
+nonce, LIES, GATE, and (layer, size) of each layer. It tells where it listens itself, its nonce and its offer, then
+None for each slice that it is asked for. At slice number GATE (0: at none) it waits until it is told something. LIES:
+``no``, ``bits`` (one bit of every slice is wrong) or ``short`` (every slice lacks a byte).
 """
 
-import json
 import random
-import sys
 import threading
-
-import msgspec
 
 from holdfast.control.messages import Here, Peer
 from holdfast.control.token import pair_key
-from holdfast.core.ids import WorkerId
 from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.transfer import offer
 
@@ -36,7 +31,8 @@ def contact(ours, worker, address, nonce, secret=SECRET):
 class Telling:
     """Gives what real slices give, but tells of them, can be held, and can lie."""
 
-    def __init__(self, give, lies, gate):
+    def __init__(self, connection, give, lies, gate):
+        self._connection = connection
         self._give = give
         self._lies = lies
         self._gate = gate
@@ -44,25 +40,23 @@ class Telling:
 
     def __call__(self, ask):
         self._asked += 1
-        print(f"slice {self._asked}", flush=True)
+        self._connection.send(None)
         if self._asked == self._gate:
-            sys.stdin.readline()
+            self._connection.recv()
         data = self._give(ask)
         if self._lies == "bits":
             return memoryview(bytes([data[0] ^ 1]) + data[1:])
         return data[:-1] if self._lies == "short" else data
 
 
-def main(worker, reader, address, nonce, lies, gate, *layers):
-    worker, reader = WorkerId.parse(worker), WorkerId.parse(reader)
+def main(connection, worker, reader, address, nonce, lies, gate, layers):
     links = LinkTransport(worker)
-    links.slices._slice = Telling(links.slices._slice, lies, int(gate))
-    links.meet([contact((worker, links.here.nonce), reader, address, bytes.fromhex(nonce))])
-    pairs = [map(int, text.split(":")) for text in layers]
-    made = offer(links.slices, "state", {layer: layer_bytes(layer, size) for layer, size in pairs})
-    print(json.dumps([links.here.address, links.here.nonce.hex(), msgspec.to_builtins(made)]), flush=True)
+    links.slices._slice = Telling(connection, links.slices._slice, lies, gate)
+    links.meet([contact((worker, links.here.nonce), reader, address, nonce)])
+    made = offer(links.slices, "state", {layer: layer_bytes(layer, size) for layer, size in layers})
+    connection.send((links.here.address, links.here.nonce, made))
     threading.Event().wait()
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+if __name__ == "state_holder":
+    main(connection, *given)  # noqa: F821 - whoever runs this gives them

@@ -2,20 +2,18 @@
 
 import contextlib
 import hashlib
-import json
 import os
 import queue
 import runpy
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +23,7 @@ from holdfast.control.certificates import make_certificates
 from holdfast.control.tls import link_contexts
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ReplicaDiverged, StaleGeneration, StateUnavailable
+from holdfast.runtime.node.forks import FORKS, ForkedProcess
 from holdfast.runtime.transport import transfer
 from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.links.wire import Kind, Label
@@ -44,20 +43,23 @@ class Holder:
 
     def __init__(self, worker, reader, *layers, lies="no", gate=0):
         self.worker = worker
-        who = [str(worker), str(READER), reader.here.address, reader.here.nonce.hex()]
-        command = [sys.executable, str(HOLDER), *who, lies, str(gate), *(f"{layer}:{size}" for layer, size in layers)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.address, nonce, made = json.loads(self.process.stdout.readline())
-        reader.meet([contact((READER, reader.here.nonce), worker, self.address, bytes.fromhex(nonce))])
-        self.offer = msgspec.convert(made, StateOffer)
+        self._connection, theirs = FORKS.Pipe()
+        given = (worker, READER, reader.here.address, reader.here.nonce, lies, gate, layers)
+        told = {"init_globals": {"connection": theirs, "given": given}, "run_name": "state_holder"}
+        self.process = ForkedProcess(target=runpy.run_path, args=(str(HOLDER),), kwargs=told, daemon=True)
+        self.process.start()
+        theirs.close()
+        self.address, nonce, self.offer = self._connection.recv()
+        reader.meet([contact((READER, reader.here.nonce), worker, self.address, nonce)])
         self._told = queue.SimpleQueue()
         self._asked = 0
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self):
-        for _ in self.process.stdout:
-            self._told.put(None)
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            while True:
+                self._told.put(self._connection.recv())
 
     def wait_for_slice(self, number):
         """Waits until that slice was asked for."""
@@ -67,13 +69,12 @@ class Holder:
 
     def asked(self):
         """How many slices it was asked for in all, once it is dead."""
-        self.process.wait(LIMIT_S)
+        self.process.join(LIMIT_S)
         self._thread.join(LIMIT_S)
         return self._asked + self._told.qsize()
 
     def release(self):
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        self._connection.send(None)
 
     def signal(self, number):
         os.kill(self.process.pid, number)
@@ -81,15 +82,15 @@ class Holder:
     def stop(self):
         """Stops it; returns when it really is."""
         self.signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+        until = time.monotonic() + LIMIT_S
+        while psutil.Process(self.process.pid).status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < until
 
     def end(self):
         self.process.kill()
-        self.process.wait(LIMIT_S)
+        self.process.join(LIMIT_S)
         self._thread.join(LIMIT_S)  # it has read all that was told
-        self.process.stdout.close()
-        with contextlib.suppress(BrokenPipeError):  # what nobody read any more
-            self.process.stdin.close()
+        self._connection.close()
 
 
 class Near:
