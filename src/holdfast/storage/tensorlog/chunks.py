@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from holdfast.errors import ConfigError, CorruptBlob
+from holdfast.errors import ConfigError, CorruptBlob, MissingBlob
 from holdfast.storage.blobs import BlobStore
 from holdfast.storage.tensorlog.records import LogOf, Scan, scan
 
@@ -116,8 +117,9 @@ def upload(source: BlobStore, target: BlobStore, log: LogOf, done: Iterable[str]
     there = set(done)
     for chunk in chunks_of(source.list(), log.worker):
         if chunk.finished and chunk.name not in there:
-            target.put(chunk.name, source.get(chunk.name))
-            yield chunk.name
+            with contextlib.suppress(MissingBlob):  # it was deleted meanwhile, as nobody needs it any more
+                target.put(chunk.name, source.get(chunk.name))
+                yield chunk.name
 
 
 def collect(store: BlobStore, worker: str, before: int) -> tuple[str, ...]:

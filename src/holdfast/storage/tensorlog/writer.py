@@ -67,6 +67,7 @@ class LogWriter:
         self._steps: tuple[int, int] | None = None
         self._open_steps: dict[int, set[Key]] = {}
         self._fresh = True
+        self._num_finished = 0
         self._number = self._take_over()
 
     @property
@@ -83,6 +84,11 @@ class LogWriter:
     def precision(self) -> Precision:
         """In which type float tensors are kept."""
         return self._precision
+
+    @property
+    def num_finished(self) -> int:
+        """How many chunks this writer has finished."""
+        return self._num_finished
 
     def append(self, key: Key, spec: TensorSpec, body: Buffer, stored: str | None = None) -> None:
         """Writes one entry; of two of the same key the later one counts.
@@ -142,6 +148,7 @@ class LogWriter:
             synchronise(place.parent)
         self._close()
         self._number += 1
+        self._num_finished += 1
 
     def close(self) -> None:
         """Ends writing without finishing the chunk, as the end of the process would."""
