@@ -176,8 +176,8 @@ class BackgroundLog:
             waiting = f"{self._queued} of {self._most_bytes} bytes wait to be written, and {tensor.nbytes} more come"
             crowded = self._queued + tensor.nbytes > self._most_bytes
             if crowded:
-                self._leave_out(attempt, waiting)
-                self._add(_End(attempt))  # nothing of it is left to be written but that it is left out
+                self._leave_out(attempt)
+                self._add(_End(attempt, waiting))  # in order: an earlier attempt at this step may be complete
             else:
                 self._queued += tensor.nbytes
                 self._add(_Tensor(attempt, key, tensor))
@@ -331,8 +331,10 @@ class BackgroundLog:
             work.worked.set()
         elif isinstance(work, _Tensor):
             self._write_tensor(work)
+        elif work.why:
+            self._writer.drop(work.attempt.step, work.why)
         elif not work.attempt.left_out:
-            self._write_end(work)
+            self._write_complete(work.attempt.step)
         if self._send_all and self._sender is not None and self._writer.num_finished > finished:
             self._sender.send()
 
@@ -344,11 +346,8 @@ class BackgroundLog:
             self._written += data.nbytes
             self._writing_s += time.monotonic() - began
 
-    def _write_end(self, work: _End) -> None:
-        if work.why:
-            self._writer.drop(work.attempt.step, work.why)
-            return
-        self._writer.complete(work.attempt.step)
+    def _write_complete(self, step: int) -> None:
+        self._writer.complete(step)
         with self._changed:
             self._logged += 1
         self._turn(LogCondition.LOGGING, "")
@@ -356,17 +355,17 @@ class BackgroundLog:
     def _fail(self, work: _Tensor | _End | _Act, why: str) -> None:
         if not isinstance(work, _Act):
             with self._changed:
-                self._leave_out(work.attempt, why)
+                self._leave_out(work.attempt)
+                self._owed[work.attempt.step] = why
         self._turn(LogCondition.FAILED, why)
 
-    def _leave_out(self, attempt: _Attempt, why: str) -> None:
-        """Forgets what waits of an attempt, and owes the log a mark that says so. With the lock."""
+    def _leave_out(self, attempt: _Attempt) -> None:
+        """Forgets what waits of an attempt; the log is to be told. With the lock."""
         self._left_out += not attempt.left_out
         attempt.left_out = True
         gone = [work for work in self._work if not isinstance(work, _Act) and work.attempt is attempt]
         self._queued -= sum(work.tensor.nbytes for work in gone if isinstance(work, _Tensor))
         self._work = deque(work for work in self._work if isinstance(work, _Act) or work.attempt is not attempt)
-        self._owed[attempt.step] = why
 
     def _turn(self, condition: LogCondition, why: str) -> None:
         with self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import random
 import resource
 import threading
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.errors import ConfigError, CorruptBlob, LogGap
+from holdfast.errors import ConfigError, CorruptBlob, LogGap, StorageError
 from holdfast.runtime.background_log import BackgroundLog, LogCondition, When, tensor_of
 from holdfast.storage.blobs import LocalStore, open_store
 from holdfast.storage.tensorlog.chunks import chunks_of
@@ -310,6 +311,15 @@ def test_a_store_that_is_away_is_told_and_tried_again(make, tmp_path):
     check_step(LogReader(open_store(place), LOG), 0)
 
 
+def test_a_bucket_that_does_not_answer_is_told(make, bucket, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    logging = make(store=open_store(bucket))
+    logging.step(0)
+    assert not logging.log.flush(LIMIT_S)
+    assert logging.next().sending.startswith(f"{bucket}: chunks of the log cannot be sent: ")
+    check_step(logging.reader(), 0)
+
+
 def test_a_store_that_holds_another_jobs_log_is_left_alone(make, tmp_path):
     other = LogOf(job="gpt", job_id="b2", worker="1.0")
     writer = LogWriter(tmp_path / "store", other, reserved_bytes=0)
@@ -413,3 +423,65 @@ def test_after_the_end_nothing_is_waited_for(make):
     assert logging.log.close(LIMIT_S)
     assert not logging.log.flush(10 * LIMIT_S)
     check_step(logging.reader(), 0)
+
+
+class UnsteadyWriter(LogWriter):
+    """A log on a disk that refuses now and then; half of what is refused was written all the same."""
+
+    def __init__(self, folder, source, **options):
+        super().__init__(folder, LOG, reserved_bytes=0, **options)
+        self._source = source
+
+    def _unsteady(self, write, *arguments):
+        refused = self._source.random() < 0.08
+        if not refused or self._source.random() < 0.5:
+            write(*arguments)
+        if refused:
+            raise StorageError("not now")
+
+    def append(self, *arguments):
+        self._unsteady(super().append, *arguments)
+
+    def complete(self, *arguments):
+        self._unsteady(super().complete, *arguments)
+
+    def drop(self, *arguments):
+        self._unsteady(super().drop, *arguments)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_a_step_is_whole_or_known_not_to_be(tmp_path, seed):
+    """Steps are made again, memory is short, the disk refuses, chunks are small, all at random."""
+    source = random.Random(seed)
+    writer = UnsteadyWriter(tmp_path, random.Random(seed + 100), chunk_bytes=source.choice([1, 3 * SIZE, 1 << 20]))
+    log = BackgroundLog(writer, most_bytes=source.choice([3, 6, 40]) * SIZE, when=source.choice([*When]))
+    last = {}
+    for step in range(60):
+        for attempt in range(source.choice([1, 1, 1, 2])):
+            last[step] = [(microbatch, 100 * attempt) for microbatch in range(source.randrange(1, 5))]
+            for microbatch, more in last[step]:
+                log.hand_over(key(step, microbatch), tensor(step, microbatch + more))
+            if attempt == 0 and source.random() < 0.2:
+                log.flush(LIMIT_S)
+            if source.random() < 0.5:
+                log.end_step(step)
+            else:
+                log.abort_step(step, "its generation is over")
+                last.pop(step)
+    while not log.flush(LIMIT_S):
+        assert log.report().condition is LogCondition.FAILED
+    report = log.report()
+    log.close(LIMIT_S)
+    reader = LogReader(LocalStore(tmp_path), LOG)
+    whole = []
+    for step in range(60):
+        try:
+            keys = reader.keys(step)
+        except LogGap:
+            continue
+        whole.append(step)
+        assert [each.microbatch for each in keys] == [microbatch for microbatch, _ in last[step]]
+        for found, (microbatch, more) in zip(keys, last[step], strict=True):
+            assert torch.equal(tensor_of(reader.read(found)), tensor(step, microbatch + more))
+    assert whole
+    assert report.left_out_steps > 0
