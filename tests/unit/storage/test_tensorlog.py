@@ -130,6 +130,30 @@ def test_a_step_that_is_made_again_begins_anew(tmp_path):
         reader.read(other)
 
 
+def test_a_step_that_is_made_again_and_of_which_nothing_crosses_then_is_empty(tmp_path):
+    writer = writer_of(tmp_path)
+    write_step(writer, 0)
+    writer.complete(0)
+    assert reader_of(tmp_path).keys(0) == ()
+
+
+def test_a_mark_may_be_written_twice(tmp_path, monkeypatch):
+    """As when it is there, and its chunk could not be finished."""
+    writer = writer_of(tmp_path, chunk_bytes=1000)
+    write_step(writer, 0, complete=False)
+
+    def refuse(file):
+        monkeypatch.undo()
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(writer, "_chunk_bytes", 1)
+    with pytest.raises(StorageError, match="Input/output error"):
+        writer.complete(0)
+    writer.complete(0)
+    check_step(reader_of(tmp_path), 0)
+
+
 def test_steps_that_are_left_out_or_not_finished_say_so(tmp_path):
     writer = writer_of(tmp_path)
     write_step(writer, 0, complete=False)
@@ -435,7 +459,7 @@ def test_whatever_is_written_in_whatever_order_is_read_as_a_dictionary_would_hav
             entries.setdefault(step, {})[key] = body_of(key, number)
             writer.append(key, SPEC, body_of(key, number))
         elif act == "complete":
-            complete[step] = entries.pop(step, {}) or complete.get(step, {})
+            complete[step] = entries.pop(step, {})
             writer.complete(step)
         elif act == "drop":
             entries.pop(step, None)

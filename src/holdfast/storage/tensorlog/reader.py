@@ -23,16 +23,23 @@ class _Step:
 
     entries: dict[Key, Place] = field(default_factory=dict)
     mark: Mark | None = None
+    process: int = 0
 
     def take(self, record: Entry | Mark, place: Place) -> None:
         if isinstance(record, Mark):
+            if not record.complete or (self.mark is not None and not record.entries):
+                self.entries.clear()  # made again, and this time nothing of it crossed
             self.mark = record
-            if not record.complete:
-                self.entries.clear()
             return
         if self.mark is not None:
             self.begin_anew()
         self.entries[record.key] = place
+
+    def go_on(self, process: int) -> None:
+        """What follows is by this process: nobody completes what another one has left."""
+        if process != self.process and self.mark is None:
+            self.begin_anew()
+        self.process = process
 
     def begin_anew(self) -> None:
         self.entries.clear()
@@ -110,8 +117,7 @@ class LogReader:
     def _read_step(self, step: int) -> _Step:
         found = _Step()
         for chunk in self._candidates(step):
-            if self._scan(chunk).header.fresh and found.mark is None:
-                found.begin_anew()
+            found.go_on(self._scan(chunk).header.process)
             for at, (record, _, _) in enumerate(self._scan(chunk).records):
                 if record.step == step:
                     found.take(record, (chunk, at))

@@ -155,7 +155,7 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class ChunkHeader(_Head, frozen=True, tag="chunk", kw_only=True):
     """The first record of a chunk: whose log it is a part of, which part, and how exact its tensors are.
 
-    ``fresh``: it is the first one of a process, so steps that are neither complete nor dropped before it begin anew.
+    ``process``: the number of the first chunk that its process wrote. What an earlier one left without a mark is void.
     """
 
     format: str
@@ -164,7 +164,7 @@ class ChunkHeader(_Head, frozen=True, tag="chunk", kw_only=True):
     worker: str
     number: Count
     precision: Precision
-    fresh: bool
+    process: Count
 
     @property
     def log(self) -> LogOf:

@@ -66,9 +66,8 @@ class LogWriter:
         self._end = 0
         self._steps: tuple[int, int] | None = None
         self._open_steps: dict[int, set[Key]] = {}
-        self._fresh = True
         self._num_finished = 0
-        self._number = self._take_over()
+        self._number = self._process = self._take_over()
 
     @property
     def store(self) -> LocalStore:
@@ -165,7 +164,6 @@ class LogWriter:
             if self._end == 0:
                 self._append(file, self._header(), b"")
             self._append(file, record, body)
-        self._fresh = False
         first, last = self._steps or (record.step, record.step)
         self._steps = min(first, record.step), max(last, record.step)
         if self._end >= self._chunk_bytes:
@@ -191,7 +189,7 @@ class LogWriter:
             worker=log.worker,
             number=self._number,
             precision=self._precision,
-            fresh=self._fresh,
+            process=self._process,
         )
 
     def _append(self, file: int, record: Record, body: Buffer) -> None:
