@@ -62,6 +62,7 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/links.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/checkpoint_stall.py
+	$(BIN)/python benchmarks/tensor_logging.py
 	$(BIN)/python benchmarks/coordinator.py
 	$(BIN)/python benchmarks/undo_cost.py
 	$(BIN)/python benchmarks/undo_accuracy.py

@@ -40,6 +40,22 @@ JOBS = {
         "optimizer": {"kind": "adamw", "lr": 1.0e-3, "weight_decay": 0.01},
         "train": {"steps": 4, "seed": 7},
     },
+    "bert": {
+        "name": "bert",
+        "model": {"kind": "bert", "layers": 3, "width": 16, "heads": 2, "context": 16, "dropout": 0.1},
+        "data": {"kind": "text", "path": "stdlib"},
+        "grid": {"pipelines": 3, "stages": 4, "microbatches": 3, "microbatch_size": 2},
+        "optimizer": {"kind": "adam", "lr": 1.0e-3},
+        "train": {"steps": 4, "seed": 11},
+    },
+    "vit": {
+        "name": "vit",
+        "model": {"kind": "vit", "layers": 3, "width": 16, "heads": 2, "patch": 4, "dropout": 0.1},
+        "data": {"kind": "digits"},
+        "grid": {"pipelines": 3, "stages": 4, "microbatches": 3, "microbatch_size": 4},
+        "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9},
+        "train": {"steps": 4, "seed": 5},
+    },
     "convnet": {
         "name": "convnet",
         "model": {"kind": "convnet", "width": 4},

@@ -13,7 +13,7 @@ from holdfast.telemetry.events import FaultInjected, Installed, read_events
 pytestmark = pytest.mark.dist
 
 POINTS = ["start", "forward", "backward", "reduce", "verdict", "update", "commit"]
-MODELS = ["gpt", "convnet"]
+MODELS = ["gpt", "convnet", "bert", "vit"]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -33,9 +33,9 @@ def test_first_middle_and_last_stage(runs, name, worker):
 
 
 @pytest.mark.parametrize("point", ["update", "commit"])
-@pytest.mark.parametrize("worker", ["0.0", "1.3"])
-def test_half_done_updates_at_both_ends_of_the_tied_weight(runs, worker, point):
-    runs.survives("gpt", f"kill:{worker}@1:{point}")
+@pytest.mark.parametrize(("name", "worker"), [("gpt", "0.0"), ("gpt", "1.3"), ("bert", "0.0"), ("bert", "1.3")])
+def test_half_done_updates_at_both_ends_of_the_tied_weight(runs, name, worker, point):
+    runs.survives(name, f"kill:{worker}@1:{point}")
 
 
 def test_kill_in_the_first_and_in_the_last_step(runs):

@@ -15,7 +15,7 @@ from holdfast.telemetry.events import Detected, Installed, Notice, Parted, StepO
 pytestmark = pytest.mark.dist
 
 POINTS = ["forward", "backward", "reduce", "verdict", "commit"]
-MODELS = ["gpt", "convnet"]
+MODELS = ["gpt", "convnet", "bert", "vit"]
 KINDS = ["hang", "stall"]
 STAGES = ["first", "middle", "last"]
 PACE = "slow:2.0@3:6x"

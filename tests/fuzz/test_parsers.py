@@ -16,7 +16,9 @@ import os
 import random
 import resource
 import sqlite3
+import struct
 import time
+import zlib
 
 import msgspec
 import pytest
@@ -50,7 +52,16 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import uniform_profile
-from holdfast.errors import ConfigError, CorruptBlob, InfeasiblePlan, MissingBlob, StateUnavailable, StorageError
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.errors import (
+    ConfigError,
+    CorruptBlob,
+    InfeasiblePlan,
+    LogGap,
+    MissingBlob,
+    StateUnavailable,
+    StorageError,
+)
 from holdfast.optim.digest import LayerState, decode_layer, encode_layer, load_layer
 from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.handshake import dialing, listening
@@ -59,6 +70,9 @@ from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.wire import CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, Kind, Label
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts
+from holdfast.storage.tensorlog.reader import LogReader
+from holdfast.storage.tensorlog.records import Key, LogOf, What, encode_record, scan
+from holdfast.storage.tensorlog.writer import LogWriter
 from holdfast.telemetry.events import (
     Detected,
     EventLog,
@@ -396,6 +410,34 @@ def test_manifests_and_shards(tmp_path):
             checkpoints.read_shard(manifest, layer)
 
     strike("manifest", parse, CorruptBlob, MissingBlob, StorageError)
+
+
+def test_chunks_of_a_log(tmp_path):
+    writer = LogWriter(tmp_path, LogOf(job="j", job_id="1", worker="0.1"), reserved_bytes=0)
+    keys = [Key(step=0, what=What.ACTIVATION, place=1, microbatch=2), Key(step=0, what=What.VOTE)]
+    for key in keys:
+        writer.append(key, TensorSpec(shape=(2,), dtype="float32"), b"x" * 8)
+    writer.complete(0)
+    writer.finish()
+    (path,) = (tmp_path / "0.1").iterdir()
+    valid = path.read_bytes()
+    first = scan("chunk", valid).records[0][0]
+    frame_bytes = len(encode_record(first)) - len(msgspec.msgpack.encode(first))
+    at = valid.index(encode_record(first, 8))
+
+    def parse(mutator):
+        changed = mutator.data(valid)
+        if mutator.random.random() < 0.5:  # a head that somebody else wrote, with the right checksum
+            head = msgspec.msgpack.encode(_packable(mutator.tree(msgspec.to_builtins(first))))
+            sizes = struct.pack("<IQ", len(head), 8)
+            frame = struct.pack("<4sIQI", b"HFLR", len(head), 8, zlib.crc32(head, zlib.crc32(sizes)))
+            changed = valid[:at] + frame + head + valid[at + frame_bytes + len(msgspec.msgpack.encode(first)) :]
+        path.write_bytes(changed)
+        reader = LogReader(LocalStore(tmp_path), writer.log)
+        for key in keys:
+            assert reader.read(key).data == b"x" * 8
+
+    strike("chunk of a log", parse, CorruptBlob, LogGap, ConfigError)
 
 
 def _example(kind: object) -> object:

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.config.job import (
+    BertModel,
     Control,
     ConvnetModel,
     Data,
@@ -22,6 +23,7 @@ from holdfast.config.job import (
     Resilience,
     TextData,
     Train,
+    VitModel,
 )
 from holdfast.config.load import dump_job, load_job, parse_job
 from holdfast.errors import ConfigError
@@ -69,8 +71,11 @@ def jobs(draw):
     gpt = GptModel(
         layers=draw(st.integers(1, 9)), width=heads * draw(st.integers(1, 9)), heads=heads, dropout=draw(fraction)
     )
+    bert = BertModel(layers=gpt.layers, width=gpt.width, heads=heads, dropout=gpt.dropout)
+    vit = VitModel(layers=gpt.layers, width=gpt.width, heads=heads, patch=draw(st.sampled_from([1, 2, 4, 8])))
     python = PythonModel(target=draw(text), loss=draw(st.none() | text), arguments=draw(arguments))
-    model, most_stages = draw(st.sampled_from([(gpt, gpt.layers + 2), (ConvnetModel(width=2), 7), (python, 40)]))
+    transformers = [(each, each.layers + 2) for each in (gpt, bert, vit)]
+    model, most_stages = draw(st.sampled_from([*transformers, (ConvnetModel(width=2), 7), (python, 40)]))
     pipelines = draw(st.integers(1, 5))
     return Job(
         name=draw(

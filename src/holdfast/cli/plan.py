@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast.cli.arguments import above_0, grid_shape, whole_number, worker_names
 from holdfast.cli.plan_shown import FORMATS, Shown
-from holdfast.config.job import GptModel, Job
+from holdfast.config.job import BertModel, GptModel, Job
 from holdfast.config.load import load_job, num_layers
 from holdfast.config.profiles import load_profile
 from holdfast.core.builders import adaptive_plan
@@ -405,8 +405,8 @@ def _profiled(
 
 
 def _known_ties(job: Job | None, num_layers: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the layers that share weights, where the job file tells: the GPT's last one has the first one's."""
-    tied = job is not None and isinstance(job.model, GptModel) and num_layers > 1
+    """Returns the layers that share weights, where the job file tells: GPT's and BERT's last one has the first's."""
+    tied = job is not None and isinstance(job.model, GptModel | BertModel) and num_layers > 1
     return ((0, num_layers - 1),) if tied else ()
 
 

@@ -11,6 +11,7 @@ import msgspec
 from holdfast.core.ids import Batch, WorkerId
 
 __all__ = [
+    "BertModel",
     "Checkpoint",
     "Control",
     "ConvnetModel",
@@ -29,6 +30,7 @@ __all__ = [
     "TextData",
     "Tls",
     "Train",
+    "VitModel",
 ]
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -54,13 +56,32 @@ Checkpointed = bool | tuple[Count, ...]
 """Layers that keep only their input and are run again for their backward pass: all, none, or those of these indices."""
 
 
-class GptModel(_Section, tag="gpt", frozen=True, kw_only=True):
-    """A byte-level GPT; its output head shares the token embedding's weight."""
+class _OverBytes(_Section, frozen=True, kw_only=True):
+    """Base of the transformers over bytes of texts."""
 
     layers: Positive = 8
     width: Positive = 128
     heads: Positive = 4
     context: Positive = 128
+    dropout: Fraction = 0.1
+    checkpoint_activations: Checkpointed = False
+
+
+class GptModel(_OverBytes, tag="gpt", frozen=True, kw_only=True):
+    """A byte-level GPT; its output head shares the token embedding's weight."""
+
+
+class BertModel(_OverBytes, tag="bert", frozen=True, kw_only=True):
+    """A byte-level BERT that guesses masked bytes of texts; its output head shares the token embedding's weight."""
+
+
+class VitModel(_Section, tag="vit", frozen=True, kw_only=True):
+    """A small vision transformer, for 8x8 images, of square patches of ``patch`` pixels a side."""
+
+    layers: Positive = 4
+    width: Positive = 64
+    heads: Positive = 4
+    patch: Literal[1, 2, 4, 8] = 2
     dropout: Fraction = 0.1
     checkpoint_activations: Checkpointed = False
 
@@ -101,7 +122,7 @@ class PythonData(_Section, tag="python", frozen=True, kw_only=True):
     arguments: dict[str, Any] = {}
 
 
-ModelSettings = GptModel | ConvnetModel | PythonModel
+ModelSettings = GptModel | BertModel | ConvnetModel | VitModel | PythonModel
 Data = TextData | DigitsData | PythonData
 
 

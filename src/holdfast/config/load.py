@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from holdfast.config.job import ConvnetModel, GptModel, Grid, Job, Optimizer, PythonModel
+from holdfast.config.job import BertModel, ConvnetModel, GptModel, Grid, Job, Optimizer, PythonModel, VitModel
 from holdfast.config.parsing import parsing
 from holdfast.core.placement import MOST_LAYERS
 from holdfast.errors import ConfigError
@@ -466,7 +466,7 @@ def _wrong_optimizer(optimizer: Optimizer) -> str:
 def num_layers(job: Job) -> int | None:
     """How many layers the model has, where the job file alone tells; None for one's own model."""
     match job.model:
-        case GptModel(layers=blocks):
+        case GptModel(layers=blocks) | BertModel(layers=blocks) | VitModel(layers=blocks):
             return blocks + 2
         case ConvnetModel():
             return 7

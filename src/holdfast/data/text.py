@@ -16,9 +16,13 @@ from torch import Tensor
 
 from holdfast.errors import ConfigError
 
-__all__ = ["Text", "text_files"]
+__all__ = ["MASK", "MaskedText", "Text", "text_files"]
+
+MASK = 256
+"""The token in the place of a byte that is to be guessed."""
 
 _BLOCK, _BLOCKS = 4096, 64
+_MASKED, _NO_TARGET = 0.15, -100
 
 
 def text_files(path: str) -> tuple[Path, ...]:
@@ -122,6 +126,29 @@ class Text:
             pieces.append(piece)
             start, length, number = start + wanted, length - wanted, number + 1
         return b"".join(pieces)
+
+
+class MaskedText(Text):
+    """Windows of bytes in which some are to be guessed: a sample is what is left, and what was there.
+
+    Of every window 15 % of the positions, at least one, are drawn: four in five become ``MASK``, one in ten a byte that
+    is drawn, too, and the others stay as they are. The target is the byte that was there; -100 everywhere else. All is
+    drawn from torch's default generator, so a window that comes again is masked otherwise.
+
+    Source: Devlin et al., "BERT", section 3.1. There the number of positions varies; here every micro-batch has some.
+    """
+
+    vocab = 257
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        tokens, _ = super().__getitem__(index)
+        places = torch.randperm(self.context)[: max(1, round(_MASKED * self.context))]
+        target = torch.full_like(tokens, _NO_TARGET)
+        target[places] = tokens[places]
+        chance = torch.rand(len(places))
+        others = torch.where(chance < 0.9, torch.randint(MASK, (len(places),)), tokens[places])
+        tokens[places] = torch.where(chance < 0.8, MASK, others)
+        return tokens, target
 
 
 def _read_file(path: Path, offset: int, length: int) -> bytes:

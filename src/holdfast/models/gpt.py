@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holdfast.errors import ConfigError
+from holdfast.models.transformer import DEVIATION, Block, check_sizes, initialise
 
-__all__ = ["Block", "Embedding", "Head", "build", "loss"]
+__all__ = ["Embedding", "Head", "build", "loss"]
 
 
 class Embedding(nn.Module):
@@ -24,34 +24,6 @@ class Embedding(nn.Module):
         """Embed tokens; ``time`` is at most the context."""
         out: Tensor = self.dropout(self.token(tokens) + self.position[: tokens.shape[1]])
         return out
-
-
-class Block(nn.Module):
-    """Pre-norm causal self-attention and a GELU MLP: ``[batch, time, width]`` to the same shape."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads, self.rate = heads, dropout
-        self.attention_norm = nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.mlp_in = nn.Linear(width, 4 * width)
-        self.mlp_out = nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Attend, then transform every position; both are added to the input."""
-        x = x + self.dropout(self.attention_out(self._attend(self.query_key_value(self.attention_norm(x)))))
-        out: Tensor = x + self.dropout(self.mlp_out(functional.gelu(self.mlp_in(self.mlp_norm(x)))))
-        return out
-
-    def _attend(self, projected: Tensor) -> Tensor:
-        batch, time, _ = projected.shape
-        query, key, value = projected.view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
-        rate = self.rate if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=rate, is_causal=True)
-        return mixed.transpose(1, 2).reshape(batch, time, -1)
 
 
 class Head(nn.Module):
@@ -94,29 +66,14 @@ def build(
     Raises:
         ConfigError: a size is not positive, or the heads do not divide the width.
     """
-    if min(layers, width, heads, context, vocab) < 1 or width % heads or not 0 <= dropout < 1:
-        raise ConfigError(
-            f"model: layers={layers}, width={width}, heads={heads}, context={context}, vocab={vocab}, dropout={dropout}"
-            " is impossible: expected positive sizes, a width that the heads divide, and 0 <= dropout < 1"
-        )
+    check_sizes(width, heads, dropout, layers=layers, context=context, vocab=vocab)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         embedding = Embedding(vocab, context, width, dropout)
-        blocks = [Block(width, heads, dropout) for _ in range(layers)]
+        blocks = [Block(width, heads, dropout, causal=True) for _ in range(layers)]
         stack = [embedding, *blocks, Head(embedding.token.get_parameter("weight"))]
-        _initialise(stack, layers)
+        initialise(stack[:-1], back=DEVIATION / (2 * layers) ** 0.5)
     return stack
-
-
-@torch.no_grad()
-def _initialise(stack: list[nn.Module], num_blocks: int) -> None:
-    for layer in stack[:-1]:
-        for name, parameter in layer.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
-            elif "norm" not in name:
-                back = name.startswith(("attention_out", "mlp_out"))
-                parameter.normal_(0.0, 0.02 / (2 * num_blocks) ** 0.5 if back else 0.02)
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:

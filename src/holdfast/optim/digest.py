@@ -47,6 +47,7 @@ __all__ = [
     "load_layer",
     "save_layer",
     "tensor_sha256",
+    "tensors_sha256",
 ]
 
 Number: TypeAlias = int | float | bool
@@ -229,6 +230,20 @@ def layer_sha256(state: LayerState) -> str:
 def tensor_sha256(tensor: Tensor) -> str:
     """Return the SHA-256 of a tensor's bits, shape and type aside."""
     return hashlib.sha256(_bytes(tensor)).hexdigest()
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor | None]) -> str:
+    """Return the SHA-256 of named tensors, in the order of their names: names, types, shapes and bits.
+
+    Two workers that compute the same of the same have the same digest; None is no tensor, such as no gradient.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        form = "none" if value is None else f"{value.dtype} {tuple(value.shape)}"
+        digest.update(f"{name}\0{form}\0".encode())
+        if value is not None:
+            digest.update(_bytes(value))
+    return digest.hexdigest()
 
 
 def digest_states(states: Iterable[LayerState]) -> RunDigest:

@@ -20,7 +20,16 @@ from typing import Any, Protocol
 
 from holdfast.errors import ConfigError, CorruptBlob, MissingBlob, StorageError
 
-__all__ = ["ANY_SIZE", "RESERVED_BYTES", "BlobStore", "LocalStore", "ObjectStore", "open_store"]
+__all__ = [
+    "ANY_SIZE",
+    "RESERVED_BYTES",
+    "BlobStore",
+    "LocalStore",
+    "ObjectStore",
+    "check_space",
+    "open_store",
+    "synchronise",
+]
 
 RESERVED_BYTES = 16 << 20
 """What a local store leaves free on its disk, so that logs and decisions can still be written there."""
@@ -148,18 +157,10 @@ class LocalStore:
         try:
             for folder in (self._folder, path.parent):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._check_space(path.parent, len(data))
+            check_space(path.parent, len(data), self._reserved_bytes)
             _write_whole(path, data)
         except OSError as error:
             raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-    def _check_space(self, folder: Path, size: int) -> None:
-        free = shutil.disk_usage(folder).free
-        if free < size + self._reserved_bytes:
-            raise StorageError(
-                f"{folder}: {free >> 10} KiB are free; {size >> 10} KiB are to be written, and "
-                f"{self._reserved_bytes >> 10} KiB must stay free"
-            )
 
     def get(self, name: str, sizes: range = ANY_SIZE) -> bytes:
         """See BlobStore.get."""
@@ -208,6 +209,21 @@ class LocalStore:
                 path.parent.rmdir()
 
 
+def check_space(folder: Path, size: int, reserved_bytes: int) -> None:
+    """Checks that so many bytes can be written into a folder, and others are left.
+
+    Raises:
+        StorageError: the disk has no room for them.
+        OSError: that cannot be found out.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < size + reserved_bytes:
+        raise StorageError(
+            f"{folder}: {free >> 10} KiB are free; {size >> 10} KiB are to be written, and "
+            f"{reserved_bytes >> 10} KiB must stay free"
+        )
+
+
 @contextlib.contextmanager
 def _opened(folder: Path, name: str) -> Iterator[int]:
     """What lies in a folder, open: no symbolic link below it is followed, nobody is waited for (as a pipe would)."""
@@ -250,12 +266,12 @@ def _write_whole(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    _synchronise(path.parent)
-    _synchronise(path.parent.parent)
+    synchronise(path.parent)
+    synchronise(path.parent.parent)
 
 
-def _synchronise(folder: Path) -> None:
-    """What was renamed or made in a folder survives a power cut only once the folder itself is written."""
+def synchronise(folder: Path) -> None:
+    """Writes a folder itself to the disk: only then does what was renamed or made in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,7 +9,7 @@ from holdfast.cli.main import main
 from holdfast.cli.plan import add_plan_parser
 from holdfast.config.profiles import load_profile
 from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
-from holdfast.models import convnet, gpt
+from holdfast.models import bert, convnet, gpt, vit
 
 
 def call(*flags):
@@ -237,8 +237,10 @@ def test_a_job_is_planned_from_its_profile(plan_json, profiled):
     assert found["orders"]["0.1"][0][3] >= lengths["0.0"] + 0.0002
 
 
-def test_the_gpts_head_is_tied_to_its_embedding(plan_json, profiled, tmp_path):
+@pytest.mark.parametrize("kind", ["gpt", "bert"])
+def test_the_head_of_gpt_and_bert_is_tied_to_the_embedding(plan_json, profiled, tmp_path, kind):
     """Only the job says so. Then the first stage's optimizer waits for the last one's long W."""
+    (tmp_path / "job.yaml").write_text(JOB.replace("kind: gpt", f"kind: {kind}"))
     flags = "--costs 2,2,1:1:5 --optimizer-cost 6:1:1 --time-limit 0.3 --technique"
     alone, job = "--grid 2x3 --microbatches 4", f"{tmp_path}/job.yaml"
     assert plan_json(f"{alone} {flags} decoupled")["period"] == plan_json(f"{job} {flags} decoupled")["period"]
@@ -281,7 +283,9 @@ def test_the_profile_of_another_model_is_refused(tmp_path, profiled):
     ("model", "expected"),
     [
         ("{kind: gpt, layers: 3}", len(gpt.build(layers=3, width=16, heads=2, context=8))),
+        ("{kind: bert, layers: 3}", len(bert.build(layers=3, width=16, heads=2, context=8))),
         ("{kind: convnet}", len(convnet.build())),
+        ("{kind: vit, layers: 3}", len(vit.build(layers=3, width=16, heads=2))),
     ],
 )
 def test_the_layers_of_a_model_that_ships_are_counted_without_building_it(tmp_path, model, expected):

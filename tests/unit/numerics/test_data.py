@@ -1,4 +1,5 @@
 import importlib.util
+from collections import Counter
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import torch
 
 from holdfast.data.digits import Digits
 from holdfast.data.sampler import load_microbatch, sample_indices
-from holdfast.data.text import Text, text_files
+from holdfast.data.text import MASK, MaskedText, Text, text_files
 from holdfast.errors import ConfigError
 
 
@@ -151,3 +152,33 @@ def test_the_fingerprint_of_text_knows_sizes_and_looks_everywhere(tmp_path):
     assert Text(str(tmp_path), context=4).fingerprint() == before
     files[1].write_bytes(b"short")
     assert Text(str(tmp_path), context=4).fingerprint() != before
+
+
+def test_masked_text_asks_for_a_few_bytes_of_each_window(folder: Path) -> None:
+    (folder / "long.txt").write_bytes(bytes(range(97, 123)) * 400)
+    plain, masked = Text(str(folder / "long.txt"), context=20), MaskedText(str(folder / "long.txt"), context=20)
+    assert (len(masked), masked.fingerprint(), masked.vocab) == (len(plain), plain.fingerprint(), 257)
+    torch.manual_seed(3)
+    kinds: Counter[str] = Counter()
+    for index in range(len(masked)):
+        tokens, target = masked[index]
+        there, _ = plain[index]
+        asked = target != -100
+        assert int(asked.sum()) == 3, "15 % of 20"
+        assert torch.equal(target[asked], there[asked])
+        assert torch.equal(tokens[~asked], there[~asked])
+        for token, was in zip(tokens[asked].tolist(), there[asked].tolist(), strict=True):
+            kinds["mask" if token == MASK else "same" if token == was else "other"] += 1
+    shares = [kinds[kind] / kinds.total() for kind in ("mask", "other", "same")]
+    assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.03)
+
+
+def test_masks_are_drawn_from_the_seeded_generator(folder: Path) -> None:
+    data = MaskedText(str(folder), context=4)
+    drawn = []
+    for seed in (1, 1, 2, 3, 4, 5):
+        torch.manual_seed(seed)
+        drawn.append([each.tolist() for each in data[0]])
+    assert drawn[0] == drawn[1]
+    assert any(drawn[0] != other for other in drawn[2:])
+    assert all(len([each for each in target if each != -100]) == 1 for _, target in drawn), "at least one"

@@ -18,6 +18,7 @@ from holdfast.optim.digest import (
     layer_sha256,
     load_layer,
     save_layer,
+    tensors_sha256,
 )
 
 
@@ -128,3 +129,23 @@ def test_a_file_of_other_tensors_is_told_apart() -> None:
 def _other_format() -> bytes:
     head = json.dumps({"__metadata__": {"format": "other"}}).encode()
     return len(head).to_bytes(8, "little") + head
+
+
+def test_digests_of_named_tensors_tell_every_bit_name_type_and_shape() -> None:
+    tensors = {"output": torch.tensor([1.0, 0.0]), "weight": torch.arange(4.0).view(2, 2), "bias": None}
+    same = {name: tensors[name] for name in ("bias", "weight", "output")}
+    assert tensors_sha256(same) == tensors_sha256(tensors)
+    assert tensors_sha256({**tensors, "weight": torch.arange(4.0).view(2, 2).t().contiguous().t()}) == tensors_sha256(
+        tensors
+    ), "whatever the strides are"
+    others: list[dict[str, Any]] = [
+        {**tensors, "output": torch.tensor([1.0, -0.0])},
+        {**tensors, "output": torch.tensor([1.0, 0.0], dtype=torch.float64)},
+        {**tensors, "weight": torch.arange(4.0)},
+        {**tensors, "bias": torch.empty(0)},
+        {"output": tensors["output"], "weight": tensors["weight"]},
+        {**tensors, "outpus": None},
+        {},
+    ]
+    digests = [tensors_sha256(tensors), *(tensors_sha256(each) for each in others)]
+    assert len(set(digests)) == len(digests)

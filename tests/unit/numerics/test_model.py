@@ -1,3 +1,6 @@
+import itertools
+import math
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -5,8 +8,10 @@ import torch
 from torch import nn
 
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.data.digits import Digits
+from holdfast.data.text import MASK, MaskedText
 from holdfast.errors import ConfigError
-from holdfast.models import convnet, gpt
+from holdfast.models import bert, convnet, gpt, vit
 from holdfast.optim.factory import make_optimizer
 from holdfast.runtime.engine.model import Model, Tie, find_ties, tie_groups, untie
 from holdfast.runtime.engine.stage import Stage
@@ -125,7 +130,13 @@ def test_models_need_layers() -> None:
 
 def test_built_models_depend_on_their_seed_alone() -> None:
     state = torch.get_rng_state()
-    for build in (partial(gpt.build, layers=1, width=16, heads=2), convnet.build):
+    small = {"layers": 1, "width": 16, "heads": 2}
+    for build in (
+        partial(gpt.build, **small),
+        partial(bert.build, **small),
+        convnet.build,
+        partial(vit.build, **small),
+    ):
         one, same, other = build(seed=1), build(seed=1), build(seed=2)
         pairs = [
             (a, b) for x, y in zip(one, same, strict=True) for a, b in zip(x.parameters(), y.parameters(), strict=True)
@@ -144,6 +155,83 @@ def test_gpt_starts_near_the_uniform_loss() -> None:
     assert float(gpt.loss(out, torch.randint(64, (4, 16))).detach()) == pytest.approx(4.16, abs=0.2)
 
 
+def run(layers: list[nn.Module], x: torch.Tensor) -> torch.Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def train_for(layers: list[nn.Module], data: Callable[[], tuple], loss: Callable, steps: int, lr: float) -> list[float]:
+    """The losses of so many steps."""
+    parameters = {id(p): p for layer in layers for p in layer.parameters()}
+    optimizer = torch.optim.Adam(parameters.values(), lr=lr)
+    losses = []
+    for _ in range(steps):
+        inputs, targets = data()
+        value = loss(run(layers, inputs), targets)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        losses.append(float(value.detach()))
+    return losses
+
+
+def test_bert_sees_both_sides_and_is_asked_for_what_is_masked_alone() -> None:
+    layers = bert.build(layers=2, width=16, heads=2, context=8, dropout=0.0)
+    tokens = torch.randint(256, (2, 8))
+    out = run(layers, tokens)
+    assert out.shape == (2, 8, 257)
+    changed = tokens.clone()
+    changed[:, -1] = MASK
+    assert not torch.equal(run(layers, changed)[:, 0], out[:, 0]), "the first position sees the last"
+    target = torch.full((2, 8), -100)
+    target[0, 3] = 65
+    expected = -torch.log_softmax(out[0, 3], dim=0)[65]
+    assert torch.allclose(bert.loss(out, target), expected)
+    assert [tie.places for tie in find_ties(layers)] == [((0, "token.weight"), (3, "weight"))]
+
+
+def test_bert_learns_masked_bytes_of_real_text() -> None:
+    torch.manual_seed(0)
+    layers = bert.build(layers=2, width=32, heads=4, context=32, dropout=0.0)
+    text = MaskedText(__file__, 32)
+    places = itertools.count()
+
+    def data() -> tuple[torch.Tensor, torch.Tensor]:
+        items = [text[next(places) % len(text)] for _ in range(16)]
+        inputs, targets = zip(*items, strict=True)
+        return torch.stack(inputs), torch.stack(targets)
+
+    losses = train_for(layers, data, bert.loss, steps=60, lr=3e-3)
+    assert losses[0] == pytest.approx(math.log(257), abs=0.3)
+    assert sum(losses[-10:]) / 10 < 3.6, "as how often each byte comes tells, at least"
+
+
+def test_vit_learns_digits() -> None:
+    torch.manual_seed(0)
+    digits = Digits()
+    images, labels = (torch.stack(each) for each in zip(*(digits[i] for i in range(600)), strict=True))
+    layers = vit.build(layers=2, width=32, heads=4, patch=4, dropout=0.0)
+    assert run(layers, images[:3]).shape == (3, 10)
+
+    def data() -> tuple[torch.Tensor, torch.Tensor]:
+        some = torch.randint(500, (50,))
+        return images[some], labels[some]
+
+    train_for(layers, data, vit.loss, steps=300, lr=5e-3)
+    right = run(layers, images[500:]).argmax(dim=1) == labels[500:]
+    assert float(right.float().mean()) > 0.7, "of those that it has not seen"
+
+
+def test_patches_of_vit_are_squares() -> None:
+    (patches, *_) = vit.build(layers=1, width=16, heads=2, patch=4, dropout=0.0)
+    images = torch.zeros(4, 1, 8, 8)
+    for number, (row, column) in enumerate(itertools.product((0, 4), (0, 4))):
+        images[number, 0, row : row + 4, column : column + 4] = 1.0
+    lit = (patches(images) - patches(torch.zeros(1, 1, 8, 8))).abs().sum(dim=2) > 0
+    assert lit.tolist() == [[place == number + 1 for place in range(5)] for number in range(4)]
+
+
 def test_convnet_has_enough_layers() -> None:
     assert len(convnet.build()) >= 6
 
@@ -154,6 +242,10 @@ def test_convnet_has_enough_layers() -> None:
         partial(gpt.build, heads=3),
         partial(gpt.build, dropout=1.0),
         partial(gpt.build, layers=0),
+        partial(bert.build, heads=3),
+        partial(bert.build, context=0),
+        partial(vit.build, heads=3),
+        partial(vit.build, patch=3),
         partial(convnet.build, blocks=1),
     ],
 )

@@ -15,7 +15,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from holdfast.config.job import ConvnetModel, DigitsData, GptModel, Job, PythonData, PythonModel, TextData
+from holdfast.config.job import (
+    BertModel,
+    ConvnetModel,
+    DigitsData,
+    GptModel,
+    Job,
+    PythonData,
+    PythonModel,
+    TextData,
+    VitModel,
+)
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload, Receive
 from holdfast.core.plan import Plan
@@ -24,9 +34,9 @@ from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.data.digits import Digits
 from holdfast.data.items import pair_of, spec_of
 from holdfast.data.sampler import load_microbatch, sample_indices
-from holdfast.data.text import Text
+from holdfast.data.text import MaskedText, Text
 from holdfast.errors import ConfigError, NotUndoable
-from holdfast.models import convnet, gpt
+from holdfast.models import bert, convnet, gpt, vit
 from holdfast.optim.digest import tensor_sha256
 from holdfast.optim.factory import OptimizerFactory, learning_rate_scale, make_optimizer
 from holdfast.optim.loss_scale import LossScaling
@@ -100,6 +110,16 @@ def build_model(job: Job) -> Model:
                 layers=layers, width=width, heads=heads, context=context, dropout=dropout, seed=job.train.seed
             )
             return Model.build(modules, gpt.loss)
+        case BertModel(layers=layers, width=width, heads=heads, context=context, dropout=dropout):
+            modules = bert.build(
+                layers=layers, width=width, heads=heads, context=context, dropout=dropout, seed=job.train.seed
+            )
+            return Model.build(modules, bert.loss)
+        case VitModel(layers=layers, width=width, heads=heads, patch=patch, dropout=dropout):
+            modules = vit.build(
+                layers=layers, width=width, heads=heads, patch=patch, dropout=dropout, seed=job.train.seed
+            )
+            return Model.build(modules, vit.loss)
         case ConvnetModel(width=width):
             return Model.build(convnet.build(width=width, seed=job.train.seed), convnet.loss)
         case PythonModel(target=target, loss=loss, arguments=arguments):
@@ -151,8 +171,9 @@ def build_dataset(job: Job) -> Any:
     """
     match job.data:
         case TextData(path=path):
-            context = job.model.context if isinstance(job.model, GptModel) else 128
-            return Text(path, context=context)
+            if isinstance(job.model, BertModel):
+                return MaskedText(path, context=job.model.context)
+            return Text(path, context=job.model.context if isinstance(job.model, GptModel) else 128)
         case DigitsData():
             return Digits()
         case python:

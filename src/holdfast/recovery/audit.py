@@ -1,0 +1,247 @@
+"""Standing audit: what of a step is computed a second time by somebody else, and who is wrong if the bits differ."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+
+from holdfast.core.ids import WorkerId
+from holdfast.errors import ConfigError
+
+__all__ = [
+    "Claim",
+    "Finding",
+    "Judgement",
+    "Sample",
+    "Strikes",
+    "audits_weights",
+    "detection_rate",
+    "judge",
+    "other_owners",
+    "sample",
+]
+
+STRIKES = 2
+"""Whoever is wrong so often is told to leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What is computed a second time: one micro-batch's way through one layer, forward and backward.
+
+    Attributes:
+        step: in which.
+        layer: index of the layer.
+        microbatch: global number of the micro-batch.
+    """
+
+    step: int
+    layer: int
+    microbatch: int
+
+
+def sample(seed: int, step: int, every: int, num_layers: int, num_microbatches: int) -> Sample | None:
+    """Returns what is audited in a step; None in most.
+
+    Of ``every`` steps in a row, counted from 0, one is drawn, and in it one of all (layer, micro-batch). Nobody has to
+    tell anybody, and what is wrong regularly cannot keep out of its way.
+
+    Args:
+        seed: of the job.
+        step: 0-based.
+        every: N, in steps, at least 1.
+        num_layers: of the model.
+        num_microbatches: of a step, over all pipelines.
+
+    Raises:
+        ConfigError: a number is below 1.
+
+    >>> [step for step in range(12) if sample(7, step, 4, 5, 6)]
+    [2, 7, 9]
+    """
+    if min(every, num_layers, num_microbatches) < 1:
+        raise ConfigError(
+            f"an audit every {every} steps of {num_layers} layers and {num_microbatches} micro-batches is impossible: "
+            "expected at least 1 each"
+        )
+    block, place = divmod(step, every)
+    if _draw(seed, block, 0) % every != place:
+        return None
+    layer, microbatch = divmod(_draw(seed, block, 1) % (num_layers * num_microbatches), num_microbatches)
+    return Sample(step=step, layer=layer, microbatch=microbatch)
+
+
+def audits_weights(step: int, every: int) -> bool:
+    """Returns whether owners of a layer compare its weights after a step: once in every so many steps, all layers.
+
+    What is wrong in the weights of one owner shows in no gradient of others; so it is found within ``every`` steps.
+    """
+    return (step + 1) % every == 0
+
+
+def other_owners(seed: int, found: Sample, owners: Iterable[WorkerId], ran: WorkerId) -> tuple[WorkerId, ...]:
+    """Returns who can compute a sample again, in the order in which they are asked: each is first as often as another.
+
+    Args:
+        seed: of the job.
+        found: the sample.
+        owners: who holds its layer.
+        ran: who has run it in this step.
+    """
+    others = sorted(set(owners) - {ran})
+    start = _draw(seed, found.step, 2) % len(others) if others else 0
+    return (*others[start:], *others[:start])
+
+
+def _draw(seed: int, number: int, purpose: int) -> int:
+    mixed = blake2b(struct.pack("<3q", seed, number, purpose), digest_size=8, person=b"audit").digest()
+    return int.from_bytes(mixed, "little")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a worker says that it computed, and of what, as :func:`holdfast.optim.digest.tensors_sha256` tells it.
+
+    Attributes:
+        worker: who.
+        inputs: digest of what went into the layer, forward and backward.
+        result: digest of what came out: its output, the gradient of its input, and those of its weights.
+    """
+
+    worker: WorkerId
+    inputs: str
+    result: str
+
+
+class Finding(StrEnum):
+    """What the claims about one sample come to."""
+
+    AGREED = "agreed"
+    """All say the same: the step may be committed."""
+    ASK = "ask"
+    """It is to be computed once more, by whom :attr:`Judgement.ask` says."""
+    WRONG = "wrong"
+    """Some are wrong, and it is known who."""
+    UNSTEADY = "unsteady"
+    """Nobody gets the same twice: the program does not repeat; only a lone owner's hardware could be to blame, too."""
+    UNDECIDED = "undecided"
+    """Two or more stand by what they said: nobody can tell who is right."""
+    INPUTS = "inputs"
+    """They did not compute with the same: it was changed on its way, or where it was kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A finding, and what follows from it.
+
+    Attributes:
+        finding: which.
+        wrong: who is wrong, sorted; others are not known to be.
+        ask: who is to compute the sample next.
+        right: the digest of the right result, where two have it; else None.
+    """
+
+    finding: Finding
+    wrong: tuple[WorkerId, ...] = ()
+    ask: tuple[WorkerId, ...] = ()
+    right: str | None = None
+
+
+def judge(claims: tuple[Claim, ...], others: tuple[WorkerId, ...]) -> Judgement:
+    """Returns what claims about one sample come to.
+
+    A result that two workers have is right, unless two others have another one: two do not become wrong in the same
+    way. Where no two agree, the next owner is asked; where there is none left, all who were asked repeat it once.
+    Whoever then contradicts itself is wrong, unless everybody does.
+
+    Args:
+        claims: in the order in which they were made; the first is by who ran the sample in its step.
+        others: owners of the layer that were not asked yet, in order.
+
+    Raises:
+        ConfigError: there is no claim.
+    """
+    if not claims:
+        raise ConfigError("nobody claims anything: expected who ran the sample to")
+    if len({claim.inputs for claim in claims}) > 1:
+        return Judgement(finding=Finding.INPUTS)
+    said: dict[WorkerId, list[str]] = {}
+    for claim in claims:
+        said.setdefault(claim.worker, []).append(claim.result)
+    results = Counter(result for mine in said.values() for result in set(mine))
+    if len(results) == 1 and len(claims) > 1:
+        return Judgement(finding=Finding.AGREED, right=claims[0].result)
+    confirmed = [result for result, workers in results.items() if workers > 1]
+    if len(confirmed) == 1:
+        return _wrong((worker for worker, mine in said.items() if set(mine) != set(confirmed)), confirmed[0])
+    if len(confirmed) > 1:
+        return Judgement(finding=Finding.UNDECIDED)
+    return _unconfirmed(said, others)
+
+
+def _unconfirmed(said: Mapping[WorkerId, list[str]], others: tuple[WorkerId, ...]) -> Judgement:
+    """No result is claimed by two workers."""
+    if others:
+        return Judgement(finding=Finding.ASK, ask=others[:1])
+    if once := sorted(worker for worker, mine in said.items() if len(mine) == 1):
+        return Judgement(finding=Finding.ASK, ask=tuple(once))
+    unsteady = [worker for worker, mine in said.items() if len(set(mine)) > 1]
+    if len(unsteady) == len(said):
+        return Judgement(finding=Finding.UNSTEADY)
+    return _wrong(unsteady) if unsteady else Judgement(finding=Finding.UNDECIDED)
+
+
+def _wrong(workers: Iterable[WorkerId], right: str | None = None) -> Judgement:
+    return Judgement(finding=Finding.WRONG, wrong=tuple(sorted(workers)), right=right)
+
+
+@dataclass(frozen=True, slots=True)
+class Strikes:
+    """How often workers were found to be wrong.
+
+    Attributes:
+        counts: per worker that ever was, sorted.
+
+    >>> one = WorkerId(0, 1)
+    >>> Strikes().add([one]).leaving, Strikes().add([one]).add([one]).leaving
+    ((), (WorkerId(pipeline=0, stage=1),))
+    """
+
+    counts: tuple[tuple[WorkerId, int], ...] = ()
+
+    def add(self, workers: Iterable[WorkerId]) -> Strikes:
+        """Returns the strikes after these workers were wrong once more."""
+        counts = Counter(dict(self.counts))
+        counts.update(workers)
+        return Strikes(tuple(sorted(counts.items())))
+
+    @property
+    def leaving(self) -> tuple[WorkerId, ...]:
+        """Who has been wrong too often: it is told to leave."""
+        return tuple(worker for worker, count in self.counts if count >= STRIKES)
+
+
+def detection_rate(share: float, every: int, steps: int) -> float:
+    """Returns how likely it is that something wrong is sampled.
+
+    Args:
+        share: of all (layer, micro-batch) of each of these steps, those of which the result is wrong.
+        every: N, in steps.
+        steps: for how many steps it has been so, from a multiple of N on.
+
+    Raises:
+        ConfigError: the share is none, or a number is too small.
+
+    >>> round(detection_rate(1 / 12, 10, 500), 3)
+    0.987
+    """
+    if not 0 <= share <= 1 or every < 1 or steps < 0:
+        raise ConfigError(
+            f"a share of {share}, every {every}, for {steps} steps is impossible: expected 0 to 1, from 1, and from 0"
+        )
+    blocks, rest = divmod(steps, every)
+    return 1 - (1 - share) ** blocks * (1 - share * rest / every)
