@@ -130,6 +130,22 @@ def test_a_sum_tells_when_it_is_there(cluster):
     assert a.do("ready", "alone") is True
 
 
+@pytest.mark.parametrize("cluster", ["links", "tls", "memory"], indirect=True)
+def test_what_has_come_outlives_its_generation(cluster):
+    """Also while another message is still awaited; Gloo cannot tell."""
+    a, b = built(cluster, A, B)
+    b.do("post", "in", key(0), A, "int64", (2,))
+    b.do("post", "never", key(1), A, "int64", (2,))
+    assert b.do("kept", "never") is None
+    a.do("send", key(0), B, "int64", [3, 4])
+    a.do("send", key(2), B, "int64", [5])
+    b.do("post", "behind", key(2), A, "int64", (1,))
+    assert b.do("wait", "behind") == ("int64", [5]), "what was sent before is here, too"
+    b.abort(1)
+    assert b.do("kept", "in") == [3, 4]
+    assert b.do("kept", "never") is None
+
+
 def test_what_is_said_before_anybody_asks_is_kept(cluster):
     a, b = built(cluster, A, B)
     values = list(range(200_000))

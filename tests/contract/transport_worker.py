@@ -53,6 +53,10 @@ class Calls:
         found = self._handles.pop(name).wait()
         return str(found.dtype).removeprefix("torch."), found.tolist()
 
+    def kept(self, name):
+        found = self._handles[name].kept()
+        return None if found is None else found.tolist()
+
     def ready(self, name):
         return self._handles[name].ready
 

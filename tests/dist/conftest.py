@@ -25,7 +25,7 @@ from holdfast.core.faults import FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
 from holdfast.optim.digest import load_layer
-from holdfast.telemetry.events import CoordinatorReady, StepOps, read_events
+from holdfast.telemetry.events import Agreed, CoordinatorReady, StepOps, read_events
 from holdfast.telemetry.report import FATAL_KINDS, RunReport, report
 
 TEXT = f"{Path(sysconfig.get_paths()['stdlib']) / 'asyncio'}/*.py"
@@ -110,7 +110,7 @@ JOBS = {
     },
 }
 
-HARMLESS = ("control.", "grid.workers_per_node=", "resilience.spares=")
+HARMLESS = ("control.", "grid.workers_per_node=", "resilience.spares=", "resilience.step_log=")
 """Overrides that cannot change any bit of a run in which nothing fails."""
 
 
@@ -226,11 +226,17 @@ def victims(job: Job, faults: list[Fault]) -> list[str]:
 
 
 def check_executed(run_dir: Path) -> None:
-    """Every worker ran, in every step that it finished, exactly what the plan of that generation orders."""
+    """Every worker ran, in every step that it finished, exactly what the plan of that generation orders.
+
+    But for steps that were gone on with after a loss, which all had agreed on.
+    """
     plans = stored_plans(run_dir)
-    finished = [event for _, event in read_events(run_dir / "events.jsonl") if isinstance(event, StepOps)]
+    events = [event for _, event in read_events(run_dir / "events.jsonl")]
+    finished = [event for event in events if isinstance(event, StepOps)]
     assert finished
-    for event in finished:
+    gone_on_with = {(e.generation, e.step) for e in events if isinstance(e, Agreed) and e.goes_on}
+    assert {(event.generation, event.step) for event in finished if not event.whole} <= gone_on_with
+    for event in (event for event in finished if event.whole):
         order = plans[event.generation].orders.of(WorkerId.parse(event.worker))
         ran = [f"{kind}{pipeline}.{index}" for kind, pipeline, index, _, _ in event.ops]
         assert ran == [str(op) for op in order], f"{event.worker} in step {event.step}"

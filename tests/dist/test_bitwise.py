@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from holdfast.control.store import DecisionStore
+from holdfast.core.ids import WorkerId
 from holdfast.errors import StateUnavailable
 from holdfast.optim.digest import load_layer
-from holdfast.telemetry.events import FaultInjected, Installed, read_events
+from holdfast.telemetry.events import Agreed, FaultInjected, Installed, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -24,6 +27,26 @@ def test_one_kill_at_each_point_of_a_step(runs, name, point):
     (failure,) = summary.report.failures
     assert failure.detected_s is not None
     assert 0 < failure.detected_s < failure.resumed_s
+
+
+@pytest.mark.parametrize("point", ["forward", "backward", "reduce"])
+@pytest.mark.parametrize("name", MODELS)
+def test_only_what_the_lost_worker_had_run_is_run_again(runs, name, point):
+    summary = runs.survives(name, f"kill:1.2@2:{point}")
+    events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
+    (agreed,) = [event for event in events if isinstance(event, Agreed) and event.generation == 2]
+    with closing(DecisionStore(summary.run_dir / "control.db")) as store:
+        plan = store.plans()[1]
+    layers = plan.placement.layers_of(WorkerId(1, 2))
+    numbers = {each.number for each in plan.routes.microbatches if each.pipeline == 1}
+    assert agreed.goes_on
+    assert {*agreed.redone, *agreed.regenerated} <= {(layer, number) for layer in layers for number in numbers}
+    assert agreed.redone or agreed.concluded or point == "reduce"
+    assert not agreed.regenerated or point != "forward", (
+        "only of a layer whose sum all had, beside one whose sum they lack"
+    )
+    (failure,) = summary.report.failures
+    assert failure.recomputed_microbatches == len(agreed.redone) + len(agreed.regenerated)
 
 
 @pytest.mark.parametrize("worker", ["0.0", "2.1", "1.3"])

@@ -1,6 +1,7 @@
 """What a job may be asked for, pairwise, each with a kill at a point of a step or of its recovery: the same bits.
 
-Point x technique x commit x store x TLS x spares: any two values of two of them meet in some run.
+Point x technique x commit x store x TLS x spares x what is kept of a step: any two values of two of them meet in some
+run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ FACTORS = {
     "store": ["embedded", "etcd"],
     "tls": ["open", "tls"],
     "spares": ["no spare", "spare"],
+    "step": ["kept", "whole"],
 }
 STEPS = "train.steps=5"
 TOLERANCE = 1e-7
@@ -58,12 +60,14 @@ def certificates(tmp_path_factory):
     return tuple(f"control.tls.{name}={path}" for name, path in (("ca", ca), ("cert", cert), ("key", key)))
 
 
-@pytest.mark.parametrize(("point", "technique", "commit", "store", "tls", "spares"), RUNS, ids=map("-".join, RUNS))
-def test_a_kill(runs, request, point, technique, commit, store, tls, spares):
+@pytest.mark.parametrize(tuple(FACTORS), RUNS, ids=map("-".join, RUNS))
+def test_a_kill(runs, request, point, technique, commit, store, tls, spares, step):
     faults = [f"kill:1.0@2:{point}"] if point in IN_A_STEP else ["kill:1.0@2:backward", f"kill:2.1@2:{point}"]
     overrides = [STEPS, f"train.technique={technique}", f"resilience.commit={commit}"]
     if store == "etcd":
         overrides.append(f"control.store={request.getfixturevalue('shared_etcd')}/{uuid.uuid4().hex}")
+    if step == "whole":
+        overrides.append("resilience.step_log=false")
     if spares == "spare":
         overrides.append("resilience.spares=1")
     if tls == "tls":

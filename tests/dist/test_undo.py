@@ -17,6 +17,8 @@ pytestmark = pytest.mark.dist
 
 ONE_STEP, LATER = 1e-7, 1e-6
 UNDO = "resilience.commit=undo"
+WHOLE = "resilience.step_log=false"
+"""A step that a loss interrupts is run again whole: others have to go back for it."""
 OPTIMIZERS = {
     "default": (),
     "momentum": ("optimizer.kind=sgd", "optimizer.lr=0.05", "optimizer.momentum=0.9", "optimizer.nesterov=true"),
@@ -28,7 +30,7 @@ OPTIMIZERS = {
 def survives(runs, name, *faults, overrides=(), within=ONE_STEP) -> Summary:
     """One run with faults that all fired, close to the run without."""
     healthy = runs.healthy(name, overrides)
-    summary = runs.train(name, *faults, overrides=(*overrides, UNDO))
+    summary = runs.train(name, *faults, overrides=(*overrides, UNDO, WHOLE))
     assert summary.unfired == ()
     assert sorted(summary.report.fired) == sorted(str(Fault.parse(text)) for text in faults)
     assert summary.generations == 1 + len(faults)
@@ -49,6 +51,16 @@ def test_without_failures_the_bits_are_those_of_shadow(runs, name):
     undo, shadow = runs.healthy(name, (UNDO,)), runs.healthy(name)
     assert undo.weights_sha256 == shadow.weights_sha256
     assert undo.state_sha256 == shadow.state_sha256
+
+
+@pytest.mark.parametrize("name", ["gpt", "convnet"])
+def test_where_the_step_is_kept_others_go_forward_and_the_bits_are_those_of_shadow(runs, name):
+    """By the verdict that somebody knows, or by what is left of the step: nothing is inverted."""
+    healthy = runs.healthy(name)
+    summary = runs.train(name, "kill:0.1@3:verdict", overrides=(UNDO,))
+    assert (summary.unfired, summary.steps) == ((), healthy.steps)
+    assert summary.weights_sha256 == healthy.weights_sha256
+    assert summary.state_sha256 == healthy.state_sha256
 
 
 @pytest.mark.parametrize("worker", ["0.1", "0.2"])

@@ -89,7 +89,7 @@ def test_a_loss_is_answered_before_it_is_known_that_all_have_let_go(staggered, m
     suppose, supposed, found = recovering._taken_for_over, [], []
     monkeypatch.setattr(recovering, "_taken_for_over", lambda state: supposed.append(suppose(state)) or supposed[-1])
     delays = Delays(detect=(0.0, 0.001), control=(0.0, 0.1))
-    for count in range(280, 420, 7):
+    for count in range(220, 560, 10):
         supposed.clear()
         options = {"faults": [Fault.parse("kill:0.0@1:backward")], "kill_at_effect": [(WorkerId(1, 1), count)]}
         result = run(BEFORE, seed=2, steps=STEPS, better=Recut(AFTER, after=2), delays=delays, **options)

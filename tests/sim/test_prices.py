@@ -18,6 +18,7 @@ from holdfast.recovery.actions import (
     Await,
     ClusterView,
     CopyState,
+    FinishStep,
     InstallPlan,
     LoadState,
     Recompute,
@@ -125,7 +126,7 @@ def synchronous(staggered, request):
 
 
 def test_the_actions_that_answer_a_loss():
-    run = Run(f"kill:{VICTIM}@3:backward")
+    run = Run(f"kill:{VICTIM}@3:backward", step_log=False)
     view = run.view(3)
     recovery = adaptive(view)
     prices = dict(zip(map(type, recovery.actions), priced(recovery, view, RATES), strict=True))
@@ -139,6 +140,21 @@ def test_the_actions_that_answer_a_loss():
     total = sum(each.seconds for each in prices.values())
     assert total - RATES.connect_s < ended - detected <= total * 1.01, "who is connected does not wait for others"
     assert (after(recovery.actions[-1], view).step, view.step) == (4, 3)
+
+
+@pytest.mark.parametrize("point", ["forward", "backward", "reduce"])
+def test_what_is_left_of_a_step_is_less_than_the_step(point):
+    """It is priced as the survivors plan it, if all had come as far as their plan says."""
+    run = Run(f"kill:{VICTIM}@3:{point}")
+    view = run.view(3, keeps=True)
+    recovery = adaptive(view)
+    prices = dict(zip(map(type, recovery.actions), priced(recovery, view, RATES), strict=True))
+    detected, agreed = run.when(Detected), run.when(Agreed, 2)
+    assert agreed - RATES.control_s - detected == close(prices[Abort].seconds)
+    assert run.when(Rebuilt, 2) - agreed == close(prices[InstallPlan].seconds)
+    left_s = run.ended(3, 2) - run.when(Rebuilt, 2) + RATES.control_s
+    assert left_s == pytest.approx(prices[FinishStep].seconds, rel=0.02)
+    assert left_s < 0.75 * step_seconds(recovery.plan, RATES)
 
 
 def test_whoever_computes_hears_an_order_at_the_end_of_its_operation():

@@ -182,6 +182,7 @@ def sum_up(timed: list[tuple[float, Event]]) -> str:
     if told.commits:
         lines.append(f"{len(told.commits)} steps committed, {told.steps_per_s or 0:.2f} steps/s{_losses(events)}")
     lines += [_tell_failure(failure) for failure in told.failures]
+    lines += [_tell_rest(event) for event in events if isinstance(event, Agreed) and event.goes_on]
     lines += [text for event in events if isinstance(event, ExceptionRaised) if (text := _tell_loss(event))]
     lines += [text for event in events if isinstance(event, Parted | Seated | Synced) if (text := _tell_members(event))]
     if (sent := told.sent_per_step) is not None:
@@ -218,6 +219,15 @@ def _tell_failure(failure: FailureReport) -> str:
             f"next commit {_ms(failure.resumed_s)} after the {failure.kind}"
         )
     return f"{text}; {failure.recomputed_microbatches} (layer, micro-batch) pairs run again"
+
+
+def _tell_rest(event: Agreed) -> str:
+    """What was kept of a step that a loss interrupted."""
+    if event.concluded:
+        return f"step {event.step} was over but for updates, which were made by the verdict that somebody knew"
+    text = f"step {event.step} was gone on with: {len(event.redone)} pairs were lost and run again"
+    text += f", {len(event.regenerated)} more for a message that nobody had" if event.regenerated else ""
+    return text + (f", {event.dropped} of the step behind dropped" if event.dropped else "")
 
 
 def narrate(timed: list[tuple[float, Event]], *, every: bool = True) -> str:
@@ -333,7 +343,8 @@ def _tell_loss(event: Event) -> str | None:
         case Suspected():
             return f"worker {event.worker} cannot reach {event.peer or 'a peer'}: {event.detail}"
         case Agreed():
-            return f"generation {event.generation} runs from step {event.step}"
+            how = "goes on with" if event.goes_on else "runs from"
+            return f"generation {event.generation} {how} step {event.step}"
     return None
 
 

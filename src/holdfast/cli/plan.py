@@ -32,6 +32,7 @@ from holdfast.planning.normalise import Move, Normalisation, assigned, moves, no
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Engine, Planned, Technique, make_plan, plan_routes
 from holdfast.planning.problem import routes_problem
+from holdfast.planning.remainder import logged_bytes
 from holdfast.planning.route_bounds import route_bound
 from holdfast.planning.search import reached
 from holdfast.planning.timing import to_timeline
@@ -153,8 +154,17 @@ def run(args: argparse.Namespace) -> int:
         if task.fill is not None:
             return _fill(task, *task.fill)
         shown = _of_grid(task)
-    sys.stdout.write(FORMATS[args.format](shown))
+    sys.stdout.write(FORMATS[args.format](_with_log(shown, args, job)))
     return 0
+
+
+def _with_log(shown: Shown, args: argparse.Namespace, job: Job | None) -> Shown:
+    """Adds how much of a step workers keep, where a profile tells sizes."""
+    path = args.profile or (job.train.profile if job is not None else None)
+    if path is None or (job is not None and not job.keeps_steps):
+        return shown
+    staggered = (args.technique or (job.train.technique if job is not None else "")) == Technique.STAGGERED
+    return replace(shown, step_log=logged_bytes(shown.plan, load_profile(path), staggered=staggered))
 
 
 def _of_grid(task: _Task) -> Shown:

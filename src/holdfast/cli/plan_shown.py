@@ -36,6 +36,7 @@ class Shown:
         failures_per_stage: of a regular grid.
         moves: who takes whose place.
         note: what a person should know; empty if nothing.
+        step_log: bytes of a step that each worker keeps, in case it is interrupted; None where sizes are not known.
     """
 
     plan: Plan
@@ -48,6 +49,7 @@ class Shown:
     failures_per_stage: tuple[int, ...] = ()
     moves: tuple[Move, ...] = ()
     note: str = ""
+    step_log: Mapping[WorkerId, int] | None = None
 
 
 def _to_json(shown: Shown) -> str:
@@ -66,6 +68,7 @@ def _to_json(shown: Shown) -> str:
         "failures_per_stage": list(shown.failures_per_stage),
         "moves": [asdict(move) | {"worker": str(move.worker), "takes": str(move.takes)} for move in shown.moves],
         "peak_memory": {str(worker): peak for worker, peak in timeline.peak_memory},
+        **({} if shown.step_log is None else {"step_log_bytes": {str(w): size for w, size in shown.step_log.items()}}),
         "solve_s": shown.solve_s,
         "note": shown.note,
         "parts": [[str(visit.worker), str(visit.layers), names] for visit, names in _parts(shown.plan)],
@@ -86,6 +89,9 @@ def _to_table(shown: Shown) -> str:
         f"parts     {visit.worker} runs layers {visit.layers} of what it holds for {' '.join(names)}"
         for visit, names in _parts(shown.plan)
     ]
+    if shown.step_log:
+        worker, size = max(shown.step_log.items(), key=lambda each: each[1])
+        lines.append(f"step log  at most {size:,} bytes per worker, on {worker}: kept in case the step is interrupted")
     lines.append(f"solved    in {shown.solve_s * 1e3:.1f} ms")
     lines += [f"note      {shown.note}"] if shown.note else []
     return "\n".join(lines) + "\n"

@@ -265,7 +265,10 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     is left goes on from the last checkpoint as a smaller grid. ``snapshot_every``: steps between two snapshots of
     strategy ``snapshots``, more than 0; 0 for all others. ``failure_every_s``: seconds between two failures, as far as
     you know; 0: as many as so far. Workers change places if they gain more by that in this time than it costs.
-    ``spares``: processes that are started beside those of the grid, own nothing, and take the places of lost workers.
+    ``step_log``: whether workers keep what they hand on in a step, so that after a loss only what was lost of the step
+    is run again, not all of it. ``step_log_bytes``: how much of it a worker keeps at most, 0: as much as a step needs;
+    what is not kept is computed again if it is needed. ``spares``: processes that are started beside those of the grid,
+    own nothing, and take the places of lost workers.
 
     For strategy ``templates``: ``smallest_pipeline``, the fewest workers of a pipeline, whose memory must suffice; 0:
     as few as ``worker_memory`` bytes each (on all its GPUs together) suffice for, by the profile, or if that is 0, too,
@@ -280,6 +283,8 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     wait_for_replacement: NonNegative = 0.0
     snapshot_every: Count = 0
     failure_every_s: NonNegative = 0.0
+    step_log: bool = True
+    step_log_bytes: Count = 0
     spares: Spares = 0
     smallest_pipeline: Count = 0
     worker_memory: NonNegative = 0.0
@@ -389,6 +394,11 @@ class Job(_Plain, frozen=True, kw_only=True):
     def most_lanes(self) -> int:
         """How many workers the widest stage has."""
         return max(map(max, self.lanes))
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether workers keep what they have of an interrupted step: not those of several processes, nor with Gloo."""
+        return self.resilience.step_log and self.most_shards == 1 and self.control.data_plane == "links"
 
     @property
     def most_shards(self) -> int:

@@ -13,6 +13,8 @@ import msgspec
 from holdfast.config.parsing import parsing
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
+from holdfast.core.progress import Progress as StepProgress
+from holdfast.core.remainder import Remainder
 from holdfast.core.work import WorkPhase
 from holdfast.errors import HoldfastError
 from holdfast.storage.checkpoints import Shard
@@ -175,7 +177,8 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
     ``executed``: (step, number of (layer, micro-batch) pairs that it had begun), of its last steps. ``snapshots``: the
     steps at which it holds all its layers besides. ``votes``: of its last steps. ``unsettled``: the step that its
     layers were updated with ahead of the verdict, if that has not come. ``follows``: the layers whose state it has yet
-    to get.
+    to get. ``progress``: what it keeps of the steps that are not settled. ``refuses``: it knows that updates made
+    ahead of a verdict do not stand. ``returns``: its layers can go back to the step before bitwise.
     """
 
     worker: WorkerId
@@ -186,6 +189,9 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
     votes: tuple[CommitVote, ...] = ()
     unsettled: int | None = None
     follows: tuple[int, ...] = ()
+    progress: tuple[StepProgress, ...] = ()
+    refuses: bool = False
+    returns: bool = True
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -402,7 +408,8 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
     follow layers is given their state by those who hold them. ``load``: everyone gives up what it holds, and loads the
     layers that ``plan`` gives it. ``staggered``: updates are made ahead of the verdict. ``pins``: everyone pins its
     part of a checkpoint at the boundary. ``checkpoint_every``: from now on a checkpoint after so many steps; 0: as
-    before.
+    before. ``keeps``: whatever is there of the interrupted step is kept, and nobody connects before it is told what is
+    left of it.
     """
 
     generation: int
@@ -412,17 +419,22 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
     staggered: bool = False
     pins: bool = False
     checkpoint_every: int = 0
+    keeps: bool = False
 
 
 class Resume(_Wire, frozen=True, tag=True, kw_only=True):
     """Everyone's state is known: take back whatever is ahead of ``step`` and run from there.
 
-    ``votes``: together they settle the step before, for those who have updated with it ahead of its verdict.
+    ``votes``: together they settle the step before, for those who have updated with it ahead of its verdict. ``rest``:
+    what is left of ``step``, of whose beginning all keep what they have. ``concluded``: the verdict over ``step``,
+    whose sums everyone has: nothing is left of it but updates, and the step behind it is the next.
     """
 
     generation: int
     step: int
     votes: tuple[bytes, ...] = ()
+    rest: Remainder | None = None
+    concluded: bytes | None = None
 
 
 class Save(_Wire, frozen=True, tag=True, kw_only=True):

@@ -20,6 +20,7 @@ __all__ = [
     "Compute",
     "Instruction",
     "Payload",
+    "Recall",
     "Receive",
     "Reduce",
     "Reduction",
@@ -48,6 +49,8 @@ class Payload(StrEnum):
     """What the workers so far know of the step: finite or not, norms."""
     VERDICT = "VERDICT"
     """What the chain decided: commit, clip or skip."""
+    SUM = "SUM"
+    """A sum that stands, for an owner that has not got it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,11 +84,13 @@ class Compute:
         op: the operation.
         layers: what it runs over; the text does not say it, so it is None in what was read.
         last: whether it ends the operation. The text does not say it.
+        adds: whether a backward pass adds to sums, or only makes a message again. The text does not say it.
     """
 
     op: Op
     layers: LayerRange | None = field(default=None, compare=False)
     last: bool = field(default=True, compare=False)
+    adds: bool = field(default=True, compare=False)
 
     def __str__(self) -> str:
         return str(self.op)
@@ -97,15 +102,17 @@ class Send:
 
     Attributes:
         payload: what it carries.
-        microbatch: of which micro-batch, or under which chain's name.
+        microbatch: of which micro-batch, or under which name of a chain or a sum.
         peer: the other end.
         boundary: how many layers lie before it, of an activation or a gradient; else 0. The text does not say it.
+        layers: of the reduction, of a sum. The text does not say it.
     """
 
     payload: Payload
     microbatch: MicroBatch
     peer: WorkerId
     boundary: int = field(default=0, compare=False)
+    layers: tuple[int, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"SEND_{self.payload.value}{self.microbatch}>{self.peer}"
@@ -119,9 +126,22 @@ class Receive:
     microbatch: MicroBatch
     peer: WorkerId
     boundary: int = field(default=0, compare=False)
+    layers: tuple[int, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"RECV_{self.payload.value}{self.microbatch}<{self.peer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Take an activation or a gradient out of the own log. Text: ``RECALL_ACT1.5@2``, with the boundary."""
+
+    payload: Payload
+    microbatch: MicroBatch
+    boundary: int
+
+    def __str__(self) -> str:
+        return f"RECALL_{self.payload.value}{self.microbatch}@{self.boundary}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +174,7 @@ class Step:
         return f"STEP_L{self.layer}"
 
 
-Instruction = Compute | Send | Receive | Reduce | Sum | Step
+Instruction = Compute | Send | Receive | Recall | Reduce | Sum | Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ def run_to_trace(timed: list[Timed], plans: Mapping[int, Plan], costs: Costs | N
         costs: in seconds, what the plan is timed with; None: the medians of what was measured in its generation.
     """
     start = timed[0][0] if timed else 0.0
-    steps = ran_by_step(timed)
+    steps, whole = ran_by_step(timed), ran_by_step(timed, whole=True)
     workers = {worker for ran in steps.values() for worker in ran}
     named = [event for worker in sorted(workers) for event in _names(worker)]
     numbers = count(1)
@@ -53,9 +53,9 @@ def run_to_trace(timed: list[Timed], plans: Mapping[int, Plan], costs: Costs | N
             for kind, pipeline, index, since, until in ops:
                 at = (since - start, until - start)
                 events.append(_span(worker, kind, f"{pipeline}.{index}", step, at, planned=False))
-        if generation in plans:
+        if generation in plans and (generation, step) in whole:
             plan = plans[generation]
-            known = costs or measured_costs(plan, [each for (at, _), each in steps.items() if at == generation])
+            known = costs or measured_costs(plan, [each for (at, _), each in whole.items() if at == generation])
             events += lanes.placed(_planned(plan, known, step, begin - start))
             events += _messages(plan, ran, start, numbers)
     if timed:

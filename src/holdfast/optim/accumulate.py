@@ -82,6 +82,52 @@ class Layout:
         """Elements of the message."""
         return sum(self.sections)
 
+    @property
+    def packed_bytes(self) -> int:
+        """How long a packed sum is."""
+        records = self.num_microbatches * self.record_width
+        return 8 * (2 + len(self.shapes)) + 4 * (sum(self.sizes) + records)
+
+    def pack(self, reduced: Reduced) -> Tensor:
+        """Return a sum as bytes, all bits of it but who dissents: uint8.
+
+        In order: squared norm, as float64; whether it is finite, and which gradients there are, as int64; gradients,
+        then records, as float32.
+        """
+        flags = [int(reduced.finite), *(int(gradient is not None) for gradient in reduced.gradients)]
+        gradients = (
+            torch.zeros(size) if gradient is None else gradient.reshape(-1)
+            for gradient, size in zip(reduced.gradients, self.sizes, strict=True)
+        )
+        parts = (
+            torch.tensor([reduced.squared_norm], dtype=torch.float64),
+            torch.tensor(flags),
+            *gradients,
+            reduced.records.reshape(-1),
+        )
+        return torch.cat([part.cpu().contiguous().view(torch.uint8) for part in parts])
+
+    def unpack(self, data: Tensor, device: torch.device | None = None) -> Reduced:
+        """Return the sum that `pack` wrote.
+
+        Raises:
+            InternalError: it has another length.
+        """
+        if data.shape != (self.packed_bytes,):
+            raise InternalError(f"a sum of {self.layers}: {tuple(data.shape)} bytes, expected {self.packed_bytes}")
+        norm, flags, numbers = torch.split(
+            data, [8, 8 * (1 + len(self.shapes)), data.numel() - 8 * (2 + len(self.shapes))]
+        )
+        finite, *has = flags.clone().view(torch.int64).tolist()
+        *found, records = torch.split(numbers.clone().view(torch.float32), [*self.sizes, self.sections[-1]])
+        pieces = zip(found, self.shapes, has, strict=True)
+        return Reduced(
+            gradients=tuple(piece.view(shape).to(device) if there else None for piece, shape, there in pieces),
+            finite=bool(finite),
+            squared_norm=float(norm.clone().view(torch.float64).item()),
+            records=records.view(self.num_microbatches, self.record_width),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:

@@ -19,12 +19,23 @@ from holdfast.errors import ConfigError
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Technique
+from holdfast.planning.remainder import Keeping
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.templates.mapping import best_templates
 from holdfast.planning.templates.stages import StageTable, stage_table, table_of
 from holdfast.planning.training import Terms, planned_grid, planned_routes, regular_grid, within_limit
 
-__all__ = ["grid_of", "healthy_plan", "in_flight_of", "profile_of", "shapes_of", "stages_of", "terms_of", "tolerated"]
+__all__ = [
+    "grid_of",
+    "healthy_plan",
+    "in_flight_of",
+    "keeping_of",
+    "profile_of",
+    "shapes_of",
+    "stages_of",
+    "terms_of",
+    "tolerated",
+]
 
 
 def profile_of(job: Job, num_layers: int) -> Profile | None:
@@ -80,6 +91,22 @@ def terms_of(
         ties=ties,
         copy_s=() if profile is None else _copy_s(profile),
     )
+
+
+def keeping_of(
+    job: Job, num_layers: int, profile: Profile | None = None, ties: tuple[tuple[int, ...], ...] = ()
+) -> Keeping | None:
+    """Returns how an interrupted step is gone on with; None if workers keep nothing of one.
+
+    Args:
+        job: the job.
+        num_layers: of its model.
+        profile: what its layers cost; None: all the same.
+        ties: tuples of layers that share weights.
+    """
+    if not job.keeps_steps:
+        return None
+    return Keeping(costs=_costs(num_layers, profile), ties=ties)
 
 
 def shapes_of(job: Job, num_layers: int, profile: Profile | None, terms: Terms | None) -> Shapes | None:

@@ -19,11 +19,23 @@ from typing import Any, Protocol
 
 from holdfast.core.faults import Point
 from holdfast.core.ids import MicroBatch
-from holdfast.core.lower import Compute, Instruction, Payload, Receive, Reduce, Reduction, Send, WorkerProgram
+from holdfast.core.lower import (
+    Compute,
+    Instruction,
+    Payload,
+    Recall,
+    Receive,
+    Reduce,
+    Reduction,
+    Send,
+    WorkerProgram,
+)
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
+from holdfast.core.remainder import Remainder
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InternalError, StepRefused
+from holdfast.protocol.step_log import StepLog
 
 __all__ = [
     "Committed",
@@ -40,6 +52,7 @@ __all__ = [
     "StepEngine",
     "Take",
     "Verdict",
+    "update",
 ]
 
 
@@ -49,17 +62,38 @@ class StepEngine(Protocol):
     def begin(self, step: int) -> None:
         """Forgets everything of the step before."""
 
-    def forward(self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None) -> Any:
-        """Runs layers forward, all own ones unless told; returns what the next layer takes, None from the last one."""
+    def forward(
+        self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None, *, adds: bool = True
+    ) -> Any:
+        """Runs layers forward, all own ones unless told; returns what the next layer takes, None from the last one.
+
+        ``adds``: whether a backward pass will go over it; else nothing of it is kept.
+        """
 
     def backward(
-        self, kind: OpKind, step: int, microbatch: int, gradient: Any, layers: LayerRange | None = None
+        self,
+        kind: OpKind,
+        step: int,
+        microbatch: int,
+        gradient: Any,
+        layers: LayerRange | None = None,
+        *,
+        adds: bool = True,
     ) -> Any:
         """Runs B, I or W over the same layers; returns the gradient of their input, None from layer 0 and for W.
 
-        B and W may go over them in parts, from the last to the first; each part but the first takes what the one before
-        it returned.
+        It may go over them in parts, from the last to the first; each part but the first takes what the one before
+        it returned. ``adds``: of B, whether it adds to sums.
         """
+
+    def sum_message(self, layers: tuple[int, ...]) -> Any:
+        """Returns the sum of a reduction that is complete, for an owner that has not got it."""
+
+    def sum_bytes(self, layers: tuple[int, ...]) -> int:
+        """Returns how many bytes that has."""
+
+    def take_sum(self, layers: tuple[int, ...], message: Any) -> None:
+        """Takes what another owner's ``sum_message`` returned."""
 
     def message(self, layers: tuple[int, ...], dissent: int) -> Any:
         """Returns this worker's contribution to a reduction; ``dissent`` 1: not ready for a prepared generation."""
@@ -144,7 +178,7 @@ class Give:
 class Run:
     """Compute one operation, or the part of it that lies in these layers, and return its result.
 
-    ``last``: whether the operation ends with it.
+    ``last``: whether the operation ends with it. ``adds``: see :class:`holdfast.core.remainder.Piece`.
     """
 
     op: Op
@@ -152,6 +186,7 @@ class Run:
     value: Any
     layers: LayerRange | None = None
     last: bool = True
+    adds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +231,16 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """This worker has swapped in all its layers of ``step``; ``ops`` is what it ran, in order."""
+    """This worker has swapped in all its layers of ``step``; ``ops`` is what it ran, in order.
+
+    ``whole``: whether that is all of the step, as its plan orders it; else it was interrupted. ``rest``: what was to be
+    run of it since then, if anything.
+    """
 
     step: int
     ops: tuple[Op, ...]
+    whole: bool = True
+    rest: Remainder | None = None
 
 
 Effect = Expect | Take | Give | Run | StartReduce | PollReduce | FinishReduce | Reach | Ready | Committed
@@ -219,9 +260,15 @@ class Execution:
             was settled at its end, so that nobody goes on before those who only listen have made their updates.
             None: nothing rides, as in a generation's first step, and wherever updates never run ahead.
         on_settled: what is yielded when the step before is found to stand.
+        log: what is handed on is kept here.
+        rest: what is left of the step, if it was interrupted: ``program`` is that of the remainder, and the stage has
+            resumed the step. None: all.
+        begun: whether some of the step was run before, so that it does not start here.
+        pairs: (layer, micro-batch) pairs run forward so far.
         ops: the operations run so far, readable at any time.
         verdict: over this step; None until it is reduced.
         closed: whether this step was settled at its end.
+        committed: whether it came to its end.
     """
 
     program: WorkerProgram
@@ -230,10 +277,17 @@ class Execution:
     closing: bool = True
     previous: Verdict | None = None
     on_settled: Any = None
+    log: StepLog = field(default_factory=StepLog)
+    rest: Remainder | None = None
+    begun: bool = False
+    pairs: int = 0
     ops: list[Op] = field(default_factory=list)
     verdict: Verdict | None = None
     closed: bool = False
-    _value: Any = None
+    committed: bool = False
+    _input: Any = None
+    _output: Any = None
+    _part: int | None = None
     _dissent: int | None = None
     _awaited: deque[Reduction] = field(default_factory=deque)
     _votes: dict[MicroBatch, Any] = field(default_factory=dict)
@@ -247,15 +301,20 @@ class Execution:
             LedgerError: a micro-batch does not count exactly once; its layer was not updated.
         """
         settles = self.previous is not None and self.previous.speculative
-        self.stage.begin(self.step)
-        yield Reach(Point.START, self.step)
+        if not settles:
+            self.log.forget_before(self.step)
+        if self.rest is None:
+            self.stage.begin(self.step)
+        if not self.begun:
+            yield Reach(Point.START, self.step)
         yield from self._operate()
         if self.previous is not None and self.previous.speculative:
             raise InternalError(f"step {self.step} came to its end and has not settled the one before")
         # All workers decide alike. Whoever needs nobody for the verdict has it at once.
         self.closed = self.closing or (settles and self.stage.unanimous) or not self.program.verdict
         yield from (self._close() if self.closed else self._stagger())
-        yield Committed(self.step, tuple(self.ops))
+        yield Committed(self.step, tuple(self.ops), whole=self.rest is None, rest=self.rest)
+        self.committed = True
 
     def _operate(self) -> Steps:
         """Runs the operations; between them, settles the step before."""
@@ -264,23 +323,53 @@ class Execution:
         expected = [(i, self._step_of(i)) for i in instructions if isinstance(i, Receive)]
         yield Expect((*expected, *(self._expected_verdict() if self.closing else ())))
         marks = self._half_way()
+        for point in self._passed():
+            yield Reach(point, self.step)
         for instruction in instructions:
             match instruction:
-                case Compute(op=op, layers=layers, last=last):
-                    self._value = yield Run(op, self.step, self._value, layers, last)
-                    if last:
-                        self.ops.append(op)
-                        if op in marks:
-                            yield Reach(marks[op], self.step)
+                case Compute():
+                    yield from self._compute(instruction, marks)
+                case Recall(payload=payload, boundary=boundary, microbatch=microbatch):
+                    self._input = self._output = self.log.recall(self.step, payload, boundary, microbatch.number)
+                case Receive(payload=Payload.SUM, layers=layers):
+                    self.stage.take_sum(layers, (yield Take(instruction, self.step)))
+                case Send(payload=Payload.SUM, layers=layers):
+                    yield Give(instruction, self.step, self.stage.sum_message(layers))
                 case Reduce(reduction=reduction):
                     yield from self._contribute(reduction)
                 case Receive(payload=Payload.ACTIVATION | Payload.GRADIENT):
-                    self._value = yield Take(instruction, self.step)
+                    self._input = yield Take(instruction, self.step)
                 case Send(payload=Payload.ACTIVATION | Payload.GRADIENT):
-                    yield Give(instruction, self.step, self._value)
-                    self._value = None
+                    self._input = None
+                    yield Give(instruction, self.step, self._output)
                 case Receive() | Send() if previous is not None:
                     yield from self._ride(instruction, previous)
+
+    def _compute(self, compute: Compute, marks: dict[Op, Point]) -> Steps:
+        """Runs an operation, or a part of one, and keeps what it hands on.
+
+        What one part hands to the next is kept until then: should we be interrupted in between, we can go on there.
+        """
+        op, layers, number = compute.op, compute.layers, compute.op.microbatch.number
+        assert layers is not None, "only what was read does not say what it runs over"
+        value, self._input = self._input, None
+        self._output = result = yield Run(op, self.step, value, layers, compute.last, compute.adds)
+        if op.kind is OpKind.F:
+            self.pairs += len(layers.indices)
+            boundary, payload = layers.stop, Payload.ACTIVATION
+        else:
+            boundary, payload = layers.start, Payload.GRADIENT
+            if self._part is not None:
+                self.log.drop(self.step, Payload.GRADIENT, self._part, number)
+        if result is not None:
+            always = self.rest is not None or not compute.last
+            self.log.keep(self.step, payload, boundary, number, result, always=always)
+        self._part = None if compute.last or op.kind is OpKind.W else boundary
+        self._input = None if compute.last else result
+        if compute.last:
+            self.ops.append(op)
+            if op in marks:
+                yield Reach(marks[op], self.step)
 
     def _contribute(self, reduction: Reduction) -> Steps:
         """Takes part in a sum; with the first one of a step goes whether we are ready for what is prepared."""
@@ -318,6 +407,15 @@ class Execution:
             marks[backward[len(backward) // 2]] = Point.BACKWARD
         return marks
 
+    def _passed(self) -> tuple[Point, ...]:
+        """The points of a step that is gone on with at which nothing is left to be done: they may have been missed."""
+        if self.rest is None:
+            return ()
+        kinds = {i.op.kind for i in self.program.operations if isinstance(i, Compute)}
+        forward = (Point.FORWARD,) if OpKind.F not in kinds else ()
+        backward = (Point.BACKWARD,) if kinds.isdisjoint((OpKind.B, OpKind.I)) else ()
+        return (*forward, *backward, *((Point.REDUCE,) if not self.program.reductions else ()))
+
     def _ride(self, instruction: Instruction, previous: Verdict) -> Steps:
         """Passes on what settles the step before; the first complete vote settles it."""
         yield from self._exchange(instruction, previous)
@@ -326,6 +424,7 @@ class Execution:
         if not self.stage.settle(previous.vote):
             raise StepRefused(previous.step)
         previous.speculative = False
+        self.log.forget_before(self.step)
         if self.on_settled is not None:
             yield self.on_settled
 
@@ -388,11 +487,16 @@ class Execution:
         self.verdict = Verdict(step=self.step, vote=self.stage.vote(), speculative=True)
 
     def _update(self, layers: Sequence[int], *, first: bool = True) -> Steps:
-        for layer in layers:
-            self.stage.update(layer)
-            if first:
-                yield Reach(Point.UPDATE, self.step)
-            self.stage.swap(layer)
-            if first:
-                yield Reach(Point.COMMIT, self.step)
-            first = False
+        return update(self.stage, self.step, layers, first=first)
+
+
+def update(stage: StepEngine, step: int, layers: Sequence[int], *, first: bool = True) -> Steps:
+    """Yields the effects of updating layers with a step; ``first``: whether they are the first of it."""
+    for layer in layers:
+        stage.update(layer)
+        if first:
+            yield Reach(Point.UPDATE, step)
+        stage.swap(layer)
+        if first:
+            yield Reach(Point.COMMIT, step)
+        first = False

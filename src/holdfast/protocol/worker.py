@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,13 +38,15 @@ from holdfast.control.messages import (
 )
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Compute, WorkerProgram, groups, lower_worker
+from holdfast.core.lower import WorkerProgram, groups, lower_worker
 from holdfast.core.plan import Plan
-from holdfast.core.schedule import OpKind
+from holdfast.core.progress import Progress
+from holdfast.core.remainder import Remainder, lower_remainder
 from holdfast.core.work import WorkPhase, working
 from holdfast.errors import ClusterError, InternalError, NotSaved, PeerLost, StaleGeneration, StepRefused, StorageError
-from holdfast.protocol.executor import Effect, Execution, Reach, StepEngine, Verdict
+from holdfast.protocol.executor import Committed, Effect, Execution, Reach, StepEngine, Verdict, update
 from holdfast.protocol.snapshots import Snapshots
+from holdfast.protocol.step_log import StepLog
 from holdfast.protocol.stopping import report_of
 
 __all__ = [
@@ -79,6 +81,16 @@ class Engine(StepEngine, Protocol):
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers that we hold or follow, ascending."""
+
+    def progress(self) -> tuple[Progress, ...]:
+        """What is kept of the steps that are not settled, without what is logged."""
+
+    def resume(self, step: int, standing: Iterable[tuple[int, ...]]) -> None:
+        """Goes on with a step that was interrupted; reductions that stand were completed by some owner."""
+
+    @property
+    def returns(self) -> bool:
+        """Whether ``take_back`` gives the very bits that there were."""
 
     def take_back(self, to_step: int) -> None:
         """Brings every layer that is one step ahead back to ``to_step``."""
@@ -277,6 +289,8 @@ class WorkerProtocol:
         generation: the generation that we are in; 0 before the first.
         plan: its plan.
         program: our instructions under this generation's plan.
+        rest: those for what is left of an interrupted step; None: it is run whole.
+        log: what we have handed on in the last steps.
         execution: the step that runs, or ran last.
         staggered: whether updates are made ahead of the verdict in this generation.
         verdicts: over the last steps that were reduced, the newest last.
@@ -285,6 +299,8 @@ class WorkerProtocol:
         entered: the step before which we began to follow layers the last time; meaningless if we never did.
         raised: the exception that has stopped us; None while we live as we should.
         pins_at: the step of a checkpoint that was asked for, at the boundary before it; None if none was.
+        refuses: whether updates that were made ahead of their verdict do not stand, and the step behind was not run
+            since: others may have begun it on them.
         standing: the generation that we are in and what we do in it, in one value: other threads read it.
     """
 
@@ -299,6 +315,8 @@ class WorkerProtocol:
     generation: int = 0
     plan: Plan | None = None
     program: WorkerProgram | None = None
+    rest: WorkerProgram | None = None
+    log: StepLog = field(default_factory=StepLog)
     execution: Execution | None = None
     staggered: bool = False
     verdicts: tuple[Verdict, ...] = ()
@@ -307,6 +325,7 @@ class WorkerProtocol:
     entered: int = 0
     raised: Raised | None = None
     pins_at: int | None = None
+    refuses: bool = False
     standing: tuple[int, Activity] = (0, "waiting")
 
     def run(self) -> Script:
@@ -324,6 +343,7 @@ class WorkerProtocol:
                 self._stand("waiting")
                 command = yield Listen()
             except StepRefused as error:
+                self.refuses = True
                 self._stand("waiting")
                 yield Report(self._refused(error))
                 command = yield Listen()
@@ -436,18 +456,25 @@ class WorkerProtocol:
             self._forget_open()
             yield from self._fit(install.plan, self._step())
             self.stage.follow(install.plan.placement.followed_layers(self.worker), self._step())
-        self.stage.discard()
+        if not install.keeps:
+            self._drop_steps()
         yield Report(self._status())
         if install.plan is None:
             return
         yield Reach(Point.INSTALL, self._step())
-        yield from self._connect(install.plan)
-        yield Report(Joined(worker=self.worker, generation=self.generation))
+        if not install.keeps:
+            yield from self._connect(install.plan)
+            yield Report(Joined(worker=self.worker, generation=self.generation))
+
+    def _drop_steps(self) -> None:
+        """All that was computed of steps that are not settled is given up."""
+        self.stage.discard()
+        self.log.forget_from(0)
 
     def _load(self, plan: Plan, state: StateAt) -> Script:
         """Gives up all that we hold, for the layers that a plan gives us."""
         self.stage = yield Load(plan, state)
-        self.verdicts = ()
+        self.verdicts, self.refuses = (), False
         self._forget_open()
         self.snapshots.forget()
 
@@ -464,9 +491,13 @@ class WorkerProtocol:
             if new := [layer for layer in plan.placement.followed_layers(self.worker) if layer not in before]:
                 self.stage.follow(new, step)
 
-    def _connect(self, plan: Plan, step: int | None = None) -> Script:
+    def _connect(self, plan: Plan, step: int | None = None, rest: Remainder | None = None) -> Script:
+        """Connects with all whom our programs, of whole steps and of the rest of one, have us talk to."""
         self.program = lower_worker(plan, self.worker, self.ties)
-        yield Build(self.generation, groups([self.program]), _neighbours(plan, self.worker), step)
+        num_layers = plan.placement.num_layers
+        self.rest = None if rest is None else lower_remainder(rest, self.program, num_layers, self.ties)
+        programs = [self.program] if self.rest is None else [self.program, self.rest]
+        yield Build(self.generation, groups(programs), _neighbours(plan, self.worker), step)
 
     def _step(self) -> int:
         return self.execution.step if self.execution else 0
@@ -484,6 +515,9 @@ class WorkerProtocol:
             ),
             unsettled=self._unsettled(),
             follows=tuple(sorted(self.stage.followed)),
+            refuses=self.refuses,
+            returns=self.stage.returns,
+            progress=tuple(replace(each, logged=self.log.of(each.step)) for each in self.stage.progress()),
         )
 
     def _open(self) -> Verdict | None:
@@ -513,32 +547,76 @@ class WorkerProtocol:
         verdict = self._open()
         self._forget_open()
         self.snapshots.go_back(step, self.stage)
+        self.log.forget_from(0)
         self.verdicts = tuple(known for known in self.verdicts if known.step < step)
+        yield from self._settle(verdict, step, votes)
+
+    def _settle(
+        self, verdict: Verdict | None, step: int, votes: tuple[bytes, ...]
+    ) -> Generator[WorkerEffect, Any, bool]:
+        """Settles what is speculative of the step before ``step``; returns whether its updates stand.
+
+        If they do not, they are made again, and whatever was computed of ``step`` is dropped.
+        """
         if verdict is None or verdict.step != step - 1:
-            return
+            return True
         for vote in votes:
             verdict.vote = self.stage.merge_votes(verdict.vote, self.stage.unpack_vote(vote))
         verdict.complete = True
-        if not self.stage.settle(verdict.vote):
+        stands = self.stage.settle(verdict.vote)
+        if not stands:
+            self.refuses = True
             self.stage.roll_back()
         if self.plan is not None and self._reports():
             yield Report(self._done(verdict.step, self.loss))
+        return stands
+
+    def _go_on(self, resume: Resume, rest: Remainder) -> Generator[WorkerEffect, Any, bool]:
+        """Keeps what we have of an interrupted step; returns whether what is left of it is to be run.
+
+        Not if it began ahead of a verdict that refuses the updates before it: all find that alike, and run it whole.
+        """
+        verdict = self._open()
+        self._forget_open()
+        self.verdicts = tuple(known for known in self.verdicts if known.step < resume.step)
+        stands = yield from self._settle(verdict, resume.step, resume.votes)
+        if stands:
+            self.stage.resume(resume.step, (each.layers for each in rest.standing))
+            self.log.forget_from(resume.step + 1)
+        else:
+            self._drop_steps()
+        return stands
+
+    def _conclude(self, step: int, vote: bytes) -> Script:
+        """Ends a step of which somebody knows the verdict, wherever that has not been done: all sums are here."""
+        verdict = self._open()
+        self._forget_open()
+        yield from self._settle(verdict, step + 1, (vote,))
+        behind = [layer for layer, at in self.stage.layer_steps().items() if at == step]
+        if behind:
+            self.stage.conclude(self.stage.unpack_vote(vote))
+            yield from update(self.stage, step, behind)
+        execution = self.execution
+        if execution is not None and execution.step == step and not execution.committed:
+            self.loss = mean_loss(self.stage)
+            yield Committed(step, tuple(execution.ops), whole=False)
+        self._drop_steps()
+        if self._reports():
+            yield Report(self._done(step, self.loss))
 
     def _count_executed(self) -> None:
-        """Notes how many (layer, micro-batch) pairs were begun of the step that ran last; keeps the one before too."""
+        """Notes how many (layer, micro-batch) pairs were run of the step that ran last; keeps the one before too."""
         if self.execution is None:
             return
-        step, program = self.execution.step, self.execution.program
-        layers = {i.op: i.layers for i in program.operations if isinstance(i, Compute) and i.layers is not None}
-        forwards = [layers[op] for op in self.execution.ops if op.kind is OpKind.F]
+        step = self.execution.step
         before = {step - 1: self.executed[step - 1]} if step - 1 in self.executed else {}
-        self.executed = {**before, step: sum(len(each.indices) for each in forwards)}
+        self.executed = {**before, step: self.execution.pairs}
 
     def _forget_executed(self) -> None:
         """What this recovery has counted is not told to the next one again."""
         self.executed = {}
         if self.execution is not None:
-            self.execution.ops.clear()
+            self.execution.pairs = 0
 
     def _train(self, install: Install) -> Then:
         """Runs steps from where everyone agrees to the end; returns the command that comes next."""
@@ -547,14 +625,22 @@ class WorkerProtocol:
             return command
         self._forget_executed()
         enters = bool(install.plan.placement.followed_by(self.worker))
+        start, rest = command.step + (command.concluded is not None), command.rest
         if enters:
             yield from self._follow(install.plan, command.step)
+        elif command.concluded is not None:
+            yield from self._conclude(command.step, command.concluded)
+        elif rest is not None:
+            rest = rest if (yield from self._go_on(command, rest)) else None
         else:
             yield from self._go_back(command.step, command.votes)
             yield from self._fit(install.plan, command.step)
-            if self.generation > 1 and command.step <= self._step():
-                yield Reach(Point.REPLAY, command.step)
-        return (yield from self._run_steps(command.step, recovering=self.generation > 1 and not enters))
+        if install.keeps:
+            yield from self._connect(install.plan, rest=command.rest)
+            yield Report(Joined(worker=self.worker, generation=self.generation))
+        if not enters and self.generation > 1 and start <= self._step():
+            yield Reach(Point.REPLAY, start)
+        return (yield from self._run_steps(start, recovering=self.generation > 1 and not enters, rest=rest))
 
     def _follow(self, plan: Plan, step: int) -> Script:
         """Begins to take part in the updates of layers without their state, which their owners give us meanwhile."""
@@ -566,14 +652,16 @@ class WorkerProtocol:
         yield Fetch(self.generation, {layer: plan.placement.owners(layer) for layer in layers})
         yield Reach(Point.COPY, step)
 
-    def _run_steps(self, start: int, *, recovering: bool) -> Then:
+    def _run_steps(self, start: int, *, recovering: bool, rest: Remainder | None = None) -> Then:
         self._stand("running")
         for step in range(start, self.steps):
             yield from self._heal(step)
             yield from self._before(step, beginning=step == start)
             closing = self._closes(step, after_recovery=recovering and step == start)
-            execution = self._execution(step, closing=closing)
+            execution = self._execution(step, closing=closing, rest=rest)
+            rest = None
             yield from execution.run()
+            self.refuses = False
             self._count_executed()
             self._note_verdict()
             self.loss = mean_loss(self.stage)
@@ -601,14 +689,19 @@ class WorkerProtocol:
             return True
         return any(every and after % every == 0 for every in (self.checkpoint_every, self.snapshots.every))
 
-    def _execution(self, step: int, *, closing: bool) -> Execution:
-        assert self.program is not None
+    def _execution(self, step: int, *, closing: bool, rest: Remainder | None = None) -> Execution:
+        program = self.program if rest is None else self.rest
+        assert program is not None
         before = self.execution if self.staggered else None
-        if before is not None and before.program is not self.program:  # of the generation before: nothing rides on us
+        ours = (self.program, self.rest)  # what ran in the generation before does not ride on us
+        if before is not None and all(before.program is not each for each in ours):
             before = None
         told = Report(self._done(step - 1, self.loss)) if self._open() is not None and self._reports() else None
         self.execution = Execution(
-            program=self.program,
+            program=program,
+            log=self.log,
+            rest=rest,
+            begun=rest is not None and self.execution is not None and self.execution.step == step,
             stage=self.stage,
             step=step,
             closing=closing,

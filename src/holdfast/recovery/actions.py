@@ -15,6 +15,7 @@ __all__ = [
     "Await",
     "ClusterView",
     "CopyState",
+    "FinishStep",
     "GiveUp",
     "InstallPlan",
     "LoadState",
@@ -50,12 +51,14 @@ class Restore:
 class InstallPlan:
     """The survivors join a new generation that runs ``plan``: at once, or after a step that they all finish.
 
-    ``grid``: the plan of the whole grid from that boundary on; None if it stays as it is.
+    ``grid``: the plan of the whole grid from that boundary on; None if it stays as it is. ``keeps``: at once, and what
+    they have of the interrupted step is kept until it is known what is left of it.
     """
 
     plan: Plan
     at_boundary: bool = False
     grid: Plan | None = None
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,14 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FinishStep:
+    """The interrupted step is gone on with: of it only what the lost alone had done is run again.
+
+    Where what the survivors have of it does not suffice, this is :class:`TakeBack` and :class:`Recompute`.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
     """Training cannot go on; the survivors join a last generation without a plan.
 
@@ -127,6 +138,7 @@ Action = (
     Abort
     | Await
     | CopyState
+    | FinishStep
     | GiveUp
     | InstallPlan
     | LoadState
@@ -184,6 +196,8 @@ class ClusterView:
         spares: how many workers are there that have no place in the grid.
         fewest: with how many workers the job is to go on at least, so that it survives what it is to tolerate; 0: with
             any that hold all layers.
+        interrupted: the plan whose step was interrupted, and how long that had been run; None if nothing of it is kept.
+        keeps: whether workers keep what they have of an interrupted step, so that it can be gone on with.
     """
 
     baseline: Plan
@@ -203,3 +217,5 @@ class ClusterView:
     updates_ahead: bool = False
     spares: int = 0
     fewest: int = 0
+    interrupted: tuple[Plan, float] | None = None
+    keeps: bool = False

@@ -16,13 +16,15 @@ from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, Profile, costs_from_profile
-from holdfast.errors import InternalError
+from holdfast.errors import InfeasiblePlan, InternalError
+from holdfast.planning.remainder import plan_remainder, progress_at
 from holdfast.recovery.actions import (
     Abort,
     Action,
     Await,
     ClusterView,
     CopyState,
+    FinishStep,
     GiveUp,
     InstallPlan,
     LoadState,
@@ -108,8 +110,10 @@ def price(action: Action, view: ClusterView, rates: Rates) -> Price:
 def after(action: Action, view: ClusterView) -> ClusterView:
     """Returns the view once an action is carried out."""
     match action:
-        case InstallPlan(plan=plan, grid=grid):
-            return replace(view, plan=plan, baseline=grid or view.baseline, elapsed_s=0.0)
+        case InstallPlan(plan=plan, grid=grid, keeps=keeps):
+            interrupted = (view.plan, view.elapsed_s) if keeps and view.plan is not None else None
+            baseline = grid or view.baseline
+            return replace(view, plan=plan, baseline=baseline, elapsed_s=0.0, interrupted=interrupted)
         case ReplaceGrid(plan=plan):
             return replace(view, baseline=plan, lost=frozenset(), entering=frozenset())
         case TakeBack():
@@ -118,8 +122,8 @@ def after(action: Action, view: ClusterView) -> ClusterView:
             return replace(view, resumes=view.step if view.snapshot is None else view.snapshot)
         case LoadState(step=step):
             return replace(view, resumes=step)
-        case Recompute():
-            return replace(view, step=view.step + 1, resumes=None)
+        case Recompute() | FinishStep():
+            return replace(view, step=view.step + 1, resumes=None, interrupted=None)
         case _:
             return view
 
@@ -151,9 +155,30 @@ def _left_of_operations(view: ClusterView, rates: Rates) -> float:
 
 
 def _install_plan(action: InstallPlan, view: ClusterView, rates: Rates) -> Price:
-    """All connect; meanwhile, unless it is at a boundary, all say what they hold and hear from where they go on."""
+    """All connect; meanwhile, unless it is at a boundary, all say what they hold and hear from where they go on.
+
+    Where they keep what they have of a step, only that tells with whom they have to connect.
+    """
+    if action.keeps:
+        return Price(seconds=2 * rates.control_s + rates.connect_s)
     told_s = 0.0 if action.at_boundary else 2 * rates.control_s
     return Price(seconds=max(rates.connect_s, told_s))
+
+
+def _finish_step(action: FinishStep, view: ClusterView, rates: Rates) -> Price:
+    """What is left of the step, as the survivors would plan it if each had come as far as by the plan before."""
+    plan, costs = _plan_of(view), costs_from_profile(rates.profile)
+    if view.interrupted is None:
+        return _recompute(Recompute(), view, rates)
+    before, elapsed_s = view.interrupted
+    whole = _recompute(Recompute(), view, rates)
+    try:
+        rest = plan_remainder(plan, progress_at(before, costs, elapsed_s, view.step, view.lost), costs=costs)
+    except InfeasiblePlan:
+        return whole
+    placement = plan.placement
+    update_s = max(sum(costs.optimizer[layer] for layer in placement.layers_of(worker)) for worker in plan.workers)
+    return Price(seconds=min(whole.seconds, rest.lasts + update_s + rates.message_s))
 
 
 def _load_state(action: LoadState, view: ClusterView, rates: Rates) -> Price:
@@ -217,6 +242,7 @@ _PRICES: Mapping[type[Action], Callable[[Any, ClusterView, Rates], Price]] = Map
         Abort: _abort,
         Await: _await,
         CopyState: _copy_state,
+        FinishStep: _finish_step,
         GiveUp: _give_up,
         InstallPlan: _install_plan,
         LoadState: _load_state,

@@ -23,6 +23,7 @@ from holdfast.recovery.actions import (
     Await,
     ClusterView,
     CopyState,
+    FinishStep,
     GiveUp,
     InstallPlan,
     LoadState,
@@ -54,7 +55,7 @@ Strategy = Callable[[ClusterView], RecoveryPlan]
 
 
 def adaptive(view: ClusterView) -> RecoveryPlan:
-    """Re-routes the micro-batches of lost workers to their peers and redoes the interrupted step.
+    """Re-routes the micro-batches of lost workers to their peers, and redoes what of the interrupted step was lost.
 
     When a layer has no owner left, see :func:`fall_back`.
 
@@ -62,7 +63,7 @@ def adaptive(view: ClusterView) -> RecoveryPlan:
     baseline and the set of all lost workers, so that it does not depend on the order of the failures. With the
     ``decoupled`` and ``staggered`` techniques (3.2, 3.3) the planner makes it.
     """
-    return _reroute(view, "adaptive", TakeBack())
+    return _reroute(view, "adaptive")
 
 
 def templates(view: ClusterView) -> RecoveryPlan:
@@ -78,16 +79,18 @@ def templates(view: ClusterView) -> RecoveryPlan:
     if left < view.fewest:
         why = f"{left} workers are left, and {view.fewest} are needed to tolerate as many failures as the job is to"
         return give_up("templates", view.baseline.placement.unowned_layers(view.lost - view.entering), why)
-    return _reroute(view, "templates", TakeBack())
+    return _reroute(view, "templates")
 
 
-def _reroute(view: ClusterView, name: str, go_back: Action, *then: Action) -> RecoveryPlan:
-    """The survivors go back and on without the lost; ``then``: what is begun besides."""
+def _reroute(view: ClusterView, name: str, *then: Action) -> RecoveryPlan:
+    """The survivors go on without the lost; ``then``: how. By default with the interrupted step, if it is kept."""
     try:
         found = _without_lost(view)
     except StateUnavailable as error:
         return fall_back(view, error.layers)
-    actions: tuple[Action, ...] = (Abort(), InstallPlan(plan=found.plan), *then, go_back, Recompute())
+    keeps = view.keeps and not then
+    on: tuple[Action, ...] = then or ((FinishStep(),) if keeps else (TakeBack(), Recompute()))
+    actions: tuple[Action, ...] = (Abort(), InstallPlan(plan=found.plan, keeps=keeps), *on)
     return RecoveryPlan(strategy=name, actions=actions, period=found.period)
 
 
@@ -171,7 +174,7 @@ def snapshots(view: ClusterView) -> RecoveryPlan:
     shrinks with the workers; here the micro-batches of the lost go to their peers, as with :func:`adaptive`. There one
     survivor gives its snapshot to all others; here each goes back to its own, and only joiners are given state.
     """
-    return _reroute(view, "snapshots", Restore(), Spawn(workers=_vacant(view)))
+    return _reroute(view, "snapshots", Spawn(workers=_vacant(view)), Restore(), Recompute())
 
 
 def _vacant(view: ClusterView) -> tuple[WorkerId, ...]:

@@ -27,8 +27,9 @@ from holdfast.control.messages import (
     StateAt,
     StepDone,
 )
+from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Receive, Reduction, Send
+from holdfast.core.lower import Payload, Receive, Reduction, Send
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
@@ -70,7 +71,7 @@ from holdfast.protocol.worker import (
 )
 from holdfast.runtime.injection import WorkerInjector
 from holdfast.runtime.transport.exchange import RelayExchange
-from holdfast.runtime.transport.port import Expected, Handle, MessageKey, Sent, SumHandle, SumKey, Transport
+from holdfast.runtime.transport.port import Expected, MessageHandle, MessageKey, Sent, SumHandle, SumKey, Transport
 from holdfast.telemetry.events import Log, Pinned, StepOmitted, StepOps
 
 if TYPE_CHECKING:
@@ -178,9 +179,10 @@ class Driver:
     _prepared: Install | None = None
     _newest: int = 0
     _upcoming: deque[tuple[Receive, int]] = field(default_factory=deque)
-    _posted: dict[tuple[Receive, int], Handle] = field(default_factory=dict)
+    _posted: dict[tuple[Receive, int], MessageHandle] = field(default_factory=dict)
     _reducing: dict[Reduction, SumHandle] = field(default_factory=dict)
     _spans: list[tuple[str, int, int, float, float]] = field(default_factory=list)
+    _spans_of: int = -1
     _besides: Besides = field(init=False)
     _order: tuple[Op, ...] = ()
     _omitted: set[int] = field(default_factory=set)
@@ -270,6 +272,9 @@ class Driver:
             case Give(send=send, step=step, value=value):
                 return self.transport.send(self._key(send, step), send.peer, value)
             case Reach(point=point, step=step):
+                if point is Point.START:
+                    self._spans.clear()
+                    self._besides.clear()
                 return (yield partial(self.injector.reach, point, step))
             case StartReduce(reduction=reduction, step=step, value=value):
                 key = SumKey(self.protocol.generation, step, reduction)
@@ -330,9 +335,15 @@ class Driver:
 
     def _building(self, build: Build) -> Call:
         assert self.protocol.program is not None, "who connects has a program"
-        expected = Expected.of(self.protocol.program, self.spec_of, self.protocol.stage.message_bytes)
+        programs = [each for each in (self.protocol.program, self.protocol.rest) if each is not None]
+        expected = Expected.of(programs, self._spec_of, self.protocol.stage.message_bytes)
         of = (build.generation, build.groups, build.neighbours)
         return partial(self.transport.build, *of, step=build.step, expected=expected)
+
+    def _spec_of(self, receive: Receive) -> TensorSpec:
+        if receive.payload is Payload.SUM:
+            return TensorSpec(shape=(self.protocol.stage.sum_bytes(receive.layers),), dtype="uint8")
+        return self.spec_of(receive)
 
     def _note_omitted(self, message: Message) -> None:
         """Logs that a step, which was logged as updated ahead of its verdict, was omitted after all."""
@@ -350,16 +361,19 @@ class Driver:
                 return command
 
     def _forget(self) -> None:
+        """Ends the communication of a generation; what has come of a step is kept with what was handed on."""
+        for (receive, step), handle in self._posted.items():
+            if receive.payload in (Payload.ACTIVATION, Payload.GRADIENT) and (value := handle.kept()) is not None:
+                log, number = self.protocol.log, receive.microbatch.number
+                log.keep(step, receive.payload, receive.boundary, number, value)
         self._upcoming.clear()
         self._posted.clear()
         self._reducing.clear()
-        self._spans.clear()
-        self._besides.clear()
 
     def _post(self) -> None:
         while self._upcoming and len(self._posted) < LOOKAHEAD:
             receive, step = self._upcoming.popleft()
-            key, spec = self._key(receive, step), self.spec_of(receive)
+            key, spec = self._key(receive, step), self._spec_of(receive)
             self._posted[receive, step] = self.transport.receive(key, receive.peer, spec)
 
     def _taken(self, receive: Receive, step: int) -> Callable[[], torch.Tensor]:
@@ -373,11 +387,14 @@ class Driver:
     def _run(self, run: Run) -> Any:
         stage, op, step, number = self.protocol.stage, run.op, run.step, run.op.microbatch.number
         self.pace.compute()
+        if self._spans_of != step:  # of a step that is gone on with, what was run before is told, too
+            self._spans.clear()
+            self._spans_of = step
         start = self.clock()
         if op.kind is OpKind.F:
-            result = stage.forward(step, number, run.value, run.layers)
+            result = stage.forward(step, number, run.value, run.layers, adds=run.adds)
         else:
-            result = stage.backward(op.kind, step, number, run.value, run.layers)
+            result = stage.backward(op.kind, step, number, run.value, run.layers, adds=run.adds)
         self.injector.slow_down(step, self.clock() - start)
         add_span(self._spans, op, start, self.clock())
         return result
@@ -423,11 +440,7 @@ class Driver:
         if not self.pace.warm:
             self.pace.warm_up()
             self.beat()  # so that whoever stops right now is judged by what it needs when warm
-        if committed.ops != self._order:
-            raise InternalError(
-                f"worker {self.protocol.worker} ran {' '.join(map(str, committed.ops))} in step {committed.step}, "
-                f"its order is {' '.join(map(str, self._order))}"
-            )
+        self._check_order(committed)
         loss, omitted = mean_loss(self.protocol.stage), self.protocol.stage.omitted
         before, self._sent = self._sent, self.transport.sent or Sent()
         sent = self._sent.since(before)
@@ -445,7 +458,21 @@ class Driver:
             sent_sums=sent.sums,
             sent_state=sent.state,
             knows_loss=loss is not None,
+            whole=committed.whole,
         )
         self.log.write(self.clock(), event)
         self._spans.clear()
         self._besides.clear()
+
+    def _check_order(self, committed: Committed) -> None:
+        """What was run must be what the plan ordered, or what was left of a step that was interrupted."""
+        ordered = self._order
+        if committed.rest is not None:
+            ordered = tuple(piece.op for piece in committed.rest.row(self.protocol.worker).pieces)
+        elif not committed.whole:  # its updates alone were missing
+            return
+        if committed.ops != ordered:
+            raise InternalError(
+                f"worker {self.protocol.worker} ran {' '.join(map(str, committed.ops))} in step {committed.step}, "
+                f"its order is {' '.join(map(str, ordered))}"
+            )

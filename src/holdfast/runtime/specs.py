@@ -14,6 +14,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.errors import ConfigError
+from holdfast.planning.remainder import Keeping
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
 from holdfast.runtime.isolation import Namespace
@@ -117,6 +118,7 @@ class CoordinatorSpec:
         plan: the plan of the healthy grid.
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
         shapes: what pipelines of whoever is left are made by; None if none are made.
+        keeping: how an interrupted step is gone on with; None if it is always run again whole.
         library: the folder of the plans that are made while training runs; None if none are.
         token: of the job.
         store: path of the decisions, or where in etcd they are; those that are there already are taken up.
@@ -145,6 +147,7 @@ class CoordinatorSpec:
     job_id: str
     terms: Terms | None = None
     shapes: Shapes | None = None
+    keeping: Keeping | None = None
     library: str | None = None
     resume: ResumeFrom | None = None
     namespace: Namespace | None = None

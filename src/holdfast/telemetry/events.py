@@ -202,11 +202,25 @@ class Installed(_Event, frozen=True, tag="installed", kw_only=True):
 
 
 class Agreed(_Event, frozen=True, tag="agreed", kw_only=True):
-    """The state of every survivor is known: all run from ``step``."""
+    """The state of every survivor is known: all run from ``step``, or go on with it.
+
+    Attributes:
+        recomputed_microbatches: (layer, micro-batch) pairs that are run again, the regenerated among them.
+        goes_on: whether what the survivors have of ``step`` is kept.
+        concluded: whether only updates were missing, as somebody knew the verdict: all run from the step behind.
+        redone: then, the pairs that were lost and are run again.
+        regenerated: the pairs that are run again for a message alone.
+        dropped: how many pairs of the step behind were begun, and are given up.
+    """
 
     generation: int
     step: int
     recomputed_microbatches: int
+    goes_on: bool = False
+    concluded: bool = False
+    redone: tuple[tuple[int, int], ...] = ()
+    regenerated: tuple[tuple[int, int], ...] = ()
+    dropped: int = 0
 
 
 class Rebuilt(_Event, frozen=True, tag="rebuilt", kw_only=True):
@@ -280,6 +294,8 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
         sent_messages: bytes that it has sent in messages to others since the step before; 0 where nobody counts.
         sent_sums: the same for sums.
         sent_state: the same of its state, to whoever takes layers over; by links alone.
+        whole: whether the step was run as its plan orders it; else it was interrupted, and ``ops`` are those before and
+            after.
     """
 
     worker: str
@@ -294,6 +310,7 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     sent_messages: int = 0
     sent_sums: int = 0
     sent_state: int = 0
+    whole: bool = True
 
 
 class StepOmitted(_Event, frozen=True, tag="step-omitted", kw_only=True):

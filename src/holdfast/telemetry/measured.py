@@ -17,11 +17,11 @@ Ran = dict[WorkerId, tuple[tuple[str, int, int, float, float], ...]]
 """What every worker ran in one step: kind, pipeline and index of the micro-batch, start and end."""
 
 
-def ran_by_step(timed: Iterable[Timed]) -> dict[tuple[int, int], Ran]:
-    """Returns what was run in every generation and step that somebody finished."""
+def ran_by_step(timed: Iterable[Timed], *, whole: bool = False) -> dict[tuple[int, int], Ran]:
+    """Returns what was run in every generation and step that somebody finished; ``whole``: of those not interrupted."""
     found: dict[tuple[int, int], Ran] = defaultdict(dict)
     for _, event in timed:
-        if isinstance(event, StepOps):
+        if isinstance(event, StepOps) and (event.whole or not whole):
             found[event.generation, event.step][WorkerId.parse(event.worker)] = event.ops
     return found
 

@@ -205,7 +205,7 @@ def _commits(timed: list[Timed]) -> dict[int, float]:
         if isinstance(event, Installed):
             members[event.generation] = len(event.workers)
         elif isinstance(event, Agreed):
-            agreed[event.generation] = event.step
+            agreed[event.generation] = event.step + event.concluded
         elif isinstance(event, StepOps):
             swapped[event.step, event.generation].append(time)
     commits: dict[int, float] = {}

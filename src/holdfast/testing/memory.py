@@ -69,7 +69,7 @@ class MemoryTransport:
             self._hub.mail.post(key, self._worker, peer, tensor.clone())
             self._hub.changed.notify_all()
 
-    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> _Waiting:
+    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> _Receiving:
         """See Transport.receive."""
 
         def take() -> torch.Tensor:
@@ -78,7 +78,7 @@ class MemoryTransport:
                 raise InternalError(f"expected {spec} under {key} from {peer}, got {spec_of(tensor)}")
             return tensor
 
-        return _Waiting(take)
+        return _Receiving(take, lambda: self._hub.mail.collect(key, peer, self._worker))
 
     def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> _Summing:
         """See Transport.all_reduce."""
@@ -130,6 +130,12 @@ class _Waiting:
 
     def wait(self) -> torch.Tensor:
         return self._take()
+
+
+class _Receiving(_Waiting):
+    def __init__(self, take: Callable[[], torch.Tensor], kept: Callable[[], torch.Tensor | None]) -> None:
+        super().__init__(take)
+        self.kept = kept
 
 
 class _Summing(_Waiting):

@@ -90,14 +90,16 @@ class RaisingStage:
         """See Engine.whole."""
         return self._whole
 
-    def forward(self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None) -> Any:
+    def forward(
+        self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None, *, adds: bool = True
+    ) -> Any:
         """See StepEngine.forward."""
         assert layers is not None, "a program says which layers an operation runs"
         if layers.start == 0:
             self._reach(WorkPhase.LOADING, step, microbatch=microbatch)
         for layer in layers.indices:
             self._reach(WorkPhase.FORWARD, step, layer, microbatch)
-        result = self._stage.forward(step, microbatch, activation, layers)
+        result = self._stage.forward(step, microbatch, activation, layers, adds=adds)
         if result is None:
             self._reach(WorkPhase.LOADING, step, microbatch=microbatch)
             self._reach(WorkPhase.LOSS, step, microbatch=microbatch)
@@ -105,13 +107,20 @@ class RaisingStage:
         return result
 
     def backward(
-        self, kind: OpKind, step: int, microbatch: int, gradient: Any, layers: LayerRange | None = None
+        self,
+        kind: OpKind,
+        step: int,
+        microbatch: int,
+        gradient: Any,
+        layers: LayerRange | None = None,
+        *,
+        adds: bool = True,
     ) -> Any:
         """See StepEngine.backward."""
         assert layers is not None, "a program says which layers an operation runs"
         for layer in layers.indices:
             self._reach(WorkPhase.BACKWARD, step, layer, microbatch)
-        result = self._stage.backward(kind, step, microbatch, gradient, layers)
+        result = self._stage.backward(kind, step, microbatch, gradient, layers, adds=adds)
         self._took_time()
         return result
 

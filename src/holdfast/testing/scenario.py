@@ -103,6 +103,7 @@ class Scenario:
         synchronous: whether training stands still until a checkpoint is written.
         snapshot_every: a snapshot in every worker's memory after so many steps; 0 for none.
         strategy: what answers a loss.
+        step_log: whether an interrupted step is gone on with, instead of run again whole.
         wait_for_replacement: virtual seconds to wait for a worker when a layer has no owner left.
         coordinator_deaths: (when it dies, how long it is away), in virtual seconds; messages on their way are lost.
         broken_streams: (when, whose) connections to the coordinator break; messages on their way are lost.
@@ -138,6 +139,7 @@ class Scenario:
     synchronous: bool = False
     snapshot_every: int = 0
     strategy: str = "auto"
+    step_log: bool = True
     wait_for_replacement: float = 0.0
     coordinator_deaths: tuple[tuple[float, float], ...] = ()
     broken_streams: tuple[tuple[float, WorkerId], ...] = ()

@@ -17,6 +17,7 @@ from holdfast.control.messages import Command, Ended, StateAt
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import costs_from_profile, unit_costs
 from holdfast.errors import InternalError
+from holdfast.planning.remainder import Keeping
 from holdfast.planning.training import Terms, replanned
 from holdfast.testing.scenario import Pause, Scenario, VirtualResult
 from holdfast.testing.virtual_agent import VirtualAgent
@@ -198,6 +199,13 @@ def _terms(scenario: Scenario) -> Terms:
     return Terms(technique=scenario.technique, costs=costs, in_flight=2 * depth, ties=scenario.ties)
 
 
+def _keeping(scenario: Scenario) -> Keeping:
+    """How an interrupted step is gone on with."""
+    rates = scenario.rates
+    costs = unit_costs(scenario.plan.placement.num_layers) if rates is None else costs_from_profile(rates.profile)
+    return Keeping(costs=costs, ties=scenario.ties)
+
+
 def _begins(scenario: Scenario, terms: Terms | None) -> Membership:
     """The membership of the job before it has begun."""
     every = scenario.checkpoint_every
@@ -211,6 +219,7 @@ def _begins(scenario: Scenario, terms: Terms | None) -> Membership:
             tolerate=scenario.tolerate,
             fewest=scenario.fewest,
             weighs=scenario.weighs,
+            keeping=_keeping(scenario) if scenario.step_log else None,
         ),
         grid=Grid(baseline=scenario.plan),
         running=Running(staggered=scenario.staggered),

@@ -136,6 +136,9 @@ class _Waiting:
     def wait(self) -> Any:
         return self.transport.take(self.peers, self.found)
 
+    def kept(self) -> Any:
+        return self.found()
+
 
 @dataclass(frozen=True, slots=True)
 class _Summing(_Waiting):

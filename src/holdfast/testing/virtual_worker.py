@@ -20,6 +20,7 @@ from holdfast.errors import ClusterError, WorkFailed
 from holdfast.protocol.executor import Run
 from holdfast.protocol.pace import Pace
 from holdfast.protocol.snapshots import Snapshots
+from holdfast.protocol.step_log import StepLog
 from holdfast.protocol.stopping import ends_job
 from holdfast.protocol.worker import Engine, WorkerEffect, WorkerProtocol
 from holdfast.runtime.driver import Call, Driver, SpecOf
@@ -107,6 +108,7 @@ class VirtualWorker:
             checkpoint_every=scenario.checkpoint_every,
             synchronous=scenario.synchronous,
             snapshots=Snapshots(every=scenario.snapshot_every),
+            log=StepLog(most_bytes=None if scenario.step_log else 0),
         )
 
     @property

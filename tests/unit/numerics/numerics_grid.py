@@ -80,24 +80,26 @@ def backward(route: Sequence[Stage], step: int, microbatch: int, split: bool = F
         assert stage.backward(OpKind.W, step, microbatch, None) is None
 
 
-def reduce(stages: Sequence[Stage]) -> dict[ReducedLayers, Tensor]:
-    """Sum all messages, hand them to all owners and settle the verdict."""
-    sums, vote = add_up(stages)
+def reduce(stages: Sequence[Stage], standing: Sequence[ReducedLayers] = ()) -> dict[ReducedLayers, Tensor]:
+    """Sum all messages but those of reductions that stand, hand them to all owners and settle the verdict."""
+    sums, vote = add_up(stages, standing)
     for stage in stages:
         stage.conclude(vote)
     return sums
 
 
-def add_up(stages: Sequence[Stage]) -> tuple[dict[ReducedLayers, Tensor], Tensor]:
+def add_up(
+    stages: Sequence[Stage], standing: Sequence[ReducedLayers] = ()
+) -> tuple[dict[ReducedLayers, Tensor], Tensor]:
     """Sum all messages, hand them to all owners and return the sums and the vote of all."""
     sums: dict[ReducedLayers, Tensor] = {}
     for stage in stages:
-        for reduction in stage.reductions:
+        for reduction in (each for each in stage.reductions if each not in standing):
             message = stage.message(reduction)
             sums[reduction] = sums[reduction] + message if reduction in sums else message
     vote = None
     for stage in stages:
-        for reduction in stage.reductions:
+        for reduction in (each for each in stage.reductions if each not in standing):
             stage.accept(reduction, sums[reduction].clone())
         vote = stage.vote() if vote is None else Stage.merge_votes(vote, stage.vote())
     assert vote is not None

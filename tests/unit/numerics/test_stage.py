@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.placement import LayerRange
+from holdfast.core.progress import Part
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError, InternalError, LedgerError, ReplicaDiverged
 from holdfast.optim.digest import digest_run, load_layer
@@ -215,21 +216,63 @@ def _interrupt(stages: list[Stage], point: str) -> None:
             stage.swap(layer)
 
 
-def test_an_unfinished_step_can_go_on_with_only_what_is_missing() -> None:
+def test_an_interrupted_step_goes_on_with_only_what_is_missing() -> None:
     expected = digest(train(gpt_job(), [(0, 5)], [[0]], 1)[0])
     stages = gpt_job().stages([(0, 5), (0, 5)])
     for microbatch in (0, 2, 5):
         run_microbatch([stages[0]], 0, microbatch)
     forward([stages[0]], 0, 3)
-    stages[0].discard(keep_sums=True)
-    assert stages[0].counted() == dict.fromkeys(range(5), frozenset({0, 2, 5}))
-    with pytest.raises(InternalError, match="without its forward pass"):
-        stages[0].backward(OpKind.B, 0, 3, None)
-    for microbatch in (1, 3, 4):
+    (kept,) = stages[0].progress()
+    assert kept.contexts == (Part(3, LayerRange(0, 5)),)
+    assert kept.counted == tuple((layer, (0, 2, 5)) for layer in range(5))
+    assert kept.complete == ()
+    for stage in stages:
+        stage.resume(0, ())
+    stages[0].backward(OpKind.B, 0, 3, None)
+    for microbatch in (1, 4):
         run_microbatch([stages[1]], 0, microbatch)
     reduce(stages)
     commit(stages)
     assert digest(stages) == expected
+
+
+@pytest.mark.parametrize("make", [gpt_job, convnet_job])
+def test_a_sum_that_stands_is_handed_over_and_nothing_is_added_to_it(make: Callable[..., Job]) -> None:
+    whole = (0, len(make().layers()))
+    expected = digest(train(make(), [whole], [[0]], 1)[0])
+    first, second = make().stages([whole, whole])
+    for microbatch in range(6):
+        run_microbatch([first], 0, microbatch)
+    standing = first.reductions[:3]
+    for reduction in standing:
+        first.accept(reduction, first.message(reduction))
+    (kept,) = first.progress()
+    assert kept.complete == tuple(sorted(standing))
+    for stage in (first, second):
+        stage.resume(0, standing)
+    for reduction in standing:
+        message = first.sum_message(reduction)
+        assert message.nbytes == first.sum_bytes(reduction)
+        second.take_sum(reduction, message)
+    forward([second], 0, 4)
+    second.backward(OpKind.B, 0, 4, None, adds=False)
+    reduce([first, second], standing)
+    assert int(first.vote()[:, 2].max()) == 1, "who is handed a sum cannot know who was ready for another generation"
+    commit([first, second])
+    assert digest([first, second]) == expected
+
+
+def test_what_only_makes_a_message_again_counts_for_nothing() -> None:
+    (stage,) = gpt_job().stages([(0, 5)])
+    forward([stage], 0, 1)
+    again = [stage.backward(OpKind.B, 0, 1, None, LayerRange(3, 5), adds=False)]
+    stage.forward(0, 1, None, LayerRange(0, 3), adds=False)
+    assert stage.counted() == dict.fromkeys(range(5), frozenset())
+    assert stage.progress()[0].contexts == (Part(1, LayerRange(0, 3)),)
+    forward([stage], 0, 1)
+    again.append(stage.backward(OpKind.B, 0, 1, None, LayerRange(3, 5)))
+    assert torch.equal(*again)
+    assert stage.counted()[4] == {1}
 
 
 def test_discard_forgets_the_sums() -> None:
@@ -460,7 +503,7 @@ def test_a_checkpointed_layer_keeps_no_graph_and_runs_twice() -> None:
 
     (stage,) = small_job(lambda: Watched(4, 4), checkpointed=frozenset({0})).stages([(0, 1)])
     stage.forward(0, 0, None)
-    (cell,) = stage._contexts[0].cells
+    (cell,) = stage._contexts[0][0].cells
     assert cell.output.grad_fn is None
     stage.backward(OpKind.I, 0, 0, None)
     stage.backward(OpKind.W, 0, 0, None)

@@ -26,7 +26,7 @@ from holdfast.core.builders import gpipe_orders, regular_plan
 from holdfast.core.faults import Point
 from holdfast.core.ids import Batch
 from holdfast.core.lower import Compute, Payload, Reduce, lower
-from holdfast.core.placement import split_evenly
+from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, OpKind
@@ -373,7 +373,7 @@ def program_with(*, without=(), twice=()):
     (program,) = lower(ALONE)
     kept = [i for i in program.instructions if not (isinstance(i, Compute) and i.op.microbatch.index in without)]
     named = [ALONE.routes.batch.named(0, index) for index in twice]
-    again = [Compute(Op(kind, each)) for each in named for kind in (OpKind.F, OpKind.B)]
+    again = [Compute(Op(kind, each), LayerRange(0, 2)) for each in named for kind in (OpKind.F, OpKind.B)]
     at = sum(isinstance(i, Compute) for i in kept)
     return (*kept[:at], *again, *kept[at:])
 

@@ -60,6 +60,9 @@ class IdleTransport:
         self.asked.append(key)
         return self
 
+    def kept(self):
+        return None
+
     def wait(self):
         self.waiting.set()
         assert self._aborted.wait(10)

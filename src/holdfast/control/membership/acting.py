@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from holdfast.control.membership.ending import NOT_ALL_THERE, end_preempted, save
+from holdfast.control.membership.finishing import finish_step
 from holdfast.control.membership.forming import abort, agreed, all_told, install, leave_behind, lowest, newest_snapshot
 from holdfast.control.membership.grid import Grid
 from holdfast.control.membership.preparing import prepare
@@ -28,6 +29,7 @@ from holdfast.recovery.actions import (
     Action,
     Await,
     CopyState,
+    FinishStep,
     GiveUp,
     InstallPlan,
     LoadState,
@@ -75,7 +77,7 @@ def _abort(state: Membership, action: Abort) -> Decision:
 
 def _install(state: Membership, action: InstallPlan) -> Decision:
     if not action.at_boundary:
-        return install(state, action.plan)
+        return install(state, action.plan, keeps=action.keeps)
     entering = frozenset(worker for worker in state.forming.copying if not action.plan.placement.held_by(worker))
     state = replace(state, forming=replace(state.forming, copying=frozenset()))
     return prepare(state, action.plan, state.forming.period, entering, action.grid)
@@ -146,12 +148,21 @@ def _restore(state: Membership, action: Restore) -> Decision:
     return agreed(state, newest_snapshot(state))
 
 
+def _finish_step(state: Membership, action: FinishStep) -> Decision:
+    """Or, where what is kept of it does not suffice, all go back and run it again."""
+    state, told = finish_step(state)
+    if state.phase is not Phase.FORMING:
+        return state, told
+    state, more = _take_back(state, TakeBack())
+    return prefixed((*told, *more), _recompute(state, Recompute()))
+
+
 def _recompute(state: Membership, action: Recompute) -> Decision:
     state = replace(
         state,
         phase=Phase.RUNNING,
         grid=replace(state.grid, former=None),
-        forming=replace(state.forming, lost_work=()),
+        forming=replace(state.forming, lost_work=(), rest=None),
         restoring=replace(state.restoring, loading=None),
     )
     resume = Resume(generation=state.generation, step=state.forming.resume_step, votes=state.forming.votes)
@@ -166,13 +177,14 @@ def _save_committed(state: Membership, action: SaveCommitted) -> Decision:
     return save(state, state.forming.resume_step, state.forming.votes)
 
 
-_WHEN_ALL_HAVE_TOLD = (TakeBack, Restore, Recompute, SaveCommitted)
+_WHEN_ALL_HAVE_TOLD = (FinishStep, TakeBack, Restore, Recompute, SaveCommitted)
 """What needs to know at which step everybody's layers are."""
 _FUNCTIONS: Mapping[type[Action], Callable[[Membership, Any], Decision]] = MappingProxyType(
     {
         Abort: _abort,
         Await: _await,
         CopyState: _copy_state,
+        FinishStep: _finish_step,
         GiveUp: _give_up,
         InstallPlan: _install,
         LoadState: _load_state,

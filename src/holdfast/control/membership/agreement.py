@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.control.messages import StateAt
 from holdfast.core.ids import WorkerId
+from holdfast.core.remainder import Remainder
 from holdfast.recovery.actions import Action, RecoveryPlan
 
 __all__ = ["Doubts", "Forming", "Restoring"]
@@ -21,7 +22,8 @@ class Forming:
         resume_step: the step from which this generation runs.
         votes: those that settle the step before ``resume_step``, if some have updated ahead of its verdict.
         copying: to whom state is copied from the next boundary on.
-        lost_work: (step, pairs run of it) of the workers lost since training last went on.
+        lost_work: (step, (layer, micro-batch) pairs run of it) of the workers lost since training last went on.
+        rest: what is left of the step that is gone on with; None if it is run whole.
         lost_layers: layers without an owner; empty while training can go on.
         too_few: why training ends although every layer has an owner; empty otherwise.
         wait_until: when waiting for workers ends, however often those who come die again; None once a step was done
@@ -34,7 +36,8 @@ class Forming:
     resume_step: int = 0
     votes: tuple[bytes, ...] = ()
     copying: frozenset[WorkerId] = frozenset()
-    lost_work: tuple[tuple[int, int], ...] = ()
+    lost_work: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    rest: Remainder | None = None
     lost_layers: tuple[int, ...] = ()
     too_few: str = ""
     wait_until: float | None = None

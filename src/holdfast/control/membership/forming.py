@@ -22,7 +22,19 @@ from holdfast.core.plan import Plan
 from holdfast.errors import InternalError
 from holdfast.telemetry.events import Agreed, Installed
 
-__all__ = ["abort", "agreed", "all_told", "install", "installed", "leave_behind", "lowest", "newest_snapshot", "relay"]
+__all__ = [
+    "abort",
+    "agreed",
+    "all_told",
+    "check_distance",
+    "install",
+    "installed",
+    "leave_behind",
+    "lowest",
+    "newest_snapshot",
+    "relay",
+    "settled",
+]
 
 
 def abort(state: Membership) -> Decision:
@@ -41,8 +53,10 @@ def abort(state: Membership) -> Decision:
     return state, ()
 
 
-def install(state: Membership, plan: Plan | None) -> Decision:
+def install(state: Membership, plan: Plan | None, *, keeps: bool = False) -> Decision:
     """Tells everyone of the generation that has begun; they then say what they hold. No plan: nothing is trained.
+
+    ``keeps``: whatever they have of the interrupted step is kept, to go on with it.
 
     Where all load their state, whoever has come takes part at once, and nobody is waited for any more.
     """
@@ -66,6 +80,7 @@ def install(state: Membership, plan: Plan | None) -> Decision:
         load=state.restoring.loading,
         staggered=state.running.staggered,
         checkpoint_every=state.interval,
+        keeps=keeps,
     )
     return state, (installed(state, state.forming.strategy), *tell_each(state.alive, order))
 
@@ -88,8 +103,8 @@ def all_told(state: Membership) -> bool:
 
 def agreed(state: Membership, step: int) -> Decision:
     """All go on from the state before ``step``, or from the one before that where nobody can settle what led to it."""
-    step, votes = _settled(state, step)
-    _check_distance(state, step)
+    step, votes = settled(state, step)
+    check_distance(state, step)
     record = Agreed(generation=state.generation, step=step, recomputed_microbatches=_recomputed(state, step))
     forming = replace(state.forming, resume_step=step, votes=votes)
     return replace(state, forming=forming), (Record(event=record),)
@@ -127,11 +142,11 @@ def newest_snapshot(state: Membership) -> int:
     return max(common) if common else lowest(state)
 
 
-def _settled(state: Membership, step: int) -> tuple[int, tuple[bytes, ...]]:
-    """The step to go back to, and the votes that settle the one before it if some have updated ahead of its verdict.
+def settled(state: Membership, step: int) -> tuple[int, tuple[bytes, ...]]:
+    """Returns the step to go back to, and the votes that settle the one before it.
 
-    A complete vote is enough; so are those of owners of all layers. Without either, that step is given up as well:
-    then nobody has gone further, since that takes its verdict.
+    There are such if some have updated ahead of its verdict. A complete vote is enough; so are those of owners of all
+    layers. Without either, that step is given up as well: then nobody has gone further, since that takes its verdict.
     """
     last = step - 1
     votes = [vote for status in state.reports.statuses.values() for vote in status.votes if vote.step == last]
@@ -142,7 +157,8 @@ def _settled(state: Membership, step: int) -> tuple[int, tuple[bytes, ...]]:
     return (step, tuple(vote.value for vote in votes)) if state.running.plan is not None else (last, ())
 
 
-def _check_distance(state: Membership, step: int) -> None:
+def check_distance(state: Membership, step: int) -> None:
+    """Raises InternalError if a layer is further ahead of a step than can be taken back."""
     for status in state.reports.statuses.values():
         for layer, at in status.layer_steps:
             if at > step + 1 and step not in status.snapshots:
@@ -158,4 +174,4 @@ def _recomputed(state: Membership, step: int) -> int:
     Of a lost worker, as far as its last heartbeat told.
     """
     survivors = sum(dict(status.executed).get(step, 0) for status in state.reports.statuses.values())
-    return survivors + sum(pairs for at, pairs in state.forming.lost_work if at == step)
+    return survivors + sum(len(pairs) for at, pairs in state.forming.lost_work if at == step)

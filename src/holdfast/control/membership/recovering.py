@@ -20,8 +20,9 @@ from holdfast.control.membership.state import (
 from holdfast.control.membership.vacancies import matched, seat, seat_survivors
 from holdfast.control.membership.viewing import view_of
 from holdfast.control.messages import Raised, Unreadable
-from holdfast.core.ids import WorkerId
-from holdfast.core.schedule import OpKind
+from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.placement import LayerRange
+from holdfast.core.schedule import Op, OpKind
 from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import LoadState, RecoveryPlan, Spawn
 from holdfast.recovery.strategies import adaptive, give_up, resume, strategy_named
@@ -238,12 +239,22 @@ def on_unreadable(state: Membership, message: Unreadable) -> Decision:
     return prefixed(told, carry_out(state, resume("fallback", state.running.plan, LoadState(step=left[0].step))))
 
 
-def _pairs_run(state: Membership, worker: WorkerId) -> tuple[tuple[int, int], ...]:
+def _pairs_run(state: Membership, worker: WorkerId) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
     """The step that a worker was at when it was lost, and the pairs of it that it had run."""
     vital = state.watch.vitals.get(worker)
     beat = None if vital is None else vital.beat
     if beat is None or worker not in state.full or state.running.plan is None or beat.generation != state.generation:
         return ()
-    forwards = [op.microbatch for op in state.running.plan.orders.of(worker)[: beat.op] if op.kind is OpKind.F]
-    visits = (state.running.plan.routes.of(microbatch).visit(worker) for microbatch in forwards)
-    return ((beat.step, sum(len(visit.layers.indices) for visit in visits)),)
+    rest, run = state.forming.rest, list[tuple[MicroBatch, LayerRange]]()
+    if rest is not None and rest.step == beat.step:
+        run += (
+            (piece.op.microbatch, piece.layers) for piece in rest.row(worker).pieces[: beat.op] if _is_forward(piece.op)
+        )
+    else:
+        microbatches = [op.microbatch for op in state.running.plan.orders.of(worker)[: beat.op] if _is_forward(op)]
+        run += ((each, state.running.plan.routes.of(each).visit(worker).layers) for each in microbatches)
+    return ((beat.step, tuple((layer, each.number) for each, layers in run for layer in layers.indices)),)
+
+
+def _is_forward(op: Op) -> bool:
+    return op.kind is OpKind.F

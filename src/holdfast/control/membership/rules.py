@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.planning.remainder import Keeping
 from holdfast.planning.training import Terms
 
 __all__ = ["Rules"]
@@ -23,6 +24,7 @@ class Rules:
         tolerate: how many workers may be lost to exceptions within 100 steps, before it is the program; at least 1.
         fewest: with how many workers the strategy is to go on at least; 0: with any that hold all layers.
         weighs: whether an adviser is asked before whoever was told to go does.
+        keeping: how an interrupted step is gone on with; None if it is always run again whole.
         job: which of all jobs this is; whose decisions are in a store is told by it.
     """
 
@@ -35,4 +37,5 @@ class Rules:
     tolerate: int = 0
     fewest: int = 0
     weighs: bool = False
+    keeping: Keeping | None = None
     job: str = ""

@@ -39,7 +39,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     restoring: Restoring = Restoring()
     exceptions: Exceptions = Exceptions()
     lost_layers: tuple[int, ...] = ()
-    lost_work: tuple[tuple[int, int], ...] = ()
+    lost_work: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
     last_step: int = -1
     checkpoint_every: int = 0
     checkpoint_wanted: int = 0

@@ -32,4 +32,5 @@ def view_of(state: Membership, lost: frozenset[WorkerId]) -> ClusterView:
         updates_ahead=state.running.staggered,
         spares=len(state.roster.spares),
         fewest=state.rules.fewest,
+        keeps=state.rules.keeping is not None,
     )

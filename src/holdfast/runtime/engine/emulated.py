@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,9 +23,10 @@ from numpy.typing import NDArray
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.profile import Profile
+from holdfast.core.progress import Part
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError, LedgerError
-from holdfast.runtime.engine.stepped import SteppedStage, last_part
+from holdfast.runtime.engine.stepped import SteppedStage, Work, part_of
 from holdfast.runtime.engine.votes import pack_vote, unpack_vote
 
 __all__ = ["WIDTH", "EmulatedStage"]
@@ -36,6 +39,21 @@ _AT_ONCE = nullcontext()
 _ODD = 0x5851F42D4C957F2D
 _LATE_STEP_S, _LATEST_S = 1e-5, 1e-3
 """How fast the expected lateness of a wake-up follows, and what it may be at most: a fiftieth of 50 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What a forward pass leaves for a backward one, or I for W.
+
+    Attributes:
+        layers: those that are left.
+        inputs: what each of them was given.
+        gradient: what going back begins with, if that is known: at the loss, and for W.
+    """
+
+    layers: LayerRange
+    inputs: list[_Words]
+    gradient: _Words | None
 
 
 def _as_it_is(value: NDArray[Any]) -> NDArray[Any]:
@@ -86,27 +104,25 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         self._weights = {layer: [_words(layer), _words(layer)] for layer in layers}
         self._live = dict.fromkeys(layers, 0)
         self._at = dict.fromkeys(layers, 0)
-        self._reduced_losses: list[float] | None = None
         self._share_scaled = scaled
         self._losses = np.zeros(num_microbatches)
         self._forget()
 
-    def _forget(self, *, keep_sums: bool = False) -> None:
-        self._ran: dict[int, LayerRange] = {}
-        self._inputs: dict[tuple[int, int], _Words] = {}
-        self._gradients: dict[int, _Words] = {}
+    def _forget(self) -> None:
+        self._ran = defaultdict[int, dict[int, _Pass]](dict)  # per micro-batch, by first layer
+        self._halved = defaultdict[int, dict[int, _Pass]](dict)
         self._dissent = 0
-        if keep_sums:
-            return
         self._sums = {layer: np.zeros(WIDTH, np.int64) for layer in self.layers}
         self._counts = {layer: np.zeros(self._num_microbatches, np.int64) for layer in self.layers}
         self._losses.fill(0.0)
 
-    def forward(self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None) -> Any:
+    def forward(
+        self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None, *, adds: bool = True
+    ) -> Any:
         """See StepEngine.forward."""
-        self._ran[microbatch] = layers = layers or self._all()
+        layers = layers or self._all()
         with self._lasting(self._seconds_of(OpKind.F, layers)):
-            return self._forward(step, microbatch, activation, layers)
+            return self._forward(step, microbatch, activation, layers, adds=adds)
 
     def _seconds_of(self, kind: OpKind, layers: LayerRange) -> float:
         if self._profile is None:
@@ -115,40 +131,80 @@ class EmulatedStage(SteppedStage[_Words, bool]):
             self._op_s[kind, layers] = self._profile.seconds_of(kind, layers)
         return self._op_s[kind, layers]
 
-    def _forward(self, step: int, microbatch: int, activation: Any, layers: LayerRange) -> Any:
+    def _forward(self, step: int, microbatch: int, activation: Any, layers: LayerRange, *, adds: bool) -> Any:
         value = _words(step, microbatch) if activation is None else self._receives(activation)
+        inputs = []
         for layer in layers.indices:
-            self._inputs[layer, microbatch] = value
+            inputs.append(value)
             value = _mix(value, self._weight(layer), _words(step, microbatch, layer))
-        if layers.stop < self._num_layers:
-            return self._sends(value)
-        self._losses[microbatch] = float(value[0]) / 2**63
-        self._gradients[microbatch] = value
-        return None
+        ends = layers.stop == self._num_layers
+        if adds:
+            self._ran[microbatch][layers.start] = _Pass(layers, inputs, value if ends else None)
+        return None if ends else self._sends(value)
 
     def backward(
-        self, kind: OpKind, step: int, microbatch: int, gradient: Any, layers: LayerRange | None = None
+        self,
+        kind: OpKind,
+        step: int,
+        microbatch: int,
+        gradient: Any,
+        layers: LayerRange | None = None,
+        *,
+        adds: bool = True,
     ) -> Any:
         """See StepEngine.backward."""
-        layers = last_part(f"{kind} of micro-batch {microbatch}", self._ran[microbatch], layers)
+        found, before = (self._halved, "I") if kind is OpKind.W else (self._ran, "forward pass")
+        passes = found[microbatch]
+        left = {start: each.layers for start, each in passes.items()}
+        start, layers = part_of(f"{kind} of micro-batch {microbatch}", before, left, layers)
         with self._lasting(self._seconds_of(kind, layers)):
-            return self._backward(kind, step, microbatch, gradient, layers)
+            return self._backward(kind, step, microbatch, gradient, passes.pop(start), layers, adds=adds)
 
-    def _backward(self, kind: OpKind, step: int, microbatch: int, gradient: Any, layers: LayerRange) -> Any:
-        value = self._gradients.pop(microbatch) if gradient is None else self._receives(gradient)
-        if kind is OpKind.I:
-            self._gradients[microbatch] = value
-        for layer in reversed(layers.indices):
-            value = _mix(value, self._inputs[layer, microbatch], _words(step, microbatch, layer, 1))
-            if kind is not OpKind.I:
-                del self._inputs[layer, microbatch]
+    def _backward(
+        self, kind: OpKind, step: int, microbatch: int, gradient: Any, over: _Pass, layers: LayerRange, *, adds: bool
+    ) -> Any:
+        given = value = over.gradient if over.gradient is not None else self._receives(gradient)
+        if kind is not OpKind.I and adds and layers.stop == self._num_layers:
+            self._losses[microbatch] = float(value[0]) / 2**63
+        inputs = over.inputs[-len(layers.indices) :]
+        for layer, taken in zip(reversed(layers.indices), reversed(inputs), strict=True):
+            value = _mix(value, taken, _words(step, microbatch, layer, 1))
+            if kind is not OpKind.I and adds and (layer,) not in self._reduced:
                 self._sums[layer] += value
                 self._counts[layer][microbatch] += 1
-        if kind is not OpKind.I and layers != self._ran[microbatch]:
-            self._ran[microbatch] = LayerRange(self._ran[microbatch].start, layers.start)
-            if kind is OpKind.W:
-                self._gradients[microbatch] = value
+        if layers.start > over.layers.start:
+            rest = LayerRange(over.layers.start, layers.start)
+            passes = self._halved if kind is OpKind.W else self._ran
+            next_value = value if kind is OpKind.W else None
+            passes[microbatch][rest.start] = _Pass(rest, over.inputs[: len(rest.indices)], next_value)
+        if kind is OpKind.I:
+            self._halved[microbatch][layers.start] = _Pass(layers, inputs, given)
         return None if kind is OpKind.W or layers.start == 0 else self._sends(value)
+
+    def _work(self) -> Work:
+        counted = ((layer, tuple(np.flatnonzero(counts).tolist())) for layer, counts in self._counts.items())
+        return Work(
+            contexts=_parts(self._ran),
+            halves=_parts(self._halved),
+            counted=tuple((layer, found) for layer, found in counted if found and (layer,) not in self._reduced),
+        )
+
+    def sum_message(self, layers: tuple[int, ...]) -> Any:
+        """See StepEngine.sum_message."""
+        return self._sends(self._reduced[layers])
+
+    def sum_bytes(self, layers: tuple[int, ...]) -> int:
+        """See StepEngine.sum_bytes."""
+        losses = self._num_microbatches if layers == (self._num_layers - 1,) else 0
+        return _WORD_BYTES * (WIDTH + losses)
+
+    def take_sum(self, layers: tuple[int, ...], message: Any) -> None:
+        """See StepEngine.take_sum."""
+        self._reduced[layers] = self._receives(message).view(np.int64).copy()
+        self._dissent_from(layers)
+
+    def _dissent_from(self, reduction: tuple[int, ...]) -> None:
+        self._dissent = max(self._dissent, 1)
 
     def message(self, layers: tuple[int, ...], dissent: int) -> Any:
         """See StepEngine.message."""
@@ -169,9 +225,7 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         for microbatch, count in enumerate(counts.tolist()):
             if count != 1:
                 raise LedgerError(layer, microbatch, count)
-        if layer == self._num_layers - 1:
-            self._reduced_losses = losses.view(np.float64).tolist()
-        self._reduced[layers] = total.copy()
+        self._reduced[layers] = np.concatenate((total, losses))  # losses: of the last layer
 
     def vote(self) -> Any:
         """See StepEngine.vote: a mark for every own layer, its "norm", and how many owners are not ready."""
@@ -205,7 +259,7 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         shadow = 1 - self._live[layer]
         words = _words(self._at[layer], 1) if verdict else _words(self._at[layer])
         with self._lasting(self._update_s.get(layer, 0.0)):
-            self._weights[layer][shadow] = _mix(self._weight(layer), self._reduced[layer,], words)
+            self._weights[layer][shadow] = _mix(self._weight(layer), self._reduced[layer,][:WIDTH], words)
 
     def _swap(self, layer: int) -> None:
         self._live[layer] = 1 - self._live[layer]
@@ -241,7 +295,8 @@ class EmulatedStage(SteppedStage[_Words, bool]):
 
     def losses(self) -> list[float] | None:
         """See Engine.losses."""
-        return self._reduced_losses
+        reduced = self._reduced.get((self._num_layers - 1,))
+        return None if reduced is None else reduced[WIDTH:].view(np.float64).tolist()
 
     def save(self, layer: int, directory: Path) -> Path:
         """Writes the layer's digest: there is nothing else worth keeping."""
@@ -293,6 +348,10 @@ class EmulatedStage(SteppedStage[_Words, bool]):
             self._sleep(left)
         later = self._clock() - due > self._late_s
         self._late_s = min(_LATEST_S, max(0.0, self._late_s + (_LATE_STEP_S if later else -_LATE_STEP_S)))
+
+
+def _parts(passes: Mapping[int, Mapping[int, _Pass]]) -> tuple[Part, ...]:
+    return tuple(sorted(Part(m, each.layers) for m, found in passes.items() for each in found.values()))
 
 
 def _mix(first: _Words, *others: _Words) -> _Words:

@@ -22,9 +22,10 @@ from __future__ import annotations
 import logging
 import math
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -33,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.placement import LayerRange
+from holdfast.core.progress import Part
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase, working
@@ -47,7 +49,7 @@ from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undoable import UndoableLayer
 from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output, find_ties, tie_groups
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
-from holdfast.runtime.engine.stepped import ReducedLayers, SteppedStage, last_part
+from holdfast.runtime.engine.stepped import ReducedLayers, SteppedStage, Work, part_of
 from holdfast.runtime.engine.votes import pack_vote, unpack_vote
 
 __all__ = ["CommitMethod", "Loader", "ReducedLayers", "Stage", "layer_seed"]
@@ -111,6 +113,18 @@ class _Half:
     layer: int
     pending: PendingWeights | list[Tensor | None]
     record: Tensor | None
+
+
+@dataclass(slots=True)
+class _Halves:
+    """What I leaves of a pass for W: halves, by ascending layers."""
+
+    left: list[_Half]
+
+    @property
+    def layers(self) -> LayerRange:
+        """Those that W has not gone over yet."""
+        return LayerRange(self.left[0].layer, self.left[-1].layer + 1)
 
 
 @dataclass(slots=True)
@@ -209,14 +223,21 @@ class Stage(SteppedStage[Reduced, float]):
         self.reductions: tuple[ReducedLayers, ...] = (*((layer,) for layer in owned), *touching)
         """The reductions that this worker takes part in: own layers ascending, then groups of ties ascending."""
         self._sums = {r: make_accumulator(numerics, self._layout(r), self._device) for r in self.reductions}
-        self._contexts: dict[int, _Context] = {}
-        self._halves: dict[int, list[_Half]] = {}
+        self.returns = commit == "shadow"
+        self._contexts = defaultdict[int, dict[int, _Context]](dict)  # per micro-batch, by first layer
+        self._halves = defaultdict[int, dict[int, _Halves]](dict)
         self._loaded: tuple[int, int, tuple[Tensor, Tensor]] | None = None
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def forward(
-        self, step: int, microbatch: int, activation: Tensor | None, layers: LayerRange | None = None
+        self,
+        step: int,
+        microbatch: int,
+        activation: Tensor | None,
+        layers: LayerRange | None = None,
+        *,
+        adds: bool = True,
     ) -> Tensor | None:
         """Run layers on a micro-batch (F).
 
@@ -225,6 +246,7 @@ class Stage(SteppedStage[Reduced, float]):
             microbatch: global number.
             activation: what the layer before returned, handed over for good; None for layer 0.
             layers: which of those that are held; None: all, which are one range.
+            adds: whether a backward pass will go over it; else nothing of it is kept.
 
         Returns:
             The activation for the next layer, without a graph; None from the last one, with which goes the loss.
@@ -250,18 +272,27 @@ class Stage(SteppedStage[Reduced, float]):
                 cell = self._run_layer(index, owned, source, seed)
             cells.append(_without_graph(index, cell, seed) if index in self._checkpointed else cell)
             current = cell.output
-        self._contexts[microbatch] = context = _Context(layers, cells)
+        context = _Context(layers, cells)
+        if adds:
+            self._contexts[microbatch][layers.start] = context
         if layers.stop < self.num_layers:
             return _canonical(current.detach())
         self._run_loss(context, step, microbatch)
         return None
 
     def backward(
-        self, kind: OpKind, step: int, microbatch: int, gradient: Tensor | None, layers: LayerRange | None = None
+        self,
+        kind: OpKind,
+        step: int,
+        microbatch: int,
+        gradient: Tensor | None,
+        layers: LayerRange | None = None,
+        *,
+        adds: bool = True,
     ) -> Tensor | None:
-        """Run the backward pass of a micro-batch, or one half of it, over the layers of its forward pass.
+        """Run the backward pass of a micro-batch, or one half of it, over the layers of a forward pass.
 
-        B and W add the gradients to the sums and count the micro-batch in the ledger.
+        B and W add the gradients to the sums that are not complete here, and count the micro-batch in the ledger.
 
         Args:
             kind: B, I or W.
@@ -269,7 +300,8 @@ class Stage(SteppedStage[Reduced, float]):
             microbatch: global number.
             gradient: for what the forward pass returned, or of a later part, what the one before it did; None for the
                 last layer and for W.
-            layers: of B or W, the part to run: the last of those that are left. None: all that are left.
+            layers: the part to run: the last of those that are left of a pass. None: all that are left of the only one.
+            adds: of B, whether it adds and counts at all.
 
         Returns:
             The gradient for what the first of the layers was given; None for layer 0 and for W.
@@ -288,17 +320,48 @@ class Stage(SteppedStage[Reduced, float]):
             return None
         if kind not in (OpKind.B, OpKind.I):
             raise InternalError(f"{kind} is not a backward operation")
-        context = self._contexts.get(microbatch)
-        if context is None:
-            raise InternalError(f"{kind} of micro-batch {microbatch} without its forward pass")
-        part = last_part(f"{kind} of micro-batch {microbatch}", context.left, layers)
+        context, part = self._context(kind, microbatch, layers)
         if part.start == context.layers.start:
-            del self._contexts[microbatch]
+            del self._contexts[microbatch][part.start]
         if context.loss is not None and part.stop == context.layers.stop:
             gradient = self._loss_gradient(context, microbatch)
         if gradient is None:
             raise InternalError(f"{kind} of micro-batch {microbatch} on layers {part} got no gradient")
-        return self._run_cells(kind, microbatch, context, part, gradient)
+        return self._run_cells(kind, microbatch, context, part, gradient, adds=adds)
+
+    def _context(self, kind: OpKind, microbatch: int, layers: LayerRange | None) -> tuple[_Context, LayerRange]:
+        """Returns the pass that is gone back over, and which part of it."""
+        passes = self._contexts[microbatch]
+        left = {start: context.left for start, context in passes.items()}
+        start, part = part_of(f"{kind} of micro-batch {microbatch}", "forward pass", left, layers)
+        return passes[start], part
+
+    def sum_message(self, reduction: ReducedLayers) -> Tensor:
+        """Return the sum of a reduction that is complete, for an owner that has not got it: uint8."""
+        return self._sums[reduction].layout.pack(self._accepted(reduction))
+
+    def sum_bytes(self, reduction: ReducedLayers) -> int:
+        """Return how long such a message is."""
+        return self._sums[reduction].layout.packed_bytes
+
+    def take_sum(self, reduction: ReducedLayers, message: Tensor) -> None:
+        """Take a sum that another owner has completed, instead of `accept`."""
+        self._reduced[reduction] = self._sums[reduction].layout.unpack(message, self._device)
+        self._sums[reduction].reset()
+        self._dissent_from(reduction)
+
+    def _dissent_from(self, reduction: ReducedLayers) -> None:
+        self._reduced[reduction] = replace(self._reduced[reduction], dissent=1)
+
+    def _work(self) -> Work:
+        contexts = ((m, each.left) for m, passes in self._contexts.items() for each in passes.values())
+        halves = ((m, each.layers) for m, passes in self._halves.items() for each in passes.values())
+        counted = ((layer, tuple(sorted(numbers))) for layer, numbers in self._counted().items() if numbers)
+        return Work(
+            contexts=tuple(sorted(Part(*each) for each in contexts)),
+            halves=tuple(sorted(Part(*each) for each in halves)),
+            counted=tuple(counted),
+        )
 
     def message(self, reduction: ReducedLayers, dissent: int = 0) -> Tensor:
         """Return this worker's message of a reduction, which nobody changes any more. Safe to call again.
@@ -399,13 +462,12 @@ class Stage(SteppedStage[Reduced, float]):
     def _adopt(self, layer: int, other: Stage) -> None:
         self._owned[layer] = other._owned[layer]
 
-    def _forget(self, *, keep_sums: bool) -> None:
+    def _forget(self) -> None:
         self._contexts.clear()
         self._halves.clear()
         self._loaded = None
-        if not keep_sums:
-            for sums in self._sums.values():
-                sums.reset()
+        for sums in self._sums.values():
+            sums.reset()
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -419,9 +481,19 @@ class Stage(SteppedStage[Reduced, float]):
 
     def counted(self) -> dict[int, frozenset[int]]:
         """Return the micro-batches of this step whose gradients were added here, per own layer."""
+        return {layer: self._counted_in((layer,), layer) for layer in self.layers}
+
+    def _counted(self) -> dict[int, frozenset[int]]:
+        """Those that are in sums which are not complete, per own layer."""
         return {
-            layer: frozenset(m for (_, m), count in self._sums[layer,].counts.items() if count) for layer in self.layers
+            layer: frozenset().union(
+                *(self._counted_in(each, layer) for each in owned.places if each not in self._reduced)
+            )
+            for layer, owned in self._owned.items()
         }
+
+    def _counted_in(self, reduction: ReducedLayers, layer: int) -> frozenset[int]:
+        return frozenset(m for (i, m), count in self._sums[reduction].counts.items() if i == layer and count)
 
     def losses(self) -> list[float] | None:
         """Return the losses of the step in the order of micro-batches; None until the last layer's sum is accepted."""
@@ -556,7 +628,7 @@ class Stage(SteppedStage[Reduced, float]):
         return start
 
     def _run_cells(
-        self, kind: OpKind, microbatch: int, context: _Context, part: LayerRange, gradient: Tensor
+        self, kind: OpKind, microbatch: int, context: _Context, part: LayerRange, gradient: Tensor, *, adds: bool
     ) -> Tensor | None:
         halves: list[_Half] = []
         for index in reversed(part.indices):
@@ -568,13 +640,14 @@ class Stage(SteppedStage[Reduced, float]):
                 with owned.stats.apart() if owned.stats.width else nullcontext():
                     if kind is OpKind.B:
                         found, weights = self._fused(owned, cell, _canonical(gradient))
-                        self._add(index, owned, microbatch, weights, cell.record)
+                        if adds:
+                            self._add(index, owned, microbatch, weights, cell.record)
                     else:
                         found, pending = self._first_half(index, owned, cell, _canonical(gradient))
                         halves.append(_Half(index, pending, cell.record))
             gradient = torch.zeros_like(cell.input) if found is None and index > 0 else found  # type: ignore[assignment]
         if kind is OpKind.I:
-            self._halves[microbatch] = halves[::-1]
+            self._halves[microbatch][part.start] = _Halves(halves[::-1])
         return _canonical(gradient) if part.start else None
 
     def _first_half(
@@ -598,13 +671,12 @@ class Stage(SteppedStage[Reduced, float]):
         return fused_gradient(cell.output, cell.input, owned.parameters, gradient)
 
     def _run_weights(self, microbatch: int, layers: LayerRange | None) -> None:
-        halves = self._halves.get(microbatch)
-        if halves is None:
-            raise InternalError(f"W of micro-batch {microbatch} without its I")
-        left = LayerRange(halves[0].layer, halves[-1].layer + 1)
-        part = last_part(f"W of micro-batch {microbatch}", left, layers)
-        if part == left:
-            del self._halves[microbatch]
+        passes = self._halves[microbatch]
+        left = {start: each.layers for start, each in passes.items()}
+        start, part = part_of(f"W of micro-batch {microbatch}", "I", left, layers)
+        halves = passes[start].left
+        if part == left[start]:
+            del passes[start]
         for _ in part.indices:
             half = halves.pop()  # so that each layer's graph goes as soon as it was used
             index, owned, pending = half.layer, self._owned[half.layer], half.pending
@@ -622,8 +694,9 @@ class Stage(SteppedStage[Reduced, float]):
         if scale is not None:  # in float32, whose range has room for what becomes small
             gradients = [None if gradient is None else gradient.float() / scale.value for gradient in gradients]
         for reduction, places in owned.places.items():
-            self._sums[reduction].add(layer, microbatch, [gradients[place] for place in places])
-        if record is not None:
+            if reduction not in self._reduced:
+                self._sums[reduction].add(layer, microbatch, [gradients[place] for place in places])
+        if record is not None and (layer,) not in self._reduced:
             self._sums[layer,].record(microbatch, record)
 
     # --- update -------------------------------------------------------------------------------------------------------

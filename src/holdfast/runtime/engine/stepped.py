@@ -8,15 +8,25 @@ from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from holdfast.core.placement import LayerRange
+from holdfast.core.progress import Part, Progress
 from holdfast.errors import InternalError
 
-__all__ = ["ReducedLayers", "SteppedStage", "last_part"]
+__all__ = ["ReducedLayers", "SteppedStage", "Work", "part_of"]
 
 ReducedLayers: TypeAlias = tuple[int, ...]
 """Layers whose owners sum a message: one layer for its own parameters, several for the weights tied between them."""
 
 R = TypeVar("R")
 V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What was computed of a step and is not summed over its owners; see :class:`Progress`."""
+
+    contexts: tuple[Part, ...] = ()
+    halves: tuple[Part, ...] = ()
+    counted: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,8 @@ class SteppedStage(ABC, Generic[R, V]):
     unanimous: bool
     _as_is: V
     """The verdict on a step that counts and whose gradients are not scaled."""
+    returns = True
+    """Whether a layer that is taken back is the one that it was, bit by bit."""
 
     def __init__(self, layers: Iterable[int]) -> None:
         self.layers = tuple(layers)
@@ -67,8 +79,16 @@ class SteppedStage(ABC, Generic[R, V]):
     # --- what a subclass computes -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _forget(self, *, keep_sums: bool) -> None:
-        """Drops whatever was computed of an unfinished step, but for the sums if they are to be kept."""
+    def _forget(self) -> None:
+        """Drops whatever was computed of an unfinished step."""
+
+    @abstractmethod
+    def _work(self) -> Work:
+        """Returns what was computed of the step that is running."""
+
+    @abstractmethod
+    def _dissent_from(self, reduction: ReducedLayers) -> None:
+        """Notes that not all owners of a reduction, whose sum is here, are ready for what is prepared."""
 
     @abstractmethod
     def _judge(self, vote: Any) -> V:
@@ -112,16 +132,11 @@ class SteppedStage(ABC, Generic[R, V]):
         self.discard()
         self._step = step
 
-    def discard(self, *, keep_sums: bool = False) -> None:
-        """Drop all that was computed of an unfinished step; what is speculative of the one before stays.
-
-        Args:
-            keep_sums: keep what was summed and counted so far, so that only the rest is computed again.
-        """
+    def discard(self) -> None:
+        """Drop all that was computed of an unfinished step; what is speculative of the one before stays."""
         self._verdict, self._reduced = None, {}
-        if not keep_sums:
-            self._step = None
-        self._forget(keep_sums=keep_sums)
+        self._step = None
+        self._forget()
 
     def conclude(self, vote: Any) -> None:
         """Settle the step's verdict before its updates.
@@ -220,6 +235,50 @@ class SteppedStage(ABC, Generic[R, V]):
         """Return the step that each layer is at, of those that are held: there is no state of others to speak of."""
         return {layer: step for layer, step in self._steps().items() if layer not in self._since}
 
+    # --- a step that is interrupted -----------------------------------------------------------------------------------
+
+    def progress(self) -> tuple[Progress, ...]:
+        """Return what is kept of the steps that are not settled here, without what is logged."""
+        found = [] if self._step is None else [self._progress_of(self._step, self._reduced, self._work())]
+        ahead = self._speculative
+        if ahead is not None and ahead.step != self._step:
+            found.append(self._progress_of(ahead.step, ahead.reduced, Work()))
+        return tuple(found)
+
+    def _progress_of(self, step: int, reduced: dict[ReducedLayers, R], work: Work) -> Progress:
+        return Progress(
+            step=step,
+            contexts=work.contexts,
+            halves=work.halves,
+            counted=work.counted,
+            complete=tuple(sorted(reduced)),
+        )
+
+    def resume(self, step: int, standing: Iterable[ReducedLayers]) -> None:
+        """Go on with a step that was interrupted: what `progress` told of it is kept, all else is dropped.
+
+        Layers that were updated with it, ahead of its verdict, return to the state before.
+
+        Args:
+            step: the one to go on with; one that was never begun here begins.
+            standing: the reductions that some owner has completed; those whose sum is not here come by `take_sum`.
+                Until then they are added to as all others, since whoever has them may be lost.
+
+        Raises:
+            InternalError: a layer cannot return to that state.
+        """
+        ahead = self._speculative
+        if self._step != step:
+            self.discard()
+            self._step = step
+        if ahead is not None and ahead.step == step:
+            self._reduced = ahead.reduced
+        self._speculative, self._verdict = None, None
+        for layer in self.layer_steps():
+            self._take_back(layer, step)
+        for reduction in self._reduced.keys() & frozenset(standing):
+            self._dissent_from(reduction)
+
     # --- layers that are followed -------------------------------------------------------------------------------------
 
     @property
@@ -308,14 +367,27 @@ class SteppedStage(ABC, Generic[R, V]):
         return self._speculative
 
 
-def last_part(what: str, left: LayerRange, layers: LayerRange | None) -> LayerRange:
-    """Return the part of the layers that an operation is to go over; None: all that are left.
+def part_of(
+    what: str, before: str, left: Mapping[int, LayerRange], layers: LayerRange | None
+) -> tuple[int, LayerRange]:
+    """Return which of the passes over a micro-batch an operation goes back over, and the part of it.
+
+    Args:
+        what: the operation, for people.
+        before: the one that makes such a pass, for people.
+        left: the layers that are left of each, by a name.
+        layers: the last ones that are left of one of them; None: all that are left, where there is one.
 
     Raises:
-        InternalError: it is not the last part of those that are left.
+        InternalError: there is none.
     """
-    if layers is None:
-        return left
-    if layers.stop != left.stop or layers.start < left.start:
-        raise InternalError(f"{what} on layers {layers}, and {left} are left: expected the last of these")
-    return layers
+    if not left:
+        raise InternalError(f"{what} without its {before}")
+    for name, each in left.items():
+        if layers is None and len(left) == 1:
+            return name, each
+        if layers is not None and layers.stop == each.stop and layers.start >= each.start:
+            return name, layers
+    there = ", ".join(map(str, left.values()))
+    wanted = "all layers of one pass" if layers is None else f"layers {layers}"
+    raise InternalError(f"{what} on {wanted}, and {there} are left: expected the last of these")

@@ -234,6 +234,7 @@ def _rules(spec: CoordinatorSpec) -> Rules:
         tolerate=spec.job.resilience.tolerate,
         fewest=0 if spec.shapes is None else spec.shapes.fewest,
         weighs=spec.shapes is not None,
+        keeping=spec.keeping,
         job=spec.job_id,
     )
 

@@ -32,6 +32,7 @@ from holdfast.errors import (
 )
 from holdfast.protocol.pace import Pace
 from holdfast.protocol.snapshots import Snapshots
+from holdfast.protocol.step_log import StepLog
 from holdfast.protocol.stopping import LONGEST_TEXT
 from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
@@ -168,6 +169,7 @@ class _Worker:
             checkpoint_every=spec.job.checkpoint_every,
             synchronous=spec.job.checkpoint.synchronous,
             snapshots=Snapshots(every=spec.job.resilience.snapshot_every),
+            log=StepLog(most_bytes=(spec.job.resilience.step_log_bytes or None) if spec.job.keeps_steps else 0),
         )
         driver = Driver(
             protocol=protocol,

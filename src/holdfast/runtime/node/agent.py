@@ -59,7 +59,8 @@ from holdfast.errors import (
     describe_exit,
 )
 from holdfast.plain import one_line
-from holdfast.planning.jobs import healthy_plan, profile_of, shapes_of, terms_of, tolerated
+from holdfast.planning.jobs import healthy_plan, keeping_of, profile_of, shapes_of, terms_of, tolerated
+from holdfast.planning.remainder import Keeping
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
 from holdfast.runtime.hardening import forbid_core_dumps, make_private, raise_file_limit, write_private
@@ -130,6 +131,16 @@ class _CoordinatorEnded:
 
     child: Child
     spec: CoordinatorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    """What is planned before training; see :class:`CoordinatorSpec`."""
+
+    plan: Plan
+    terms: Terms | None
+    shapes: Shapes | None
+    keeping: Keeping | None
 
 
 _Item = Command | Exception | _CoordinatorEnded | StartAgain[CoordinatorSpec] | _Preempt
@@ -272,7 +283,7 @@ class Agent:
             self._prepare("loading PyTorch and trying out the model")
             probed = self._probe()
             self._prepare("planning")
-            plan, terms, shapes = self._plan(probed)
+            planned = self._plan(probed)
             found = self._find(probed)
             self._prepare("starting the coordinator")
             self._claim_directory()
@@ -280,7 +291,7 @@ class Agent:
             log.write(time.monotonic(), self._started())
             self._tell(log, *(Notice(worker="probe", text=text) for text in probed.warnings))
             self._tell_resumed(log, found)
-            spec = self._coordinator_spec(plan, terms, shapes, probed)
+            spec = self._coordinator_spec(planned, probed)
             ports = [self._start_coordinator(spec, self._start_s) for _ in range(self.job.control.coordinators)]
             stack.enter_context(_closing(self._start(spec, ports, probed, log)))
             stack.enter_context(self._library(spec))
@@ -309,13 +320,18 @@ class Agent:
             return emulated_probe(self.job, self.emulate)
         return msgspec.json.decode(self._ask(PROBE, self.job, limit_s=self._start_s), type=Probed)
 
-    def _plan(self, probed: Probed) -> tuple[Plan, Terms | None, Shapes | None]:
+    def _plan(self, probed: Probed) -> _Planned:
         num_layers = probed.facts.layers
         profile = self.emulate or profile_of(self.job, num_layers)
         with self._interruptible():
             plan = healthy_plan(self.job, num_layers, profile, probed.ties)
             terms = terms_of(self.job, num_layers, profile, probed.ties)
-            return plan, terms, shapes_of(self.job, num_layers, profile, terms)
+            return _Planned(
+                plan=plan,
+                terms=terms,
+                shapes=shapes_of(self.job, num_layers, profile, terms),
+                keeping=keeping_of(self.job, num_layers, profile, probed.ties),
+            )
 
     @property
     def _start_s(self) -> float:
@@ -595,15 +611,14 @@ class Agent:
             grace_s=self.job.control.fence_grace_s,
         )
 
-    def _coordinator_spec(
-        self, plan: Plan, terms: Terms | None, shapes: Shapes | None, probed: Probed
-    ) -> CoordinatorSpec:
+    def _coordinator_spec(self, planned: _Planned, probed: Probed) -> CoordinatorSpec:
         return CoordinatorSpec(
             job=self.job,
-            plan=plan,
-            terms=terms,
-            shapes=shapes,
-            library=None if terms is None else str(self.run_dir / "plans"),
+            plan=planned.plan,
+            terms=planned.terms,
+            shapes=planned.shapes,
+            keeping=planned.keeping,
+            library=None if planned.terms is None else str(self.run_dir / "plans"),
             token=secrets.token_hex(32),
             job_id=secrets.token_hex(16),
             store=self._store(),

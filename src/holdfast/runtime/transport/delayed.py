@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy
 import torch
 
 from holdfast.core.ids import WorkerId
@@ -21,7 +22,7 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import StaleGeneration
 from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
-from holdfast.runtime.transport.port import Expected, Handle, MessageKey, Sent, SumHandle, SumKey, Transport
+from holdfast.runtime.transport.port import Expected, MessageHandle, MessageKey, Sent, SumHandle, SumKey, Transport
 
 __all__ = ["DelayedTransport"]
 
@@ -72,7 +73,7 @@ class DelayedTransport:
         """See Transport.send."""
         self._inner.send(key, peer, framed(_STAMP.pack(self._clock()), tensor))
 
-    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
+    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> _Travelling:
         """See Transport.receive; the handle's ``wait`` ends when the message would have arrived."""
         delay_s = self._link.seconds_of(max(num_bytes(spec), self._bytes_of(key)))
         return _Travelling(self, self._inner.receive(key, peer, _stamped(spec)), spec, key.generation, delay_s)
@@ -120,7 +121,7 @@ class _Travelling:
     """A message that may have come already, but is not here yet."""
 
     def __init__(
-        self, transport: DelayedTransport, handle: Handle, spec: TensorSpec, generation: int, delay_s: float
+        self, transport: DelayedTransport, handle: MessageHandle, spec: TensorSpec, generation: int, delay_s: float
     ) -> None:
         self._transport = transport
         self._handle = handle
@@ -130,6 +131,15 @@ class _Travelling:
 
     def wait(self) -> torch.Tensor:
         frame = self._handle.wait().numpy()
-        (sent_s,) = _STAMP.unpack_from(frame.data)
-        self._transport._wait_until(sent_s + self._delay_s, self._generation)
+        self._transport._wait_until(self._arrival(frame), self._generation)
         return unframed(frame, _STAMP.size, self._spec)
+
+    def kept(self) -> torch.Tensor | None:
+        found = self._handle.kept()
+        if found is None or self._arrival(found.numpy()) > self._transport._clock():
+            return None
+        return unframed(found.numpy(), _STAMP.size, self._spec)
+
+    def _arrival(self, frame: numpy.ndarray) -> float:
+        (sent_s,) = _STAMP.unpack_from(frame.data)
+        return float(sent_s) + self._delay_s

@@ -36,7 +36,7 @@ from holdfast.runtime.hardening import LISTENING
 from holdfast.runtime.sockets import duplicates, let_nobody_in, listens, sockets
 from holdfast.runtime.tensors import num_bytes
 from holdfast.runtime.transport.framing import framed, unframed
-from holdfast.runtime.transport.port import Exchange, Expected, Handle, MessageKey, Ready, SumHandle, SumKey
+from holdfast.runtime.transport.port import Exchange, Expected, MessageKey, Ready, SumHandle, SumKey
 
 __all__ = ["GlooTransport"]
 
@@ -179,7 +179,7 @@ class GlooTransport:
         """See Transport.drain."""
         self._settle(list(self._sent))
 
-    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
+    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> _Receiving:
         """See Transport.receive."""
         buffer = torch.empty(_HEADER.size + num_bytes(spec), dtype=torch.uint8)  # aligned, which numpy's are not
         frame = buffer.numpy()
@@ -347,6 +347,9 @@ class _Receiving:
         self._tensor = tensor
         self._key = key
         self._peer = peer
+
+    def kept(self) -> None:
+        """See MessageHandle: what Gloo has in an aborted group nobody can tell."""
 
     def wait(self) -> torch.Tensor:
         self._transport.await_(self._work, self._peer)

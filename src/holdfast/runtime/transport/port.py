@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,7 +13,18 @@ from holdfast.core.tensorspec import TensorSpec
 if TYPE_CHECKING:  # keys are used where nobody has loaded torch
     import torch
 
-__all__ = ["Exchange", "Expected", "Handle", "MessageKey", "Ready", "Sent", "SumHandle", "SumKey", "Transport"]
+__all__ = [
+    "Exchange",
+    "Expected",
+    "Handle",
+    "MessageHandle",
+    "MessageKey",
+    "Ready",
+    "Sent",
+    "SumHandle",
+    "SumKey",
+    "Transport",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +87,23 @@ class Expected:
     @classmethod
     def of(
         cls,
-        program: WorkerProgram,
+        programs: Iterable[WorkerProgram],
         spec_of: Callable[[Receive], TensorSpec],
         bytes_of: Callable[[tuple[int, ...]], int],
     ) -> Expected:
-        """Returns what a worker's program makes it expect.
+        """Returns what a worker's programs make it expect.
 
         Args:
-            program: of the worker.
+            programs: of the worker.
             spec_of: what a message holds.
             bytes_of: the most bytes that a contribution to the sum over these layers has.
         """
-        receives = (each for each in program.closing if isinstance(each, Receive))
-        shared = (each for each in program.reductions if len(each.workers) > 1)
+        all_of_them = tuple(programs)
+        receives = (each for program in all_of_them for each in program.closing if isinstance(each, Receive))
+        sums = dict.fromkeys(each for program in all_of_them for each in program.reductions)
         return cls(
             messages=tuple((each, spec_of(each)) for each in receives),
-            sums=tuple((each, bytes_of(each.layers)) for each in shared),
+            sums=tuple((each, bytes_of(each.layers)) for each in sums if len(each.workers) > 1),
         )
 
 
@@ -121,6 +133,16 @@ class Handle(Protocol):
         Raises:
             StaleGeneration: the transport was aborted.
             PeerLost: the other end is gone. The transport can only be closed then.
+        """
+
+
+class MessageHandle(Handle, Protocol):
+    """A receive under way."""
+
+    def kept(self) -> torch.Tensor | None:
+        """Returns what has come, whether or not the generation is over; None if it has not, or not all of it.
+
+        The handle is not to be waited for afterwards.
         """
 
 
@@ -191,7 +213,7 @@ class Transport(Protocol):
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """Starts to send; the tensor may be changed as soon as this returns."""
 
-    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
+    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> MessageHandle:
         """Starts to receive what ``peer`` sends under the same key."""
 
     def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:

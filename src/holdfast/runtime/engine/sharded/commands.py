@@ -73,8 +73,6 @@ class GatherSums(_Command, frozen=True, kw_only=True):
 class Discard(_Command, frozen=True, kw_only=True):
     """Drop what was computed of an unfinished step."""
 
-    keep_sums: bool
-
 
 class Update(_Command, frozen=True, kw_only=True):
     """Make a layer's next state. ``present``: which of its trainable parameters have a gradient."""

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.placement import LayerRange
+from holdfast.core.progress import Progress
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.errors import InternalError
 from holdfast.optim.committed import Committed
 from holdfast.optim.factory import OptimizerFactory
 from holdfast.runtime.engine.sharded.checks import part_spec
@@ -44,7 +44,6 @@ from holdfast.runtime.engine.sharded.ranks import Ranks
 from holdfast.runtime.engine.sharded.shards import together, whole
 from holdfast.runtime.engine.split_backward import PendingWeights
 from holdfast.runtime.engine.stage import ReducedLayers, Stage, _Cell, _Context, _Owned
-from holdfast.runtime.engine.stepped import last_part
 
 __all__ = ["Companion", "ShardedStage"]
 
@@ -80,9 +79,15 @@ class ShardedStage(Stage):
     # --- what the leader is asked -------------------------------------------------------------------------------------
 
     def forward(
-        self, step: int, microbatch: int, activation: Tensor | None, layers: LayerRange | None = None
+        self,
+        step: int,
+        microbatch: int,
+        activation: Tensor | None,
+        layers: LayerRange | None = None,
+        *,
+        adds: bool = True,
     ) -> Tensor | None:
-        """See `Stage.forward`; the activation is that of all samples."""
+        """See `Stage.forward`; the activation is that of all samples. There is no forward pass that is not kept."""
         if step != self._step:
             self.begin(step)
         layers = layers or self._all()
@@ -91,9 +96,16 @@ class ShardedStage(Stage):
         return self.run_forward(command, activation)
 
     def backward(
-        self, kind: OpKind, step: int, microbatch: int, gradient: Tensor | None, layers: LayerRange | None = None
+        self,
+        kind: OpKind,
+        step: int,
+        microbatch: int,
+        gradient: Tensor | None,
+        layers: LayerRange | None = None,
+        *,
+        adds: bool = True,
     ) -> Tensor | None:
-        """See `Stage.backward`; the gradients are those of all samples."""
+        """See `Stage.backward`; the gradients are those of all samples. There is no backward pass that does not add."""
         part = None if layers is None else (layers.start, layers.stop)
         command = Backward(stage=self.number, kind=kind.value, step=step, microbatch=microbatch, layers=part)
         self.ranks.tell(command)
@@ -105,11 +117,15 @@ class ShardedStage(Stage):
         self.gather_sums(reduction)
         return super().message(reduction, dissent)
 
-    def discard(self, *, keep_sums: bool = False) -> None:
+    def discard(self) -> None:
         """See `SteppedStage.discard`."""
         if self.ranks.leads and not self.ranks.broken:
-            self.ranks.tell(Discard(stage=self.number, keep_sums=keep_sums))
-        super().discard(keep_sums=keep_sums)
+            self.ranks.tell(Discard(stage=self.number))
+        super().discard()
+
+    def progress(self) -> tuple[Progress, ...]:
+        """See `SteppedStage.progress`: companions would have to know, so a step that is interrupted is run again."""
+        return ()
 
     # --- what every rank does -----------------------------------------------------------------------------------------
 
@@ -130,10 +146,7 @@ class ShardedStage(Stage):
         kind, layers = OpKind(command.kind), None if command.layers is None else LayerRange(*command.layers)
         with self.ranks.in_step():
             if kind is not OpKind.W:
-                context = self._contexts.get(command.microbatch)
-                if context is None:
-                    raise InternalError(f"{kind} of micro-batch {command.microbatch} without its forward pass")
-                part = last_part(f"{kind} of micro-batch {command.microbatch}", context.left, layers)
+                context, part = self._context(kind, command.microbatch, layers)
                 if context.loss is None or part.stop < context.layers.stop:
                     gradient = self._take(gradient, self._whole_outputs[part.stop - 1])
             found = super().backward(kind, command.step, command.microbatch, gradient, layers)
@@ -227,10 +240,9 @@ class ShardedStage(Stage):
         super()._adopt(layer, other)
         self.sharded(layer).stage = self.number
 
-    def _forget(self, *, keep_sums: bool) -> None:
-        super()._forget(keep_sums=keep_sums)
-        if not keep_sums:
-            self._gradients_here = {}
+    def _forget(self) -> None:
+        super()._forget()
+        self._gradients_here = {}
 
 
 class Companion:
@@ -266,8 +278,8 @@ class Companion:
                 stage.run_backward(command)
             case GatherSums(reduction=reduction):
                 stage.gather_sums(reduction)
-            case Discard(keep_sums=keep_sums):
-                stage.discard(keep_sums=keep_sums)
+            case Discard():
+                stage.discard()
             case Adopt(layer=layer, other=other):
                 stage._adopt(layer, self._stages[other])
             case Update(layer=layer):

@@ -21,7 +21,7 @@ from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.sums import Summing
 from holdfast.runtime.transport.links.switchboard import Switchboard
 from holdfast.runtime.transport.links.wire import MESSAGES, NO_STEP, Kind, Label, label_of
-from holdfast.runtime.transport.port import Expected, Handle, MessageKey, Ready, Sent, SumHandle, SumKey
+from holdfast.runtime.transport.port import Expected, MessageKey, Ready, Sent, SumHandle, SumKey
 
 __all__ = ["LinkTransport"]
 
@@ -91,7 +91,7 @@ class LinkTransport:
         self._inbox.check(key.generation, (peer,))
         self._switchboard.send(peer, label_of(key), bytes_of(tensor).data, lent=True)
 
-    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> Handle:
+    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> _Receiving:
         """See Transport.receive."""
         self._check(key.generation, peer)
         size, label = num_bytes(spec), label_of(key)
@@ -120,7 +120,7 @@ class LinkTransport:
     def sent(self) -> Sent:
         """See Transport.sent."""
         by_kind = self._switchboard.sent()
-        sums = by_kind[Kind.PART] + by_kind[Kind.TOTAL]
+        sums = by_kind[Kind.PART] + by_kind[Kind.TOTAL] + by_kind[Kind.SUM]
         messages = sum(by_kind[kind] for kind in MESSAGES)
         return Sent(messages=messages, sums=sums, state=by_kind[Kind.SLICE])
 
@@ -139,5 +139,11 @@ class _Receiving:
         self._inbox, self._peer, self._label, self._incoming, self._spec = inbox, peer, label, incoming, spec
 
     def wait(self) -> torch.Tensor:
-        data = self._inbox.take(self._peer, self._label, self._incoming)
+        return self._shaped(self._inbox.take(self._peer, self._label, self._incoming))
+
+    def kept(self) -> torch.Tensor | None:
+        data = self._incoming.data
+        return self._shaped(data) if data is not None and self._incoming.complete and not self._incoming.wrong else None
+
+    def _shaped(self, data: torch.Tensor) -> torch.Tensor:
         return data.view(torch_dtype(self._spec)).view(self._spec.shape)

@@ -62,6 +62,8 @@ class Kind(IntEnum):
     """Asks for a slice of what another worker keeps."""
     SLICE = 8
     """A slice that was asked for."""
+    SUM = 9
+    """A sum that stands, for an owner that has not got it."""
 
 
 _KINDS = {
@@ -69,11 +71,12 @@ _KINDS = {
     Payload.VERDICT: Kind.VERDICT,
     Payload.ACTIVATION: Kind.ACTIVATION,
     Payload.GRADIENT: Kind.GRADIENT,
+    Payload.SUM: Kind.SUM,
 }
-MESSAGES = frozenset(_KINDS.values())
+MESSAGES = frozenset(_KINDS.values()) - {Kind.SUM}
 """What goes from one worker to another; the rest is for sums, or for the links themselves."""
 _KNOWN = {int(kind): kind for kind in Kind}
-_EQUALS = {Kind.GRADIENT: Kind.ACTIVATION, Kind.TOTAL: Kind.PART, Kind.SLICE: Kind.ASK}
+_EQUALS = {Kind.GRADIENT: Kind.ACTIVATION, Kind.TOTAL: Kind.PART, Kind.SUM: Kind.PART, Kind.SLICE: Kind.ASK}
 URGENCY = {kind: _EQUALS.get(kind, kind) for kind in Kind}
 """Of two messages that wait, the one with the smaller number goes first; with equal ones, the one that came first."""
 BACKGROUND = frozenset((Kind.ASK, Kind.SLICE))

@@ -1,0 +1,136 @@
+"""An interrupted step: what all that is kept of it comes to, and what is left to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from holdfast.control.membership.forming import check_distance, lowest, settled
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell
+from holdfast.control.messages import CommitVote, Resume, Status
+from holdfast.core.evaluate import evaluate
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+from holdfast.core.progress import Progress
+from holdfast.core.remainder import Remainder
+from holdfast.errors import InfeasiblePlan, InvalidSchedule
+from holdfast.planning.remainder import plan_remainder
+from holdfast.telemetry.events import Agreed, Notice
+
+__all__ = ["contradicted", "finish_step"]
+
+
+def finish_step(state: Membership) -> Decision:
+    """All go on with the step that was interrupted: only what the lost alone had done of it is run again.
+
+    Where somebody knows the verdict over it, and whoever has not updated with it has all sums for that, only these
+    updates are made.
+
+    Returns:
+        Still forming if it is to be run again whole: somebody cannot return bitwise to the state before it, or is to
+        get layers; the step before is given up or was refused; more would be held in memory than by the plan, or it is
+        no faster.
+    """
+    plan, step, statuses = state.running.plan, lowest(state), tuple(state.reports.statuses.values())
+    if plan is None or step >= state.rules.steps or not all(_goes_on(each, plan) for each in statuses):
+        return state, ()
+    check_distance(state, step)
+    verdict = _verdict(statuses, step)
+    if verdict is not None and all(_has_sums(state, each, step) for each in statuses):
+        return _concluded(state, step, verdict)
+    before, votes = settled(state, step)
+    kept = {each.worker: _kept(each, step) for each in statuses}
+    progress = {worker: each for worker, each in kept.items() if each is not None}
+    if before != step or len(progress) < len(kept):
+        return state, ()
+    return _with_remainder(state, plan, progress, votes)
+
+
+def _goes_on(status: Status, plan: Plan) -> bool:
+    """Whether a worker holds just what it is to hold, and knows of nothing that speaks against its step."""
+    held = tuple(layer for layer, _ in status.layer_steps)
+    return held == plan.placement.layers_of(status.worker) and not status.follows and not status.refuses
+
+
+def _verdict(statuses: Iterable[Status], step: int) -> CommitVote | None:
+    """The verdict over a step, if anybody knows it."""
+    return next((vote for each in statuses for vote in each.votes if vote.step == step and vote.complete), None)
+
+
+def _has_sums(state: Membership, status: Status, step: int) -> bool:
+    """Whether a worker has made all updates of a step, or has all sums that they need."""
+    behind = {layer for layer, at in status.layer_steps if at == step}
+    ties = state.rules.keeping.ties if state.rules.keeping is not None else ()
+    needed = {(layer,) for layer in behind} | {tie for tie in ties if not behind.isdisjoint(tie)}
+    kept = next((each for each in status.progress if each.step == step), Progress(step=step))
+    return needed <= set(kept.complete)
+
+
+def _kept(status: Status, step: int) -> Progress | None:
+    """What a worker keeps of a step: nothing if it has not begun it, or is beyond it; None if it cannot return."""
+    if not status.returns and any(at > step for _, at in status.layer_steps):
+        return None
+    return next((each for each in status.progress if each.step == step), Progress(step=step))
+
+
+def _concluded(state: Membership, step: int, verdict: CommitVote) -> Decision:
+    agreed = Agreed(generation=state.generation, step=step, recomputed_microbatches=0, goes_on=True, concluded=True)
+    resume = Resume(generation=state.generation, step=step, concluded=verdict.value)
+    return _resumed(state, step + 1, agreed, dict.fromkeys(state.alive, resume))
+
+
+def _with_remainder(
+    state: Membership, plan: Plan, progress: Mapping[WorkerId, Progress], votes: tuple[bytes, ...]
+) -> Decision:
+    keeping = state.rules.keeping
+    assert keeping is not None, "only a job that keeps steps is asked for what is left of one"
+    try:
+        rest = plan_remainder(plan, progress, ties=keeping.ties, costs=keeping.costs, begun=_begun(state))
+    except InfeasiblePlan:
+        return state, ()
+    except InvalidSchedule as error:
+        return contradicted(state, error)
+    if rest.lasts >= evaluate(plan, keeping.costs).makespan:
+        return state, ()
+    resumes = {
+        worker: Resume(generation=state.generation, step=rest.step, votes=votes, rest=rest.excerpt(worker))
+        for worker in state.alive
+    }
+    return _resumed(state, rest.step, _told(state, rest), resumes, rest)
+
+
+def contradicted(state: Membership, error: InvalidSchedule) -> Decision:
+    """Reports that cannot all be true: nothing is built on them, and the step is run again whole."""
+    text = f"what workers tell of step {lowest(state)} cannot be, so it is run again whole: {error.rule}"
+    return state, (Record(event=Notice(worker="coordinator", text=text)),)
+
+
+def _told(state: Membership, rest: Remainder) -> Agreed:
+    dropped = (dict(status.executed).get(rest.step + 1, 0) for status in state.reports.statuses.values())
+    return Agreed(
+        generation=state.generation,
+        step=rest.step,
+        recomputed_microbatches=len(rest.redone) + len(rest.regenerated),
+        goes_on=True,
+        redone=rest.redone,
+        regenerated=rest.regenerated,
+        dropped=sum(dropped),
+    )
+
+
+def _begun(state: Membership) -> frozenset[tuple[int, int]]:
+    """Pairs that the lost had run forward, as far as their last heartbeats told."""
+    return frozenset(pair for step, pairs in state.forming.lost_work if step == lowest(state) for pair in pairs)
+
+
+def _resumed(
+    state: Membership, step: int, agreed: Agreed, resumes: Mapping[WorkerId, Resume], rest: Remainder | None = None
+) -> Decision:
+    state = replace(
+        state,
+        phase=Phase.RUNNING,
+        grid=replace(state.grid, former=None),
+        forming=replace(state.forming, resume_step=step, votes=(), lost_work=(), rest=rest),
+        restoring=replace(state.restoring, loading=None),
+    )
+    return state, (Record(event=agreed), *(Tell(to=worker, command=each) for worker, each in resumes.items()))

@@ -1,0 +1,155 @@
+"""What is left of a step: how it is ordered, what it costs, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from holdfast.core.builders import adaptive_plan, regular_plan
+from holdfast.core.evaluate import evaluate
+from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Payload, lower
+from holdfast.core.placement import LayerRange, split_evenly
+from holdfast.core.profile import Link, uniform_profile, unit_costs
+from holdfast.core.progress import Logged, Part, Progress
+from holdfast.core.remainder import lower_remainder, validate_remainder
+from holdfast.core.schedule import OpKind
+from holdfast.errors import InternalError, InvalidSchedule
+from holdfast.planning.remainder import logged_bytes, plan_remainder, progress_at
+
+PLAN = regular_plan(3, split_evenly(8, 4), 6)
+COSTS = unit_costs(8)
+LOST = WorkerId(1, 2)
+LEFT = adaptive_plan(PLAN, {LOST})
+STEP_S = evaluate(PLAN, COSTS).makespan
+NUMBERS = [microbatch.number for microbatch in PLAN.routes.microbatches]
+
+
+def remainder_at(share):
+    return plan_remainder(LEFT, progress_at(PLAN, COSTS, share * STEP_S, 5, {LOST}), costs=COSTS)
+
+
+def test_what_is_left_of_a_step_that_has_not_begun_is_the_step():
+    rest = remainder_at(0.0)
+    assert rest.lasts == evaluate(LEFT, COSTS).makespan
+    assert [row.worker for row in rest.rows] == list(LEFT.workers)
+    ops = {row.worker: {piece.op for piece in row.pieces} for row in rest.rows}
+    assert ops == {worker: set(row) for worker, row in LEFT.orders.rows}
+    assert (rest.redone, rest.regenerated, rest.standing) == ((), (), ())
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_it_is_shorter_the_later_the_loss_and_never_longer_than_the_step(share):
+    whole = evaluate(LEFT, COSTS).makespan
+    assert remainder_at(share).lasts < whole
+    assert remainder_at(share).lasts <= remainder_at(share - 0.1).lasts
+
+
+def test_at_the_end_the_share_of_the_lost_is_left_and_its_peers_divide_it():
+    rest = remainder_at(1.0)
+    share = [microbatch.number for microbatch in PLAN.routes.through(LOST)]
+    assert rest.redone == tuple((layer, number) for layer in (4, 5) for number in share)
+    busy = {row.worker for row in rest.rows if row.pieces}
+    assert busy == {WorkerId(0, 2), WorkerId(2, 2)}
+    assert rest.lasts == 3 * 2 * 3, "three micro-batches of F and B over two layers"
+    sent = {(row.worker, each.payload) for row in rest.rows for each in row.resent}
+    assert sent == {(WorkerId(1, 1), Payload.ACTIVATION), (WorkerId(1, 3), Payload.GRADIENT)}
+
+
+def test_an_excerpt_has_one_row_and_all_sums_that_stand():
+    progress = progress_at(PLAN, COSTS, STEP_S, 5, {LOST})
+    done = progress[WorkerId(0, 0)]
+    counted = tuple(each for each in done.counted if each[0] != 1)
+    progress[WorkerId(0, 0)] = dataclasses.replace(done, complete=((1,),), counted=counted)
+    rest = plan_remainder(LEFT, progress, costs=COSTS)
+    (standing,) = rest.standing
+    assert (standing.layers, standing.holder, standing.takers) == (
+        (1,),
+        WorkerId(0, 0),
+        (WorkerId(1, 0), WorkerId(2, 0)),
+    )
+    excerpt = rest.excerpt(WorkerId(1, 0))
+    assert excerpt.rows == (rest.row(WorkerId(1, 0)),)
+    assert excerpt.standing == rest.standing
+    (program,) = [each for each in lower(LEFT) if each.worker == WorkerId(1, 0)]
+    lowered = lower_remainder(excerpt, program, 8)
+    assert [str(each) for each in lowered.operations if "SUM" in str(each)] == ["RECV_SUM0.1<0.0"]
+    assert [each.layers for each in lowered.reductions] == [(0,)]
+
+
+def test_reports_of_unlike_steps_are_our_bug():
+    progress = progress_at(PLAN, COSTS, STEP_S / 2, 5, {LOST})
+    progress[WorkerId(0, 0)] = Progress(step=6)
+    with pytest.raises(InternalError, match=r"reports are of steps \[5, 6\]"):
+        plan_remainder(LEFT, progress)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda p: {"counted": (*p.counted[:-1], (p.counted[-1][0], ()))}, "no pass"),
+        (lambda p: {"contexts": (Part(0, LayerRange(2, 4)),)}, "counts 2 times"),
+    ],
+    ids=["a pair in nobody's sum", "a pair twice"],
+)
+def test_reports_that_contradict_each_other_are_refused_or_made_up_for(change, rule):
+    progress = progress_at(PLAN, COSTS, STEP_S, 5, {LOST})
+    told = progress[WorkerId(0, 1)]
+    progress[WorkerId(0, 1)] = dataclasses.replace(told, **change(told))
+    rest = plan_remainder(LEFT, progress, costs=COSTS)
+    again = {(layer, m) for layer, m in rest.redone}
+    if rule == "no pass":
+        assert {(3, number) for number in range(6)} <= again
+    else:
+        assert not any(layer in (2, 3) for layer, _ in again), "a pass of what is counted is not gone over"
+
+
+def test_what_is_not_proved_is_refused():
+    progress = progress_at(PLAN, COSTS, STEP_S, 5, {LOST})
+    rest = plan_remainder(LEFT, progress, costs=COSTS)
+    programs = [lower_remainder(rest, each, 8) for each in lower(LEFT)]
+    validate_remainder(rest, programs, progress, NUMBERS)
+    nobody = [dataclasses.replace(row, resent=()) for row in rest.rows]
+    lacking = dataclasses.replace(rest, rows=tuple(nobody))
+    with pytest.raises(InvalidSchedule, match="wait for one another"):
+        validate_remainder(lacking, [lower_remainder(lacking, each, 8) for each in lower(LEFT)], progress, NUMBERS)
+    silent = {worker: dataclasses.replace(each, logged=()) for worker, each in progress.items()}
+    with pytest.raises(InvalidSchedule, match="is not in the log"):
+        validate_remainder(rest, programs, silent, NUMBERS)
+    forgetful = {worker: dataclasses.replace(each, counted=()) for worker, each in progress.items()}
+    with pytest.raises(InvalidSchedule, match="counts 0 times for layer"):
+        validate_remainder(rest, programs, forgetful, NUMBERS)
+
+
+def test_a_message_that_nobody_has_is_made_again_from_the_nearest_one():
+    progress = progress_at(PLAN, COSTS, STEP_S, 5, {LOST})
+    without = progress[WorkerId(1, 1)]
+    progress[WorkerId(1, 1)] = dataclasses.replace(
+        without, logged=tuple(each for each in without.logged if each.payload is not Payload.ACTIVATION)
+    )
+    rest = plan_remainder(LEFT, progress, costs=COSTS)
+    share = [microbatch.number for microbatch in PLAN.routes.through(LOST)]
+    assert set(rest.regenerated) == {(layer, number) for layer in (2, 3) for number in share}
+    again = [piece for row in rest.rows for piece in row.pieces if not piece.adds]
+    assert {piece.op.kind for piece in again} == {OpKind.F}
+    assert {row.worker for row in rest.rows for piece in row.pieces if not piece.adds} == {WorkerId(1, 1)}
+
+
+def test_what_a_worker_keeps_is_what_it_hands_on():
+    profile = uniform_profile(8, forward_s=1, backward_input_s=1, backward_weight_s=1)
+    sized = dataclasses.replace(
+        profile,
+        link=Link(latency_s=0, bytes_per_s=1),
+        layers=tuple(dataclasses.replace(each, boundary_bytes=10 * (i + 1)) for i, each in enumerate(profile.layers)),
+    )
+    kept = logged_bytes(PLAN, sized)
+    assert kept[WorkerId(0, 0)] == 6 * 20, "activations behind layer 1"
+    assert kept[WorkerId(0, 1)] == 6 * (20 + 40)
+    assert kept[WorkerId(0, 3)] == 6 * 60, "gradients alone"
+    assert logged_bytes(PLAN, sized, staggered=True)[WorkerId(0, 1)] == 2 * kept[WorkerId(0, 1)]
+
+
+def test_logged_is_sorted_and_says_whose():
+    progress = progress_at(PLAN, COSTS, STEP_S, 5)
+    assert progress[WorkerId(0, 0)].logged == (Logged(Payload.ACTIVATION, 2, (0, 1, 2, 3, 4, 5)),)
