@@ -56,6 +56,7 @@ soak: $(STAMP)  ## five rounds of real processes, 20,000 inputs per parser, 2,00
 bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/healthy_step.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/remainder.py
 	$(BIN)/python benchmarks/prices.py
 	$(BIN)/python benchmarks/joining.py
 	$(BIN)/python benchmarks/transfer.py

@@ -99,6 +99,7 @@ def _measured(grid: str, stage: int, point: Point, options: argparse.Namespace) 
         "data": {"kind": "text", "path": __file__},
         "grid": {"pipelines": pipelines, "stages": stages, "microbatches": options.microbatches},
         "train": {"steps": _KILL_STEP + 2},
+        "resilience": {"step_log": False},  # what is left of a step depends on the very moment of the kill
     }
     job, profile = parse_job(tree), op_profile(_LAYERS, stages, options.op_ms / 1000)
     row = partial(_row, job, fault, profile)

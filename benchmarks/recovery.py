@@ -102,6 +102,7 @@ def _job(grid: Grid, options: argparse.Namespace) -> Job:
         "data": {"kind": "text", "path": __file__},
         "grid": {"pipelines": grid.pipelines, "stages": grid.stages, "microbatches": options.microbatches},
         "train": {"steps": options.kill_step + 3},
+        "resilience": {"step_log": False},  # so that the step is run again whole: how long that takes is planned
     }
     return parse_job(tree)
 
