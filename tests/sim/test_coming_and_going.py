@@ -211,7 +211,7 @@ def test_anything_at_any_time_while_the_coordinator_dies_and_connections_break(s
             raise
         to_break += len(breaks)
         broken += sum(spec.startswith("break:") for spec in result.fired)
-    assert broken >= to_break // 2 > 0
+    assert broken >= to_break // 3 > 0, "the others come while nobody is connected, or behind the end"
 
 
 @pytest.mark.parametrize("at", [0.5, 0.8, 1.1, 1.4, 1.7, 2.0, 2.3, 2.6])
