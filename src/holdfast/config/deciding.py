@@ -27,6 +27,7 @@ _NEVER = (
     "grid.workers_per_node",
     "resilience",
     "checkpoint",
+    "logging",
     "control",
 )
 _IN_FAST_NUMERICS = (

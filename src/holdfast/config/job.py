@@ -20,6 +20,8 @@ __all__ = [
     "GptModel",
     "Grid",
     "Job",
+    "LOGGED",
+    "Logging",
     "LossScaleSettings",
     "ModelSettings",
     "Optimizer",
@@ -52,6 +54,8 @@ class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 FIRST_INTERVAL = 10
 """Steps until the first checkpoint of a job that sets its interval by what they cost."""
+LOGGED = ("auto", "adaptive")
+"""The strategies that replay layers without a living owner from logs, where there are any."""
 Checkpointed = bool | tuple[Count, ...]
 """Layers that keep only their input and are run again for their backward pass: all, none, or those of these indices."""
 
@@ -306,6 +310,31 @@ class Checkpoint(_Plain, frozen=True, kw_only=True):
     on_sigterm: NonNegative = 25.0
 
 
+class Logging(_Plain, frozen=True, kw_only=True):
+    """Logs of what workers send to other nodes, from which layers are computed again that no living worker holds.
+
+    ``use``: ``auto`` where replicas are missing and it costs less than it saves (``holdfast inspect`` tells the figures),
+    ``on``, or ``off``. It needs ``checkpoint.every``. ``when``: tensors are written while the worker waits (``idle``),
+    ``at-once``, or by the worker itself ``before-sending``, for comparison. ``most_bytes``: what waits to be written at
+    most; where more would, a step is left out of the log. ``precision``: of what is kept; less than ``exact`` makes a
+    replay not bitwise. ``directory``: a folder on each node's own disk, default ``logs`` in the run directory.
+    ``url``: a folder or ``s3://BUCKET/PREFIX`` that all nodes reach, where logs are sent: ``upload`` ``on-failure``, or
+    ``always`` as soon as a file of them is finished; without one all nodes must reach ``directory``. ``helpers``: how
+    many workers replay the same lost layers besides those that take them over, each some of the micro-batches; each
+    holds these layers, too, meanwhile. ``bandwidth``: bytes per second at which a worker copies what it logs.
+    """
+
+    use: Literal["auto", "on", "off"] = "auto"
+    when: Literal["idle", "at-once", "before-sending"] = "idle"
+    most_bytes: Positive = 1 << 28
+    precision: Literal["exact", "bfloat16", "float16"] = "exact"
+    directory: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    url: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    upload: Literal["on-failure", "always"] = "on-failure"
+    helpers: Count = 0
+    bandwidth: PositiveFloat = 12.0e9
+
+
 class Tls(_Plain, frozen=True, kw_only=True):
     """Paths of PEM files: the authority of both ends, our certificate and its key; ``holdfast certs`` makes them."""
 
@@ -368,6 +397,7 @@ class Job(_Plain, frozen=True, kw_only=True):
     train: Train
     resilience: Resilience = Resilience()
     checkpoint: Checkpoint = Checkpoint()
+    logging: Logging = Logging()
     control: Control = Control()
     resume: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
@@ -399,6 +429,12 @@ class Job(_Plain, frozen=True, kw_only=True):
     def keeps_steps(self) -> bool:
         """Whether workers keep what they have of an interrupted step: not those of several processes, nor with Gloo."""
         return self.resilience.step_log and self.most_shards == 1 and self.control.data_plane == "links"
+
+    @property
+    def may_log(self) -> bool:
+        """Whether workers can log what they send to other nodes, to replay lost layers from a checkpoint."""
+        plain = self.most_shards == 1 and self.most_lanes == 1 and self.control.data_plane == "links"
+        return plain and self.checkpoint_every > 0 and self.resilience.strategy in LOGGED
 
     @property
     def most_shards(self) -> int:

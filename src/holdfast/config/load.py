@@ -18,7 +18,17 @@ from typing import Any
 import msgspec
 import yaml
 
-from holdfast.config.job import BertModel, ConvnetModel, GptModel, Grid, Job, Optimizer, PythonModel, VitModel
+from holdfast.config.job import (
+    LOGGED,
+    BertModel,
+    ConvnetModel,
+    GptModel,
+    Grid,
+    Job,
+    Optimizer,
+    PythonModel,
+    VitModel,
+)
 from holdfast.config.parsing import parsing
 from holdfast.core.placement import MOST_LAYERS
 from holdfast.errors import ConfigError
@@ -268,7 +278,7 @@ def _check(job: Job, source: str) -> None:
             f"{source}: control.host: {job.control.host} can be reached from outside, and the job's token would travel "
             "in the clear: expected control.tls (holdfast certs makes it), or control.insecure: true if that is meant"
         )
-    if complaint := _wrong_baseline(job):
+    if complaint := _wrong_baseline(job) or _wrong_logging(job):
         raise ConfigError(f"{source}: {complaint}")
     if complaint := _wrong_lanes(job) or _wrong_shards(job):
         raise ConfigError(f"{source}: {complaint}")
@@ -449,6 +459,19 @@ def _wrong_baseline(job: Job) -> str:
     if strategy == "checkfreq" and job.checkpoint.synchronous:
         return "checkpoint.synchronous: strategy checkfreq writes while training goes on; expected false, got true"
     return ""
+
+
+def _wrong_logging(job: Job) -> str:
+    """Why what a job says of logs cannot be; empty if it can."""
+    if job.logging.use != "on" or job.may_log:
+        return ""
+    missing = (
+        (not job.checkpoint_every, "checkpoint.every", "more than 0: layers are replayed from a checkpoint"),
+        (job.control.data_plane == "gloo", "control.data_plane", "links"),
+        (job.most_shards > 1 or job.most_lanes > 1, "grid", "stages of one GPU"),
+        (job.resilience.strategy not in LOGGED, "resilience.strategy", " or ".join(LOGGED)),
+    )
+    return next(f"logging.use: on needs {key}: {right}" for wrong, key, right in missing if wrong)
 
 
 def _wrong_optimizer(optimizer: Optimizer) -> str:
