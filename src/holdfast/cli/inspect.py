@@ -41,6 +41,7 @@ from holdfast.telemetry.events import (
     Preparing,
     Reattached,
     Rebuilt,
+    Replaying,
     Resumed,
     RolledBack,
     Seated,
@@ -355,6 +356,10 @@ def _tell_members(event: Event) -> str | None:
         case Installed():
             why = {"": "", BOUNDARY: ", between two steps"}.get(event.strategy, f", by {event.strategy}")
             return f"generation {event.generation}: {len(event.workers)} workers{why}"
+        case Replaying(layers=(first, stop)):
+            who, steps = ", ".join(event.workers), event.stop - event.start
+            what = f"layers {first}-{stop - 1}" if stop > first + 1 else f"layer {first}"
+            return f"{who} replay(s) {steps} step(s) of {what}, from the checkpoint of step {event.start}"
         case Rebuilt():
             return f"generation {event.generation} is connected"
         case RolledBack():

@@ -313,7 +313,7 @@ class Checkpoint(_Plain, frozen=True, kw_only=True):
 class Logging(_Plain, frozen=True, kw_only=True):
     """Logs of what workers send to other nodes, from which layers are computed again that no living worker holds.
 
-    ``use``: ``auto`` where replicas are missing and it costs less than it saves (``holdfast inspect`` tells the figures),
+    ``use``: ``auto`` where replicas are missing and it costs less than it saves (``holdfast inspect`` tells both),
     ``on``, or ``off``. It needs ``checkpoint.every``. ``when``: tensors are written while the worker waits (``idle``),
     ``at-once``, or by the worker itself ``before-sending``, for comparison. ``most_bytes``: what waits to be written at
     most; where more would, a step is left out of the log. ``precision``: of what is kept; less than ``exact`` makes a

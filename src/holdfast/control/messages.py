@@ -15,6 +15,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.progress import Progress as StepProgress
 from holdfast.core.remainder import Remainder
+from holdfast.core.replay import Replay
 from holdfast.core.work import WorkPhase
 from holdfast.errors import HoldfastError
 from holdfast.storage.checkpoints import Shard
@@ -45,12 +46,14 @@ __all__ = [
     "Message",
     "News",
     "NodeLost",
+    "Obsolete",
     "Peer",
     "Preempted",
     "Progress",
     "Raised",
     "Refused",
     "Remark",
+    "ReplayOrder",
     "Resume",
     "Save",
     "Saved",
@@ -67,6 +70,7 @@ __all__ = [
     "CommitVote",
     "Told",
     "Unreadable",
+    "Unreplayed",
     "WorkerOffer",
     "decode_command",
     "decode_message",
@@ -370,6 +374,14 @@ class Unreadable(_Wire, frozen=True, tag=True, kw_only=True):
     detail: str
 
 
+class Unreplayed(_Wire, frozen=True, tag=True, kw_only=True):
+    """A worker cannot replay layers: what it needs was not logged, is damaged, or is not what it computes."""
+
+    worker: WorkerId
+    generation: int
+    detail: str
+
+
 class Failure(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker ends for a reason that no recovery cures; see Raised for those that may be its own fault."""
 
@@ -435,6 +447,26 @@ class Resume(_Wire, frozen=True, tag=True, kw_only=True):
     votes: tuple[bytes, ...] = ()
     rest: Remainder | None = None
     concluded: bytes | None = None
+
+
+class ReplayOrder(_Wire, frozen=True, tag=True, kw_only=True):
+    """Load layers as they were at ``state``, and run their steps since then again from what was logged.
+
+    ``num_layers``: of the model. ``parts`` are run one after another; in each, ``vote`` settles the last step, over
+    which no log may have the verdict yet; None if there is no such step.
+    """
+
+    generation: int
+    state: StateAt
+    num_layers: int
+    parts: tuple[Replay, ...]
+    vote: bytes | None = None
+
+
+class Obsolete(_Wire, frozen=True, tag=True, kw_only=True):
+    """A checkpoint of ``step`` is complete: what was logged of the steps before it is not needed any more."""
+
+    step: int
 
 
 class Save(_Wire, frozen=True, tag=True, kw_only=True):
@@ -562,6 +594,7 @@ Message = (
     | Finished
     | Saved
     | Unreadable
+    | Unreplayed
     | Raised
     | Failure
     | Started
@@ -572,6 +605,8 @@ Command = (
     Attached
     | Install
     | Resume
+    | ReplayOrder
+    | Obsolete
     | Blob
     | Save
     | Expel

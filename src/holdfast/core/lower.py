@@ -134,11 +134,15 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Take an activation or a gradient out of the own log. Text: ``RECALL_ACT1.5@2``, with the boundary."""
+    """Take an activation or a gradient out of the own log. Text: ``RECALL_ACT1.5@2``, with the boundary.
+
+    Or, in a replay, the sum of weights that are tied between ``layers``, by the number of the tie.
+    """
 
     payload: Payload
     microbatch: MicroBatch
     boundary: int
+    layers: tuple[int, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"RECALL_{self.payload.value}{self.microbatch}@{self.boundary}"

@@ -13,7 +13,7 @@ messages. If all was not well, that next step ends in StepRefused, and the updat
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,6 +43,7 @@ __all__ = [
     "Execution",
     "Expect",
     "FinishReduce",
+    "Keep",
     "Give",
     "PollReduce",
     "Reach",
@@ -106,6 +107,9 @@ class StepEngine(Protocol):
 
     def vote(self) -> Any:
         """Returns what this worker knows of the step's verdict."""
+
+    def pack_vote(self, vote: Any) -> bytes:
+        """Returns a vote as bytes."""
 
     def merge_votes(self, ours: Any, theirs: Any) -> Any:
         """Returns what both know."""
@@ -215,6 +219,21 @@ class FinishReduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Log a value for whoever may have to run layers of this step again: it is sent to another node, or settles one.
+
+    ``boundary``: of an activation or a gradient; of a sum the number of its tie. ``number``: of the micro-batch, or 0.
+    A vote is over the step before, as bytes. In a replay it is compared with what was logged.
+    """
+
+    payload: Payload
+    step: int
+    boundary: int
+    number: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Reach:
     """A named point is reached: a fault may strike here."""
 
@@ -243,7 +262,7 @@ class Committed:
     rest: Remainder | None = None
 
 
-Effect = Expect | Take | Give | Run | StartReduce | PollReduce | FinishReduce | Reach | Ready | Committed
+Effect = Expect | Take | Give | Run | StartReduce | PollReduce | FinishReduce | Keep | Reach | Ready | Committed
 Steps = Generator[Effect, Any, None]
 
 
@@ -264,6 +283,9 @@ class Execution:
         rest: what is left of the step, if it was interrupted: ``program`` is that of the remainder, and the stage has
             resumed the step. None: all.
         begun: whether some of the step was run before, so that it does not start here.
+        logged: what is logged: activations or gradients at these boundaries; and the sums of these ties, by number.
+        ties: the number of each tie whose sum is logged.
+        decided: the verdict over a step of the past, which is replayed: nobody is asked, and nothing is told of it.
         pairs: (layer, micro-batch) pairs run forward so far.
         ops: the operations run so far, readable at any time.
         verdict: over this step; None until it is reduced.
@@ -280,6 +302,9 @@ class Execution:
     log: StepLog = field(default_factory=StepLog)
     rest: Remainder | None = None
     begun: bool = False
+    logged: frozenset[tuple[Payload, int]] = frozenset()
+    ties: Mapping[tuple[int, ...], int] = field(default_factory=dict)
+    decided: Any = None
     pairs: int = 0
     ops: list[Op] = field(default_factory=list)
     verdict: Verdict | None = None
@@ -313,7 +338,8 @@ class Execution:
         # All workers decide alike. Whoever needs nobody for the verdict has it at once.
         self.closed = self.closing or (settles and self.stage.unanimous) or not self.program.verdict
         yield from (self._close() if self.closed else self._stagger())
-        yield Committed(self.step, tuple(self.ops), whole=self.rest is None, rest=self.rest)
+        if self.decided is None:
+            yield Committed(self.step, tuple(self.ops), whole=self.rest is None, rest=self.rest)
         self.committed = True
 
     def _operate(self) -> Steps:
@@ -329,6 +355,8 @@ class Execution:
             match instruction:
                 case Compute():
                     yield from self._compute(instruction, marks)
+                case Recall(payload=Payload.SUM, boundary=tie, layers=layers):
+                    self.stage.take_sum(layers, self.log.recall(self.step, Payload.SUM, tie, 0))
                 case Recall(payload=payload, boundary=boundary, microbatch=microbatch):
                     self._input = self._output = self.log.recall(self.step, payload, boundary, microbatch.number)
                 case Receive(payload=Payload.SUM, layers=layers):
@@ -364,6 +392,8 @@ class Execution:
         if result is not None:
             always = self.rest is not None or not compute.last
             self.log.keep(self.step, payload, boundary, number, result, always=always)
+            if (payload, boundary) in self.logged:
+                yield Keep(payload, self.step, boundary, number, result)
         self._part = None if compute.last or op.kind is OpKind.W else boundary
         self._input = None if compute.last else result
         if compute.last:
@@ -378,15 +408,20 @@ class Execution:
             self._dissent = int(not self._may_go_over((yield Ready(self.step))))
         yield StartReduce(reduction, self.step, self.stage.message(reduction.layers, self._dissent))
         self._awaited.append(reduction)
-        if first:
+        if first and self.decided is None:
             yield Reach(Point.REDUCE, self.step)
         while self._awaited and (reduced := (yield PollReduce(self._awaited[0], self.step))) is not None:
-            self.stage.accept(self._awaited.popleft().layers, reduced)
+            yield from self._accept(self._awaited.popleft(), reduced)
 
     def _finish(self, reduction: Reduction) -> Steps:
         """Waits for a sum, unless it was there while operations ran; in the order in which they began."""
         if self._awaited and self._awaited[0] == reduction:
-            self.stage.accept(self._awaited.popleft().layers, (yield FinishReduce(reduction, self.step)))
+            yield from self._accept(self._awaited.popleft(), (yield FinishReduce(reduction, self.step)))
+
+    def _accept(self, reduction: Reduction, reduced: Any) -> Steps:
+        self.stage.accept(reduction.layers, reduced)
+        if (tie := self.ties.get(reduction.layers)) is not None:
+            yield Keep(Payload.SUM, self.step, tie, 0, self.stage.sum_message(reduction.layers))
 
     def _expected_verdict(self) -> tuple[tuple[Receive, int], ...]:
         return tuple((i, self.step) for i in self.program.verdict if isinstance(i, Receive))
@@ -397,7 +432,7 @@ class Execution:
 
     def _half_way(self) -> dict[Op, Point]:
         """The operations after which the points ``forward`` and ``backward`` lie."""
-        ops = [i.op for i in self.program.operations if isinstance(i, Compute)]
+        ops = [i.op for i in self.program.operations if isinstance(i, Compute)] if self.decided is None else []
         forward = [op for op in ops if op.kind is OpKind.F]
         backward = [op for op in ops if op.kind in (OpKind.B, OpKind.I)]
         marks = {}
@@ -424,6 +459,8 @@ class Execution:
         if not self.stage.settle(previous.vote):
             raise StepRefused(previous.step)
         previous.speculative = False
+        if self.logged or self.ties:
+            yield Keep(Payload.VOTE, self.step, 0, 0, self.stage.pack_vote(previous.vote))
         self.log.forget_before(self.step)
         if self.on_settled is not None:
             yield self.on_settled
@@ -464,7 +501,8 @@ class Execution:
         """Settles the step and updates all layers."""
         for reduction in self.program.reductions:
             yield from self._finish(reduction)
-        self.verdict = verdict = Verdict(step=self.step, vote=self.stage.vote())
+        ours = self.stage.vote() if self.decided is None else self.decided
+        self.verdict = verdict = Verdict(step=self.step, vote=ours, complete=self.decided is not None)
         self._votes.clear()
         if not self.closing:
             yield Expect(self._expected_verdict())
@@ -487,7 +525,7 @@ class Execution:
         self.verdict = Verdict(step=self.step, vote=self.stage.vote(), speculative=True)
 
     def _update(self, layers: Sequence[int], *, first: bool = True) -> Steps:
-        return update(self.stage, self.step, layers, first=first)
+        return update(self.stage, self.step, layers, first=first and self.decided is None)
 
 
 def update(stage: StepEngine, step: int, layers: Sequence[int], *, first: bool = True) -> Steps:

@@ -7,12 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.control.messages import Heartbeat
+from holdfast.protocol.effects import (
+    Build,
+    Consulted,
+    Drain,
+    Fetched,
+    Flush,
+    Listen,
+    Written,
+)
 from holdfast.protocol.executor import FinishReduce, Take
-from holdfast.protocol.worker import Build, Drain, Fetched, Listen, WorkerProtocol, Written
+from holdfast.protocol.worker import WorkerProtocol
 
 __all__ = ["WAITS", "Pace", "heartbeat"]
 
-WAITS = (Listen, Build, Take, FinishReduce, Drain, Fetched, Written)
+WAITS = (Listen, Build, Take, FinishReduce, Drain, Fetched, Written, Flush, Consulted)
 """Effects for which a worker waits for others."""
 
 

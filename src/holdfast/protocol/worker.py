@@ -23,9 +23,9 @@ from holdfast.control.messages import (
     Install,
     Joined,
     Left,
-    Message,
     Raised,
     Refused,
+    ReplayOrder,
     Resume,
     Save,
     Saved,
@@ -35,41 +35,52 @@ from holdfast.control.messages import (
     StepDone,
     Suspect,
     Unreadable,
+    Unreplayed,
 )
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import WorkerProgram, groups, lower_worker
+from holdfast.core.lower import Payload, WorkerProgram, groups, lower_worker
 from holdfast.core.plan import Plan
 from holdfast.core.progress import Progress
 from holdfast.core.remainder import Remainder, lower_remainder
 from holdfast.core.work import WorkPhase, working
-from holdfast.errors import ClusterError, InternalError, NotSaved, PeerLost, StaleGeneration, StepRefused, StorageError
-from holdfast.protocol.executor import Committed, Effect, Execution, Reach, StepEngine, Verdict, update
+from holdfast.errors import (
+    ClusterError,
+    InternalError,
+    NotSaved,
+    PeerLost,
+    ReplicaDiverged,
+    StaleGeneration,
+    StepRefused,
+    StorageError,
+)
+from holdfast.protocol.crossing import Crossing
+from holdfast.protocol.effects import (
+    Attach,
+    Boundary,
+    Build,
+    Disconnect,
+    Drain,
+    Fetch,
+    Fetched,
+    Flush,
+    Kept,
+    Listen,
+    Load,
+    Pin,
+    Release,
+    Report,
+    Serve,
+    WorkerEffect,
+    Written,
+)
+from holdfast.protocol.executor import Committed, Execution, Keep, Reach, StepEngine, Verdict, update
+from holdfast.protocol.replaying import put_back, replay
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.step_log import StepLog
 from holdfast.protocol.stopping import report_of
 
-__all__ = [
-    "MOST_MISSED",
-    "Attach",
-    "Boundary",
-    "Build",
-    "Disconnect",
-    "Drain",
-    "Engine",
-    "Fetch",
-    "Fetched",
-    "Listen",
-    "Load",
-    "Pin",
-    "Release",
-    "Report",
-    "Serve",
-    "WorkerEffect",
-    "WorkerProtocol",
-    "Written",
-    "mean_loss",
-]
+__all__ = ["MOST_MISSED", "Engine", "WorkerProtocol", "mean_loss"]
 
 
 class Engine(StepEngine, Protocol):
@@ -97,9 +108,6 @@ class Engine(StepEngine, Protocol):
 
     def roll_back(self) -> None:
         """Makes the updates of the speculative step, which did not stand when settled, again as they should be."""
-
-    def pack_vote(self, vote: Any) -> bytes:
-        """Returns a vote as bytes."""
 
     def unpack_vote(self, data: bytes) -> Any:
         """Returns what ``pack_vote`` wrote."""
@@ -145,130 +153,6 @@ MOST_MISSED = 100
 """Whoever follows layers keeps the sums of so many steps at most, until their state comes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attach:
-    """Say hello to the coordinator, now and whenever the connection to it had to be made anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Send this to the coordinator; never blocks. ``when_written``: once all that was pinned before is written."""
-
-    message: Message
-    when_written: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Wait for the coordinator's next command and return it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnect:
-    """End the communication of whatever generation was before: it is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Return a new compute engine for the layers that the plan gives us; the old one is over.
-
-    ``state``: what all of them begin with; None: what the old engine holds of them is kept.
-    """
-
-    plan: Plan
-    state: StateAt | None
-
-
-@dataclass(frozen=True, slots=True)
-class Build:
-    """Connect the members of each group for ``generation``.
-
-    ``neighbours``: with whom we may have to talk once others are lost; whoever keeps connections can make them now.
-    ``step``: before which all go over to it; None if that is yet to be told.
-    """
-
-    generation: int
-    groups: tuple[tuple[WorkerId, ...], ...]
-    neighbours: tuple[WorkerId, ...] = ()
-    step: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """Return the order of the generation that is prepared, and forget it: we go over now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Wait until all that was sent has left; the connections are not needed any more then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Serve:
-    """Give ``target`` these snapshots, of the state before ``step``, whenever it asks; never blocks."""
-
-    generation: int
-    step: int
-    target: WorkerId
-    snapshots: Mapping[int, Callable[[], bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Give nothing any more to any worker but these."""
-
-    keep: tuple[WorkerId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Begin to fetch the state of layers that peers serve to us; never blocks."""
-
-    generation: int
-    holders: Mapping[int, tuple[WorkerId, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """Return the state of all layers that we fetch; None while some of it is still on its way.
-
-    ``wait``: first wait for it, a moment at most.
-    """
-
-    wait: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """Copy these layers as they are at ``step``, and write the copies into the checkpoint while training goes on."""
-
-    generation: int
-    step: int
-    layers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Wait until all that was pinned is written, or could not be."""
-
-
-WorkerEffect = (
-    Effect
-    | Attach
-    | Report
-    | Listen
-    | Disconnect
-    | Load
-    | Build
-    | Boundary
-    | Drain
-    | Serve
-    | Release
-    | Fetch
-    | Fetched
-    | Pin
-    | Written
-)
 Script = Generator[WorkerEffect, Any, None]
 Then = Generator[WorkerEffect, Any, Command]
 
@@ -299,6 +183,10 @@ class WorkerProtocol:
         entered: the step before which we began to follow layers the last time; meaningless if we never did.
         raised: the exception that has stopped us; None while we live as we should.
         pins_at: the step of a checkpoint that was asked for, at the boundary before it; None if none was.
+        crossing: what is logged for whoever runs layers of ours, or beside ours, again; None: nothing.
+        aside: our own engine, while another one replays lost layers.
+        agreed: the step up to which was replayed, and the votes that settle the one before.
+        replayed: engines that have replayed some; whoever is to hold these layers takes them from there.
         refuses: whether updates that were made ahead of their verdict do not stand, and the step behind was not run
             since: others may have begun it on them.
         standing: the generation that we are in and what we do in it, in one value: other threads read it.
@@ -325,6 +213,10 @@ class WorkerProtocol:
     entered: int = 0
     raised: Raised | None = None
     pins_at: int | None = None
+    crossing: Crossing | None = None
+    aside: Engine | None = None
+    agreed: tuple[int, tuple[bytes, ...]] = (0, ())
+    replayed: dict[tuple[int, ...], Engine] = field(default_factory=dict)
     refuses: bool = False
     standing: tuple[int, Activity] = (0, "waiting")
 
@@ -351,7 +243,7 @@ class WorkerProtocol:
                 self._stand("waiting")
                 yield Report(self._suspicion(error))
                 command = yield Listen()
-            except StorageError as error:
+            except (StorageError, ReplicaDiverged) as error:
                 yield Report(self._unreadable(command, error))
                 command = yield Listen()
 
@@ -381,8 +273,10 @@ class WorkerProtocol:
                 yield from self._save(command)
             command = yield Listen()
 
-    def _unreadable(self, command: Command, error: StorageError) -> Unreadable:
-        """Only a state that we were told to load is read from a store."""
+    def _unreadable(self, command: Command, error: StorageError | ReplicaDiverged) -> Unreadable | Unreplayed:
+        """Only a state that we were told to load is read from a store, and what is to be replayed."""
+        if isinstance(command, ReplayOrder):
+            return Unreplayed(worker=self.worker, generation=self.generation, detail=str(error))
         if not isinstance(command, Install) or command.load is None:
             raise error
         step = command.load.step
@@ -431,6 +325,11 @@ class WorkerProtocol:
                 return (yield from self._train(command))
             case Save():
                 yield from self._save(command)
+            case ReplayOrder():
+                self._stand("running")
+                yield from replay(self, command)
+                self._stand("waiting")
+                yield Report(self._status())
             case Attached() | Resume():
                 pass
             case _:
@@ -448,16 +347,23 @@ class WorkerProtocol:
             yield Reach(Point.DETECT, self._step())
         yield Disconnect()
         yield Release(())
+        put_back(self)
         self._count_executed()
         self._note_verdict()
-        if install.plan is not None and install.load is not None:
+        if install.plan is None and first:
+            self.stage.follow(self.stage.layers, 0)  # it holds no state yet
+        elif install.plan is not None and install.load is not None:
             yield from self._load(install.plan, install.load)
         elif install.plan is not None and (first or install.plan.placement.followed_by(self.worker)):
             self._forget_open()
             yield from self._fit(install.plan, self._step())
             self.stage.follow(install.plan.placement.followed_layers(self.worker), self._step())
+        elif install.plan is not None:
+            yield from self._take_replayed(install.plan)
         if not install.keeps:
-            self._drop_steps()
+            yield from self._drop_steps("it is run again")
+        if self.crossing is not None and install.plan is None:
+            yield Flush()
         yield Report(self._status())
         if install.plan is None:
             return
@@ -466,16 +372,37 @@ class WorkerProtocol:
             yield from self._connect(install.plan)
             yield Report(Joined(worker=self.worker, generation=self.generation))
 
-    def _drop_steps(self) -> None:
-        """All that was computed of steps that are not settled is given up."""
+    def _drop_steps(self, why: str = "") -> Script:
+        """All that was computed of steps that are not settled is given up; ``why``, if that is so of what is logged."""
         self.stage.discard()
         self.log.forget_from(0)
+        if why and self.crossing is not None and self.execution is not None and not self.execution.committed:
+            yield Kept(self.execution.step, why)
 
     def _load(self, plan: Plan, state: StateAt) -> Script:
         """Gives up all that we hold, for the layers that a plan gives us."""
         self.stage = yield Load(plan, state)
         self.verdicts, self.refuses = (), False
         self._forget_open()
+        self.snapshots.forget()
+        self.replayed = {}
+
+    def _take_replayed(self, plan: Plan) -> Script:
+        """Takes up layers that a plan gives us and that we have replayed.
+
+        Of what we held it keeps the state alone, at the step that the others are at, too.
+        """
+        engines, self.replayed = self.replayed, {}
+        held = self.stage.layer_steps()
+        ours = {layer for layer in plan.placement.held_layers(self.worker) if layer not in held}
+        useful = [engine for layers, engine in engines.items() if not ours.isdisjoint(layers)]
+        if not useful:
+            return
+        if held:
+            yield from self._go_back(*self.agreed)
+        self.stage = yield Load(plan, None)
+        for engine in useful:
+            self.stage.inherit(engine)
         self.snapshots.forget()
 
     def _fit(self, plan: Plan, step: int) -> Script:
@@ -494,6 +421,8 @@ class WorkerProtocol:
     def _connect(self, plan: Plan, step: int | None = None, rest: Remainder | None = None) -> Script:
         """Connects with all whom our programs, of whole steps and of the rest of one, have us talk to."""
         self.program = lower_worker(plan, self.worker, self.ties)
+        if self.crossing is not None:
+            self.crossing.follow(plan, self.program, self.ties)
         num_layers = plan.placement.num_layers
         self.rest = None if rest is None else lower_remainder(rest, self.program, num_layers, self.ties)
         programs = [self.program] if self.rest is None else [self.program, self.rest]
@@ -547,7 +476,7 @@ class WorkerProtocol:
         verdict = self._open()
         self._forget_open()
         self.snapshots.go_back(step, self.stage)
-        self.log.forget_from(0)
+        yield from self._drop_steps("it is run again")
         self.verdicts = tuple(known for known in self.verdicts if known.step < step)
         yield from self._settle(verdict, step, votes)
 
@@ -584,7 +513,7 @@ class WorkerProtocol:
             self.stage.resume(resume.step, (each.layers for each in rest.standing))
             self.log.forget_from(resume.step + 1)
         else:
-            self._drop_steps()
+            yield from self._drop_steps("it began ahead of a verdict that refuses it")
         return stands
 
     def _conclude(self, step: int, vote: bytes) -> Script:
@@ -600,7 +529,9 @@ class WorkerProtocol:
         if execution is not None and execution.step == step and not execution.committed:
             self.loss = mean_loss(self.stage)
             yield Committed(step, tuple(execution.ops), whole=False)
-        self._drop_steps()
+        yield from self._drop_steps()
+        known = Verdict(step=step, vote=self.stage.unpack_vote(vote), complete=True)
+        self.verdicts = (*(each for each in self.verdicts if each.step != step), known)[-2:]
         if self._reports():
             yield Report(self._done(step, self.loss))
 
@@ -707,14 +638,23 @@ class WorkerProtocol:
             closing=closing,
             previous=before.verdict if before is not None else None,
             on_settled=told,
+            logged=frozenset() if self.crossing is None else self.crossing.ends,
+            ties={} if self.crossing is None else self.crossing.sums,
         )
         return self.execution
 
     def _before(self, step: int, *, beginning: bool) -> Script:
         """What is done with the state that all layers have before a step, if that is settled."""
         if self._open() is None:
+            yield from self._keep_verdict(step)
             self._take_snapshot(step, beginning=beginning)
             yield from self._checkpoint(step)
+
+    def _keep_verdict(self, step: int) -> Script:
+        """Logs the verdict that has led to this step, with the step."""
+        known = self.verdicts[-1] if self.verdicts else None
+        if self.crossing is not None and self.crossing.any and known is not None and known.step == step - 1:
+            yield Keep(Payload.VOTE, step, 0, 0, self.stage.pack_vote(known.vote))
 
     def _heal(self, step: int) -> Script:
         """Takes the state of what we follow once it is there. All wait for us if we keep too much until then."""

@@ -21,11 +21,14 @@ __all__ = [
     "LoadState",
     "Recompute",
     "RecoveryPlan",
+    "Rejoin",
     "ReplaceGrid",
+    "ReplayLayers",
     "Restore",
     "SaveCommitted",
     "Spawn",
     "TakeBack",
+    "TakeStock",
 ]
 
 
@@ -77,6 +80,31 @@ class LoadState:
     """Everyone gives up what it holds and loads its layers as they were before ``step``, from the last checkpoint."""
 
     step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeStock:
+    """All say what they hold, also whoever has come and holds nothing yet; what they keep of a step stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayLayers:
+    """Whoever lacks layers that ``plan`` gives it computes them again, from the last checkpoint and from logs.
+
+    Nothing else is touched, and the others wait: they keep their state, and what they have of the interrupted step.
+    """
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejoin:
+    """Everybody holds layers: the loss is answered anew, as one after which every layer has an owner.
+
+    ``grid``: the plan of the whole grid from now on; None if it stays as it is.
+    """
+
+    grid: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +171,14 @@ Action = (
     | InstallPlan
     | LoadState
     | Recompute
+    | Rejoin
     | ReplaceGrid
+    | ReplayLayers
     | Restore
     | SaveCommitted
     | Spawn
     | TakeBack
+    | TakeStock
 )
 
 
@@ -170,7 +201,7 @@ class RecoveryPlan:
     @property
     def keeps_state(self) -> bool:
         """Whether the survivors go on with the state that they hold: then it does not matter what could be loaded."""
-        return not any(isinstance(action, Await | GiveUp | LoadState) for action in self.actions)
+        return not any(isinstance(action, Await | GiveUp | LoadState | ReplayLayers) for action in self.actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +229,7 @@ class ClusterView:
             any that hold all layers.
         interrupted: the plan whose step was interrupted, and how long that had been run; None if nothing of it is kept.
         keeps: whether workers keep what they have of an interrupted step, so that it can be gone on with.
+        logs: whether what crosses nodes is logged, so that layers without an owner can be replayed.
     """
 
     baseline: Plan
@@ -219,3 +251,4 @@ class ClusterView:
     fewest: int = 0
     interrupted: tuple[Plan, float] | None = None
     keeps: bool = False
+    logs: bool = False

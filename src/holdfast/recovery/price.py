@@ -30,11 +30,14 @@ from holdfast.recovery.actions import (
     LoadState,
     Recompute,
     RecoveryPlan,
+    Rejoin,
     ReplaceGrid,
+    ReplayLayers,
     Restore,
     SaveCommitted,
     Spawn,
     TakeBack,
+    TakeStock,
 )
 
 __all__ = ["Price", "Rates", "after", "price", "priced", "step_seconds"]
@@ -187,6 +190,27 @@ def _load_state(action: LoadState, view: ClusterView, rates: Rates) -> Price:
     return Price(seconds=max((rates.loading_s(left.layers_of(who)) for who in left.workers), default=0.0))
 
 
+def _take_stock(action: TakeStock, view: ClusterView, rates: Rates) -> Price:
+    """The order travels, and what all say."""
+    return Price(seconds=2 * rates.control_s)
+
+
+def _replay_layers(action: ReplayLayers, view: ClusterView, rates: Rates) -> Price:
+    """Until the last worker has read its layers' checkpoint and run their steps since then, without bubbles.
+
+    As if all that was logged were there in time.
+    """
+    costs, start = costs_from_profile(rates.profile), view.step if view.checkpoint is None else view.checkpoint
+    numbers, held = len(view.baseline.routes.microbatches), view.baseline.placement.without(view.lost)
+    most = 0.0
+    for worker in action.plan.workers:
+        layers = sorted(set(action.plan.placement.held_layers(worker)) - set(held.held_layers(worker)))
+        passes_s = sum(costs.forward[i] + costs.input[i] + costs.weight[i] for i in layers)
+        step_s = numbers * passes_s + sum(costs.optimizer[i] for i in layers)
+        most = max(most, rates.loading_s(layers) + max(0, view.step - start) * step_s)
+    return Price(seconds=2 * rates.control_s + most)
+
+
 def _copy_state(action: CopyState, view: ClusterView, rates: Rates) -> Price:
     return Price(seconds=rates.copying_s(action.layers.indices), still=False)
 
@@ -247,10 +271,13 @@ _PRICES: Mapping[type[Action], Callable[[Any, ClusterView, Rates], Price]] = Map
         InstallPlan: _install_plan,
         LoadState: _load_state,
         Recompute: _recompute,
+        Rejoin: _at_once,
         ReplaceGrid: _at_once,
+        ReplayLayers: _replay_layers,
         Restore: _at_once,
         SaveCommitted: _save_committed,
         Spawn: _spawn,
         TakeBack: _at_once,
+        TakeStock: _take_stock,
     }
 )

@@ -14,8 +14,9 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking
 from holdfast.core.plan import Plan, with_followers
 from holdfast.core.shrink import shrunken_plan
+from holdfast.core.takeover import takeover_plan
 from holdfast.core.validate import validate
-from holdfast.errors import ConfigError, StateUnavailable
+from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
 from holdfast.planning.training import Rerouted, Terms, replanned, rerouted
 from holdfast.recovery.actions import (
     Abort,
@@ -29,11 +30,14 @@ from holdfast.recovery.actions import (
     LoadState,
     Recompute,
     RecoveryPlan,
+    Rejoin,
     ReplaceGrid,
+    ReplayLayers,
     Restore,
     SaveCommitted,
     Spawn,
     TakeBack,
+    TakeStock,
 )
 
 __all__ = [
@@ -106,20 +110,25 @@ def _without_lost(view: ClusterView) -> Rerouted:
 
 
 def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
-    """What is left when layers have no owner: wait for workers, then a smaller grid, from the last checkpoint.
+    """What is left when layers have no owner: replay them, or wait for workers, then a smaller grid, from a checkpoint.
 
-    Where somebody has come for each of these layers, all who are there load it at once. Else every process that lives
+    Where what crosses nodes was logged, whoever takes these layers replays them, and the others keep their state. Else,
+    where somebody has come for each of these layers, all who are there load it at once. Else every process that lives
     goes on in place, as a member of the fastest grid of those that hold at most twice as many layers per worker as
     before. Without a state to load, what lives is saved and training ends.
 
     Args:
         view: the cluster.
         layers: that nobody holds.
+
+    Source: SWIFT, section 5, for what is replayed.
     """
     baseline, away = view.baseline, view.lost - view.entering
     left = [worker for worker in baseline.workers if worker not in away]
     if view.checkpoint is None or not left:
         return give_up("fallback", layers)
+    if view.logs and layers and (replayed := _replayed(view)) is not None:
+        return replayed
     load = LoadState(step=view.checkpoint)
     if layers and not baseline.placement.unowned_layers(away):
         return resume("fallback", _without_lost(replace(view, lost=away, offer=None)).plan, load)
@@ -128,6 +137,31 @@ def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
     most = max(held.stop - held.start for _, held in baseline.placement.ranges)
     plan = _shrunken(left, baseline, 2 * most, view.terms)
     return resume("fallback", plan, ReplaceGrid(plan=plan), load)
+
+
+def _replayed(view: ClusterView) -> RecoveryPlan | None:
+    """Those who have come replay what they are to hold; without them, and if nobody is waited for, the neighbours do.
+
+    None if that is impossible: nobody who lives holds anything, or the neighbours cannot take so much.
+    """
+    baseline, away = view.baseline, view.lost - view.entering
+    if not frozenset(baseline.workers) - view.lost:
+        return None
+    if not baseline.placement.unowned_layers(away):
+        plan = _without_lost(replace(view, lost=away, offer=None)).plan
+        return RecoveryPlan(strategy="logging", actions=(Abort(), TakeStock(), ReplayLayers(plan=plan), Rejoin()))
+    if view.wait_s > 0:
+        return None
+    most = max(held.stop - held.start for _, held in baseline.placement.ranges)
+    costs = None if view.terms is None else view.terms.costs
+    left = frozenset(baseline.workers) - away
+    try:
+        plan = takeover_plan(baseline, left, max_layers=2 * most, costs=costs)
+    except InfeasiblePlan:
+        return None
+    validate(plan)
+    plan = plan if view.terms is None else replanned(plan, view.terms)
+    return RecoveryPlan(strategy="logging", actions=(Abort(), TakeStock(), ReplayLayers(plan=plan), Rejoin(grid=plan)))
 
 
 def _shrunken(left: list[WorkerId], baseline: Plan, max_layers: int, terms: Terms | None) -> Plan:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +23,7 @@ from holdfast.control.messages import (
     Install,
     Meet,
     Message,
+    Obsolete,
     Peer,
     Shutdown,
     StateAt,
@@ -31,15 +33,38 @@ from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload, Receive, Reduction, Send
 from holdfast.core.plan import Plan
+from holdfast.core.replay import Wanted
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
 from holdfast.protocol.besides import Besides, add_span, resident_bytes
+from holdfast.protocol.effects import (
+    Attach,
+    Boundary,
+    Build,
+    Consult,
+    Consulted,
+    Disconnect,
+    Drain,
+    Fetch,
+    Fetched,
+    Flush,
+    Kept,
+    Listen,
+    Load,
+    Pin,
+    Release,
+    Report,
+    Serve,
+    WorkerEffect,
+    Written,
+)
 from holdfast.protocol.executor import (
     Committed,
     Expect,
     FinishReduce,
     Give,
+    Keep,
     PollReduce,
     Reach,
     Ready,
@@ -49,26 +74,7 @@ from holdfast.protocol.executor import (
 )
 from holdfast.protocol.pace import WAITS, Pace, heartbeat
 from holdfast.protocol.stopping import ends_job
-from holdfast.protocol.worker import (
-    Attach,
-    Boundary,
-    Build,
-    Disconnect,
-    Drain,
-    Engine,
-    Fetch,
-    Fetched,
-    Listen,
-    Load,
-    Pin,
-    Release,
-    Report,
-    Serve,
-    WorkerEffect,
-    WorkerProtocol,
-    Written,
-    mean_loss,
-)
+from holdfast.protocol.worker import Engine, WorkerProtocol, mean_loss
 from holdfast.runtime.injection import WorkerInjector
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.port import Expected, MessageHandle, MessageKey, Sent, SumHandle, SumKey, Transport
@@ -77,10 +83,11 @@ from holdfast.telemetry.events import Log, Pinned, StepOmitted, StepOps
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Call", "Copier", "Driver", "SpecOf", "Writer"]
+__all__ = ["Call", "Copier", "Driver", "Logs", "SpecOf", "Writer"]
 
 LOOKAHEAD = 4
 MOMENT_S = 0.02
+FLUSH_S = 10.0
 FOREVER = 2**62
 AT_ANY_TIME = (Attach, Report, Listen, Disconnect, Release, Load)
 """Effects that are performed whichever generation is the newest."""
@@ -124,6 +131,42 @@ class Writer(Protocol):
         """Waits until all that was pinned is written or given up, ``limit_s`` seconds at most; whether it is."""
 
 
+class Logs(Protocol):
+    """What a worker logs of its steps for others, and reads of theirs to replay what they cannot."""
+
+    def keep(self, keep: Keep) -> None:
+        """Logs a value; never waits, unless the job wants it to.
+
+        Raises:
+            ReplicaDiverged: in a replay, it is not what was logged when the step was first run.
+        """
+
+    def kept(self, step: int, why: str = "") -> None:
+        """All of a step was logged; or nothing of it counts, if that is ``why``."""
+
+    def idle(self) -> AbstractContextManager[None]:
+        """Within it the worker waits for others."""
+
+    def flush(self, limit_s: float) -> bool:
+        """Waits until others can read all that was logged, ``limit_s`` seconds at most; whether they can."""
+
+    def collect(self, before: int) -> None:
+        """Steps before this one are not needed any more; called in any thread, never waits."""
+
+    def consult(self, consult: Consult) -> None:
+        """Begins to read what a replay needs, in order."""
+
+    def consulted(self, step: int, limit_s: float) -> Mapping[Wanted, Any] | None:
+        """Returns what was read of a step; None while it is not there, after ``limit_s`` seconds at most.
+
+        Raises:
+            StorageError: something is not logged (LogGap), damaged (CorruptBlob), or cannot be read.
+        """
+
+    def leave(self) -> None:
+        """Whatever was replayed is not gone on with, for now."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Driver:
     """Drives one worker's protocol.
@@ -152,6 +195,7 @@ class Driver:
         expelled: called, in the control thread, when we are no member any more; ends the process.
         pace: how we move along.
         writer: writes checkpoints; None if the job makes none.
+        logs: what is logged for others, and read; None if the job logs nothing.
         memory: bytes that the process has in memory.
         on_effect: called with each effect before it is performed; may wait, as any call that is yielded.
         leaving: whether the worker was told to go.
@@ -173,6 +217,7 @@ class Driver:
     expelled: Callable[[str], None]
     pace: Pace
     writer: Writer | None = None
+    logs: Logs | None = None
     memory: Callable[[], int] = resident_bytes
     on_effect: Callable[[WorkerEffect], None] = lambda effect: None
     leaving: bool = False
@@ -203,6 +248,10 @@ class Driver:
             return
         if isinstance(command, Meet):
             self.meet(command.peers)
+            return
+        if isinstance(command, Obsolete):
+            if self.logs is not None:
+                self.logs.collect(command.step)
             return
         if isinstance(command, Expel):
             self.expelled(command.reason)
@@ -283,7 +332,7 @@ class Driver:
             case PollReduce(reduction=reduction) if not self._reducing[reduction].ready:
                 return None
             case PollReduce(reduction=reduction) | FinishReduce(reduction=reduction):
-                return (yield self._reducing.pop(reduction).wait)
+                return (yield self._idle(self._reducing.pop(reduction).wait))
             case Expect(receives=receives):
                 self._upcoming.extend(receives)
                 return self._post()
@@ -291,6 +340,8 @@ class Driver:
                 return None if self._prepared is None else self._prepared.plan
             case Committed():
                 return self._committed(effect)
+            case Keep() | Kept() | Flush() | Consult() | Consulted():
+                return (yield from self._perform_of_logs(effect))
             case _:
                 return (yield from self._perform_between_steps(effect))
 
@@ -307,6 +358,8 @@ class Driver:
                 return (yield from self._listen())
             case Disconnect():
                 return self._forget()
+            case Load(plan=plan, state=state, beside=True):
+                return self.rebuild(plan, state)[0]
             case Load(plan=plan, state=state):
                 return self._load(plan, state)
             case Build():
@@ -329,14 +382,41 @@ class Driver:
                 return (yield from self._await_writer())
         raise InternalError(f"unknown effect {effect!r}")
 
+    def _perform_of_logs(self, effect: Keep | Kept | Flush | Consult | Consulted) -> Doing:
+        assert self.logs is not None, "only a worker that logs replays"
+        match effect:
+            case Keep():
+                return self.logs.keep(effect)
+            case Kept(step=step, why=why):
+                return self.logs.kept(step, why)
+            case Flush():
+                return (yield partial(self.logs.flush, FLUSH_S))
+            case Consult():
+                return self.logs.consult(effect)
+            case Consulted(step=step):
+                return (yield partial(self.logs.consulted, step, MOMENT_S))
+
+    def _idle(self, wait: Callable[[], Any]) -> Call:
+        """A wait for others, in which there is time to write logs."""
+        logs = self.logs
+        if logs is None:
+            return wait
+
+        def waiting() -> Any:
+            with logs.idle():
+                return wait()
+
+        return waiting
+
     def _refuse_stale(self) -> None:
         if self._newest > self.protocol.generation:
             raise StaleGeneration(self.protocol.generation, self._newest if self._newest < FOREVER else None)
 
     def _building(self, build: Build) -> Call:
-        assert self.protocol.program is not None, "who connects has a program"
         programs = [each for each in (self.protocol.program, self.protocol.rest) if each is not None]
         expected = Expected.of(programs, self._spec_of, self.protocol.stage.message_bytes)
+        if build.sums is not None:
+            expected = Expected(messages=(), sums=build.sums)
         of = (build.generation, build.groups, build.neighbours)
         return partial(self.transport.build, *of, step=build.step, expected=expected)
 
@@ -369,6 +449,8 @@ class Driver:
         self._upcoming.clear()
         self._posted.clear()
         self._reducing.clear()
+        if self.logs is not None:
+            self.logs.leave()
 
     def _post(self) -> None:
         while self._upcoming and len(self._posted) < LOOKAHEAD:
@@ -379,7 +461,7 @@ class Driver:
     def _taken(self, receive: Receive, step: int) -> Callable[[], torch.Tensor]:
         handle = self._posted.pop((receive, step))
         self._post()  # before the wait: whatever comes after it holds up what the value is for
-        return handle.wait
+        return self._idle(handle.wait)
 
     def _key(self, message: Send | Receive, step: int) -> MessageKey:
         return MessageKey.of(message, self.protocol.generation, step)
@@ -441,6 +523,8 @@ class Driver:
             self.pace.warm_up()
             self.beat()  # so that whoever stops right now is judged by what it needs when warm
         self._check_order(committed)
+        if self.logs is not None:
+            self.logs.kept(committed.step)
         loss, omitted = mean_loss(self.protocol.stage), self.protocol.stage.omitted
         before, self._sent = self._sent, self.transport.sent or Sent()
         sent = self._sent.since(before)

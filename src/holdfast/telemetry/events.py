@@ -49,6 +49,7 @@ __all__ = [
     "Preparing",
     "Reattached",
     "Rebuilt",
+    "Replaying",
     "Resumed",
     "RolledBack",
     "Seated",
@@ -221,6 +222,23 @@ class Agreed(_Event, frozen=True, tag="agreed", kw_only=True):
     redone: tuple[tuple[int, int], ...] = ()
     regenerated: tuple[tuple[int, int], ...] = ()
     dropped: int = 0
+
+
+class Replaying(_Event, frozen=True, tag="replaying", kw_only=True):
+    """Layers that nobody holds are computed again, from a checkpoint and what was logged.
+
+    Attributes:
+        layers: the first, and one past the last.
+        workers: who replays them, each some of the micro-batches.
+        start: the step that the checkpoint is of.
+        stop: the first step that is not replayed.
+    """
+
+    generation: int
+    layers: tuple[int, int]
+    workers: tuple[str, ...]
+    start: int
+    stop: int
 
 
 class Rebuilt(_Event, frozen=True, tag="rebuilt", kw_only=True):
@@ -408,6 +426,7 @@ Event = (
     | Installed
     | Agreed
     | Rebuilt
+    | Replaying
     | RolledBack
     | PlanImproved
     | LibraryFilled

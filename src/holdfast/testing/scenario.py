@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from holdfast.control.membership import Handover, Membership, Stay
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
+from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
 from holdfast.planning.migration import Migration
 from holdfast.planning.planner import Technique
@@ -104,6 +105,8 @@ class Scenario:
         snapshot_every: a snapshot in every worker's memory after so many steps; 0 for none.
         strategy: what answers a loss.
         step_log: whether an interrupted step is gone on with, instead of run again whole.
+        logs: whether what crosses nodes is logged, so that layers without an owner can be replayed.
+        helpers: how many workers replay lost layers besides those that take them over.
         wait_for_replacement: virtual seconds to wait for a worker when a layer has no owner left.
         coordinator_deaths: (when it dies, how long it is away), in virtual seconds; messages on their way are lost.
         broken_streams: (when, whose) connections to the coordinator break; messages on their way are lost.
@@ -140,6 +143,8 @@ class Scenario:
     snapshot_every: int = 0
     strategy: str = "auto"
     step_log: bool = True
+    logs: bool = False
+    helpers: int = 0
     wait_for_replacement: float = 0.0
     coordinator_deaths: tuple[tuple[float, float], ...] = ()
     broken_streams: tuple[tuple[float, WorkerId], ...] = ()
@@ -149,6 +154,11 @@ class Scenario:
     preempted_at: float | None = None
     pauses: tuple[Pause, ...] = ()
     better: Callable[[Membership], Rerouted | Migration | Handover | Stay | None] = lambda membership: None
+
+    @property
+    def nodes(self) -> tuple[tuple[WorkerId, ...], ...]:
+        """The workers of each node."""
+        return group_into_nodes(self.plan.workers, self.workers_per_node)
 
     def __post_init__(self) -> None:
         """Takes any iterable where there are several of something; rates tell the delays."""

@@ -18,6 +18,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.profile import costs_from_profile, unit_costs
 from holdfast.errors import InternalError
 from holdfast.planning.remainder import Keeping
+from holdfast.planning.replays import Logging
 from holdfast.planning.training import Terms, replanned
 from holdfast.testing.scenario import Pause, Scenario, VirtualResult
 from holdfast.testing.virtual_agent import VirtualAgent
@@ -220,6 +221,7 @@ def _begins(scenario: Scenario, terms: Terms | None) -> Membership:
             fewest=scenario.fewest,
             weighs=scenario.weighs,
             keeping=_keeping(scenario) if scenario.step_log else None,
+            logging=Logging(nodes=scenario.nodes, helpers=scenario.helpers) if scenario.logs else None,
         ),
         grid=Grid(baseline=scenario.plan),
         running=Running(staggered=scenario.staggered),

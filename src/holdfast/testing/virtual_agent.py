@@ -11,7 +11,6 @@ from msgspec.structs import replace as replace_struct
 from holdfast.control.messages import Command, Hello, Preempted, StartWorker
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
-from holdfast.core.placement import group_into_nodes
 from holdfast.runtime.node.children import Child
 from holdfast.runtime.node.supervision import RestartLimit, StartAgain, Supervisor
 from holdfast.runtime.node.worker_group import WorkerGroup
@@ -83,7 +82,7 @@ class VirtualAgent:
         self.processes = VirtualProcesses(world)
         self._world = world
         self._preempted = False
-        self._nodes = group_into_nodes(scenario.plan.workers, scenario.workers_per_node)
+        self._nodes = scenario.nodes
         self._group = WorkerGroup(
             children=self.processes,
             nodes=self._nodes,

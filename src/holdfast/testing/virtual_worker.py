@@ -16,19 +16,23 @@ from holdfast.core.lower import Receive
 from holdfast.core.plan import Plan
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
-from holdfast.errors import ClusterError, WorkFailed
+from holdfast.errors import ClusterError, StorageError, WorkFailed
+from holdfast.planning.replays import Logging
+from holdfast.protocol.crossing import Crossing
+from holdfast.protocol.effects import WorkerEffect
 from holdfast.protocol.executor import Run
 from holdfast.protocol.pace import Pace
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.step_log import StepLog
 from holdfast.protocol.stopping import ends_job
-from holdfast.protocol.worker import Engine, WorkerEffect, WorkerProtocol
+from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.driver import Call, Driver, SpecOf
 from holdfast.runtime.engine.emulated import EmulatedStage
 from holdfast.runtime.injection import WorkerInjector
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.telemetry.events import Event
 from holdfast.testing.raising import RaisingStage
+from holdfast.testing.virtual_logs import VirtualLogs
 from holdfast.testing.virtual_state import VirtualCopier, VirtualWriter
 from holdfast.testing.virtual_time import Sleep
 from holdfast.testing.virtual_transport import VirtualTransport
@@ -52,6 +56,7 @@ class VirtualWorker:
         world: what it lives in.
 
     Attributes:
+        pid: which process it is.
         alive: whether it has not ended.
         effects: how many its protocol has yielded.
         effect: the newest of them: what it does, or waits for.
@@ -60,7 +65,7 @@ class VirtualWorker:
     def __init__(
         self, worker: WorkerId, pid: int, faults: tuple[Fault, ...], dies_at: int | None, world: World
     ) -> None:
-        self.worker = worker
+        self.worker, self.pid = worker, pid
         self.alive = True
         self.effects = 0
         self.effect: WorkerEffect | None = None
@@ -91,6 +96,7 @@ class VirtualWorker:
             expelled=lambda reason: self.kill(),
             pace=Pace(self.asleep.awake_s, PATIENCE * HANG_S, lambda: world.time.now),
             writer=self._writer,
+            logs=VirtualLogs(self, world) if world.scenario.logs else None,
             memory=lambda: 0,
             on_effect=self._on_effect,
         )
@@ -109,12 +115,8 @@ class VirtualWorker:
             synchronous=scenario.synchronous,
             snapshots=Snapshots(every=scenario.snapshot_every),
             log=StepLog(most_bytes=None if scenario.step_log else 0),
+            crossing=Crossing(node_of=Logging(nodes=scenario.nodes).node_of) if scenario.logs else None,
         )
-
-    @property
-    def pid(self) -> int:
-        """Which process it is."""
-        return self.driver.protocol.pid
 
     @property
     def goes(self) -> bool:
@@ -281,7 +283,7 @@ class VirtualWorker:
                 result = self._call()
             except WouldBlock:
                 return
-            except (ClusterError, WorkFailed) as error:
+            except (ClusterError, StorageError, WorkFailed) as error:
                 self._go_on(partial(self._calls.throw, error))
             else:
                 self._go_on(partial(self._calls.send, result))

@@ -17,6 +17,7 @@ from holdfast.testing.virtual_log import VirtualLog
 from holdfast.testing.virtual_time import VirtualTime
 
 if TYPE_CHECKING:
+    from holdfast.testing.virtual_logs import VirtualStream
     from holdfast.testing.virtual_worker import VirtualWorker
 
 __all__ = ["World", "WouldBlock", "copied"]
@@ -37,6 +38,7 @@ class World:
         log: what happened.
         running: the newest process of each worker.
         mail: what is on its way between workers.
+        logged: what each process has logged, by its number; what it has replayed, apart.
         served: in a generation, to a worker, by another: each layer's state.
         stored: what was pinned of a layer for a step.
         pinned: all that was, in order.
@@ -50,6 +52,7 @@ class World:
     log: VirtualLog
     running: dict[WorkerId, VirtualWorker] = field(default_factory=dict)
     mail: Mail[Any] = field(default_factory=lambda: Mail(copy=copied))
+    logged: dict[int, list[VirtualStream]] = field(default_factory=dict)
     served: dict[tuple[int, WorkerId], dict[WorkerId, dict[int, bytes]]] = field(default_factory=dict)
     stored: dict[tuple[int, int], bytes] = field(default_factory=dict)
     pinned: list[VirtualPin] = field(default_factory=list)

@@ -28,7 +28,8 @@ from holdfast.control.messages import (
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.planning.training import Rerouted
-from holdfast.protocol.worker import Pin, WorkerProtocol, Written
+from holdfast.protocol.effects import Pin, Written
+from holdfast.protocol.worker import WorkerProtocol
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Checkpointed, CheckpointFailed
 

@@ -11,8 +11,9 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import with_listeners
 from holdfast.core.schedule import OpKind
+from holdfast.protocol.effects import Attach, Listen, Report
 from holdfast.protocol.executor import FinishReduce, Give, Reach, Run, StartReduce, Take
-from holdfast.protocol.worker import Attach, Listen, Report, WorkerProtocol
+from holdfast.protocol.worker import WorkerProtocol
 from holdfast.runtime.engine.emulated import EmulatedStage
 
 MICROBATCHES, STEPS, CLOSING = 2, 6, 1

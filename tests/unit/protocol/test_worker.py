@@ -32,20 +32,7 @@ from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.slots import renamed
 from holdfast.errors import CommTimeout, CorruptBlob, InternalError, LedgerError, PeerLost, StaleGeneration
-from holdfast.protocol.executor import (
-    Committed,
-    Execution,
-    Expect,
-    FinishReduce,
-    Give,
-    PollReduce,
-    Reach,
-    Ready,
-    Run,
-    StartReduce,
-    Take,
-)
-from holdfast.protocol.worker import (
+from holdfast.protocol.effects import (
     Attach,
     Boundary,
     Build,
@@ -59,8 +46,21 @@ from holdfast.protocol.worker import (
     Release,
     Report,
     Serve,
-    WorkerProtocol,
 )
+from holdfast.protocol.executor import (
+    Committed,
+    Execution,
+    Expect,
+    FinishReduce,
+    Give,
+    PollReduce,
+    Reach,
+    Ready,
+    Run,
+    StartReduce,
+    Take,
+)
+from holdfast.protocol.worker import WorkerProtocol
 from holdfast.recovery.actions import ClusterView
 from holdfast.recovery.strategies import at_boundary
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage

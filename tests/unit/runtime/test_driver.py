@@ -17,9 +17,18 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
 from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGeneration
+from holdfast.protocol.effects import (
+    Attach,
+    Disconnect,
+    Listen,
+    Pin,
+    Release,
+    Report,
+    Written,
+)
 from holdfast.protocol.executor import Committed, Expect
 from holdfast.protocol.pace import Pace
-from holdfast.protocol.worker import Attach, Disconnect, Listen, Pin, Reach, Release, Report, WorkerProtocol, Written
+from holdfast.protocol.worker import Reach, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter
 from holdfast.runtime.driver import Driver
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage

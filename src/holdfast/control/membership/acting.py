@@ -7,21 +7,25 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from holdfast.control.membership.agreement import Restoring
 from holdfast.control.membership.ending import NOT_ALL_THERE, end_preempted, save
 from holdfast.control.membership.finishing import finish_step
 from holdfast.control.membership.forming import abort, agreed, all_told, install, leave_behind, lowest, newest_snapshot
 from holdfast.control.membership.grid import Grid
 from holdfast.control.membership.preparing import prepare
+from holdfast.control.membership.replaying import TooLittle, order_replays
 from holdfast.control.membership.state import (
     Decision,
     Membership,
     Output,
     Phase,
+    Record,
     notice,
     prefixed,
     tell_each,
 )
 from holdfast.control.membership.vacancies import matched, spawn
+from holdfast.control.membership.viewing import view_of
 from holdfast.control.messages import Expel, Resume, Status
 from holdfast.errors import InternalError
 from holdfast.recovery.actions import (
@@ -35,14 +39,19 @@ from holdfast.recovery.actions import (
     LoadState,
     Recompute,
     RecoveryPlan,
+    Rejoin,
     ReplaceGrid,
+    ReplayLayers,
     Restore,
     SaveCommitted,
     Spawn,
     TakeBack,
+    TakeStock,
 )
+from holdfast.recovery.strategies import strategy_named
+from holdfast.telemetry.events import Notice
 
-__all__ = ["carry_out", "on_status"]
+__all__ = ["carry_out", "give_up_replays", "on_status"]
 
 
 def carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
@@ -118,7 +127,7 @@ def _await(state: Membership, action: Await) -> Decision:
     if not state.restoring.restorable:
         raise InternalError("a strategy chose to wait for workers, but there is no state that all could load then")
     until = _after_now(state, action.limit_s) if state.forming.wait_until is None else state.forming.wait_until
-    state, told = install(state, None)
+    state, told = install(state, None, keeps=state.rules.logging is not None)
     if state.phase is Phase.ENDED:
         return state, told
     forming = replace(state.forming, wait_until=until, wait_for_all=action.everyone)
@@ -157,16 +166,56 @@ def _finish_step(state: Membership, action: FinishStep) -> Decision:
     return prefixed((*told, *more), _recompute(state, Recompute()))
 
 
+def _take_stock(state: Membership, action: TakeStock) -> Decision:
+    state = replace(state, roster=state.roster.mustered(state.grid.baseline.workers))
+    return install(state, None, keeps=True)
+
+
+def _replay_layers(state: Membership, action: ReplayLayers) -> Decision:
+    """Whoever replays says again what it holds, once it has."""
+    try:
+        return order_replays(state, action.plan)
+    except TooLittle as error:
+        return give_up_replays(state, str(error))
+
+
+def give_up_replays(state: Membership, why: str) -> Decision:
+    """What was logged does not suffice: the loss is answered as if nothing had been."""
+    state = replace(
+        state,
+        roster=state.roster.to_enter_again(),
+        restoring=replace(state.restoring, unlogged=True),
+    )
+    text = f"lost layers cannot be replayed: {why}; all go back to the last checkpoint"
+    recovery = strategy_named(state.rules.strategy)(view_of(state, state.absent))
+    return prefixed((Record(event=Notice(worker="coordinator", text=text)),), carry_out(state, recovery))
+
+
+def _rejoin(state: Membership, action: Rejoin) -> Decision:
+    told: tuple[Output, ...] = ()
+    if action.grid is not None:
+        state = state.logging_in(action.grid, state.forming.resume_step)
+        state, told = _replace_grid(state, ReplaceGrid(plan=action.grid))
+    state = replace(state, roster=state.roster.provided())
+    return prefixed(told, carry_out(state, strategy_named(state.rules.strategy)(view_of(state, state.absent))))
+
+
 def _recompute(state: Membership, action: Recompute) -> Decision:
     state = replace(
         state,
         phase=Phase.RUNNING,
         grid=replace(state.grid, former=None),
         forming=replace(state.forming, lost_work=(), rest=None),
-        restoring=replace(state.restoring, loading=None),
+        restoring=_restored(state.restoring),
     )
     resume = Resume(generation=state.generation, step=state.forming.resume_step, votes=state.forming.votes)
     return state, tell_each(state.alive, resume)
+
+
+def _restored(restoring: Restoring) -> Restoring:
+    """It once all go on; behind a checkpoint that they have loaded all is logged in the grid that there is."""
+    logged = restoring.logged if restoring.loading is None else None
+    return replace(restoring, loading=None, unlogged=False, logged=logged)
 
 
 def _give_up(state: Membership, action: GiveUp) -> Decision:
@@ -177,7 +226,7 @@ def _save_committed(state: Membership, action: SaveCommitted) -> Decision:
     return save(state, state.forming.resume_step, state.forming.votes)
 
 
-_WHEN_ALL_HAVE_TOLD = (FinishStep, TakeBack, Restore, Recompute, SaveCommitted)
+_WHEN_ALL_HAVE_TOLD = (FinishStep, Rejoin, ReplayLayers, TakeBack, Restore, Recompute, SaveCommitted)
 """What needs to know at which step everybody's layers are."""
 _FUNCTIONS: Mapping[type[Action], Callable[[Membership, Any], Decision]] = MappingProxyType(
     {
@@ -189,10 +238,13 @@ _FUNCTIONS: Mapping[type[Action], Callable[[Membership, Any], Decision]] = Mappi
         InstallPlan: _install,
         LoadState: _load_state,
         Recompute: _recompute,
+        Rejoin: _rejoin,
         ReplaceGrid: _replace_grid,
+        ReplayLayers: _replay_layers,
         Restore: _restore,
         SaveCommitted: _save_committed,
         Spawn: _spawn,
         TakeBack: _take_back,
+        TakeStock: _take_stock,
     }
 )

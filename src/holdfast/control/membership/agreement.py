@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from holdfast.control.messages import StateAt
@@ -61,10 +62,27 @@ class Restoring:
     Attributes:
         restorable: states that everyone could load, the newest first.
         loading: what everyone was told to load, until all have; whoever has not heard of it must be told again.
+        logged: the boundaries at which something was logged in every step since the newest checkpoint, if the grid was
+            another one in some of these, and the step before which it was; None: those of the grid.
+        unlogged: whether what was logged does not suffice to replay what was lost, until all go on.
     """
 
     restorable: tuple[StateAt, ...] = ()
     loading: StateAt | None = None
+    logged: tuple[int, tuple[int, ...]] | None = None
+    unlogged: bool = False
+
+    def with_grid(self, boundaries: Iterable[int], before: Iterable[int], step: int) -> Restoring:
+        """Returns it once ``boundaries`` are logged, from ``step`` on, and no longer those of ``before``."""
+        common = set(boundaries).intersection(before if self.logged is None else self.logged[1])
+        return replace(self, logged=(step, tuple(sorted(common))))
+
+    def with_checkpoint(self, found: StateAt, most: int) -> Restoring:
+        """Returns it once there is one more checkpoint; of all, so many as ``most`` are remembered."""
+        older = tuple(each for each in self.restorable if each.url is not None and each.step != found.step)
+        restorable = tuple(sorted((*older, found), key=lambda each: -each.step)[:most])
+        logged = None if self.logged is not None and restorable[0].step >= self.logged[0] else self.logged
+        return replace(self, restorable=restorable, logged=logged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

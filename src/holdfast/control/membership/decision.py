@@ -56,7 +56,7 @@ from holdfast.control.membership.moving import on_standing
 from holdfast.control.membership.progress import on_finished, on_settled, on_shard
 from holdfast.control.membership.raising import on_committed, on_raised
 from holdfast.control.membership.reattaching import on_parted
-from holdfast.control.membership.recovering import on_unreadable
+from holdfast.control.membership.recovering import on_unreadable, on_unreplayed
 from holdfast.control.membership.refusing import on_refused
 from holdfast.control.membership.running import Upcoming
 from holdfast.control.membership.state import (
@@ -101,6 +101,7 @@ from holdfast.control.messages import (
     Strike,
     Suspect,
     Unreadable,
+    Unreplayed,
     WorkerOffer,
 )
 from holdfast.core.ids import WorkerId
@@ -224,6 +225,8 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
             return on_saved(state, event)
         case Unreadable():
             return on_unreadable(state, event)
+        case Unreplayed() if state.phase is Phase.FORMING:
+            return on_unreplayed(state, event)
     return state, ()
 
 

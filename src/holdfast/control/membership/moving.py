@@ -61,5 +61,9 @@ def _begin_anew(before: Membership, state: Membership, target: Plan | None = Non
 
 
 def _without_their_layers(state: Membership, known: Mapping[WorkerId, Status], grid: Plan) -> list[WorkerId]:
-    """Who does not have all that is its own in a grid. One that was to take layers over may have more."""
-    return [worker for worker in state.alive if not set(known[worker].layers) >= set(grid.placement.layers_of(worker))]
+    """Who does not have all that is its own in a grid. One that was to take layers over may have more.
+
+    Of whoever has come without state nothing is expected.
+    """
+    members = (worker for worker in state.alive if worker not in state.roster.entering)
+    return [worker for worker in members if not set(known[worker].layers) >= set(grid.placement.layers_of(worker))]

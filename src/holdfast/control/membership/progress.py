@@ -7,8 +7,8 @@ from dataclasses import replace
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest, note_shard, settle
 from holdfast.control.membership.cadence import note_step, note_written
 from holdfast.control.membership.ending import end_if_saved, end_preempted, save
-from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, Tell, prefixed
-from holdfast.control.messages import Progress, Remark, ShardFailed, ShardWritten, StateAt, StepDone
+from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, Tell, prefixed, tell_each
+from holdfast.control.messages import Obsolete, Progress, Remark, ShardFailed, ShardWritten, StateAt, StepDone
 from holdfast.core.ids import WorkerId
 from holdfast.telemetry.events import CheckpointFailed, Event
 
@@ -76,10 +76,11 @@ def on_settled(state: Membership, settled: Settled) -> Decision:
     """A checkpoint is complete, so it can be restored from; or its manifest could not be written."""
     ledger, told = settle(state.checkpoints, settled)
     if not settled.error:
-        older = tuple(each for each in state.restoring.restorable if each.url is not None and each.step != settled.step)
-        found = sorted((*older, StateAt(url=settled.url, step=settled.step)), key=lambda each: -each.step)
-        state = replace(state, restoring=replace(state.restoring, restorable=tuple(found[:MAX_RESTORABLE])))
+        found = StateAt(url=settled.url, step=settled.step)
+        state = replace(state, restoring=state.restoring.with_checkpoint(found, MAX_RESTORABLE))
     state = replace(state, checkpoints=ledger)
     ends = state.pinned is not None and settled.step >= state.pinned[0] and state.phase is not Phase.SAVING
     decision = end_preempted(state, settled.error) if ends else end_if_saved(state)
-    return prefixed((output for event in told for output in _told(event)), decision)
+    unneeded = not settled.error and state.rules.logging is not None and state.phase is Phase.RUNNING
+    obsolete = tell_each(state.alive, Obsolete(step=settled.step)) if unneeded else ()
+    return prefixed((*(output for event in told for output in _told(event)), *obsolete), decision)

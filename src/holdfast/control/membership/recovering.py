@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.membership.acting import carry_out
+from holdfast.control.membership.acting import carry_out, give_up_replays
 from holdfast.control.membership.blame import Program, described, judge, recent
 from holdfast.control.membership.boundary import change_members
 from holdfast.control.membership.ending import end_job
@@ -19,18 +19,19 @@ from holdfast.control.membership.state import (
 )
 from holdfast.control.membership.vacancies import matched, seat, seat_survivors
 from holdfast.control.membership.viewing import view_of
-from holdfast.control.messages import Raised, Unreadable
+from holdfast.control.messages import Raised, Unreadable, Unreplayed
 from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import Op, OpKind
 from holdfast.planning.training import Rerouted
-from holdfast.recovery.actions import LoadState, RecoveryPlan, Spawn
+from holdfast.recovery.actions import LoadState, RecoveryPlan, ReplayLayers, Spawn
 from holdfast.recovery.strategies import adaptive, give_up, resume, strategy_named
 
 __all__ = [
     "bereft",
     "fill_places",
     "on_unreadable",
+    "on_unreplayed",
     "plan_recovery",
     "recover",
     "restore_if_whole",
@@ -203,6 +204,10 @@ def restore_if_whole(state: Membership) -> Decision:
     awaited = missing if state.forming.wait_for_all else placement.unowned_layers(missing)
     if awaited:
         return state, ()
+    if state.rules.logging is not None:
+        recovery = plan_recovery(state, state.absent)
+        if any(isinstance(each, ReplayLayers) for each in recovery.actions):
+            return carry_out(replace(state, forming=replace(state.forming, wait_until=None)), recovery)
     recovery = adaptive(view_of(state, missing))
     assert recovery.plan is not None, "every layer has somebody again"
     strategy = state.rules.strategy if state.forming.wait_for_all else "fallback"
@@ -237,6 +242,11 @@ def on_unreadable(state: Membership, message: Unreadable) -> Decision:
         return prefixed(told, end_job(state, "lost", f"{text}; there is no other", ""))
     assert state.running.plan is not None, "who loads has been told of a plan"
     return prefixed(told, carry_out(state, resume("fallback", state.running.plan, LoadState(step=left[0].step))))
+
+
+def on_unreplayed(state: Membership, message: Unreplayed) -> Decision:
+    """What was logged does not suffice, is damaged, or is not what comes out: all go back to the last checkpoint."""
+    return give_up_replays(state, f"worker {message.worker}: {message.detail}")
 
 
 def _pairs_run(state: Membership, worker: WorkerId) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:

@@ -93,6 +93,15 @@ class Roster:
         """Returns the roster once workers that have come are members: they are given their state as all are."""
         return replace(self, arriving=self.arriving.difference(workers))
 
+    def mustered(self, workers: Iterable[WorkerId]) -> Roster:
+        """Returns the roster once those of these workers that have come are members without state."""
+        come = self.arriving.intersection(workers)
+        return replace(self, arriving=self.arriving - come, entering=self.entering | come)
+
+    def provided(self) -> Roster:
+        """Returns the roster once every member holds state."""
+        return replace(self, entering=_NOBODY, synced=_NOBODY)
+
     def told_to_go(self, worker: WorkerId) -> Roster:
         """Returns the roster once a worker was told to go."""
         return replace(self, leaving=self.leaving | {worker})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.planning.remainder import Keeping
+from holdfast.planning.replays import Logging
 from holdfast.planning.training import Terms
 
 __all__ = ["Rules"]
@@ -25,6 +26,7 @@ class Rules:
         fewest: with how many workers the strategy is to go on at least; 0: with any that hold all layers.
         weighs: whether an adviser is asked before whoever was told to go does.
         keeping: how an interrupted step is gone on with; None if it is always run again whole.
+        logging: how what crosses nodes is logged; None if it is not.
         job: which of all jobs this is; whose decisions are in a store is told by it.
     """
 
@@ -38,4 +40,5 @@ class Rules:
     fewest: int = 0
     weighs: bool = False
     keeping: Keeping | None = None
+    logging: Logging | None = None
     job: str = ""

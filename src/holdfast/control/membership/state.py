@@ -20,6 +20,7 @@ from holdfast.control.messages import Command, Ended, Expel, Fence, Raised
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.planning.migration import Migration
+from holdfast.planning.replays import logged_boundaries
 from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.telemetry.events import Detected, Event, Notice
@@ -300,6 +301,13 @@ class Membership:
         return tuple(
             each for each in self.exceptions.raised if each.worker in present and pids[each.worker] == each.pid
         )
+
+    def logging_in(self, grid: Plan, step: int) -> Membership:
+        """Returns it once what crosses nodes in ``grid`` is logged, from ``step`` on: whoever replays may need both."""
+        if self.rules.logging is None:
+            return self
+        now, then = (logged_boundaries(each, self.rules.logging) for each in (self.grid.baseline, grid))
+        return self if now == then else replace(self, restoring=self.restoring.with_grid(then, now, step))
 
     def refusing(self, why: str) -> Membership:
         """Returns it once the grid that was to come cannot; with who is here now, it is not tried again."""

@@ -110,9 +110,10 @@ def seat_survivors(state: Membership) -> Membership:
 
 def _seated(state: Membership, pairs: tuple[tuple[WorkerId, WorkerId], ...], *, arriving: bool) -> Membership:
     spares = tuple(spare for _, spare in pairs)
+    grid = state.grid.exchanged(pairs) if pairs else state.grid
     return replace(
-        state,
-        grid=state.grid.exchanged(pairs) if pairs else state.grid,
+        state.logging_in(grid.baseline, state.last_step + 2),
+        grid=grid,
         roster=state.roster.seated(spares, arriving=arriving),
     )
 

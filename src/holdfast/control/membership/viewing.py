@@ -33,4 +33,5 @@ def view_of(state: Membership, lost: frozenset[WorkerId]) -> ClusterView:
         spares=len(state.roster.spares),
         fewest=state.rules.fewest,
         keeps=state.rules.keeping is not None,
+        logs=state.rules.logging is not None and not state.restoring.unlogged,
     )

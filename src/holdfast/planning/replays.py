@@ -1,0 +1,105 @@
+"""Which layers are replayed by whom, so that everybody holds what a plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from holdfast.core.ids import MicroBatch, WorkerId
+from holdfast.core.placement import LayerRange, Placement
+from holdfast.core.plan import Plan
+from holdfast.core.replay import Replay
+
+__all__ = ["Logging", "logged_boundaries", "plan_replays"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logging:
+    """How a job logs what crosses nodes.
+
+    Attributes:
+        nodes: workers that share a node; whoever is in none is on one of its own.
+        helpers: how many workers replay lost layers besides those that are to hold them.
+    """
+
+    nodes: tuple[tuple[WorkerId, ...], ...] = ()
+    helpers: int = 0
+
+    @property
+    def node_of(self) -> dict[WorkerId, int]:
+        """The node of each worker."""
+        return {worker: index for index, node in enumerate(self.nodes) for worker in node}
+
+
+def plan_replays(
+    target: Placement,
+    held: Mapping[WorkerId, Iterable[int]],
+    microbatches: tuple[MicroBatch, ...],
+    logged: Iterable[int],
+    *,
+    helpers: int = 0,
+    start: int,
+    stop: int,
+) -> tuple[Replay, ...]:
+    """Returns the replays after which everybody holds what it is to hold, ascending by layers.
+
+    Layers beside each other are replayed together; so are those beyond them up to the next boundary at which something
+    was logged. Everybody who lacks some of them takes part, and so many helpers.
+
+    Args:
+        target: who is to hold what.
+        held: what those who live hold now.
+        microbatches: of a step, sorted.
+        logged: boundaries at which everything that crossed was logged in each of these steps.
+        helpers: so many more take part.
+        start: the step that the checkpoint is of.
+        stop: the first step that is not replayed.
+    """
+    here = {worker: frozenset(layers) for worker, layers in held.items()}
+    lacking = {
+        worker: frozenset(target.held_layers(worker)) - here.get(worker, frozenset()) for worker in target.workers
+    }
+    ranges = _runs(frozenset().union(*lacking.values()), frozenset(logged), target.num_layers)
+    busy = {worker for worker, layers in lacking.items() if layers}
+    free = [worker for worker in sorted(here) if worker not in busy]
+    replays = []
+    for layers in ranges:
+        takers = {worker for worker in busy if not lacking[worker].isdisjoint(layers.indices)}
+        helping = free[:helpers] if stop > start else []
+        free = free[len(helping) :]
+        replays.append(
+            Replay(
+                layers=layers,
+                workers=tuple(sorted({*takers, *helping})),
+                start=start,
+                stop=stop,
+                microbatches=microbatches,
+            )
+        )
+    return tuple(replays)
+
+
+def logged_boundaries(plan: Plan, logging: Logging) -> frozenset[int]:
+    """Returns where all that crosses a boundary under a plan goes to another node."""
+    node_of = logging.node_of
+    crossing, within = set[int](), set[int]()
+    for route in plan.routes.routes:
+        for before, after in zip(route.visits, route.visits[1:], strict=False):
+            one, other = (node_of.get(visit.worker, visit.worker) for visit in (before, after))
+            (crossing if one != other else within).add(after.layers.start)
+    return frozenset(crossing - within)
+
+
+def _runs(layers: frozenset[int], logged: frozenset[int], num_layers: int) -> list[LayerRange]:
+    """Contiguous ranges that hold these layers, and end where something was logged."""
+    ends = sorted({0, num_layers, *logged})
+    blocks = [LayerRange(a, b) for a, b in pairwise(ends)]
+    needed = [block for block in blocks if not layers.isdisjoint(block.indices)]
+    joined: list[LayerRange] = []
+    for block in needed:
+        if joined and joined[-1].stop == block.start:
+            joined[-1] = LayerRange(joined[-1].start, block.stop)
+        else:
+            joined.append(block)
+    return joined

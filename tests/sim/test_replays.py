@@ -1,0 +1,164 @@
+"""One pipeline, every layer with one owner: whoever dies is replayed from logs, and the others keep their state."""
+
+from __future__ import annotations
+
+import os
+import random
+from functools import cache
+
+import pytest
+
+from holdfast.core.builders import regular_plan
+from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+from holdfast.telemetry.events import Agreed, Notice, Replaying
+from holdfast.testing.scenario import Scenario
+from holdfast.testing.virtual import VirtualCluster
+
+STAGES, STEPS, EVERY = 4, 12, 5
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "60"))
+POINTS = ["start", "forward", "backward", "reduce", "verdict", "update", "commit"]
+
+
+def run(*faults, seed=0, microbatches=4, **options):
+    plan = regular_plan(1, split_evenly(2 * STAGES, STAGES), microbatches)
+    parsed = tuple(Fault.parse(text) for text in faults)
+    options = {"checkpoint_every": EVERY, "logs": True, **options}
+    return VirtualCluster(Scenario(plan=plan, steps=STEPS, seed=seed, faults=parsed, **options)).run()
+
+
+@cache
+def healthy():
+    return run()
+
+
+def of(result, kind):
+    return [event for _, event in result.events if isinstance(event, kind)]
+
+
+def check(result, *faults):
+    assert result.outcome == "done", result.detail
+    assert sorted(result.fired) == sorted(str(Fault.parse(text)) for text in faults)
+    assert result.digest == healthy().digest
+
+
+def replayed_alone(result):
+    """Nobody went back to a checkpoint: what was lost was replayed."""
+    assert of(result, Replaying)
+    assert not [each for each in of(result, Notice) if "cannot be replayed" in each.text]
+    steps = [event.step for event in of(result, Agreed)]
+    assert steps == sorted(steps), "everybody went forward"
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("worker", ["0.0", "0.1", "0.3"])
+def test_neighbours_replay_and_keep_what_was_lost(worker, point):
+    fault = f"kill:{worker}@8:{point}"
+    result = run(fault)
+    check(result, fault)
+    replayed_alone(result)
+    assert [(event.start, event.stop - event.start > 1) for event in of(result, Replaying)] == [(5, True)]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_spare_replays(point):
+    fault = f"kill:0.2@8:{point}"
+    result = run(fault, spares=((0.0, WorkerId(1, 0)),))
+    check(result, fault)
+    replayed_alone(result)
+    assert [event.workers for event in of(result, Replaying)] == [("1.0",)]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_whoever_comes_while_all_wait_replays(point):
+    faults = f"kill:0.1@8:{point}", "join:0.1@7"
+    result = run(*faults, wait_for_replacement=30.0)
+    check(result, *faults)
+    replayed_alone(result)
+    assert [event.workers for event in of(result, Replaying)] == [("0.1",)]
+
+
+def test_two_neighbours_at_once_are_replayed_together():
+    fault = "kill-node:1@8:backward"
+    result = run(fault, workers_per_node=2, spares=((0.0, WorkerId(1, 0)), (0.0, WorkerId(1, 1))))
+    check(result, fault)
+    replayed_alone(result)
+    assert [(event.layers, event.workers) for event in of(result, Replaying)] == [((4, 8), ("1.0", "1.1"))]
+
+
+def test_two_apart_are_replayed_by_themselves():
+    faults = "kill:0.0@8:forward", "kill:0.2@8:forward"
+    result = run(*faults, spares=((0.0, WorkerId(1, 0)), (0.0, WorkerId(1, 1))))
+    check(result, *faults)
+    replayed_alone(result)
+    last = max(event.generation for event in of(result, Replaying))
+    found = sorted(event.layers for event in of(result, Replaying) if event.generation == last)
+    assert found in ([(0, 2), (4, 6)], [(4, 6)], [(0, 2)])
+
+
+def test_helpers_share_the_micro_batches():
+    fault = "kill:0.1@8:forward"
+    result = run(fault, spares=((0.0, WorkerId(1, 0)),), helpers=2)
+    check(result, fault)
+    replayed_alone(result)
+    assert [event.workers for event in of(result, Replaying)] == [("0.0", "0.2", "1.0")]
+
+
+@pytest.mark.parametrize("point", ["detect", "replay", "install"])
+@pytest.mark.parametrize("other", ["0.0", "0.2"])
+def test_a_neighbour_dies_while_the_other_recovers(other, point):
+    step = 6 if point == "replay" else 8
+    faults = "kill:0.1@8:forward", f"kill:{other}@{step}:{point}"
+    result = run(*faults, helpers=3)
+    check(result, *faults)
+
+
+def test_the_replacement_dies_as_it_replays():
+    faults = "kill:0.1@8:forward", "kill:1.0@6:replay"
+    result = run(*faults, spares=((0.0, WorkerId(1, 0)), (0.0, WorkerId(1, 1))))
+    check(result, *faults)
+    assert len(of(result, Replaying)) == 2
+
+
+def test_layers_of_one_node_are_replayed_together_though_one_process_died():
+    fault = "kill:0.2@8:forward"
+    result = run(fault, workers_per_node=2, spares=((0.0, WorkerId(1, 0)),))
+    check(result, fault)
+    replayed_alone(result)
+    assert [event.layers for event in of(result, Replaying)] == [(4, 8)]
+
+
+def test_without_its_neighbours_log_all_go_back_and_the_user_hears_why():
+    faults = "kill:0.1@7:forward", "kill:0.0@8:forward"
+    result = run(*faults, spares=((0.0, WorkerId(1, 0)), (0.0, WorkerId(1, 1))))
+    check(result, *faults)
+    replayed_alone(result)
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, 10))
+def test_anybody_at_any_effect(start):
+    """One to three workers die at any effect, with spares, helpers, nodes and verdicts that refuse now and then."""
+    died = replays = 0
+    for seed in range(start, start + 10):
+        source = random.Random(f"replays {seed}")
+        counts = healthy().effects
+        victims = source.sample(sorted(counts), source.randint(1, 3))
+        deaths = tuple((worker, source.randrange(40, counts[worker] + 60)) for worker in victims)
+        options = {
+            "workers_per_node": source.choice([1, 1, 2]),
+            "helpers": source.choice([0, 0, 1, 3]),
+            "wait_for_replacement": source.choice([0.0, 3.0]),
+            "spares": tuple((source.uniform(0, 3), WorkerId(1, i)) for i in range(source.randint(0, 2))),
+        }
+        try:
+            result = run(seed=seed, kill_at_effect=deaths, **options)
+            assert result.outcome == "done", result.detail
+            assert result.digest == healthy().digest
+        except BaseException:
+            print(f"seed {seed}: {deaths} {options}")
+            raise
+        died += len(result.fired)
+        replays += len(of(result, Replaying))
+    assert died > 5
+    assert replays > 3
