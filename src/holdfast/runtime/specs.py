@@ -15,6 +15,7 @@ from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.errors import ConfigError
 from holdfast.planning.remainder import Keeping
+from holdfast.planning.replays import Logging
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
 from holdfast.runtime.isolation import Namespace
@@ -82,6 +83,9 @@ class WorkerSpec:
         events: path of the job's log.
         boundaries: what every layer hands on, from the first to the last; empty if emulated.
         item: what every item of the data is like; None if emulated.
+        logs: the job's folder of logs; None if nothing is logged.
+        nodes: the workers that share a node.
+        job_id: tells this job's logs from those of all others.
         faults: what is to happen to this worker.
         emulate: sleep as long as it says instead of computing; None to compute.
         namespace: the network to move to before anything else; None to stay in the host's.
@@ -102,6 +106,9 @@ class WorkerSpec:
     resume: ResumeFrom | None
     item: ItemSpec | None = None
     namespace: Namespace | None = None
+    logs: str | None = None
+    nodes: tuple[tuple[WorkerId, ...], ...] = ()
+    job_id: str = ""
 
     @property
     def host(self) -> str:
@@ -119,6 +126,7 @@ class CoordinatorSpec:
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
         shapes: what pipelines of whoever is left are made by; None if none are made.
         keeping: how an interrupted step is gone on with; None if it is always run again whole.
+        logging: how what crosses nodes is logged; None if it is not.
         library: the folder of the plans that are made while training runs; None if none are.
         token: of the job.
         store: path of the decisions, or where in etcd they are; those that are there already are taken up.
@@ -148,6 +156,7 @@ class CoordinatorSpec:
     terms: Terms | None = None
     shapes: Shapes | None = None
     keeping: Keeping | None = None
+    logging: Logging | None = None
     library: str | None = None
     resume: ResumeFrom | None = None
     namespace: Namespace | None = None

@@ -235,6 +235,7 @@ def _rules(spec: CoordinatorSpec) -> Rules:
         fewest=0 if spec.shapes is None else spec.shapes.fewest,
         weighs=spec.shapes is not None,
         keeping=spec.keeping,
+        logging=spec.logging,
         job=spec.job_id,
     )
 

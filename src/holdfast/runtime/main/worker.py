@@ -30,6 +30,8 @@ from holdfast.errors import (
     HoldfastError,
     StorageError,
 )
+from holdfast.planning.replays import Logging
+from holdfast.protocol.crossing import Crossing
 from holdfast.protocol.pace import Pace
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.step_log import StepLog
@@ -45,6 +47,7 @@ from holdfast.runtime.injection import OnThisProcess, WorkerInjector
 from holdfast.runtime.main.companions import Companions, fork_companions
 from holdfast.runtime.main.driving import drive
 from holdfast.runtime.specs import ResumeFrom, WorkerSpec
+from holdfast.runtime.tensor_logs import TensorLogs
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.delayed import DelayedTransport
 from holdfast.runtime.transport.exchange import RelayExchange
@@ -53,6 +56,7 @@ from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import MessageKey, Transport
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints
+from holdfast.storage.tensorlog.records import LogOf
 from holdfast.telemetry.events import (
     EventLog,
     Notice,
@@ -104,6 +108,7 @@ class _Worker:
         self._unused: Model | None = None
         self._data = cache(lambda: build_dataset(spec.job))
         self._here: Here | None = None
+        self._logs: TensorLogs | None = None
         self._awake = AwakeClock()
         self._client = ControlClient(
             spec.address,
@@ -152,6 +157,8 @@ class _Worker:
         threading.Thread(target=self._beat, args=(driver,), name="heartbeat", daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: self._leave(driver))
         drive(driver)
+        if self._logs is not None:
+            self._logs.close()
         self._log.close()
         self._client.close()
 
@@ -170,6 +177,7 @@ class _Worker:
             synchronous=spec.job.checkpoint.synchronous,
             snapshots=Snapshots(every=spec.job.resilience.snapshot_every),
             log=StepLog(most_bytes=(spec.job.resilience.step_log_bytes or None) if spec.job.keeps_steps else 0),
+            crossing=None if spec.logs is None else Crossing(node_of=Logging(nodes=spec.nodes).node_of),
         )
         driver = Driver(
             protocol=protocol,
@@ -190,10 +198,18 @@ class _Worker:
             expelled=self._expelled,
             pace=Pace(awake=self._awake, excused_s=PATIENCE * spec.job.control.hang_s),
         )
+        if spec.logs is not None:
+            driver.logs = self._logs = self._make_logs(Path(spec.logs))
         if spec.job.checkpoint_every:
             checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
             driver.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, driver.injector.reach)
         return driver
+
+    def _make_logs(self, directory: Path) -> TensorLogs:
+        spec = self._spec
+        log = LogOf(job=spec.job.name, job_id=spec.job_id, worker=str(spec.worker))
+        node = Logging(nodes=spec.nodes).node_of.get(spec.worker, f"of-{spec.worker}")
+        return TensorLogs(spec.job.logging, directory, node, log, self._note)
 
     def _transport(self, exchange: RelayExchange, links: LinkTransport) -> Transport:
         """As the job says; if compute is emulated, messages take as long as in its profile, if they take any time."""

@@ -61,6 +61,7 @@ from holdfast.errors import (
 from holdfast.plain import one_line
 from holdfast.planning.jobs import healthy_plan, keeping_of, profile_of, shapes_of, terms_of, tolerated
 from holdfast.planning.remainder import Keeping
+from holdfast.planning.replays import Logging
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
 from holdfast.runtime.hardening import forbid_core_dumps, make_private, raise_file_limit, write_private
@@ -584,7 +585,7 @@ class Agent:
         log: EventLog,
     ) -> WorkerGroup:
         plan, networks = coordinator.plan, self._networks
-        nodes = group_into_nodes((*plan.workers, *self.job.spares), self.job.grid.workers_per_node)
+        nodes = self._nodes(plan)
         number = {worker: index for index, node in enumerate(nodes) for worker in node}
         return WorkerGroup(
             children=self._children,
@@ -604,12 +605,23 @@ class Agent:
                 namespace=None if networks is None else networks.node(number[worker]),
                 checkpoints=self._checkpoints,
                 resume=self.resume if begins else None,  # later its peers give it the state of the running job
+                logs=None if coordinator.logging is None else str(self._logs(coordinator.job_id)),
+                nodes=nodes,
+                job_id=coordinator.job_id,
             ),
             send=send,
             cut=self._cut,
             log=log,
             grace_s=self.job.control.fence_grace_s,
         )
+
+    def _nodes(self, plan: Plan) -> tuple[tuple[WorkerId, ...], ...]:
+        return group_into_nodes((*plan.workers, *self.job.spares), self.job.grid.workers_per_node)
+
+    def _logs(self, job_id: str) -> Path:
+        """Where this job's logs are: nobody can read those of another one for its own."""
+        folder = self.job.logging.directory
+        return (self.run_dir / "logs" if folder is None else Path(folder)) / job_id
 
     def _coordinator_spec(self, planned: _Planned, probed: Probed) -> CoordinatorSpec:
         return CoordinatorSpec(
@@ -618,6 +630,7 @@ class Agent:
             terms=planned.terms,
             shapes=planned.shapes,
             keeping=planned.keeping,
+            logging=self._logging(planned.plan),
             library=None if planned.terms is None else str(self.run_dir / "plans"),
             token=secrets.token_hex(32),
             job_id=secrets.token_hex(16),
@@ -632,6 +645,12 @@ class Agent:
             facts=probed.facts,
             resume=self.resume,
         )
+
+    def _logging(self, plan: Plan) -> Logging | None:
+        """How what crosses nodes is logged; None if it is not."""
+        if self.job.logging.use != "on":
+            return None
+        return Logging(nodes=self._nodes(plan), helpers=self.job.logging.helpers)
 
     def _check_store(self) -> None:
         """Asks etcd, if decisions are to be there, before anything is made.

@@ -11,7 +11,17 @@ from holdfast.errors import ConfigError, CorruptBlob, MissingBlob
 from holdfast.storage.blobs import BlobStore
 from holdfast.storage.tensorlog.records import LogOf, Scan, scan
 
-__all__ = ["Chunk", "check_log", "chunks_of", "collect", "finished_name", "open_name", "read_chunk", "upload"]
+__all__ = [
+    "Chunk",
+    "check_log",
+    "chunks_of",
+    "collect",
+    "finished_name",
+    "open_name",
+    "read_chunk",
+    "upload",
+    "worker_of",
+]
 
 _NAME = re.compile(
     r"(?P<worker>[0-9.]+)/(?:open-(?P<open>[0-9]{8,18})"
@@ -58,6 +68,12 @@ def chunks_of(names: Iterable[str], worker: str) -> tuple[Chunk, ...]:
     """Returns the chunks of one worker's log among these names, by number; what is named otherwise is none."""
     matches = (match for name in names if (match := _NAME.fullmatch(name)) and match["worker"] == worker)
     return tuple(sorted(map(_chunk, matches), key=lambda chunk: (chunk.number, chunk.finished)))
+
+
+def worker_of(name: str) -> str | None:
+    """Returns whose chunk this is, by its name; None if it is none."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else match["worker"]
 
 
 def _chunk(match: re.Match[str]) -> Chunk:
