@@ -110,7 +110,7 @@ JOBS = {
     },
 }
 
-HARMLESS = ("control.", "grid.workers_per_node=", "resilience.spares=", "resilience.step_log=")
+HARMLESS = ("control.", "grid.workers_per_node=", "logging.", "resilience.spares=", "resilience.step_log=")
 """Overrides that cannot change any bit of a run in which nothing fails."""
 
 

@@ -30,7 +30,7 @@ _VERDICT: Wanted = (Payload.VOTE, 0, 0)
 def replay(protocol: WorkerProtocol, order: ReplayOrder) -> Script:
     """Yields what a worker does to replay layers; their engines are then among ``protocol.replayed``.
 
-    What was replayed before, and was interrupted, is gone on with.
+    What was replayed before, and was interrupted, is gone on with where nobody else takes part in it.
 
     Raises:
         StorageError: the checkpoint cannot be read; or what was logged is missing (LogGap) or damaged (CorruptBlob).
@@ -101,9 +101,12 @@ def _replay_part(protocol: WorkerProtocol, order: ReplayOrder, part: Replay, eng
 def _engine(
     protocol: WorkerProtocol, order: ReplayOrder, part: Replay
 ) -> Generator[WorkerEffect, Any, tuple[Engine, int]]:
-    """The engine that replays these layers, and the step that it is at."""
+    """The engine that replays these layers, and the step that it is at.
+
+    Whoever shares the work begins where all of them can: with the checkpoint.
+    """
     known = protocol.replayed.pop(tuple(part.layers.indices), None)
-    if known is not None:
+    if known is not None and len(part.workers) == 1:
         steps = set(known.layer_steps().values())
         if len(steps) == 1 and part.start <= (at := steps.pop()) <= part.stop:
             return known, at

@@ -1,0 +1,215 @@
+"""Pipelines without replicas, in real processes: lost layers are replayed from the others' logs, bit by bit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+
+import pytest
+
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.storage.blobs import RESERVED_BYTES
+from holdfast.storage.tensorlog.records import Key, LogOf, What
+from holdfast.storage.tensorlog.writer import LogWriter
+from holdfast.telemetry.events import Agreed, Detected, Notice, Replaying, WorkerReady, read_events
+
+pytestmark = pytest.mark.dist
+
+STAGES, STEPS, EVERY = 4, 9, 5
+LONG = 60
+"""Steps of a run in which something is done to the logs early, so that it is done long before they are needed."""
+
+
+def grid(*more, steps=STEPS, every=EVERY):
+    base = ("grid.pipelines=1", f"grid.stages={STAGES}", "grid.microbatches=4", f"train.steps={steps}")
+    return (*base, f"checkpoint.every={every}", *more)
+
+
+LOGS = ("logging.use=always",)
+
+
+def events_of(summary, kind):
+    return [event for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, kind)]
+
+
+def ends_as_if_nothing_had_failed(runs, name, *faults, more=(), changes=(), steps=STEPS, every=EVERY, **options):
+    """``more`` changes no bits; ``changes`` does, so the failure-free run has it, too."""
+    summary = runs.train(name, *faults, overrides=grid(*LOGS, *changes, *more, steps=steps, every=every), **options)
+    healthy = runs.healthy(name, grid(*changes, steps=steps, every=every))
+    assert summary.unfired == ()
+    assert (summary.weights_sha256, summary.state_sha256) == (healthy.weights_sha256, healthy.state_sha256)
+    assert (summary.final_loss, summary.steps) == (healthy.final_loss, healthy.steps)
+    return summary
+
+
+def replayed(summary):
+    """Nobody but the lost went back."""
+    assert not [each.text for each in events_of(summary, Notice) if "cannot be replayed" in each.text]
+    steps = [event.step for event in events_of(summary, Agreed)]
+    assert steps == sorted(steps)
+    return events_of(summary, Replaying)
+
+
+CLIPPED, SCALED = "train.clip_norm=0.05", "train.loss_scale={}"
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "changes", "more"),
+    [
+        ("gpt", "kill:0.0@7:start", (), ()),
+        ("gpt", "kill:0.1@7:forward", (CLIPPED,), ("train.technique=staggered",)),
+        ("gpt", "kill:0.2@7:backward", ("resilience.commit=shadow", SCALED), ()),
+        ("gpt", "kill:0.3@7:reduce", (), ("train.technique=decoupled",)),
+        ("bert", "kill:0.0@7:verdict", (CLIPPED,), ()),
+        ("bert", "kill:0.3@7:forward", (), ("train.technique=staggered",)),
+        ("vit", "kill:0.1@7:update", (), ("logging.helpers=2",)),
+        ("vit", "kill:0.2@7:commit", (CLIPPED,), ("train.technique=staggered",)),
+        ("convnet", "kill:0.2@7:backward", (), ()),
+        ("convnet", "kill:0.1@8:start", (CLIPPED,), ("logging.when=before-sending",)),
+    ],
+)
+def test_neighbours_replay_what_was_lost(runs, name, fault, changes, more):
+    summary = ends_as_if_nothing_had_failed(runs, name, fault, changes=changes, more=more)
+    found = replayed(summary)
+    assert [(event.start in (0, EVERY), event.stop in (7, 8, 9)) for event in found] == [(True, True)]
+    assert len(events_of(summary, WorkerReady)) == STAGES, "no process was started again"
+
+
+@pytest.mark.parametrize("point", ["forward", "commit"])
+def test_a_spare_replays_and_shares_the_work_with_helpers(runs, point):
+    more = ("resilience.spares=1", "logging.helpers=1")
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", f"kill:0.2@7:{point}", more=more)
+    assert [event.workers for event in replayed(summary)] == [("0.0", "1.0")]
+
+
+def test_whoever_comes_replays(runs):
+    more = ("resilience.wait_for_replacement=60",)
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", "kill:0.1@7:backward", "join:0.1@5", more=more)
+    assert [event.workers for event in replayed(summary)] == [("0.1",)]
+
+
+def test_a_whole_node_is_replayed_together(runs):
+    more = ("grid.workers_per_node=2", "resilience.spares=2")
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", "kill-node:1@7:backward", more=more)
+    assert [event.workers for event in replayed(summary)] == [("1.0", "1.1")]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ("kill:0.0@7:forward", "kill:0.2@7:forward"),
+        ("kill:0.1@7:backward", "kill:1.0@6:replay"),
+        ("kill:0.1@7:backward", "kill:0.2@7:detect"),
+        ("kill:0.1@7:backward", "kill-coordinator@7:detect"),
+    ],
+    ids=["two apart", "the replacement, too", "its neighbour meanwhile", "the coordinator meanwhile"],
+)
+def test_more_is_lost(runs, faults):
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", *faults, more=("resilience.spares=3",))
+    assert events_of(summary, Replaying)
+
+
+def test_a_frozen_worker_is_replayed_and_comes_to_nothing(runs):
+    """Stopped by its pid, from outside."""
+    stopped = []
+
+    def stop(progress):
+        if progress.step >= 6 and not stopped:
+            ready = [e for _, e in read_events(run_dir / "events.jsonl") if isinstance(e, WorkerReady)]
+            stopped.append(next(event.pid for event in ready if event.worker == "0.2"))
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    run_dir = runs.folder()
+    more = ("control.hang_s=1", "resilience.spares=1")
+    options = {"more": more, "steps": LONG, "every": 50, "on_progress": stop, "run_dir": run_dir}
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", **options)
+    assert [event.worker for event in events_of(summary, Detected)] == ["0.2"]
+    assert [event.workers for event in replayed(summary)] == [("1.0",)]
+
+
+def _damage(run_dir, how):
+    """Does something to the logs of 0.0, which whoever replays 0.1 needs."""
+    (folder,) = run_dir.glob("logs/*/node-0")
+    (path,) = folder.glob("0.0/*.log")
+    if how == "flipped":
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+    elif how == "truncated":
+        os.truncate(path, path.stat().st_size // 2)
+    elif how == "missing":
+        path.unlink()
+    else:
+        path.unlink()
+        log = LogOf(job="another", job_id="0" * 32, worker="0.0")
+        foreign = LogWriter(folder, log)
+        foreign.append(Key(step=0, what=What.VOTE), TensorSpec(shape=(1,), dtype="uint8"), b"?")
+        foreign.complete(0)
+        foreign.finish()
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated", "missing", "of another job"])
+def test_logs_that_cannot_be_used_cost_the_way_back_to_the_checkpoint(runs, how):
+    run_dir, done = runs.folder(), []
+
+    def damage(progress):
+        if progress.step >= 3 and not done:
+            done.append(progress.step)
+            _damage(run_dir, how)
+
+    options = {"steps": LONG, "every": 50, "on_progress": damage, "run_dir": run_dir}
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", "kill:0.1@45:backward", **options)
+    assert done
+    assert done[0] < 40, "long before it was needed"
+    texts = [each.text for each in events_of(summary, Notice)]
+    assert any("cannot be replayed" in text and "go back to the last checkpoint" in text for text in texts), texts
+    assert events_of(summary, Agreed)[-1].step == 0
+
+
+def test_the_lost_ones_own_disk_is_not_needed(runs):
+    run_dir, done = runs.folder(), []
+
+    def lose(progress):
+        if progress.step >= 3 and not done:
+            done.append(progress.step)
+            (folder,) = run_dir.glob("logs/*/node-1")
+            shutil.rmtree(folder)
+
+    options = {"steps": LONG, "every": 50, "on_progress": lose, "run_dir": run_dir}
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", "kill:0.1@45:backward", **options)
+    assert done[0] < 40
+    assert [(event.start, event.stop) for event in replayed(summary)] == [(0, 45)]
+
+
+def test_a_full_disk_is_told_stops_nobody_and_costs_the_way_back(runs, make_disk):
+    disk = make_disk(str(RESERVED_BYTES + (1 << 16)))
+    more = (f"logging.directory={disk / 'logs'}",)
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", "kill:0.1@7:backward", more=more)
+    texts = [each.text for each in events_of(summary, Notice)]
+    assert any("log failed" in text for text in texts), texts
+    assert any("cannot be replayed" in text for text in texts), texts
+
+
+def test_a_store_that_cannot_be_reached_is_told_and_costs_the_way_back(runs, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    more = (f"logging.url={tmp_path / 'file' / 'logs'}", "logging.upload=always")
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", "kill:0.1@7:backward", more=more)
+    texts = [each.text for each in events_of(summary, Notice)]
+    assert any("cannot be replayed" in text for text in texts), texts
+
+
+def test_logs_are_sent_to_a_store_that_all_reach(runs, tmp_path):
+    more = (f"logging.url={tmp_path / 'store'}", f"logging.directory={tmp_path / 'own'}", "resilience.spares=1")
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", "kill:0.1@7:backward", more=more)
+    assert [event.workers for event in replayed(summary)] == [("1.0",)]
+    assert not list((tmp_path / "store").rglob("*.log")), "the job is over"
+
+
+def test_a_disk_that_is_too_slow_is_told_and_costs_the_way_back(runs):
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", "kill:0.1@7:backward", more=("logging.most_bytes=1",))
+    texts = [each.text for each in events_of(summary, Notice)]
+    assert any("log behind" in text for text in texts), texts
+    assert any("cannot be replayed" in text for text in texts), texts
