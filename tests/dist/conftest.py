@@ -88,6 +88,18 @@ JOBS = {
         "optimizer": {"kind": "adamw", "lr": 1.0e-2},
         "train": {"steps": 8, "seed": 3},
     },
+    "unrepeatable": {
+        "name": "unrepeatable",
+        "model": {
+            "kind": "python",
+            "target": f"{Path(__file__).with_name('unrepeatable_model.py')}:build",
+            "loss": f"{Path(__file__).with_name('unrepeatable_model.py')}:loss",
+        },
+        "data": {"kind": "digits"},
+        "grid": {"pipelines": 1, "stages": 4, "microbatches": 4, "microbatch_size": 4},
+        "optimizer": {"kind": "sgd", "lr": 0.05},
+        "train": {"steps": 9, "seed": 3},
+    },
     "foreign": {
         "name": "foreign",
         "model": {

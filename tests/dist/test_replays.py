@@ -213,3 +213,25 @@ def test_a_disk_that_is_too_slow_is_told_and_costs_the_way_back(runs):
     texts = [each.text for each in events_of(summary, Notice)]
     assert any("log behind" in text for text in texts), texts
     assert any("cannot be replayed" in text for text in texts), texts
+
+
+def test_what_does_not_repeat_is_told_by_worker_and_place_and_costs_the_way_back(runs):
+    """The lost worker's own log is there, and tells what came out when its steps were first run."""
+    summary = runs.train("unrepeatable", "kill:0.2@7:backward", overrides=("checkpoint.every=5", *LOGS))
+    assert summary.unfired == ()
+    assert summary.steps == STEPS
+    texts = [each.text for each in events_of(summary, Notice)]
+    told = [text for text in texts if "cannot be replayed" in text]
+    assert told
+    assert "gets other bits than were logged" in told[0]
+    assert "boundary" in told[0]
+    assert events_of(summary, Agreed)[-1].step in (0, 5)
+
+
+def test_lower_precision_is_told_to_be_inexact(runs):
+    more = (*LOGS, "logging.precision=bfloat16")
+    summary = runs.train("gpt", "kill:0.1@7:backward", overrides=grid(*more))
+    assert summary.unfired == ()
+    assert summary.steps == STEPS
+    assert replayed(summary)
+    assert any("lower precision" in each.text for each in events_of(summary, Notice))

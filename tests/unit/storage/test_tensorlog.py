@@ -76,8 +76,8 @@ def test_what_is_appended_is_read_back(tmp_path):
     writer = writer_of(tmp_path)
     for step in range(3):
         write_step(writer, step)
-    scale = Key(step=3, what=What.LOSS_SCALE)
-    writer.append(scale, SCALAR, b"\0" * 8)
+    vote = Key(step=3, what=What.VOTE)
+    writer.append(vote, SCALAR, b"\0" * 8)
     writer.complete(3)
     writer.complete(4)
     writer.finish()
@@ -85,7 +85,7 @@ def test_what_is_appended_is_read_back(tmp_path):
     reader.require(range(5))
     for step in range(3):
         check_step(reader, step)
-    assert reader.read(scale).spec == SCALAR
+    assert reader.read(vote).spec == SCALAR
     assert reader.keys(4) == (), "nothing crossed in it, and that is known"
     assert reader.bitwise
     assert [path.name for path in chunk_paths(tmp_path)] == ["chunk-00000000-00000000-00000004.log"]

@@ -60,15 +60,13 @@ class What(StrEnum):
     TIED_SUM = "tied-sum"
     """Of a group of layers that share a weight: the sum of its gradients over all of them."""
     VOTE = "vote"
-    """The complete commit vote: what was finite, and squared norms."""
-    CLIP_FACTOR = "clip-factor"
-    """What gradients are multiplied by before the update."""
-    LOSS_SCALE = "loss-scale"
-    """What the loss of the step was multiplied by."""
+    """The complete commit vote over the step before: what was finite, and squared norms.
+
+    How gradients are clipped follows from it, and by what losses are scaled next.
+    """
 
 
 _PER_MICROBATCH = (What.ACTIVATION, What.GRADIENT)
-_PER_STEP = (What.VOTE, What.CLIP_FACTOR, What.LOSS_SCALE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +91,7 @@ class Key:
 
     def __post_init__(self) -> None:
         """Checks that it names what it must, and nothing else."""
-        placed, numbered = self.what not in _PER_STEP, self.what in _PER_MICROBATCH
+        placed, numbered = self.what is not What.VOTE, self.what in _PER_MICROBATCH
         if (self.place is not None, self.microbatch is not None) != (placed, numbered):
             raise ConfigError(
                 f"a log has no {self.what} with place {self.place} and micro-batch {self.microbatch}: expected "

@@ -1,0 +1,106 @@
+"""Who replays what: everybody then holds what it is to hold, and no input is missing."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core.builders import regular_plan
+from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Compute, Payload, Recall, Reduce
+from holdfast.core.placement import group_into_nodes, split_evenly
+from holdfast.core.replay import lower_replay, wanted
+from holdfast.core.takeover import takeover_plan
+from holdfast.core.validate import validate
+from holdfast.errors import InfeasiblePlan
+from holdfast.planning.replays import Logging, logged_boundaries, plan_replays
+
+STAGES = 6
+
+
+def pipeline(stages=STAGES, layers=12, microbatches=4):
+    return regular_plan(1, split_evenly(layers, stages), microbatches)
+
+
+def held(plan, lost):
+    return {each: plan.placement.held_layers(each) for each in plan.workers if each not in lost}
+
+
+@given(st.sets(st.integers(0, STAGES - 1), min_size=1, max_size=STAGES - 1), st.integers(1, 3), st.integers(0, 3))
+def test_all_hold_what_they_are_to_hold_and_inputs_are_logged(gone, per_node, helpers):
+    plan = pipeline()
+    lost = {WorkerId(0, stage) for stage in gone}
+    nodes = group_into_nodes(plan.workers, per_node)
+    logged = logged_boundaries(plan, Logging(nodes=nodes))
+    replays = plan_replays(
+        plan.placement, held(plan, lost), plan.routes.microbatches, logged, helpers=helpers, start=2, stop=5
+    )
+    for worker in lost:
+        replayed = {layer for each in replays if worker in each.workers for layer in each.layers.indices}
+        assert replayed >= set(plan.placement.held_layers(worker))
+    for each in replays:
+        assert {each.layers.start, each.layers.stop} <= {0, 12, *logged}
+        shares = [microbatch for worker in each.workers for microbatch in each.share(worker)]
+        assert sorted(shares) == sorted(plan.routes.microbatches)
+        assert len(each.workers) <= len(lost) + helpers
+    assert all(one.layers.stop < other.layers.start for one, other in pairwise(replays))
+
+
+def test_each_micro_batch_counts_once_and_the_sums_come_last():
+    plan = pipeline()
+    lost = {WorkerId(0, 2)}
+    (replay,) = plan_replays(
+        plan.placement, held(plan, lost), plan.routes.microbatches, {2, 4, 6, 8, 10}, helpers=1, start=0, stop=3
+    )
+    assert replay.workers == (WorkerId(0, 0), WorkerId(0, 2))
+    programs = [lower_replay(replay, worker, 12) for worker in replay.workers]
+    ran = [
+        each.op.microbatch.number for program in programs for each in program.operations if isinstance(each, Compute)
+    ]
+    assert sorted(ran) == [0, 0, 1, 1, 2, 2, 3, 3], "forward and backward"
+    for program, worker in zip(programs, replay.workers, strict=True):
+        sums = [each for each in program.operations if isinstance(each, Reduce)]
+        assert program.operations[-2:] == tuple(sums)
+        assert [each.reduction.layers for each in sums] == [(5,), (4,)]
+        recalled = {(e.payload, e.boundary) for e in program.operations if isinstance(e, Recall)}
+        assert recalled == {(Payload.ACTIVATION, 4), (Payload.GRADIENT, 6)}
+        assert {number for _, _, number in wanted(replay, worker, 12)} == {m.number for m in replay.share(worker)}
+
+
+def test_a_weight_tied_to_layers_that_live_is_taken_from_logs():
+    plan = pipeline()
+    lost = {WorkerId(0, 0)}
+    (replay,) = plan_replays(
+        plan.placement, held(plan, lost), plan.routes.microbatches, {2, 4, 6, 8, 10}, start=0, stop=3
+    )
+    with_twin = lower_replay(replay, WorkerId(0, 0), 12, ((0, 11),))
+    assert (Payload.SUM, 0, 0) in wanted(replay, WorkerId(0, 0), 12, ((0, 11),))
+    assert (0, 11) not in [each.layers for each in with_twin.reductions]
+    within = lower_replay(replay, WorkerId(0, 0), 12, ((0, 1),))
+    assert (0, 1) in [each.layers for each in within.reductions]
+
+
+def test_neighbours_take_half_each_and_nobody_gives_anything_up():
+    plan = pipeline()
+    left = [worker for worker in plan.workers if worker.stage not in (2, 3)]
+    found = takeover_plan(plan, left, max_layers=4)
+    validate(found)
+    assert [str(layers) for _, layers in found.placement.ranges] == ["0:2", "2:6", "6:10", "10:12"]
+    for worker in left:
+        assert set(found.placement.held_layers(worker)) >= set(plan.placement.held_layers(worker))
+
+
+@pytest.mark.parametrize("left", [[0], []])
+def test_nobody_takes_more_than_is_known_to_fit(left):
+    plan = pipeline()
+    with pytest.raises(InfeasiblePlan):
+        takeover_plan(plan, [WorkerId(0, stage) for stage in left], max_layers=4)
+
+
+def test_layers_are_taken_over_within_one_pipeline_alone():
+    plan = regular_plan(2, split_evenly(6, 3), 2)
+    with pytest.raises(InfeasiblePlan, match="one pipeline"):
+        takeover_plan(plan, plan.workers[:4], max_layers=6)
