@@ -95,7 +95,7 @@ def _job(microbatches: int, way: str, options: argparse.Namespace) -> Job:
         "resilience": {"spares": 1},
         "checkpoint": {"every": options.checkpoint_step},
         "logging": {
-            "use": "never" if way == "checkpoint" else "always",
+            "use": "off" if way == "checkpoint" else "on",
             "helpers": options.stages - 1 if way == "parallel" else 0,
         },
     }

@@ -26,7 +26,7 @@ def grid(*more, steps=STEPS, every=EVERY):
     return (*base, f"checkpoint.every={every}", *more)
 
 
-LOGS = ("logging.use=always",)
+LOGS = ("logging.use=on",)
 
 
 def events_of(summary, kind):

@@ -314,7 +314,7 @@ class Logging(_Plain, frozen=True, kw_only=True):
     """Logs of what workers send to other nodes, from which layers are computed again that no living worker holds.
 
     ``use``: ``auto`` where replicas are missing and it costs less than it saves (``holdfast inspect`` tells both),
-    ``always``, or ``never``. It needs ``checkpoint.every``. ``when``: tensors are written while the worker waits (``idle``),
+    ``on``, or ``off``. It needs ``checkpoint.every``. ``when``: tensors are written while the worker waits (``idle``),
     ``at-once``, or by the worker itself ``before-sending``, for comparison. ``most_bytes``: what waits to be written at
     most; where more would, a step is left out of the log. ``precision``: of what is kept; less than ``exact`` makes a
     replay not bitwise. ``directory``: a folder on each node's own disk, default ``logs`` in the run directory.
@@ -324,7 +324,7 @@ class Logging(_Plain, frozen=True, kw_only=True):
     holds these layers, too, meanwhile. ``bandwidth``: bytes per second at which a worker copies what it logs.
     """
 
-    use: Literal["auto", "always", "never"] = "auto"
+    use: Literal["auto", "on", "off"] = "auto"
     when: Literal["idle", "at-once", "before-sending"] = "idle"
     most_bytes: Positive = 1 << 28
     precision: Literal["exact", "bfloat16", "float16"] = "exact"

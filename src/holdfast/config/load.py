@@ -463,7 +463,7 @@ def _wrong_baseline(job: Job) -> str:
 
 def _wrong_logging(job: Job) -> str:
     """Why what a job says of logs cannot be; empty if it can."""
-    if job.logging.use != "always" or job.may_log:
+    if job.logging.use != "on" or job.may_log:
         return ""
     missing = (
         (not job.checkpoint_every, "checkpoint.every", "more than 0: layers are replayed from a checkpoint"),
@@ -471,7 +471,7 @@ def _wrong_logging(job: Job) -> str:
         (job.most_shards > 1 or job.most_lanes > 1, "grid", "stages of one GPU"),
         (job.resilience.strategy not in LOGGED, "resilience.strategy", " or ".join(LOGGED)),
     )
-    return next(f"logging.use: always needs {key}: {right}" for wrong, key, right in missing if wrong)
+    return next(f"logging.use: on needs {key}: {right}" for wrong, key, right in missing if wrong)
 
 
 def _wrong_optimizer(optimizer: Optimizer) -> str:

@@ -648,7 +648,7 @@ class Agent:
 
     def _logging(self, plan: Plan) -> Logging | None:
         """How what crosses nodes is logged; None if it is not."""
-        if self.job.logging.use != "always":
+        if self.job.logging.use != "on":
             return None
         return Logging(nodes=self._nodes(plan), helpers=self.job.logging.helpers)
 
