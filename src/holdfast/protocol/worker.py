@@ -256,6 +256,7 @@ class WorkerProtocol:
             error: what was raised.
         """
         self._stand("waiting")
+        put_back(self)
         self.raised = report_of(
             error,
             worker=self.worker,

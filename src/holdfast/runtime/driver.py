@@ -359,6 +359,7 @@ class Driver:
             case Disconnect():
                 return self._forget()
             case Load(plan=plan, state=state, beside=True):
+                self.pace.cool_down()
                 return self.rebuild(plan, state)[0]
             case Load(plan=plan, state=state):
                 return self._load(plan, state)

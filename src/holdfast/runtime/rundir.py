@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ _LOCK = "lock"
 _JOB = "job.yaml"
 _BEGUN = (_LOCK, f".{_JOB}{PART}")
 """What lies in a directory that was taken, and in which nothing else was done before its process died."""
+_LOGS = "logs"
 _OF_AN_ATTEMPT = (
     "profile.json",
     "events.jsonl",
@@ -106,7 +108,7 @@ class Claim:
             )
 
     def set_aside(self) -> None:
-        """Moves what the newest attempt left into a folder of its own.
+        """Moves what the newest attempt left into a folder of its own; its logs go, as no other attempt can read them.
 
         Raises:
             ConfigError: the directory holds something, and it is no run's.
@@ -118,6 +120,7 @@ class Claim:
             if not attempts(self._run_dir):
                 self._check_no_strangers()
             return
+        shutil.rmtree(self._run_dir / _LOGS, ignore_errors=True)
         target = self._open_folder()
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in self._files():
