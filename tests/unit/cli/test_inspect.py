@@ -37,6 +37,7 @@ from holdfast.telemetry.events import (
     Preparing,
     Reattached,
     Rebuilt,
+    Replaying,
     Resumed,
     RolledBack,
     Seated,
@@ -94,6 +95,10 @@ TOLD = [
     (Installed(generation=3, workers=("0.0",), strategy="boundary"), "generation 3: 1 workers, between two steps"),
     (Agreed(generation=2, step=4, recomputed_microbatches=1), "generation 2 runs from step 4"),
     (Rebuilt(generation=2), "generation 2 is connected"),
+    (
+        Replaying(generation=2, layers=(4, 6), workers=("1.0", "0.1"), start=20, stop=30),
+        "1.0, 0.1 replay(s) 10 step(s) of layers 4-5, from the checkpoint of step 20",
+    ),
     (
         PlanImproved(generation=4, before=30.0, period=27.0),
         "a plan whose steps are 10.0% shorter was found: generation 4",

@@ -26,12 +26,14 @@ from holdfast.control.messages import (
     Left,
     Meet,
     NodeLost,
+    Obsolete,
     Peer,
     Preempted,
     Progress,
     Raised,
     Refused,
     Remark,
+    ReplayOrder,
     Resume,
     Save,
     Saved,
@@ -47,6 +49,7 @@ from holdfast.control.messages import (
     Suspect,
     Told,
     Unreadable,
+    Unreplayed,
     WorkerOffer,
     decode_command,
     decode_message,
@@ -57,13 +60,17 @@ from holdfast.control.messages import (
 )
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
-from holdfast.core.placement import split_evenly
+from holdfast.core.placement import LayerRange, split_evenly
+from holdfast.core.replay import Replay
 from holdfast.core.work import WorkPhase
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Detected, Notice, Parted, Synced
 
 W = WorkerId(1, 2)
 PLAN = adaptive_plan(regular_plan(2, split_evenly(5, 3), 3), [W])
+REPLAY = Replay(
+    layers=LayerRange(2, 4), workers=(WorkerId(0, 0), W), start=6, stop=9, microbatches=PLAN.routes.microbatches
+)
 BLOB = Blob(worker=W, generation=3, key="0.0+1.2/addr", value=bytes(range(256)), to=(WorkerId(0, 0), W))
 VOTE = CommitVote(step=4, complete=True, value=bytes(range(48)))
 SHARD = Shard(layer=3, name="layer-0003-0123456789abcdef.safetensors", sha256="0123456789abcdef" * 4, size=7)
@@ -107,6 +114,7 @@ MESSAGES = [
     Remark(worker=None, kind="k", text="t"),
     Started(worker=W, pid=5),
     Unreadable(worker=W, generation=3, step=6, detail="layer 2 is corrupt"),
+    Unreplayed(worker=W, generation=3, detail="no log has step 4"),
     NodeLost(node=2, workers=(W, WorkerId(0, 0))),
     Heartbeat(worker=W, generation=1, step=2, op=3),
     Heartbeat(worker=W, generation=1, step=2, op=3, moves=9, busy_s=0.5, slowest_s=0.25),
@@ -141,6 +149,8 @@ COMMANDS = [
     Strike(worker=W, spec="kill-node:2@5:start"),
     Remark(worker=None, kind="k", text="t"),
     Resume(generation=4, step=9),
+    Obsolete(step=20),
+    ReplayOrder(generation=4, state=StateAt(url="s3://bucket/run", step=6), num_layers=8, parts=(REPLAY,), vote=b"\0"),
     Resume(generation=4, step=9, votes=(b"\x00\xff",)),
     BLOB,
     Save(generation=4, step=9, votes=(b"\x00",), layers=(1,), directory="final"),
