@@ -131,9 +131,9 @@ def test_a_writer_killed_while_it_writes(runs):
 
 
 def test_the_last_owner_killed_while_it_writes(runs):
-    """Its checkpoint is unfinished; whoever is left goes on from the one before, as a smaller grid."""
+    """Its checkpoint is unfinished; without logs whoever is left goes on from the one before, as a smaller grid."""
     fault = "kill:0.1@4:checkpoint"
-    summary = runs.train("gpt", fault, overrides=grid(1, 2, *EVERY_2))
+    summary = runs.train("gpt", fault, overrides=grid(1, 2, *EVERY_2, "logging.use=off"))
     assert summary.report.fired == (fault,)
     agreed = [event.step for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, Agreed)]
     assert agreed == [0, 2]

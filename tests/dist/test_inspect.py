@@ -10,7 +10,9 @@ from collections import Counter
 import pytest
 
 from holdfast.cli.main import main
-from holdfast.telemetry.events import StepOps, read_events
+from holdfast.config.load import load_job
+from holdfast.optim.digest import load_layer
+from holdfast.telemetry.events import Chosen, Replaying, StepOps, read_events
 from holdfast.telemetry.timeline import Mode, run_timeline
 from holdfast.testing.traces import trace_faults
 
@@ -90,3 +92,31 @@ def test_the_trace_shows_every_operation_beside_its_plan(summary, capsys):
     measured = [each for each in measured if each[3] not in interrupted]
     assert measured
     assert set(measured) <= set(planned), "nothing ran that was not planned"
+
+
+def test_the_way_is_decided_at_start_and_gone_and_changes_no_bits(runs, capsys):
+    """A pipeline over two nodes, with checkpoints and no profile; then from its checkpoint, with logs switched off."""
+    told, overrides = [], ("grid.pipelines=1", "train.steps=5", "checkpoint.every=2", "checkpoint.synchronous=true")
+    summary = runs.train("small", "kill:0.1@3:backward", overrides=overrides, on_event=told.append)
+    events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
+    (chosen,) = [event for event in events if isinstance(event, Chosen)]
+    assert chosen in told
+    assert (chosen.way, chosen.advised, chosen.logging, chosen.alone) == ("log", "log", True, (0, 1, 2, 3))
+    boundary, layers = 4 * 8 * 8, [load_layer(path) for path in (summary.run_dir / "final").glob("layer-*")]
+    assert chosen.crossing_bytes == 2 * 2 * boundary, "two micro-batches, there and back"
+    assert chosen.state_bytes == sum(layer.num_bytes for layer in layers)
+    assert all(layer.optimizer_bytes >= 2 * layer.parameter_bytes > 0 for layer in layers if not layer.tied)
+    assert summary.unfired == ()
+    assert [event.layers for event in events if isinstance(event, Replaying)] == [(2, 4)], "so it was"
+    assert main(["inspect", str(summary.run_dir)]) == 0
+    text = "".join(f"{line}\n" for line in ("for the loss of a node: log", *(f"  {each}" for each in chosen.reasons)))
+    assert text in capsys.readouterr().out
+    assert main(["inspect", str(summary.run_dir), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recovery"] == json.loads(json.dumps(chosen.figures()))
+    assert load_job(summary.run_dir / "job.yaml").logging.use == "auto", "what was asked for, not what was decided"
+    overrides = (*overrides, "logging.use=off")
+    again = runs.train("small", overrides=overrides, resume=f"{summary.run_dir}@2", on_event=told.append)
+    assert (again.resumed_from, again.state_sha256) == (2, summary.state_sha256)
+    without = [event for event in told if isinstance(event, Chosen)][-1]
+    assert (without.way, without.advised, without.logging) == ("checkpoint", "log", False)
+    assert without.why == "logging.use: off"

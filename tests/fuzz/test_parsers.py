@@ -74,6 +74,7 @@ from holdfast.storage.tensorlog.reader import LogReader
 from holdfast.storage.tensorlog.records import Key, LogOf, What, encode_record, scan
 from holdfast.storage.tensorlog.writer import LogWriter
 from holdfast.telemetry.events import (
+    Chosen,
     Detected,
     EventLog,
     FaultInjected,
@@ -565,6 +566,21 @@ def _write_events(folder):
     log = EventLog(folder / "events.jsonl")
     told = [
         JobStarted(name="j", workers=2, steps=2, samples_per_step=4, wall_time=0.0),
+        Chosen(
+            way="checkpoint",
+            advised="log",
+            why="logging.use: off",
+            reasons=("none has a replica", "8 bytes cross nodes"),
+            logging=False,
+            alone=(0, 1),
+            spares=0,
+            crossing_bytes=8,
+            state_bytes=9,
+            copy_s=None,
+            bubble_s=None,
+            step_log=True,
+            step_log_bytes=4,
+        ),
         WorkerReady(worker="0.0", pid=1),
         Installed(generation=1, workers=("0.0", "1.0"), strategy=""),
         FaultInjected(worker="1.0", kind="kill", step=0, point="start", spec="kill:1.0@0:start"),
@@ -616,7 +632,9 @@ def test_events(tmp_path, capsys):
 
     def parse(mutator):
         path.write_bytes(_changed(mutator, valid))
-        form = mutator.random.choice([("--format", "text"), ("--format", "text", "--all"), ("--format", "svg")])
+        form = mutator.random.choice(
+            [("--format", "text"), ("--format", "text", "--all"), ("--format", "svg"), ("--format", "json")]
+        )
         _inspect(capsys, str(tmp_path), *form)
 
     strike("events", parse, ConfigError)

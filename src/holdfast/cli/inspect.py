@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from contextlib import closing
 from pathlib import Path
 
+from holdfast.cli.ways_shown import tell_way, tell_way_in_full
 from holdfast.config.parsing import parsing
 from holdfast.control.store import DecisionStore
 from holdfast.core.plan import Plan
@@ -21,6 +23,7 @@ from holdfast.telemetry.events import (
     Checkpointed,
     CheckpointFailed,
     CheckpointRejected,
+    Chosen,
     CoordinatorLost,
     CoordinatorReady,
     Detected,
@@ -65,10 +68,10 @@ def add_inspect_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory")
     parser.add_argument(
         "--format",
-        choices=("text", "svg"),
+        choices=("text", "svg", "json"),
         default="text",
-        help="text: what matters, a picture in letters, then what happened when (default); svg: a picture, to standard "
-        "output",
+        help="text: what matters, a picture in letters, then what happened when (default); svg: a picture; json: what "
+        "matters, for machines",
     )
     parser.add_argument(
         "--all", dest="every", action="store_true", help="tell every step, and whatever else happens in every run"
@@ -93,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
             print(run_to_trace(timed, plans), end="")
     elif args.format == "svg":
         print(run_to_svg(run_timeline(timed), _title(timed)), end="")
+    elif args.format == "json":
+        print(_to_json(timed))
     else:
         print(narrate_attempts(Path(args.run_dir)) + _text(timed, every=args.every))
     return 0
@@ -174,6 +179,23 @@ def _title(timed: list[tuple[float, Event]]) -> str:
     return "; ".join(text for text in told if text)
 
 
+def _to_json(timed: list[tuple[float, Event]]) -> str:
+    """What matters of a run, as data; how it recovers from the loss of a node with all figures."""
+    told, events = report(timed), [event for _, event in timed]
+    found = {
+        "name": next((event.name for event in events if isinstance(event, JobStarted)), None),
+        "outcome": next((event.outcome for event in events if isinstance(event, JobEnded)), None),
+        "recovery": next((event.figures() for event in events if isinstance(event, Chosen)), None),
+        "resumed_from": told.resumed_from,
+        "steps_committed": len(told.commits),
+        "steps_per_s": told.steps_per_s,
+        "failures": told.failures_json(),
+        "checkpoints": told.checkpoints,
+        "missing": told.missing,
+    }
+    return json.dumps(found, indent=2)
+
+
 def sum_up(timed: list[tuple[float, Event]]) -> str:
     """Returns what matters of a run in a few lines: how it ended, what it learnt, whom it lost, what to look at."""
     told, events = report(timed), [event for _, event in timed]
@@ -186,6 +208,7 @@ def sum_up(timed: list[tuple[float, Event]]) -> str:
     lines += [_tell_rest(event) for event in events if isinstance(event, Agreed) and event.goes_on]
     lines += [text for event in events if isinstance(event, ExceptionRaised) if (text := _tell_loss(event))]
     lines += [text for event in events if isinstance(event, Parted | Seated | Synced) if (text := _tell_members(event))]
+    lines += [line for event in events if isinstance(event, Chosen) for line in tell_way_in_full(event)]
     if (sent := told.sent_per_step) is not None:
         lines.append(f"for each step all together sent {_size(sent.messages)} in messages, {_size(sent.sums)} for sums")
     if told.coordinator_restarts:
@@ -296,6 +319,8 @@ def _tell_job(event: Event) -> str | None:
     match event:
         case JobStarted():
             return f"job {event.name}: {event.workers} workers, {event.steps} steps of {event.samples_per_step} samples"
+        case Chosen():
+            return tell_way(event)
         case Preparing():
             return event.text
         case Notice():

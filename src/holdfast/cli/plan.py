@@ -37,6 +37,8 @@ from holdfast.planning.route_bounds import route_bound
 from holdfast.planning.search import reached
 from holdfast.planning.timing import to_timeline
 from holdfast.planning.training import planned_grid, planned_routes, tries_for
+from holdfast.recovery.choice import sizes_of
+from holdfast.recovery.ways import decided
 
 __all__ = ["add_plan_parser", "run"]
 
@@ -147,6 +149,7 @@ def run(args: argparse.Namespace) -> int:
         StateUnavailable: the failed workers leave layers without an owner.
     """
     job = load_job(args.job) if args.job else None
+    trained = job is not None and not _asks_for_another(args)  # before what flags leave open is filled in
     if job is not None and (job.grid.layout or job.most_lanes > 1):
         shown = _of_layout(args, job)
     else:
@@ -154,17 +157,37 @@ def run(args: argparse.Namespace) -> int:
         if task.fill is not None:
             return _fill(task, *task.fill)
         shown = _of_grid(task)
-    sys.stdout.write(FORMATS[args.format](_with_log(shown, args, job)))
+    sys.stdout.write(FORMATS[args.format](_with_sizes(shown, args, job, trained=trained)))
     return 0
 
 
-def _with_log(shown: Shown, args: argparse.Namespace, job: Job | None) -> Shown:
-    """Adds how much of a step workers keep, where a profile tells sizes."""
+def _with_sizes(shown: Shown, args: argparse.Namespace, job: Job | None, *, trained: bool) -> Shown:
+    """Adds what follows from sizes and times, where a profile tells them.
+
+    How much of a step workers keep, and of a healthy grid how the job recovers from the loss of a node. ``trained``:
+    the flags ask for the plan of the job's training.
+    """
     path = args.profile or (job.train.profile if job is not None else None)
-    if path is None or (job is not None and not job.keeps_steps):
+    profile = None if path is None else load_profile(path)
+    plan = None if profile is None else _sized(shown, profile, job if trained else None)
+    if profile is None or plan is None:
+        return shown
+    if job is not None and not tuple(shown.failed):
+        shown = replace(shown, recovery=decided(job, plan, profile, restorable=job.resume is not None).chosen)
+    if job is not None and not job.keeps_steps:
         return shown
     staggered = (args.technique or (job.train.technique if job is not None else "")) == Technique.STAGGERED
-    return replace(shown, step_log=logged_bytes(shown.plan, load_profile(path), staggered=staggered))
+    return replace(shown, step_log=logged_bytes(plan, sizes_of(profile).boundary_bytes, staggered=staggered))
+
+
+def _sized(shown: Shown, profile: Profile, job: Job | None) -> Plan | None:
+    """The plan with a profile's layers: what is shown, or that of a job's training, if it is shown by stages."""
+    layers = len(profile.layers)
+    if shown.plan.placement.num_layers == layers:
+        return shown.plan
+    if job is None or tuple(shown.failed):
+        return None
+    return healthy_plan(job, layers, profile, _known_ties(job, layers))
 
 
 def _of_grid(task: _Task) -> Shown:
@@ -346,17 +369,18 @@ def _time_limit(args: argparse.Namespace) -> float:
     return args.time_limit or (60.0 if args.all_failures else 10.0)
 
 
+def _asks_for_another(args: argparse.Namespace) -> bool:
+    """Whether flags ask for another plan than that of a job's training."""
+    given = any(getattr(args, flag) is not None for flag in _OTHER_THAN_TRAINED)
+    return given or args.keep_home or args.solver not in (Engine.AUTO, Engine.LIST)
+
+
 def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
     """Returns the task of which training takes the plans; None if flags ask for another, or it makes none like this."""
-    asked = (
-        any(getattr(args, flag) is not None for flag in _OTHER_THAN_TRAINED)
-        or args.keep_home
-        or args.solver not in (Engine.AUTO, Engine.LIST)
-    )
     layers = num_layers(job)
     if layers is None and job.train.profile is not None:
         layers = len(load_profile(job.train.profile).layers)
-    if asked or layers is None:
+    if _asks_for_another(args) or layers is None:
         return None
     profile = profile_of(job, layers)
     terms = terms_of(job, layers, profile, _known_ties(job, layers))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
+from holdfast.cli.ways_shown import tell_way_in_full
 from holdfast.core.bounds import Bound
 from holdfast.core.evaluate import Timeline
 from holdfast.core.ids import WorkerId
@@ -17,6 +18,7 @@ from holdfast.drawing.schedule import schedule_to_svg
 from holdfast.drawing.schedule_text import schedule_to_text
 from holdfast.drawing.schedule_trace import schedule_to_trace
 from holdfast.planning.normalise import Move
+from holdfast.telemetry.events import Chosen
 
 __all__ = ["FORMATS", "Shown"]
 
@@ -37,6 +39,7 @@ class Shown:
         moves: who takes whose place.
         note: what a person should know; empty if nothing.
         step_log: bytes of a step that each worker keeps, in case it is interrupted; None where sizes are not known.
+        recovery: how the job recovers from the loss of a node; None where that is not known.
     """
 
     plan: Plan
@@ -50,6 +53,7 @@ class Shown:
     moves: tuple[Move, ...] = ()
     note: str = ""
     step_log: Mapping[WorkerId, int] | None = None
+    recovery: Chosen | None = None
 
 
 def _to_json(shown: Shown) -> str:
@@ -69,6 +73,7 @@ def _to_json(shown: Shown) -> str:
         "moves": [asdict(move) | {"worker": str(move.worker), "takes": str(move.takes)} for move in shown.moves],
         "peak_memory": {str(worker): peak for worker, peak in timeline.peak_memory},
         **({} if shown.step_log is None else {"step_log_bytes": {str(w): size for w, size in shown.step_log.items()}}),
+        **({} if shown.recovery is None else {"recovery": shown.recovery.figures()}),
         "solve_s": shown.solve_s,
         "note": shown.note,
         "parts": [[str(visit.worker), str(visit.layers), names] for visit, names in _parts(shown.plan)],
@@ -92,6 +97,9 @@ def _to_table(shown: Shown) -> str:
     if shown.step_log:
         worker, size = max(shown.step_log.items(), key=lambda each: each[1])
         lines.append(f"step log  at most {size:,} bytes per worker, on {worker}: kept in case the step is interrupted")
+    if shown.recovery is not None:
+        first, *rest = tell_way_in_full(shown.recovery)
+        lines += [f"recovery  {first}", *(f"          {line}" for line in rest)]
     lines.append(f"solved    in {shown.solve_s * 1e3:.1f} ms")
     lines += [f"note      {shown.note}"] if shown.note else []
     return "\n".join(lines) + "\n"

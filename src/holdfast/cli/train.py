@@ -11,6 +11,7 @@ from pathlib import Path
 
 from holdfast.cli.arguments import add_overrides, hours
 from holdfast.cli.inspect import tell_checkpoint
+from holdfast.cli.ways_shown import tell_way
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.config.profiles import load_profile
@@ -20,7 +21,7 @@ from holdfast.errors import DecisionsLost, StateUnavailable, TooFewWorkers
 from holdfast.plain import one_line
 from holdfast.runtime.node.agent import Interrupted
 from holdfast.runtime.train import Summary, train
-from holdfast.telemetry.events import Event, Notice, Preparing
+from holdfast.telemetry.events import Chosen, Event, Notice, Preparing
 
 __all__ = ["ProgressLine", "add_train_parser", "describe", "describe_preparing"]
 
@@ -147,10 +148,16 @@ class ProgressLine:
         """Tells what came up: what is being prepared in the line that is replaced, all else in one that stays."""
         if isinstance(event, Preparing):
             self._prepare(event)
+        elif isinstance(event, Chosen):
+            if not self._quiet:
+                self._stay(one_line(tell_way(event)))
         elif text := event.text if isinstance(event, Notice) else tell_checkpoint(event):
-            fresh = "\r\x1b[K" if self._open else ""
-            print(f"{fresh}holdfast: {one_line(text)}", file=sys.stderr, flush=True)
-            self._open = False
+            self._stay(f"holdfast: {one_line(text)}")
+
+    def _stay(self, line: str) -> None:
+        fresh = "\r\x1b[K" if self._open else ""
+        print(f"{fresh}{line}", file=sys.stderr, flush=True)
+        self._open = False
 
     def _prepare(self, event: Preparing) -> None:
         now = time.monotonic()

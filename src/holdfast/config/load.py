@@ -33,7 +33,7 @@ from holdfast.config.parsing import parsing
 from holdfast.core.placement import MOST_LAYERS
 from holdfast.errors import ConfigError
 
-__all__ = ["check_cuts", "dump_job", "load_job", "num_layers", "parse_job"]
+__all__ = ["check_cuts", "dump_job", "load_job", "logs_need", "num_layers", "parse_job"]
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `(?P<key>[^`]+)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
@@ -97,6 +97,7 @@ def _parse(tree: Any, overrides: Iterable[str], source: str) -> Job:
     tree = copy.deepcopy(tree)
     for override in overrides:
         _override(tree, override)
+    _spell_out(tree)
     _refuse_unfit(tree, source)
     try:
         job = msgspec.convert(tree, Job)
@@ -104,6 +105,13 @@ def _parse(tree: Any, overrides: Iterable[str], source: str) -> Job:
         raise ConfigError(f"{source}: {_explain(str(error), tree)}") from None
     _check(job, source)
     return job
+
+
+def _spell_out(tree: dict[str, Any]) -> None:
+    """YAML 1.1 reads ``on`` and ``off`` as true and false; where a key holds one of several words, they are words."""
+    section = tree.get("logging")
+    if isinstance(section, dict) and isinstance(use := section.get("use"), bool):
+        section["use"] = "on" if use else "off"
 
 
 def dump_job(job: Job) -> str:
@@ -463,7 +471,13 @@ def _wrong_baseline(job: Job) -> str:
 
 def _wrong_logging(job: Job) -> str:
     """Why what a job says of logs cannot be; empty if it can."""
-    if job.logging.use != "on" or job.may_log:
+    needed = logs_need(job) if job.logging.use == "on" else ""
+    return f"logging.use: on needs {needed}" if needed else ""
+
+
+def logs_need(job: Job) -> str:
+    """Returns what logs of what crosses nodes need that a job does not have; empty if it may log."""
+    if job.may_log:
         return ""
     missing = (
         (not job.checkpoint_every, "checkpoint.every", "more than 0: layers are replayed from a checkpoint"),
@@ -471,7 +485,7 @@ def _wrong_logging(job: Job) -> str:
         (job.most_shards > 1 or job.most_lanes > 1, "grid", "stages of one GPU"),
         (job.resilience.strategy not in LOGGED, "resilience.strategy", " or ".join(LOGGED)),
     )
-    return next(f"logging.use: on needs {key}: {right}" for wrong, key, right in missing if wrong)
+    return next(f"{key}: {right}" for wrong, key, right in missing if wrong)
 
 
 def _wrong_optimizer(optimizer: Optimizer) -> str:

@@ -77,6 +77,22 @@ class LayerState:
     tied: tuple[str, ...] = ()
     loss_scale: LossScale | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of its parameters and of their optimizer state."""
+        return self.parameter_bytes + self.optimizer_bytes
+
+    @property
+    def parameter_bytes(self) -> int:
+        """The size of its parameters."""
+        return sum(value.nbytes for value in self.parameters.values())
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """The size of its optimizer state; plain numbers count nothing."""
+        entries = [value for entry in self.optimizer.values() for value in entry.values()]
+        return sum(value.nbytes for value in entries if isinstance(value, Tensor))
+
     def clone(self) -> LayerState:
         """Return a copy that shares no memory with this one."""
         return replace(

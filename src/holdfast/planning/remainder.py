@@ -18,7 +18,7 @@ from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.lower import Payload, lower
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
-from holdfast.core.profile import Costs, Profile, unit_costs
+from holdfast.core.profile import Costs, unit_costs
 from holdfast.core.progress import Logged, Part, Progress
 from holdfast.core.remainder import (
     Piece,
@@ -106,15 +106,15 @@ def plan_remainder(
     return remainder
 
 
-def logged_bytes(plan: Plan, profile: Profile, *, staggered: bool = False) -> dict[WorkerId, int]:
+def logged_bytes(plan: Plan, sizes: Sequence[int], *, staggered: bool = False) -> dict[WorkerId, int]:
     """Returns how much of what it hands on a worker keeps at most, in bytes; it is sorted by worker.
 
     Args:
         plan: whose steps are run.
-        profile: of the model.
+        sizes: bytes of what each layer hands on of one micro-batch.
         staggered: whether a step is settled while the next one runs, so that two are kept.
     """
-    sizes, kept = [layer.boundary_bytes for layer in profile.layers], dict.fromkeys(plan.workers, 0)
+    kept = dict.fromkeys(plan.workers, 0)
     for route in plan.routes.routes:
         for visit in route.visits:
             ends = (each for each in (visit.layers.start, visit.layers.stop) if 0 < each < len(sizes))

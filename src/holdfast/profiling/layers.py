@@ -226,7 +226,6 @@ class LayerBench:
         medians = {name: statistics.median(values) for name, values in samples.items()}
         split = medians["backward_input_s"] + medians["backward_weight_s"]
         state = self._stages[index].export(index)
-        entries = [value for entry in state.optimizer.values() for value in entry.values()]
         return LayerProfile(
             name=self._names[index],
             forward_s=medians["forward_s"],
@@ -238,8 +237,8 @@ class LayerBench:
             held_after_forward_bytes=after_forward,
             held_after_input_bytes=after_input,
             boundary_bytes=num_bytes(self._layers.boundaries[index]),
-            parameter_bytes=sum(value.nbytes for value in state.parameters.values()),
-            optimizer_bytes=sum(value.nbytes for value in entries if isinstance(value, Tensor)),
+            parameter_bytes=state.parameter_bytes,
+            optimizer_bytes=state.optimizer_bytes,
             spread={name: spread(values) for name, values in samples.items()},
         )
 

@@ -18,6 +18,7 @@ from holdfast.planning.remainder import Keeping
 from holdfast.planning.replays import Logging
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
+from holdfast.recovery.choice import Sizes
 from holdfast.runtime.isolation import Namespace
 from holdfast.storage.checkpoints import Facts, Rejected
 from holdfast.version import __version__
@@ -195,6 +196,7 @@ class Probed:
         boundaries: what every layer hands on, from the first to the last.
         facts: what it is.
         ties: tuples of layers that share weights.
+        sizes: bytes of what every layer hands on and holds; None if it is emulated.
         item: what every item of the data is like; None if it is emulated.
         warnings: what a person should know, a line each.
     """
@@ -202,6 +204,7 @@ class Probed:
     boundaries: tuple[TensorSpec, ...]
     facts: Facts
     ties: tuple[tuple[int, ...], ...] = ()
+    sizes: Sizes | None = None
     item: ItemSpec | None = None
     warnings: tuple[str, ...] = ()
 

@@ -131,8 +131,9 @@ def train(
         accept: keys of the job that may differ from those of the job which made the checkpoint, such as
             ``model.dropout``, or ``optimizer`` for all of its; the run is then no longer the one that was begun.
         on_event: called with what is worth a line: what is done before the first step and after the last (Preparing,
-            every second while it goes on); workers that are lost or have come; checkpoints that were rejected, and why;
-            what the model or the data do not do the same every time; what cannot be written while training goes on.
+            every second while it goes on); how the layers of a lost node are to come back (Chosen); workers that are
+            lost or have come; checkpoints that were rejected, and why; what the model or the data do not do the same
+            every time; what cannot be written while training goes on.
         on_progress: called after every step.
 
     Raises:

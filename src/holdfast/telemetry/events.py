@@ -27,6 +27,7 @@ __all__ = [
     "CheckpointFailed",
     "CheckpointRejected",
     "Checkpointed",
+    "Chosen",
     "CoordinatorLost",
     "CoordinatorReady",
     "Detected",
@@ -77,6 +78,44 @@ class JobStarted(_Event, frozen=True, tag="job_started", kw_only=True):
     steps: int
     samples_per_step: int
     wall_time: float
+
+
+class Chosen(_Event, frozen=True, tag="chosen", kw_only=True):
+    """How the job recovers from the loss of a node, and by which figures; see :mod:`holdfast.recovery.ways`.
+
+    Attributes:
+        way: ``re-route``, ``replicate``, ``log``, ``checkpoint`` or ``stop``.
+        advised: what the figures speak for.
+        why: what decided.
+        reasons: sentences with all figures.
+        logging: whether workers log what they send to other nodes.
+        alone: layers whose owners are all on one node.
+        spares: processes that wait for a place.
+        crossing_bytes: what would be logged in a step, by all workers.
+        state_bytes: parameters and optimizer state of the model.
+        copy_s: seconds of a step in which the most pressed sender copies what it logs; None where no profile tells.
+        bubble_s: seconds of a step in which that one waits; None where no profile tells.
+        step_log: whether workers keep what they hand on in a step.
+        step_log_bytes: how much of that a worker keeps at most; 0 if none.
+    """
+
+    way: str
+    advised: str
+    why: str
+    reasons: tuple[str, ...]
+    logging: bool
+    alone: tuple[int, ...]
+    spares: int
+    crossing_bytes: int
+    state_bytes: int
+    copy_s: float | None
+    bubble_s: float | None
+    step_log: bool
+    step_log_bytes: int
+
+    def figures(self) -> dict[str, object]:
+        """Returns all of it by name."""
+        return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
 class Preparing(_Event, frozen=True, tag="preparing", kw_only=True):
@@ -412,6 +451,7 @@ class JobEnded(_Event, frozen=True, tag="job_ended", kw_only=True):
 
 Event = (
     JobStarted
+    | Chosen
     | Preparing
     | WorkerReady
     | Notice

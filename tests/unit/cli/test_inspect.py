@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import typing
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from holdfast.cli import inspect as inspecting
@@ -16,6 +18,7 @@ from holdfast.telemetry.events import (
     Checkpointed,
     CheckpointFailed,
     CheckpointRejected,
+    Chosen,
     CoordinatorLost,
     CoordinatorReady,
     Detected,
@@ -57,11 +60,27 @@ def step(*, loss=1.5, omitted=False, **more):
     return StepOps(worker="1.0", generation=1, step=3, loss=loss, omitted=omitted, ops=(), **more)
 
 
+CHOSEN = Chosen(
+    way="checkpoint",
+    advised="log",
+    why="logging.use: off",
+    reasons=("no other node has an owner of layer(s) 0-1", "8 bytes cross nodes"),
+    logging=False,
+    alone=(0, 1),
+    spares=0,
+    crossing_bytes=8,
+    state_bytes=9,
+    copy_s=None,
+    bubble_s=None,
+    step_log=True,
+    step_log_bytes=4,
+)
 TOLD = [
     (
         JobStarted(name="j", workers=4, steps=9, samples_per_step=8, wall_time=0.0),
         "job j: 4 workers, 9 steps of 8 samples",
     ),
+    (CHOSEN, "for the loss of a node: checkpoint (logging.use: off; the figures speak for log)"),
     (WorkerReady(worker="1.0", pid=7), "worker 1.0 ready (process 7)"),
     (Preparing(text="planning", waited_s=3.0), "planning"),
     (Notice(worker="1.0", text="look"), "worker 1.0: look"),
@@ -96,8 +115,8 @@ TOLD = [
     (Agreed(generation=2, step=4, recomputed_microbatches=1), "generation 2 runs from step 4"),
     (Rebuilt(generation=2), "generation 2 is connected"),
     (
-        Replaying(generation=2, layers=(4, 6), workers=("1.0", "0.1"), start=20, stop=30),
-        "1.0, 0.1 replay(s) 10 step(s) of layers 4-5, from the checkpoint of step 20",
+        Replaying(generation=2, layers=(4, 8), workers=("0.0", "0.2"), start=4, stop=7),
+        "0.0, 0.2 replay(s) 3 step(s) of layers 4-7, from the checkpoint of step 4",
     ),
     (
         PlanImproved(generation=4, before=30.0, period=27.0),
@@ -213,6 +232,31 @@ def test_what_matters_comes_first_in_a_few_lines():
     ]
 
 
+def test_the_way_is_told_with_all_reasons():
+    told = sum_up([*RUN[:1], (10.0, CHOSEN), *RUN[1:]]).splitlines()
+    begin = told.index("for the loss of a node: checkpoint (logging.use: off; the figures speak for log)")
+    assert told[begin + 1 : begin + 3] == [f"  {reason}" for reason in CHOSEN.reasons]
+    alike = msgspec.structs.replace(CHOSEN, way="log", why="8 bytes cross nodes")
+    assert "\nfor the loss of a node: log\n  no other node" in sum_up([*RUN, (17.0, alike)])
+
+
+def test_what_matters_as_data(tmp_path, capsys):
+    write(tmp_path, RUN[0][1], CHOSEN, *(event for _, event in RUN[1:]))
+    assert main(["inspect", str(tmp_path), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["recovery"] == json.loads(json.dumps(CHOSEN.figures()))
+    assert found["recovery"]["crossing_bytes"] == 8
+    assert (found["name"], found["outcome"], found["steps_committed"]) == ("j", "done", 3)
+    assert [failure["worker"] for failure in found["failures"]] == ["1.0"]
+
+
+def test_data_of_a_run_that_says_little(tmp_path, capsys):
+    write(tmp_path)
+    assert main(["inspect", str(tmp_path), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["outcome"], found["recovery"]) == (None, None, None)
+
+
 def test_what_was_sent_is_told_where_somebody_counted():
     told = StepOps(
         worker="0.0",
@@ -313,11 +357,12 @@ def test_a_damaged_log_is_one_line(tmp_path, capsys, how):
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x9b31m\r\n 0.000 s  ended: done\u202e\ufeff b"
 
 
-@pytest.mark.parametrize("form", ["text", "svg"])
+@pytest.mark.parametrize("form", ["text", "svg", "json"])
 def test_a_log_that_was_written_by_somebody_else_commands_no_terminal_and_forges_no_line(tmp_path, capsys, form):
     log = EventLog(tmp_path / "events.jsonl")
     told = [
         JobStarted(name=HOSTILE, workers=1, steps=1, samples_per_step=1, wall_time=0.0),
+        msgspec.structs.replace(CHOSEN, way=HOSTILE, why=HOSTILE, reasons=(HOSTILE,)),
         WorkerReady(worker=HOSTILE, pid=1),
         Installed(generation=1, workers=(HOSTILE,), strategy=HOSTILE),
         FaultInjected(worker=HOSTILE, kind=HOSTILE, step=0, point=HOSTILE, spec=HOSTILE),

@@ -10,7 +10,7 @@ import pytest
 from holdfast import parse_job
 from holdfast.cli.arguments import hours
 from holdfast.cli.train import ProgressLine, describe_preparing
-from holdfast.telemetry.events import Notice, Preparing
+from holdfast.telemetry.events import Chosen, Notice, Preparing
 
 JOB = parse_job(
     {
@@ -52,6 +52,37 @@ def test_quietly_only_news_are_told(capsys):
     line.tell(Preparing(text="planning"))
     line.tell(Notice(worker="agent", text="worker 1.2 is lost: signal 9"))
     assert capsys.readouterr().err == "holdfast: worker 1.2 is lost: signal 9\n"
+
+
+def chosen():
+    way = "re-route"
+    return Chosen(
+        way=way,
+        advised=way,
+        why="every layer has owners on several nodes",
+        reasons=(),
+        logging=False,
+        alone=(),
+        spares=0,
+        crossing_bytes=0,
+        state_bytes=1,
+        copy_s=None,
+        bubble_s=None,
+        step_log=True,
+        step_log_bytes=4,
+    )
+
+
+def test_how_a_lost_node_comes_back_is_a_line_that_stays_but_not_quietly(capsys, monkeypatch):
+    told = "for the loss of a node: re-route (every layer has owners on several nodes)"
+    for quiet in (False, True):
+        ProgressLine(JOB, quiet=quiet).tell(chosen())
+        assert capsys.readouterr().err == ("" if quiet else f"{told}\n")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    line = ProgressLine(JOB, quiet=False)
+    line.tell(Preparing(text="planning"))
+    line.tell(chosen())
+    assert capsys.readouterr().err == f"\r\x1b[Kplanning\r\x1b[K{told}\n"
 
 
 def test_on_a_terminal_news_take_the_place_of_the_line_that_is_replaced(capsys, monkeypatch):

@@ -68,6 +68,7 @@ def test_every_other_key_of_every_section_counts():
         "name",
         "resilience",
         "checkpoint",
+        "logging",
         "control",
         "resume",
     }

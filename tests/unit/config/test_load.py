@@ -6,7 +6,7 @@ import itertools
 import pytest
 import yaml
 
-from holdfast.config.load import dump_job, load_job, num_layers, parse_job
+from holdfast.config.load import dump_job, load_job, logs_need, num_layers, parse_job
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 
@@ -47,8 +47,8 @@ def complaint(tree, *overrides):
         (
             "zzz",
             1,
-            "zzz: unknown key; known: checkpoint, control, data, grid, model, name, optimizer, resilience, resume, "
-            "train",
+            "zzz: unknown key; known: checkpoint, control, data, grid, logging, model, name, optimizer, resilience, "
+            "resume, train",
         ),
         (
             "model.hieght",
@@ -530,3 +530,25 @@ def test_spares_are_named_as_one_more_pipeline_would_be():
     spares = parse_job(JOB, ["resilience.spares=2"]).spares
     assert spares == (WorkerId(3, 0), WorkerId(3, 1))
     assert parse_job(JOB).spares == ()
+
+
+@pytest.mark.parametrize("word", ["on", "off", "auto"])
+def test_words_that_yaml_takes_for_true_and_false_are_words_where_words_are_expected(job_file, word):
+    path = job_file(f"{yaml.safe_dump(JOB)}checkpoint: {{every: 2}}\nlogging: {{use: {word}}}\n")
+    assert load_job(path).logging.use == word
+    assert load_job(path, (f"logging.use={word}",)).logging.use == word
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        ((), "checkpoint.every: more than 0: layers are replayed from a checkpoint"),
+        (("checkpoint.every=2", "control.data_plane=gloo"), "control.data_plane: links"),
+        (("checkpoint.every=2", "grid.gpus_per_stage=2", "grid.workers_per_node=2"), "grid: stages of one GPU"),
+        (("checkpoint.every=2", "resilience.strategy=templates"), "resilience.strategy: auto or adaptive"),
+    ],
+)
+def test_what_logs_need_is_named(overrides, needed):
+    assert logs_need(parse_job(JOB, overrides)) == needed
+    assert complaint(JOB, *overrides, "logging.use=on") == f"logging.use: on needs {needed}"
+    assert logs_need(parse_job(JOB, ("checkpoint.every=2", "logging.use=on"))) == ""

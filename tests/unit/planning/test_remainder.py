@@ -11,7 +11,7 @@ from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Payload, lower
 from holdfast.core.placement import LayerRange, split_evenly
-from holdfast.core.profile import Link, uniform_profile, unit_costs
+from holdfast.core.profile import unit_costs
 from holdfast.core.progress import Logged, Part, Progress
 from holdfast.core.remainder import lower_remainder, validate_remainder
 from holdfast.core.schedule import OpKind
@@ -137,17 +137,12 @@ def test_a_message_that_nobody_has_is_made_again_from_the_nearest_one():
 
 
 def test_what_a_worker_keeps_is_what_it_hands_on():
-    profile = uniform_profile(8, forward_s=1, backward_input_s=1, backward_weight_s=1)
-    sized = dataclasses.replace(
-        profile,
-        link=Link(latency_s=0, bytes_per_s=1),
-        layers=tuple(dataclasses.replace(each, boundary_bytes=10 * (i + 1)) for i, each in enumerate(profile.layers)),
-    )
-    kept = logged_bytes(PLAN, sized)
+    sizes = tuple(range(10, 90, 10))
+    kept = logged_bytes(PLAN, sizes)
     assert kept[WorkerId(0, 0)] == 6 * 20, "activations behind layer 1"
     assert kept[WorkerId(0, 1)] == 6 * (20 + 40)
     assert kept[WorkerId(0, 3)] == 6 * 60, "gradients alone"
-    assert logged_bytes(PLAN, sized, staggered=True)[WorkerId(0, 1)] == 2 * kept[WorkerId(0, 1)]
+    assert logged_bytes(PLAN, sizes, staggered=True)[WorkerId(0, 1)] == 2 * kept[WorkerId(0, 1)]
 
 
 def test_logged_is_sorted_and_says_whose():

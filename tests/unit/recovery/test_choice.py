@@ -18,11 +18,13 @@ from holdfast.recovery import choice
 from holdfast.recovery.choice import (
     FAR,
     Circumstances,
+    Sizes,
     Way,
     bubble_share,
     choose,
     circumstances_of,
     crossing_bytes,
+    sizes_of,
 )
 
 GIGA = 1e9
@@ -201,11 +203,26 @@ def test_the_most_pressed_sender_counts():
         ({"spares": -1}, "spares = -1 is impossible: expected a number from 0"),
         ({"copy_s": math.nan}, "copy_s = nan is impossible"),
         ({"state_bytes": math.inf}, "state_bytes = inf is impossible"),
+        ({"bubble_s": None}, "and bubble_s = None say nothing: expected both times, or none"),
     ],
 )
 def test_impossible_circumstances(changes, complaint):
     with pytest.raises(ConfigError, match=complaint):
         replace(of_paper("BERT-128"), **changes)
+
+
+def test_sizes_are_of_the_same_layers():
+    with pytest.raises(ConfigError, match="2 boundaries and 1 states cannot be those of the same layers"):
+        Sizes(boundary_bytes=(1, 2), state_bytes=(3,))
+
+
+def test_sizes_alone_give_the_figures_of_a_profile_but_for_times():
+    plan = grid(pipelines=1)
+    nodes = group_into_nodes(plan.workers, 1)
+    found = circumstances_of(plan, nodes, sizes_of(profile_of()), bandwidth=1.0)
+    assert found == replace(found_for(plan, 1), copy_s=None, bubble_s=None)
+    assert choose(found).way is Way.LOG
+    assert choose(replace(found, crossing_bytes=FAR * found.state_bytes * 1.001)).way is Way.CHECKPOINT
 
 
 def test_impossible_nodes_and_bandwidths():

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.telemetry.events import (
     Agreed,
+    Chosen,
     Detected,
     EventLog,
     EventsMissing,
@@ -33,6 +34,21 @@ from holdfast.telemetry.events import (
 
 EVENTS = [
     JobStarted(name="j", workers=12, steps=3, samples_per_step=72, wall_time=1.5),
+    Chosen(
+        way="checkpoint",
+        advised="log",
+        why="logging.use: off",
+        reasons=("none has a replica", "8 bytes cross nodes"),
+        logging=False,
+        alone=(0, 1),
+        spares=0,
+        crossing_bytes=8,
+        state_bytes=9,
+        copy_s=None,
+        bubble_s=None,
+        step_log=True,
+        step_log_bytes=4,
+    ),
     WorkerReady(worker="0.0", pid=3),
     Notice(worker="0.0", text='"quoted" {"time":1} \u2028 line\nbreak\r\x85'),
     FaultInjected(worker="0.0", kind="kill", step=1, point="start", spec="kill:0.0@1:start"),

@@ -42,6 +42,7 @@ from holdfast.optim.factory import OptimizerFactory, learning_rate_scale, make_o
 from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.undo import inverse_of
 from holdfast.protocol.worker import Engine
+from holdfast.recovery.choice import Sizes
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.engine.foreign import call_target, load_target, theirs
 from holdfast.runtime.engine.model import Loss, Model, name_of, tie_groups
@@ -49,6 +50,7 @@ from holdfast.runtime.engine.sharded.checks import check_layer, part_spec
 from holdfast.runtime.engine.stage import Loader, Stage, layer_seed
 from holdfast.runtime.engine.trial import try_items, try_model
 from holdfast.runtime.specs import Probed, facts_of
+from holdfast.runtime.tensors import num_bytes
 from holdfast.storage.checkpoints import Facts
 
 __all__ = [
@@ -255,6 +257,10 @@ def probe(job: Job) -> Probed:
     _check_sharing(job, model, trial.boundaries)
     return Probed(
         boundaries=trial.boundaries,
+        sizes=Sizes(
+            boundary_bytes=tuple(map(num_bytes, trial.boundaries)),
+            state_bytes=trial.state_bytes,
+        ),
         item=item,
         facts=_facts(job, model, dataset),
         ties=tie_groups(model.ties),

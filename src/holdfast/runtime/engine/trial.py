@@ -32,10 +32,12 @@ class Trial:
 
     Attributes:
         boundaries: what every layer returns, from the first to the last, which is the model's output.
+        state_bytes: parameters and optimizer state of every layer.
         differences: what gave other bits when it ran again, a line each, by layer; the loss last.
     """
 
     boundaries: tuple[TensorSpec, ...]
+    state_bytes: tuple[int, ...]
     differences: tuple[str, ...]
 
 
@@ -46,6 +48,7 @@ class _Ran:
     forward: tuple[Tensor, ...]
     backward: tuple[Tensor, ...]
     update: str | None
+    state_bytes: int
 
     def differs_from(self, other: _Ran) -> str:
         """Says which pass first gave other bits; empty if none did."""
@@ -76,6 +79,7 @@ def try_model(model: Model, stage_of: Callable[[int], Stage], batch: tuple[Tenso
     for index in range(len(model.layers)):
         values.append(_forward(model, stage_of(index), index, values[index]))
     gradient, told = _loss_gradient(model, values[-1], batch[1], seed)
+    sizes: list[int] = []
     for index in reversed(range(len(model.layers))):
         before = _drawn()
         ran = [_run(model, stage_of(index), index, values[index], gradient) for _ in range(2)]
@@ -84,7 +88,9 @@ def try_model(model: Model, stage_of: Callable[[int], Stage], batch: tuple[Tenso
             what = f"{name_of(index, model.layers[index])} gives other bits in its {which} when it is run again"
             told = [f"{what}: {_cause(before)}", *told]
         gradient = ran[0].backward[0] if index else gradient
-    return Trial(boundaries=tuple(spec_of(value) for value in values[1:]), differences=tuple(told))
+        sizes.insert(0, ran[0].state_bytes)
+    boundaries = tuple(spec_of(value) for value in values[1:])
+    return Trial(boundaries=boundaries, state_bytes=tuple(sizes), differences=tuple(told))
 
 
 def _forward(model: Model, stage: Stage, index: int, value: Tensor) -> Tensor:
@@ -111,9 +117,10 @@ def _run(model: Model, stage: Stage, index: int, value: Tensor, gradient: Tensor
     with theirs(f"the optimizer failed in its update of {name}"):
         stage.update(index)
     stage.swap(index)
-    digest = stage.layer_digest(index)
+    digest, size = stage.layer_digest(index), stage.export(index).num_bytes
     stage.take_back(0)
-    return _Ran(forward=(output,), backward=(*(() if found is None else (found,)), *sums), update=digest)
+    backward = (*(() if found is None else (found,)), *sums)
+    return _Ran(forward=(output,), backward=backward, update=digest, state_bytes=size)
 
 
 def _loss_gradient(model: Model, output: Tensor, target: Tensor, seed: int) -> tuple[Tensor, list[str]]:

@@ -64,6 +64,7 @@ from holdfast.planning.remainder import Keeping
 from holdfast.planning.replays import Logging
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
+from holdfast.recovery.ways import Decided, decided
 from holdfast.runtime.hardening import forbid_core_dumps, make_private, raise_file_limit, write_private
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.node.children import Child, Children
@@ -136,8 +137,9 @@ class _CoordinatorEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
-    """What is planned before training; see :class:`CoordinatorSpec`."""
+    """What is planned before training, by which profile; see :class:`CoordinatorSpec`."""
 
+    profile: Profile | None
     plan: Plan
     terms: Terms | None
     shapes: Shapes | None
@@ -210,8 +212,8 @@ class Agent:
         again: whether an earlier attempt may have been in the run directory.
         claim: of the run directory; whoever gives it closes it. None: it is ours while this process lives.
         on_event: called with what is worth a line: what is done before the first step and after the last (Preparing,
-            every second while it goes on), a worker that is lost or has come, a checkpoint that was rejected, something
-            that cannot be written.
+            every second while it goes on), how a lost node's layers are to come back (Chosen), a worker that is lost or
+            has come, a checkpoint that was rejected, something that cannot be written.
         on_progress: called after every step, in the agent's thread.
     """
 
@@ -286,13 +288,15 @@ class Agent:
             self._prepare("planning")
             planned = self._plan(probed)
             found = self._find(probed)
+            decision = self._decide(planned, probed)
             self._prepare("starting the coordinator")
             self._claim_directory()
             log = stack.enter_context(contextlib.closing(self._open_log()))
             log.write(time.monotonic(), self._started())
             self._tell(log, *(Notice(worker="probe", text=text) for text in probed.warnings))
             self._tell_resumed(log, found)
-            spec = self._coordinator_spec(planned, probed)
+            self._tell(log, decision.chosen)
+            spec = self._coordinator_spec(decision.job, planned, probed)
             ports = [self._start_coordinator(spec, self._start_s) for _ in range(self.job.control.coordinators)]
             stack.enter_context(_closing(self._start(spec, ports, probed, log)))
             stack.enter_context(self._library(spec))
@@ -328,11 +332,19 @@ class Agent:
             plan = healthy_plan(self.job, num_layers, profile, probed.ties)
             terms = terms_of(self.job, num_layers, profile, probed.ties)
             return _Planned(
+                profile=profile,
                 plan=plan,
                 terms=terms,
                 shapes=shapes_of(self.job, num_layers, profile, terms),
                 keeping=keeping_of(self.job, num_layers, profile, probed.ties),
             )
+
+    def _decide(self, planned: _Planned, probed: Probed) -> Decided:
+        """Decides how the job recovers from the loss of a node: the processes are told what its file leaves open."""
+        known = planned.profile or probed.sizes
+        assert known is not None, "what is not emulated has sizes"
+        with self._interruptible():
+            return decided(self.job, planned.plan, known, restorable=self.resume is not None)
 
     @property
     def _start_s(self) -> float:
@@ -593,7 +605,7 @@ class Agent:
             faults=self.faults,
             spec_of=lambda worker, faults, begins: WorkerSpec(
                 worker=worker,
-                job=self.job,
+                job=coordinator.job,
                 plan=plan,
                 address=address,
                 token=share(coordinator.token, str(worker)),
@@ -623,14 +635,14 @@ class Agent:
         folder = self.job.logging.directory
         return (self.run_dir / "logs" if folder is None else Path(folder)) / job_id
 
-    def _coordinator_spec(self, planned: _Planned, probed: Probed) -> CoordinatorSpec:
+    def _coordinator_spec(self, job: Job, planned: _Planned, probed: Probed) -> CoordinatorSpec:
         return CoordinatorSpec(
-            job=self.job,
+            job=job,
             plan=planned.plan,
             terms=planned.terms,
             shapes=planned.shapes,
             keeping=planned.keeping,
-            logging=self._logging(planned.plan),
+            logging=self._logging(job, planned.plan),
             library=None if planned.terms is None else str(self.run_dir / "plans"),
             token=secrets.token_hex(32),
             job_id=secrets.token_hex(16),
@@ -646,11 +658,11 @@ class Agent:
             resume=self.resume,
         )
 
-    def _logging(self, plan: Plan) -> Logging | None:
-        """How what crosses nodes is logged; None if it is not."""
-        if self.job.logging.use != "on":
+    def _logging(self, job: Job, plan: Plan) -> Logging | None:
+        """How what crosses nodes is logged; None if it is not. ``job``: as it was decided."""
+        if job.logging.use != "on":
             return None
-        return Logging(nodes=self._nodes(plan), helpers=self.job.logging.helpers)
+        return Logging(nodes=self._nodes(plan), helpers=job.logging.helpers)
 
     def _check_store(self) -> None:
         """Asks etcd, if decisions are to be there, before anything is made.
