@@ -15,6 +15,7 @@ from holdfast.core.plan import Plan
 from holdfast.drawing.run import run_to_svg
 from holdfast.drawing.run_text import run_to_text
 from holdfast.drawing.run_trace import run_to_trace
+from holdfast.drawing.step import step_to_svg
 from holdfast.errors import ConfigError, StorageError, place_of
 from holdfast.plain import one_line
 from holdfast.runtime.rundir import attempts
@@ -81,6 +82,7 @@ def add_inspect_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
         action="store_true",
         help="print what every worker ran, beside its plan, as a trace for https://ui.perfetto.dev",
     )
+    parser.add_argument("--step", type=int, help="with --format svg: what every worker ran in this step, 0-based")
     parser.set_defaults(run=run)
 
 
@@ -94,6 +96,10 @@ def run(args: argparse.Namespace) -> int:
         plans = _plans(Path(args.run_dir))
         with parsing(lambda text: ConfigError(f"{args.run_dir}: its log and its plans do not fit together: {text}")):
             print(run_to_trace(timed, plans), end="")
+    elif args.step is not None:
+        if args.format != "svg":
+            raise ConfigError("--step: one step is drawn; expected --format svg with it")
+        print(step_to_svg(timed, args.step), end="")
     elif args.format == "svg":
         print(run_to_svg(run_timeline(timed), _title(timed)), end="")
     elif args.format == "json":

@@ -15,13 +15,13 @@ from holdfast.core.work_costs import WorkCosts
 from holdfast.drawing.axis import TimeAxis
 from holdfast.drawing.svg import canvas, element, legend, rect, text, title, upright
 
-__all__ = ["OP_NAMES", "schedule_to_svg"]
+__all__ = ["COLOURS", "OP_NAMES", "schedule_to_svg"]
 
 OP_NAMES = MappingProxyType(
     {OpKind.F: "forward", OpKind.I: "backward, input", OpKind.W: "backward, weights", OpKind.B: "backward"}
 )
 """What the kinds of operations are, in the order of the legend."""
-_COLOURS = {OpKind.F: "#9ec5e8", OpKind.I: "#f2c48d", OpKind.W: "#b5d99c", OpKind.B: "#e9a6a6"}
+COLOURS = {OpKind.F: "#9ec5e8", OpKind.I: "#f2c48d", OpKind.W: "#b5d99c", OpKind.B: "#e9a6a6"}
 _THIN, _THICK = {"stroke": "#555", "stroke_width": "0.5"}, {"stroke": "black", "stroke_width": "1.6"}
 _HATCHES = element("rect", width=6, height=6, fill="#f4f4f4") + element(
     "line", x1=0, y1=0, x2=0, y2=6, stroke="#999", stroke_width=2
@@ -79,7 +79,7 @@ def schedule_to_svg(
 
 
 def _legend() -> Iterator[str]:
-    entries = {name: {"fill": _COLOURS[kind], **_THIN} for kind, name in OP_NAMES.items()}
+    entries = {name: {"fill": COLOURS[kind], **_THIN} for kind, name in OP_NAMES.items()}
     return legend(_LEFT, 8, {**entries, "re-routed": {"fill": "none", "stroke": "black", "stroke_width": "2"}})
 
 
@@ -101,7 +101,7 @@ def _box(span: Span, axis: TimeAxis, top: int) -> Iterator[str]:
     left, length, guest = axis.at(span.start), axis.length(span.end - span.start), _is_guest(span)
     frame = _THICK if guest else _THIN
     about = title(f"{span.op} {span.start:g} to {span.end:g}")
-    yield rect(left, top, length, _ROW, about, fill=_COLOURS[span.op.kind], **frame)
+    yield rect(left, top, length, _ROW, about, fill=COLOURS[span.op.kind], **frame)
     words = str(span.op.microbatch) if guest else str(span.op.microbatch.index)
     size = next((size for size in (11, 9, 7) if length >= 0.62 * size * len(words) + 2), None)
     if size:
