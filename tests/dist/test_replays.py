@@ -235,3 +235,11 @@ def test_lower_precision_is_told_to_be_inexact(runs):
     assert summary.steps == STEPS
     assert replayed(summary)
     assert any("lower precision" in each.text for each in events_of(summary, Notice))
+
+
+@pytest.mark.parametrize("point", ["forward", "commit"])
+def test_a_node_that_is_cut_off_is_replayed(runs, point):
+    """Every node has a network of its own, and a folder of its own."""
+    fault = f"partition:0.2@7:{point}"
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", fault, more=("resilience.spares=1",))
+    assert [event.workers for event in replayed(summary)] == [("1.0",)]
