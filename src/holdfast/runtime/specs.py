@@ -85,6 +85,7 @@ class WorkerSpec:
         boundaries: what every layer hands on, from the first to the last; empty if emulated.
         item: what every item of the data is like; None if emulated.
         logs: the job's folder of logs; None if nothing is logged.
+        logs_url: where all nodes can read the job's logs; None: each other's disks.
         nodes: the workers that share a node.
         job_id: tells this job's logs from those of all others.
         faults: what is to happen to this worker.
@@ -108,6 +109,7 @@ class WorkerSpec:
     item: ItemSpec | None = None
     namespace: Namespace | None = None
     logs: str | None = None
+    logs_url: str | None = None
     nodes: tuple[tuple[WorkerId, ...], ...] = ()
     job_id: str = ""
 

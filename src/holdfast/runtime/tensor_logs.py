@@ -49,12 +49,19 @@ class TensorLogs:
         node: ours.
         log: whose log it is.
         note: takes what a person should know.
+        url: where all nodes can read the job's logs; None: each other's disks.
     """
 
     def __init__(
-        self, settings: Logging, directory: Path, node: int | str, log: LogOf, note: Callable[[str], None]
+        self,
+        settings: Logging,
+        directory: Path,
+        node: int | str,
+        log: LogOf,
+        note: Callable[[str], None],
+        url: str | None = None,
     ) -> None:
-        self._settings, self._directory, self._log, self._note = settings, directory, log, note
+        self._settings, self._directory, self._log, self._note, self._url = settings, directory, log, note, url
         self._folder = node_folder(directory, node)
         self._main: BackgroundLog | None = None
         self._apart: BackgroundLog | None = None
@@ -126,13 +133,6 @@ class TensorLogs:
         if apart is not None and not apart.close(_CLOSE_S):
             self._note("what it replayed could not be logged: whoever is lost next may need a checkpoint")
 
-    def close(self) -> None:
-        """Deletes what was logged: the job is over."""
-        if self._main is not None:
-            self._main.collect(1 << 61, _CLOSE_S)
-            self._main.close(_CLOSE_S)
-        self._collect_apart(1 << 61)
-
     def _writing(self) -> BackgroundLog:
         if self._apart is not None:
             return self._apart
@@ -155,8 +155,7 @@ class TensorLogs:
         self._note(str(report))
 
     def _shared(self) -> BlobStore | None:
-        url = self._settings.url
-        return None if url is None else open_store(f"{url.rstrip('/')}/{self._log.job_id}")
+        return None if self._url is None else open_store(self._url)
 
     def _readers(self) -> list[LogReader]:
         """Of all logs that there are, whoever's."""

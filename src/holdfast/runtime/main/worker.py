@@ -108,7 +108,6 @@ class _Worker:
         self._unused: Model | None = None
         self._data = cache(lambda: build_dataset(spec.job))
         self._here: Here | None = None
-        self._logs: TensorLogs | None = None
         self._awake = AwakeClock()
         self._client = ControlClient(
             spec.address,
@@ -157,8 +156,6 @@ class _Worker:
         threading.Thread(target=self._beat, args=(driver,), name="heartbeat", daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: self._leave(driver))
         drive(driver)
-        if self._logs is not None:
-            self._logs.close()
         self._log.close()
         self._client.close()
 
@@ -199,7 +196,7 @@ class _Worker:
             pace=Pace(awake=self._awake, excused_s=PATIENCE * spec.job.control.hang_s),
         )
         if spec.logs is not None:
-            driver.logs = self._logs = self._make_logs(Path(spec.logs))
+            driver.logs = self._make_logs(Path(spec.logs))
         if spec.job.checkpoint_every:
             checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
             driver.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, driver.injector.reach)
@@ -209,7 +206,7 @@ class _Worker:
         spec = self._spec
         log = LogOf(job=spec.job.name, job_id=spec.job_id, worker=str(spec.worker))
         node = Logging(nodes=spec.nodes).node_of.get(spec.worker, f"of-{spec.worker}")
-        return TensorLogs(spec.job.logging, directory, node, log, self._note)
+        return TensorLogs(spec.job.logging, directory, node, log, self._note, spec.logs_url)
 
     def _transport(self, exchange: RelayExchange, links: LinkTransport) -> Transport:
         """As the job says; if compute is emulated, messages take as long as in its profile, if they take any time."""

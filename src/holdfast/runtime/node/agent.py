@@ -9,6 +9,7 @@ import math
 import os
 import queue
 import secrets
+import shutil
 import signal
 import threading
 import time
@@ -84,6 +85,7 @@ from holdfast.runtime.specs import (
     WorkerSpec,
     emulated_probe,
 )
+from holdfast.storage.blobs import open_store
 from holdfast.telemetry.events import (
     CheckpointRejected,
     Event,
@@ -232,6 +234,7 @@ class Agent:
     _interrupted: Interrupted | None = None
     _awake: AwakeClock = field(default_factory=AwakeClock)
     _networks: Networks | None = None
+    _spec: CoordinatorSpec | None = None
     _group: WorkerGroup | None = None
     _waits_for_sigterm: bool = False
     _preempted: bool = False
@@ -278,6 +281,7 @@ class Agent:
     def _run(self) -> Outcome:
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.closing(self._awake))
+            stack.callback(self._delete_logs)  # once no process is left that could write any
             if self._isolated:
                 self._networks = stack.enter_context(Networks(self._num_nodes()))
             stack.enter_context(self._processes())
@@ -296,7 +300,7 @@ class Agent:
             self._tell(log, *(Notice(worker="probe", text=text) for text in probed.warnings))
             self._tell_resumed(log, found)
             self._tell(log, decision.chosen)
-            spec = self._coordinator_spec(decision.job, planned, probed)
+            spec = self._spec = self._coordinator_spec(decision.job, planned, probed)
             ports = [self._start_coordinator(spec, self._start_s) for _ in range(self.job.control.coordinators)]
             stack.enter_context(_closing(self._start(spec, ports, probed, log)))
             stack.enter_context(self._library(spec))
@@ -305,6 +309,18 @@ class Agent:
             if outcome.outcome == "preempted":
                 raise Interrupted(signal.SIGTERM, self._tell_preempted(outcome.detail))
             return self._with_hashes(outcome)
+
+    def _delete_logs(self) -> None:
+        """However the job has ended: nobody can replay from them any more."""
+        spec = self._spec
+        if spec is None or spec.logging is None:
+            return
+        shutil.rmtree(self._logs(spec.job_id), ignore_errors=True)
+        if (url := self._logs_url(spec.job_id)) is not None:
+            with contextlib.suppress(StorageError):  # it was told while the job ran, if the store is away
+                store = open_store(url)
+                for name in store.list():
+                    store.delete(name)
 
     def _prepare(self, text: str, missing: tuple[WorkerId, ...] = (), of: int = 0) -> None:
         """Something begins, or has made progress, that has to be done before the first step."""
@@ -618,6 +634,7 @@ class Agent:
                 checkpoints=self._checkpoints,
                 resume=self.resume if begins else None,  # later its peers give it the state of the running job
                 logs=None if coordinator.logging is None else str(self._logs(coordinator.job_id)),
+                logs_url=self._logs_url(coordinator.job_id),
                 nodes=nodes,
                 job_id=coordinator.job_id,
             ),
@@ -634,6 +651,10 @@ class Agent:
         """Where this job's logs are: nobody can read those of another one for its own."""
         folder = self.job.logging.directory
         return (self.run_dir / "logs" if folder is None else Path(folder)) / job_id
+
+    def _logs_url(self, job_id: str) -> str | None:
+        url = self.job.logging.url
+        return None if url is None else f"{url.rstrip('/')}/{job_id}"
 
     def _coordinator_spec(self, job: Job, planned: _Planned, probed: Probed) -> CoordinatorSpec:
         return CoordinatorSpec(
