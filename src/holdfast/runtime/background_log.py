@@ -148,6 +148,7 @@ class BackgroundLog:
         self._sender = None if store is None else ChunkSender(writer, store, self._told)
         self._send_all = send_all
         self._changed = threading.Condition()
+        self._writing = threading.Lock()
         self._work: deque[_Tensor | _End | _Act] = deque()
         self._attempts: dict[int, _Attempt] = {}
         self._owed: dict[int, str] = {}
@@ -277,9 +278,12 @@ class BackgroundLog:
         self._changed.notify_all()
 
     def _write_here(self) -> None:
-        """Writes what waits, where the caller is to do it himself."""
-        while self._when is When.BEFORE_SENDING and self._work:
-            self._process(self._work.popleft())
+        """Writes what waits, where the caller is to do it himself; several may want to, as one tells what is obsolete."""
+        if self._when is not When.BEFORE_SENDING:
+            return
+        with self._writing:
+            while self._work:
+                self._process(self._work.popleft())
 
     def _set_idle(self, idle: bool) -> None:
         with self._changed:

@@ -485,3 +485,26 @@ def test_whatever_happens_a_step_is_whole_or_known_not_to_be(tmp_path, seed):
             assert torch.equal(tensor_of(reader.read(found)), tensor(step, microbatch + more))
     assert whole
     assert report.left_out_steps > 0
+
+
+def test_whoever_writes_himself_is_not_disturbed_by_what_another_thread_wants(make):
+    """What is obsolete is told by the thread that listens to the coordinator."""
+    logging = make(when=When.BEFORE_SENDING, most_bytes=1 << 30)
+    over = threading.Event()
+
+    def collect():
+        while not over.is_set():
+            logging.log.collect(0)
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    try:
+        for step in range(150):
+            logging.step(step)
+    finally:
+        over.set()
+        thread.join()
+    assert logging.log.flush(LIMIT_S)
+    assert logging.log.report().condition is LogCondition.LOGGING
+    for step in range(150):
+        check_step(logging.reader(), step)
