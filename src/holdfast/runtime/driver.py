@@ -36,6 +36,7 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
 from holdfast.protocol.besides import Besides, add_span, resident_bytes
 from holdfast.protocol.executor import (
+    Audit,
     Committed,
     Expect,
     FinishReduce,
@@ -267,6 +268,8 @@ class Driver:
         match effect:
             case Run():
                 return self._run(effect)
+            case Audit(layer=layer, microbatch=number, message=message, times=times):
+                return self.protocol.stage.audit(layer, number, message, times)
             case Take(receive=receive, step=step):
                 return (yield self._taken(receive, step))
             case Give(send=send, step=step, value=value):
@@ -335,14 +338,15 @@ class Driver:
 
     def _building(self, build: Build) -> Call:
         assert self.protocol.program is not None, "who connects has a program"
-        programs = [each for each in (self.protocol.program, self.protocol.rest) if each is not None]
-        expected = Expected.of(programs, self._spec_of, self.protocol.stage.message_bytes)
+        expected = Expected.of(self.protocol.programs, self._spec_of, self.protocol.stage.message_bytes)
         of = (build.generation, build.groups, build.neighbours)
         return partial(self.transport.build, *of, step=build.step, expected=expected)
 
     def _spec_of(self, receive: Receive) -> TensorSpec:
         if receive.payload is Payload.SUM:
             return TensorSpec(shape=(self.protocol.stage.sum_bytes(receive.layers),), dtype="uint8")
+        if receive.payload is Payload.AUDIT:
+            return TensorSpec(shape=(self.protocol.stage.audit_bytes(*receive.layers),), dtype="uint8")
         return self.spec_of(receive)
 
     def _note_omitted(self, message: Message) -> None:

@@ -220,6 +220,7 @@ def _begins(scenario: Scenario, terms: Terms | None) -> Membership:
             fewest=scenario.fewest,
             weighs=scenario.weighs,
             keeping=_keeping(scenario) if scenario.step_log else None,
+            sampling=scenario.sampling,
         ),
         grid=Grid(baseline=scenario.plan),
         running=Running(staggered=scenario.staggered),

@@ -109,6 +109,7 @@ class VirtualWorker:
             synchronous=scenario.synchronous,
             snapshots=Snapshots(every=scenario.snapshot_every),
             log=StepLog(most_bytes=None if scenario.step_log else 0),
+            sampling=scenario.sampling,
         )
 
     @property

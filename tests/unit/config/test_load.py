@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import re
 
 import pytest
 import yaml
@@ -530,3 +531,17 @@ def test_spares_are_named_as_one_more_pipeline_would_be():
     spares = parse_job(JOB, ["resilience.spares=2"]).spares
     assert spares == (WorkerId(3, 0), WorkerId(3, 1))
     assert parse_job(JOB).spares == ()
+
+
+@pytest.mark.parametrize(
+    ("train", "resilience", "told"),
+    [
+        ({"numerics": "fast"}, {}, "expected numerics to be exact with audit_every 10, got fast"),
+        ({}, {"commit": "undo"}, "train.audit_every: 10, .* expected commit shadow, or audit_every 0"),
+    ],
+)
+def test_what_is_not_the_same_bits_on_all_owners_cannot_be_audited(train, resilience, told):
+    found = complaint(JOB | {"train": {"steps": 3, "audit_every": 10, **train}, "resilience": resilience})
+    assert re.search(told, found, re.IGNORECASE), found
+    assert parse_job(JOB | {"train": {"steps": 3, "audit_every": 10}}).train.audit_every == 10
+    assert parse_job(JOB | {"train": {"steps": 3, **train}, "resilience": resilience}).train.audit_every == 0

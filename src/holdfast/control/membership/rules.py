@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.planning.remainder import Keeping
 from holdfast.planning.training import Terms
+from holdfast.recovery.audit import Sampling
 
 __all__ = ["Rules"]
 
@@ -26,6 +27,7 @@ class Rules:
         weighs: whether an adviser is asked before whoever was told to go does.
         keeping: how an interrupted step is gone on with; None if it is always run again whole.
         job: which of all jobs this is; whose decisions are in a store is told by it.
+        sampling: what of it is audited; None: nothing.
     """
 
     steps: int
@@ -39,3 +41,4 @@ class Rules:
     weighs: bool = False
     keeping: Keeping | None = None
     job: str = ""
+    sampling: Sampling | None = None
