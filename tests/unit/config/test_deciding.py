@@ -43,6 +43,7 @@ def told(saved, wanted):
         "resilience.spares=2",
         "checkpoint.every=9",
         "control.hang_s=9",
+        "train.audit_every=10",
         "data.path=/elsewhere",
         "model.checkpoint_activations=true",
     ],
