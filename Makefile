@@ -49,7 +49,7 @@ soak: $(STAMP)  ## five rounds of real processes, 20,000 inputs per parser, 2,00
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "dist and not alone" tests/dist && \
 	$(BIN)/python -m pytest -m "dist and alone" tests/dist || exit 1; done
 	HOLDFAST_FUZZ_INPUTS=20000 $(BIN)/python -m pytest -n auto --timeout 7200 tests/fuzz
-	HOLDFAST_SEEDS=2000 $(BIN)/python -m pytest -n auto --timeout 7200 tests/sim
+	HOLDFAST_SEEDS=2000 HOLDFAST_AUDITED_STEPS=5000 $(BIN)/python -m pytest -n auto --timeout 7200 tests/sim
 	HOLDFAST_SOAK_FAULTS=300 HOLDFAST_HEALTHY_STEPS=5000 $(BIN)/python -m pytest tests/dist/test_soak.py
 	HOLDFAST_SOAK_PAUSES=50 $(BIN)/python -m pytest tests/dist/test_pauses.py
 

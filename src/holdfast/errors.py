@@ -10,6 +10,7 @@ HoldfastError
 │   ├── PeerLost                a peer's connection is gone: worker, generation
 │   ├── StaleGeneration         this generation was superseded: stop, join the newer one
 │   ├── StepRefused             an update ahead of its verdict does not stand: step
+│   ├── StepDisputed            what was computed a second time has other bits: step
 │   ├── CoordinatorUnavailable  the coordinator does not answer
 │   └── CommTimeout             an operation took longer than its limit
 ├── RecoveryError
@@ -31,6 +32,8 @@ HoldfastError
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from holdfast.plain import one_line
 
@@ -58,6 +61,7 @@ __all__ = [
     "SolverTimeout",
     "StaleGeneration",
     "StateUnavailable",
+    "StepDisputed",
     "StepRefused",
     "StorageError",
     "StoreAway",
@@ -153,6 +157,20 @@ class StepRefused(ClusterError):
     def __init__(self, step: int) -> None:
         self.step = step
         super().__init__(f"step {step} was updated ahead of its verdict, which refuses that")
+
+
+class StepDisputed(ClusterError):
+    """What was computed of a step a second time has other bits: it must not be committed.
+
+    Attributes:
+        step: which.
+        found: what both say that they computed.
+    """
+
+    def __init__(self, step: int, found: Any) -> None:
+        self.step = step
+        self.found = found
+        super().__init__(f"step {step} is disputed: what was computed a second time has other bits")
 
 
 class CoordinatorUnavailable(ClusterError):

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from holdfast.core.faults import FaultKind
-from holdfast.telemetry.events import Detected, Installed, Suspected, read_events
+from holdfast.telemetry.events import Detected, Installed, StepOps, Suspected, read_events
 from holdfast.testing.fault_plans import LOSSES, random_faults
 
 pytestmark = pytest.mark.dist
@@ -75,15 +75,18 @@ def load():
 @pytest.mark.timeout(120 + HEALTHY_STEPS)
 def test_no_false_alarm_on_a_loaded_machine(runs, load):
     start = time.monotonic()
-    tiny = ("grid.pipelines=2", "grid.microbatches=1", "model.layers=1", "control.hang_s=2")
+    tiny = ("grid.pipelines=2", "grid.microbatches=1", "model.layers=1", "control.hang_s=2", "train.audit_every=10")
     summary = runs.train("small", overrides=(*tiny, f"train.steps={HEALTHY_STEPS}"))
     elapsed_s = time.monotonic() - start
     for process in load:
         assert process.cpu_times().user > 0.1 * elapsed_s, "the machine was not loaded"
+    events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
     alarms = [
         event
-        for _, event in read_events(summary.run_dir / "events.jsonl")
+        for event in events
         if isinstance(event, Detected | Suspected) or (isinstance(event, Installed) and event.generation > 1)
     ]
     assert alarms == []
+    audits = [kind for event in events if isinstance(event, StepOps) for kind, *_ in event.besides if kind == "audit"]
+    assert len(audits) == HEALTHY_STEPS // 10
     assert (summary.steps, summary.generations) == (HEALTHY_STEPS, 1)

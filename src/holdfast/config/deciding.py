@@ -25,6 +25,7 @@ _NEVER = (
     "model.checkpoint_activations",  # what is run again has the same seeds
     "data.path",  # what is found there counts, see Facts.contents
     "grid.workers_per_node",
+    "train.audit_every",
     "resilience",
     "checkpoint",
     "logging",

@@ -243,7 +243,9 @@ class Train(_Plain, frozen=True, kw_only=True):
     without one all cost the same. ``in_flight``: micro-batches that a worker may hold at once, from the start of F to
     the end of W; default: twice as many as stages.
 
-    ``loss_scale``: for models in half precision; null scales no loss.
+    ``loss_scale``: for models in half precision; null scales no loss. ``audit_every``: of so many steps in a row one
+    has a (layer, micro-batch) that another owner of the layer computes a second time, and is committed only if the bits
+    are the same; as often the owners of each layer compare it. 0: none; it needs ``numerics: exact``.
     """
 
     steps: Positive
@@ -254,6 +256,14 @@ class Train(_Plain, frozen=True, kw_only=True):
     technique: Literal["1f1b", "gpipe", "decoupled", "staggered"] = "1f1b"
     profile: str | None = None
     in_flight: Positive | None = None
+    audit_every: Count = 0
+
+    def __post_init__(self) -> None:
+        if self.audit_every and self.numerics == "fast":
+            raise ValueError(
+                f"Expected numerics to be exact with audit_every {self.audit_every}, got fast, which does not promise "
+                "that owners of a layer have the same bits"
+            )
 
 
 class Resilience(_Plain, frozen=True, kw_only=True):

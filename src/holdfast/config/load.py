@@ -286,6 +286,11 @@ def _check(job: Job, source: str) -> None:
             f"{source}: control.host: {job.control.host} can be reached from outside, and the job's token would travel "
             "in the clear: expected control.tls (holdfast certs makes it), or control.insecure: true if that is meant"
         )
+    if job.train.audit_every and job.resilience.commit == "undo":
+        raise ConfigError(
+            f"{source}: train.audit_every: {job.train.audit_every}, and steps that resilience.commit undo has inverted "
+            "leave owners of a layer with other bits: expected commit shadow, or audit_every 0"
+        )
     if complaint := _wrong_baseline(job) or _wrong_logging(job):
         raise ConfigError(f"{source}: {complaint}")
     if complaint := _wrong_lanes(job) or _wrong_shards(job):

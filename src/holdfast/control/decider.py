@@ -275,7 +275,7 @@ def _excerpted(outputs: Sequence[Output]) -> list[Output]:
     for output in outputs:
         match output:
             case Tell(to=WorkerId() as to, command=Install(plan=Plan() as plan) as order):
-                known[id(plan)] = known.get(id(plan)) or excerpts(plan, workers)
+                known[id(plan)] = known.get(id(plan)) or excerpts(plan, workers, all_routes=order.audits is not None)
                 order = msgspec.structs.replace(order, plan=known[id(plan)][to])
                 sent.append(replace(output, command=order))
             case _:

@@ -25,9 +25,12 @@ __all__ = [
     "LONGEST_PARCEL",
     "Activity",
     "Attached",
+    "Audited",
+    "Audits",
     "Blob",
     "CaughtUp",
     "Command",
+    "Computed",
     "Ended",
     "Exited",
     "Expel",
@@ -71,6 +74,7 @@ __all__ = [
     "Told",
     "Unreadable",
     "Unreplayed",
+    "Weighed",
     "WorkerOffer",
     "decode_command",
     "decode_message",
@@ -175,6 +179,49 @@ class CommitVote(_Wire, frozen=True, kw_only=True):
     value: bytes
 
 
+class Computed(_Wire, frozen=True, kw_only=True):
+    """What a worker says that it computed of a sample, and of what: digests.
+
+    ``inputs``: of the layer's input and of the gradient of its output; ``output``: of that; ``gradients``: of those of
+    its input and its weights, before they are added to any sum.
+    """
+
+    worker: WorkerId
+    inputs: str
+    output: str
+    gradients: str
+
+
+class Audited(_Wire, frozen=True, tag=True, kw_only=True):
+    """A worker has computed a second time what ``runner`` ran of a layer in ``step``, and does not commit it yet.
+
+    ``microbatch``: its global number. ``claims``: the runner's, and then the worker's own, as often as either computed
+    it. Told if they differ; and of a step that is disputed already, whatever they are.
+    """
+
+    worker: WorkerId
+    generation: int
+    step: int
+    layer: int
+    microbatch: int
+    runner: WorkerId
+    claims: tuple[Computed, ...]
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all say the same."""
+        return len({(each.inputs, each.output, each.gradients) for each in self.claims}) == 1
+
+
+class Weighed(_Wire, frozen=True, tag=True, kw_only=True):
+    """Digests of the layers that a worker holds, as they are before ``step``: owners are to have the same."""
+
+    worker: WorkerId
+    generation: int
+    step: int
+    digests: tuple[tuple[int, str], ...]
+
+
 class Status(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker has aborted everything older than ``generation`` and says where its layers are.
 
@@ -182,7 +229,8 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
     steps at which it holds all its layers besides. ``votes``: of its last steps. ``unsettled``: the step that its
     layers were updated with ahead of the verdict, if that has not come. ``follows``: the layers whose state it has yet
     to get. ``progress``: what it keeps of the steps that are not settled. ``refuses``: it knows that updates made
-    ahead of a verdict do not stand. ``returns``: its layers can go back to the step before bitwise.
+    ahead of a verdict do not stand. ``returns``: its layers can go back to the step before bitwise. ``disputed``: what
+    it found out about the step that it does not commit.
     """
 
     worker: WorkerId
@@ -196,6 +244,7 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
     progress: tuple[StepProgress, ...] = ()
     refuses: bool = False
     returns: bool = True
+    disputed: Audited | None = None
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -413,6 +462,18 @@ class StateAt(_Wire, frozen=True, kw_only=True):
     step: int
 
 
+class Audits(_Wire, frozen=True, kw_only=True):
+    """How audits go on.
+
+    ``disputed``: the step whose sample is computed again by all owners; None: one of them is asked. ``unsteady``:
+    layers that do not repeat and are not audited any more, sorted. ``weigh``: the owners' layers are compared at once.
+    """
+
+    disputed: int | None = None
+    unsteady: tuple[int, ...] = ()
+    weigh: bool = False
+
+
 class Install(_Wire, frozen=True, tag=True, kw_only=True):
     """Stop everything older, join ``generation`` with ``plan``; no plan: nothing can be trained for now.
 
@@ -421,7 +482,7 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
     layers that ``plan`` gives it. ``staggered``: updates are made ahead of the verdict. ``pins``: everyone pins its
     part of a checkpoint at the boundary. ``checkpoint_every``: from now on a checkpoint after so many steps; 0: as
     before. ``keeps``: whatever is there of the interrupted step is kept, and nobody connects before it is told what is
-    left of it.
+    left of it. ``audits``: None if the job makes none.
     """
 
     generation: int
@@ -432,6 +493,7 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
     pins: bool = False
     checkpoint_every: int = 0
     keeps: bool = False
+    audits: Audits | None = None
 
 
 class Resume(_Wire, frozen=True, tag=True, kw_only=True):
@@ -586,6 +648,8 @@ Message = (
     | Strike
     | Remark
     | Suspect
+    | Audited
+    | Weighed
     | Heartbeat
     | StepDone
     | Refused

@@ -51,6 +51,8 @@ class Payload(StrEnum):
     """What the chain decided: commit, clip or skip."""
     SUM = "SUM"
     """A sum that stands, for an owner that has not got it."""
+    AUDIT = "AUDIT"
+    """What was computed of one layer and micro-batch, and of what, for an owner that computes it a second time."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,4 +1,4 @@
-"""What a worker does in a step besides computing: waits for sums, and updates; recorded for its log."""
+"""What a worker does in a step besides computing: waits for sums, updates, and audits; recorded for its log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from holdfast.core.faults import Point
 from holdfast.core.schedule import Op
-from holdfast.protocol.executor import Committed, FinishReduce, Reach
+from holdfast.protocol.executor import Audit, Committed, FinishReduce, Reach
 
 __all__ = ["Besides", "add_span", "resident_bytes"]
 
@@ -42,6 +42,8 @@ class Besides:
     def performed(self, effect: object) -> None:
         """It is done."""
         self._resumed = self.clock()
+        if isinstance(effect, Audit):
+            self.spans.append(("audit", (effect.layer,), self._began, self._resumed))
         if isinstance(effect, FinishReduce):
             self.spans.append(("reduce", effect.reduction.layers, self._began, self._resumed))
             if self._updates:  # of a staggered step: the sum is applied at once

@@ -34,10 +34,12 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.remainder import Remainder
 from holdfast.core.schedule import Op, OpKind
-from holdfast.errors import InternalError, StepRefused
+from holdfast.errors import InternalError, StepDisputed, StepRefused
+from holdfast.protocol.auditing import Digests, StepAudit
 from holdfast.protocol.step_log import StepLog
 
 __all__ = [
+    "Audit",
     "Committed",
     "Effect",
     "Execution",
@@ -86,6 +88,20 @@ class StepEngine(Protocol):
         It may go over them in parts, from the last to the first; each part but the first takes what the one before
         it returned. ``adds``: of B, whether it adds to sums.
         """
+
+    def watch(self, layer: int, microbatch: int) -> None:
+        """From now on, in this step, keeps what is computed of this sample, and of what."""
+
+    def audit_message(self, times: int) -> Any:
+        """Returns that for another owner, with the digests of having computed it ``times`` times."""
+
+    def audit_bytes(self, layer: int) -> int:
+        """Returns how many bytes such a message of a layer has."""
+
+    def audit(
+        self, layer: int, microbatch: int, message: Any, times: int
+    ) -> tuple[tuple[Digests, ...], tuple[Digests, ...]]:
+        """Computes a sample ``times`` times, on scratch; returns the sender's digests, and ours."""
 
     def sum_message(self, layers: tuple[int, ...]) -> Any:
         """Returns the sum of a reduction that is complete, for an owner that has not got it."""
@@ -194,6 +210,17 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Audit:
+    """Compute what another owner has run, on scratch; return its digests and ours, see :meth:`StepEngine.audit`."""
+
+    step: int
+    layer: int
+    microbatch: int
+    message: Any
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
 class StartReduce:
     """Submit a contribution; ``value`` must not be changed by the reduction."""
 
@@ -262,7 +289,7 @@ class Committed:
     rest: Remainder | None = None
 
 
-Effect = Expect | Take | Give | Run | StartReduce | PollReduce | FinishReduce | Keep | Reach | Ready | Committed
+Effect = Expect | Take | Give | Run | Audit | StartReduce | PollReduce | FinishReduce | Keep | Reach | Ready | Committed
 Steps = Generator[Effect, Any, None]
 
 
@@ -286,6 +313,7 @@ class Execution:
         logged: what is logged: activations or gradients at these boundaries; and the sums of these ties, by number.
         ties: the number of each tie whose sum is logged.
         decided: the verdict over a step of the past, which is replayed: nobody is asked, and nothing is told of it.
+        audit: what of it is computed a second time; None: nothing.
         pairs: (layer, micro-batch) pairs run forward so far.
         ops: the operations run so far, readable at any time.
         verdict: over this step; None until it is reduced.
@@ -305,6 +333,7 @@ class Execution:
     logged: frozenset[tuple[Payload, int]] = frozenset()
     ties: Mapping[tuple[int, ...], int] = field(default_factory=dict)
     decided: Any = None
+    audit: StepAudit | None = None
     pairs: int = 0
     ops: list[Op] = field(default_factory=list)
     verdict: Verdict | None = None
@@ -323,6 +352,7 @@ class Execution:
         Raises:
             ClusterError: thrown in by the driver; nothing was committed that ``take_back`` cannot undo.
             StepRefused: the step before was updated as if it counted as it is, and it does not.
+            StepDisputed: what we have computed a second time has other bits; nobody can commit the step.
             LedgerError: a micro-batch does not count exactly once; its layer was not updated.
         """
         settles = self.previous is not None and self.previous.speculative
@@ -330,6 +360,8 @@ class Execution:
             self.log.forget_before(self.step)
         if self.rest is None:
             self.stage.begin(self.step)
+        if self.audit is not None and self.audit.runner == self.program.worker:
+            self.stage.watch(self.audit.sample.layer, self.audit.sample.microbatch)
         if not self.begun:
             yield Reach(Point.START, self.step)
         yield from self._operate()
@@ -346,6 +378,8 @@ class Execution:
         """Runs the operations; between them, settles the step before."""
         previous = self.previous
         instructions = self.program.operations if previous is None else self.program.riding
+        if self.audit is not None:
+            instructions = self.audit.amend(self.program.worker, instructions)
         expected = [(i, self._step_of(i)) for i in instructions if isinstance(i, Receive)]
         yield Expect((*expected, *(self._expected_verdict() if self.closing else ())))
         marks = self._half_way()
@@ -363,6 +397,10 @@ class Execution:
                     self.stage.take_sum(layers, (yield Take(instruction, self.step)))
                 case Send(payload=Payload.SUM, layers=layers):
                     yield Give(instruction, self.step, self.stage.sum_message(layers))
+                case Send(payload=Payload.AUDIT) if self.audit is not None:
+                    yield Give(instruction, self.step, self.stage.audit_message(self.audit.times))
+                case Receive(payload=Payload.AUDIT) if self.audit is not None:
+                    yield from self._compare(instruction, self.audit)
                 case Reduce(reduction=reduction):
                     yield from self._contribute(reduction)
                 case Receive(payload=Payload.ACTIVATION | Payload.GRADIENT):
@@ -400,6 +438,17 @@ class Execution:
             self.ops.append(op)
             if op in marks:
                 yield Reach(marks[op], self.step)
+
+    def _compare(self, receive: Receive, audit: StepAudit) -> Steps:
+        """Computes a sample a second time; what has other bits is not contributed to."""
+        message = yield Take(receive, self.step)
+        of = audit.sample
+        said = yield Audit(self.step, of.layer, of.microbatch, message, audit.times)
+        found = audit.found(self.program.worker, *said)
+        if not found.agreed:
+            raise StepDisputed(self.step, found)
+        if audit.disputed:
+            yield audit.tell(found)
 
     def _contribute(self, reduction: Reduction) -> Steps:
         """Takes part in a sum; with the first one of a step goes whether we are ready for what is prepared."""

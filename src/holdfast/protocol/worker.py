@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from holdfast.control.messages import (
     Activity,
     Attached,
+    Audited,
+    Audits,
     CaughtUp,
     Command,
     CommitVote,
@@ -36,6 +38,7 @@ from holdfast.control.messages import (
     Suspect,
     Unreadable,
     Unreplayed,
+    Weighed,
 )
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
@@ -51,9 +54,11 @@ from holdfast.errors import (
     PeerLost,
     ReplicaDiverged,
     StaleGeneration,
+    StepDisputed,
     StepRefused,
     StorageError,
 )
+from holdfast.protocol.auditing import StepAudit, audit_messages, audit_of
 from holdfast.protocol.crossing import Crossing
 from holdfast.protocol.effects import (
     Attach,
@@ -79,6 +84,7 @@ from holdfast.protocol.replaying import put_back, replay
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.step_log import StepLog
 from holdfast.protocol.stopping import report_of
+from holdfast.recovery.audit import Sampling, audits_weights
 
 __all__ = ["MOST_MISSED", "Engine", "WorkerProtocol", "mean_loss"]
 
@@ -174,6 +180,7 @@ class WorkerProtocol:
         plan: its plan.
         program: our instructions under this generation's plan.
         rest: those for what is left of an interrupted step; None: it is run whole.
+        audit_program: what audits may let us expect in a step; None if none are made.
         log: what we have handed on in the last steps.
         execution: the step that runs, or ran last.
         staggered: whether updates are made ahead of the verdict in this generation.
@@ -190,6 +197,9 @@ class WorkerProtocol:
         refuses: whether updates that were made ahead of their verdict do not stand, and the step behind was not run
             since: others may have begun it on them.
         standing: the generation that we are in and what we do in it, in one value: other threads read it.
+        sampling: what the job audits; None: nothing.
+        audits: how that goes on in this generation.
+        disputed: what we found out about the step that we did not contribute to; None if nothing.
     """
 
     worker: WorkerId
@@ -204,6 +214,7 @@ class WorkerProtocol:
     plan: Plan | None = None
     program: WorkerProgram | None = None
     rest: WorkerProgram | None = None
+    audit_program: WorkerProgram | None = None
     log: StepLog = field(default_factory=StepLog)
     execution: Execution | None = None
     staggered: bool = False
@@ -219,6 +230,9 @@ class WorkerProtocol:
     replayed: dict[tuple[int, ...], Engine] = field(default_factory=dict)
     refuses: bool = False
     standing: tuple[int, Activity] = (0, "waiting")
+    sampling: Sampling | None = None
+    audits: Audits | None = None
+    disputed: Audited | None = None
 
     def run(self) -> Script:
         """Yields what the worker does until it is told to shut down.
@@ -239,6 +253,11 @@ class WorkerProtocol:
                 self._stand("waiting")
                 yield Report(self._refused(error))
                 command = yield Listen()
+            except StepDisputed as error:
+                self._stand("waiting")
+                self.disputed = error.found
+                yield Report(error.found)
+                command = yield Listen()
             except ClusterError as error:
                 self._stand("waiting")
                 yield Report(self._suspicion(error))
@@ -246,6 +265,12 @@ class WorkerProtocol:
             except (StorageError, ReplicaDiverged) as error:
                 yield Report(self._unreadable(command, error))
                 command = yield Listen()
+
+    @property
+    def programs(self) -> tuple[WorkerProgram, ...]:
+        """All that tells what others may send us in this generation."""
+        known = (self.program, self.rest, self.audit_program)
+        return tuple(program for program in known if program is not None)
 
     def stopped(self, error: BaseException) -> Script:
         """Yields what a worker does once an exception has ended its work: it says so, and keeps its state.
@@ -341,7 +366,7 @@ class WorkerProtocol:
     def _join(self, install: Install) -> Script:
         """Leaves the old generation, says where our layers are, connects to the new one."""
         first, self.generation, self.plan = self.generation == 0, install.generation, install.plan
-        self.staggered, self.pins_at = install.staggered, None
+        self.staggered, self.pins_at, self.audits = install.staggered, None, install.audits
         self.checkpoint_every = install.checkpoint_every or self.checkpoint_every
         self._stand("waiting")
         if not first:
@@ -426,8 +451,8 @@ class WorkerProtocol:
             self.crossing.follow(plan, self.program, self.ties)
         num_layers = plan.placement.num_layers
         self.rest = None if rest is None else lower_remainder(rest, self.program, num_layers, self.ties)
-        programs = [self.program] if self.rest is None else [self.program, self.rest]
-        yield Build(self.generation, groups(programs), _neighbours(plan, self.worker), step)
+        self.audit_program = None if self.sampling is None else audit_messages(plan.placement, self.worker)
+        yield Build(self.generation, groups(self.programs), _neighbours(plan, self.worker), step)
 
     def _step(self) -> int:
         return self.execution.step if self.execution else 0
@@ -447,6 +472,7 @@ class WorkerProtocol:
             follows=tuple(sorted(self.stage.followed)),
             refuses=self.refuses,
             returns=self.stage.returns,
+            disputed=self.disputed,
             progress=tuple(replace(each, logged=self.log.of(each.step)) for each in self.stage.progress()),
         )
 
@@ -586,6 +612,7 @@ class WorkerProtocol:
 
     def _run_steps(self, start: int, *, recovering: bool, rest: Remainder | None = None) -> Then:
         self._stand("running")
+        self.disputed = None
         for step in range(start, self.steps):
             yield from self._heal(step)
             yield from self._before(step, beginning=step == start)
@@ -619,7 +646,12 @@ class WorkerProtocol:
         after = step + 1
         if not self.staggered or after == self.steps or after_recovery:
             return True
-        return any(every and after % every == 0 for every in (self.checkpoint_every, self.snapshots.every))
+        return any(every and after % every == 0 for every in self._intervals)
+
+    @property
+    def _intervals(self) -> tuple[int, ...]:
+        """So many steps lie between two moments at which something needs the settled state; 0: there are none."""
+        return self.checkpoint_every, self.snapshots.every, 0 if self.sampling is None else self.sampling.every
 
     def _execution(self, step: int, *, closing: bool, rest: Remainder | None = None) -> Execution:
         program = self.program if rest is None else self.rest
@@ -634,6 +666,7 @@ class WorkerProtocol:
             log=self.log,
             rest=rest,
             begun=rest is not None and self.execution is not None and self.execution.step == step,
+            audit=None if rest is not None else self._audit_of(step),
             stage=self.stage,
             step=step,
             closing=closing,
@@ -644,12 +677,33 @@ class WorkerProtocol:
         )
         return self.execution
 
+    def _audit_of(self, step: int) -> StepAudit | None:
+        """Of a step that is run whole; what is left of an interrupted one is not audited."""
+        if self.sampling is None or self.audits is None or self.plan is None:
+            return None
+        return audit_of(self.sampling, step, self.plan, self.audits, self.generation, Report)
+
     def _before(self, step: int, *, beginning: bool) -> Script:
         """What is done with the state that all layers have before a step, if that is settled."""
         if self._open() is None:
             yield from self._keep_verdict(step)
             self._take_snapshot(step, beginning=beginning)
             yield from self._checkpoint(step)
+            yield from self._weigh(step, beginning=beginning)
+
+    def _weigh(self, step: int, *, beginning: bool) -> Script:
+        """Tells digests of our layers, once in so many steps and whenever those of the owners were found to differ."""
+        if self.sampling is None or self.audits is None:
+            return
+        due = step > 0 and audits_weights(step - 1, self.sampling.every)
+        if due or (beginning and self.audits.weigh):
+            digests = self._digests()
+            yield Report(Weighed(worker=self.worker, generation=self.generation, step=step, digests=digests))
+
+    def _digests(self) -> tuple[tuple[int, str], ...]:
+        """Of the layers that we hold bitwise."""
+        found = ((layer, self.stage.layer_digest(layer)) for layer in sorted(self.stage.layer_steps()))
+        return tuple((layer, digest) for layer, digest in found if digest is not None)
 
     def _keep_verdict(self, step: int) -> Script:
         """Logs the verdict that has led to this step, with the step."""
@@ -693,6 +747,7 @@ class WorkerProtocol:
         assert self.plan is not None
         followers = _new_followers(self.plan, install.plan)
         self.generation, self.plan, self.staggered = install.generation, install.plan, install.staggered
+        self.audits = install.audits
         self.pins_at = step if install.pins else None
         self.checkpoint_every = install.checkpoint_every or self.checkpoint_every
         self._stand("waiting")
@@ -754,9 +809,8 @@ class WorkerProtocol:
         for layer in save.layers:
             with working(WorkPhase.SAVING, layer=layer), _writing(save.directory):
                 self.stage.save(layer, Path(save.directory))
-        found = ((layer, self.stage.layer_digest(layer)) for layer in sorted(self.stage.layer_steps()))
-        digests = tuple((layer, digest) for layer, digest in found if digest is not None)
-        yield Report(Saved(worker=self.worker, generation=self.generation, digests=digests), when_written=True)
+        saved = Saved(worker=self.worker, generation=self.generation, digests=self._digests())
+        yield Report(saved, when_written=True)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ __all__ = [
     "Finding",
     "Judgement",
     "Sample",
+    "Sampling",
     "Strikes",
     "audits_weights",
     "detection_rate",
@@ -75,6 +76,23 @@ def sample(seed: int, step: int, every: int, num_layers: int, num_microbatches: 
     return Sample(step=step, layer=layer, microbatch=microbatch)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """What a job audits.
+
+    Attributes:
+        seed: of the job.
+        every: N: one step of so many is audited, and so often the weights of owners are compared.
+    """
+
+    seed: int
+    every: int
+
+    def of(self, step: int, num_layers: int, num_microbatches: int) -> Sample | None:
+        """Returns what is audited in a step; see :func:`sample`."""
+        return sample(self.seed, step, self.every, num_layers, num_microbatches)
+
+
 def audits_weights(step: int, every: int) -> bool:
     """Returns whether owners of a layer compare its weights after a step: once in every so many steps, all layers.
 
@@ -127,7 +145,10 @@ class Finding(StrEnum):
     WRONG = "wrong"
     """Some are wrong, and it is known who."""
     UNSTEADY = "unsteady"
-    """Nobody gets the same twice: the program does not repeat; only a lone owner's hardware could be to blame, too."""
+    """Two or more do not get the same twice: the program does not repeat.
+
+    Nor does a lone owner; its hardware could be to blame, too.
+    """
     UNDECIDED = "undecided"
     """Two or more stand by what they said: nobody can tell who is right."""
     INPUTS = "inputs"
@@ -156,7 +177,7 @@ def judge(claims: tuple[Claim, ...], others: tuple[WorkerId, ...]) -> Judgement:
 
     A result that two workers have is right, unless two others have another one: two do not become wrong in the same
     way. Where no two agree, the next owner is asked; where there is none left, all who were asked repeat it once.
-    Whoever then contradicts itself is wrong, unless everybody does.
+    Whoever then contradicts itself is wrong; but if two do, the layer does not repeat: two do not break at once.
 
     Args:
         claims: in the order in which they were made; the first is by who ran the sample in its step.
@@ -175,6 +196,8 @@ def judge(claims: tuple[Claim, ...], others: tuple[WorkerId, ...]) -> Judgement:
     results = Counter(result for mine in said.values() for result in set(mine))
     if len(results) == 1 and len(claims) > 1:
         return Judgement(finding=Finding.AGREED, right=claims[0].result)
+    if sum(len(set(mine)) > 1 for mine in said.values()) > 1:
+        return Judgement(finding=Finding.UNSTEADY)
     confirmed = [result for result, workers in results.items() if workers > 1]
     if len(confirmed) == 1:
         return _wrong((worker for worker, mine in said.items() if set(mine) != set(confirmed)), confirmed[0])
@@ -189,10 +212,10 @@ def _unconfirmed(said: Mapping[WorkerId, list[str]], others: tuple[WorkerId, ...
         return Judgement(finding=Finding.ASK, ask=others[:1])
     if once := sorted(worker for worker, mine in said.items() if len(mine) == 1):
         return Judgement(finding=Finding.ASK, ask=tuple(once))
-    unsteady = [worker for worker, mine in said.items() if len(set(mine)) > 1]
-    if len(unsteady) == len(said):
+    wavering = [worker for worker, mine in said.items() if len(set(mine)) > 1]
+    if len(said) == 1:
         return Judgement(finding=Finding.UNSTEADY)
-    return _wrong(unsteady) if unsteady else Judgement(finding=Finding.UNDECIDED)
+    return _wrong(wavering) if wavering else Judgement(finding=Finding.UNDECIDED)
 
 
 def _wrong(workers: Iterable[WorkerId], right: str | None = None) -> Judgement:
@@ -218,6 +241,11 @@ class Strikes:
         counts = Counter(dict(self.counts))
         counts.update(workers)
         return Strikes(tuple(sorted(counts.items())))
+
+    def without(self, gone: Iterable[WorkerId]) -> Strikes:
+        """Returns the strikes once these workers are gone: whoever takes such a place begins anew."""
+        absent = frozenset(gone)
+        return Strikes(tuple(each for each in self.counts if each[0] not in absent))
 
     @property
     def leaving(self) -> tuple[WorkerId, ...]:

@@ -278,7 +278,7 @@ class BackgroundLog:
         self._changed.notify_all()
 
     def _write_here(self) -> None:
-        """Writes what waits, where the caller is to do it himself; several may want to, as one tells what is obsolete."""
+        """Writes what waits, where callers do it themselves: who sends, and who tells what is obsolete."""
         if self._when is not When.BEFORE_SENDING:
             return
         with self._writing:

@@ -60,6 +60,7 @@ from holdfast.protocol.effects import (
     Written,
 )
 from holdfast.protocol.executor import (
+    Audit,
     Committed,
     Expect,
     FinishReduce,
@@ -316,6 +317,8 @@ class Driver:
         match effect:
             case Run():
                 return self._run(effect)
+            case Audit(layer=layer, microbatch=number, message=message, times=times):
+                return self.protocol.stage.audit(layer, number, message, times)
             case Take(receive=receive, step=step):
                 return (yield self._taken(receive, step))
             case Give(send=send, step=step, value=value):
@@ -414,8 +417,7 @@ class Driver:
             raise StaleGeneration(self.protocol.generation, self._newest if self._newest < FOREVER else None)
 
     def _building(self, build: Build) -> Call:
-        programs = [each for each in (self.protocol.program, self.protocol.rest) if each is not None]
-        expected = Expected.of(programs, self._spec_of, self.protocol.stage.message_bytes)
+        expected = Expected.of(self.protocol.programs, self._spec_of, self.protocol.stage.message_bytes)
         if build.sums is not None:
             expected = Expected(messages=(), sums=build.sums)
         of = (build.generation, build.groups, build.neighbours)
@@ -424,6 +426,8 @@ class Driver:
     def _spec_of(self, receive: Receive) -> TensorSpec:
         if receive.payload is Payload.SUM:
             return TensorSpec(shape=(self.protocol.stage.sum_bytes(receive.layers),), dtype="uint8")
+        if receive.payload is Payload.AUDIT:
+            return TensorSpec(shape=(self.protocol.stage.audit_bytes(*receive.layers),), dtype="uint8")
         return self.spec_of(receive)
 
     def _note_omitted(self, message: Message) -> None:

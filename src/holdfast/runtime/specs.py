@@ -18,6 +18,7 @@ from holdfast.planning.remainder import Keeping
 from holdfast.planning.replays import Logging
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
+from holdfast.recovery.audit import Sampling
 from holdfast.recovery.choice import Sizes
 from holdfast.runtime.isolation import Namespace
 from holdfast.storage.checkpoints import Facts, Rejected
@@ -32,6 +33,7 @@ __all__ = [
     "WorkerSpec",
     "emulated_probe",
     "facts_of",
+    "sampling_of",
 ]
 
 
@@ -224,6 +226,11 @@ def emulated_probe(job: Job, profile: Profile) -> Probed:
         )
     check_cuts(job.grid, len(profile.layers), what="profile")
     return Probed(boundaries=(), facts=facts_of(job, layers=len(profile.layers), model="emulated", data="emulated"))
+
+
+def sampling_of(job: Job) -> Sampling | None:
+    """Returns what the job audits; None: nothing."""
+    return Sampling(seed=job.train.seed, every=job.train.audit_every) if job.train.audit_every else None
 
 
 def facts_of(

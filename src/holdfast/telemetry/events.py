@@ -344,8 +344,9 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
         loss: mean over the step's micro-batches; None unless the worker holds the last layer, and where it is not
             finite, which JSON has no number for.
         omitted: the loss or a gradient was not finite, so the step left the weights as they were.
-        besides: what it did but compute, in order: ``reduce`` (waited for the sum over the owners of these layers) or
-            ``update``, the layers of a sum (empty for an update), start and end time.
+        besides: what it did but compute, in order: ``reduce`` (waited for the sum over the owners of these layers),
+            ``audit`` (computed a sample of this layer a second time) or ``update``; the layers (empty for an update),
+            start and end time.
         memory: bytes of the process in memory, when it swapped; 0 where that is not known.
         knows_loss: whether the worker holds the last layer.
         sent_messages: bytes that it has sent in messages to others since the step before; 0 where nobody counts.

@@ -14,6 +14,7 @@ from holdfast.planning.migration import Migration
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Rerouted
 from holdfast.protocol.worker import Engine
+from holdfast.recovery.audit import Sampling
 from holdfast.recovery.price import Rates
 from holdfast.telemetry.events import Event
 from holdfast.testing.raising import Raise
@@ -113,6 +114,7 @@ class Scenario:
         staggered: whether updates are made ahead of the verdict.
         technique: of the planner, which then makes all plans, the first one too; None: they keep to 1F1B's rules.
         scaled: which share of the steps has gradients that must be scaled.
+        audit_every: one step of so many is audited; 0: none.
         preempted_at: when the agent is told to end, in virtual seconds, so that a checkpoint is made; None: never.
         pauses: processes that are stopped for a while.
         better: tells a better plan for who is here, if need be once some have changed places, or None; asked five
@@ -151,6 +153,7 @@ class Scenario:
     staggered: bool = False
     technique: Technique | None = None
     scaled: float = 0.0
+    audit_every: int = 0
     preempted_at: float | None = None
     pauses: tuple[Pause, ...] = ()
     better: Callable[[Membership], Rerouted | Migration | Handover | Stay | None] = lambda membership: None
@@ -159,6 +162,11 @@ class Scenario:
     def nodes(self) -> tuple[tuple[WorkerId, ...], ...]:
         """The workers of each node."""
         return group_into_nodes(self.plan.workers, self.workers_per_node)
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """What is audited."""
+        return Sampling(seed=self.seed, every=self.audit_every) if self.audit_every else None
 
     def __post_init__(self) -> None:
         """Takes any iterable where there are several of something; rates tell the delays."""

@@ -222,6 +222,7 @@ def _begins(scenario: Scenario, terms: Terms | None) -> Membership:
             weighs=scenario.weighs,
             keeping=_keeping(scenario) if scenario.step_log else None,
             logging=Logging(nodes=scenario.nodes, helpers=scenario.helpers) if scenario.logs else None,
+            sampling=scenario.sampling,
         ),
         grid=Grid(baseline=scenario.plan),
         running=Running(staggered=scenario.staggered),

@@ -116,6 +116,7 @@ class VirtualWorker:
             snapshots=Snapshots(every=scenario.snapshot_every),
             log=StepLog(most_bytes=None if scenario.step_log else 0),
             crossing=Crossing(node_of=Logging(nodes=scenario.nodes).node_of) if scenario.logs else None,
+            sampling=scenario.sampling,
         )
 
     @property

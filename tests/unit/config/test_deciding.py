@@ -43,6 +43,7 @@ def told(saved, wanted):
         "resilience.spares=2",
         "checkpoint.every=9",
         "control.hang_s=9",
+        "train.audit_every=10",
         "data.path=/elsewhere",
         "model.checkpoint_activations=true",
     ],
@@ -62,7 +63,11 @@ def test_every_other_key_of_every_section_counts():
     for section in ("model", "optimizer", "train", "grid"):
         struct = getattr(job(), section)
         keys = {f"{section}.{field.name}" for field in msgspec.structs.fields(struct)}
-        assert keys - set(values) <= {"model.checkpoint_activations", "grid.workers_per_node"}
+        assert keys - set(values) <= {
+            "model.checkpoint_activations",
+            "grid.workers_per_node",
+            "train.audit_every",
+        }
     counted = {path.partition(".")[0] for path in values}
     assert counted >= {field.name for field in msgspec.structs.fields(Job)} - {
         "name",

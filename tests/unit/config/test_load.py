@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import re
 
 import pytest
 import yaml
@@ -552,3 +553,17 @@ def test_what_logs_need_is_named(overrides, needed):
     assert logs_need(parse_job(JOB, overrides)) == needed
     assert complaint(JOB, *overrides, "logging.use=on") == f"logging.use: on needs {needed}"
     assert logs_need(parse_job(JOB, ("checkpoint.every=2", "logging.use=on"))) == ""
+
+
+@pytest.mark.parametrize(
+    ("train", "resilience", "told"),
+    [
+        ({"numerics": "fast"}, {}, "expected numerics to be exact with audit_every 10, got fast"),
+        ({}, {"commit": "undo"}, "train.audit_every: 10, .* expected commit shadow, or audit_every 0"),
+    ],
+)
+def test_what_is_not_the_same_bits_on_all_owners_cannot_be_audited(train, resilience, told):
+    found = complaint(JOB | {"train": {"steps": 3, "audit_every": 10, **train}, "resilience": resilience})
+    assert re.search(told, found, re.IGNORECASE), found
+    assert parse_job(JOB | {"train": {"steps": 3, "audit_every": 10}}).train.audit_every == 10
+    assert parse_job(JOB | {"train": {"steps": 3, **train}, "resilience": resilience}).train.audit_every == 0

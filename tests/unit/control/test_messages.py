@@ -7,9 +7,12 @@ from holdfast.control import messages
 from holdfast.control.messages import (
     MOST_IN_PARCEL,
     Attached,
+    Audited,
+    Audits,
     Blob,
     CaughtUp,
     CommitVote,
+    Computed,
     Ended,
     Exited,
     Expel,
@@ -50,6 +53,7 @@ from holdfast.control.messages import (
     Told,
     Unreadable,
     Unreplayed,
+    Weighed,
     WorkerOffer,
     decode_command,
     decode_message,
@@ -87,6 +91,10 @@ RAISED = Raised(
     microbatch=3,
     traceback="Traceback",
 )
+COMPUTED = Computed(worker=W, inputs="ab", output="cd", gradients="ef")
+AUDITED = Audited(
+    worker=WorkerId(0, 2), generation=1, step=4, layer=3, microbatch=5, runner=W, claims=(COMPUTED, COMPUTED)
+)
 
 MESSAGES = [
     Hello(worker=W, pid=7, raised=RAISED),
@@ -98,6 +106,9 @@ MESSAGES = [
     Suspect(worker=W, generation=1, peer=WorkerId(0, 0), detail="reset by peer"),
     Suspect(worker=W, generation=1, peer=None, detail=""),
     Status(worker=W, generation=1, layer_steps=(), executed=(), votes=(VOTE,), unsettled=4),
+    Status(worker=WorkerId(0, 2), generation=2, layer_steps=(), executed=(), disputed=AUDITED),
+    AUDITED,
+    Weighed(worker=W, generation=1, step=4, digests=((3, "ab"), (4, "cd"))),
     Refused(worker=W, generation=1, step=4, omitted=True),
     Joined(worker=W, generation=1, step=4),
     Leaving(worker=W),
@@ -135,6 +146,7 @@ COMMANDS = [
     Install(generation=4, plan=None),
     Install(generation=4, plan=PLAN, at_boundary=True),
     Install(generation=4, plan=PLAN, at_boundary=True, pins=True),
+    Install(generation=4, plan=PLAN, audits=Audits(disputed=4, unsteady=(1, 3), weigh=True)),
     Install(generation=4, plan=PLAN, load=StateAt(url="s3://bucket/run", step=6)),
     Install(generation=4, plan=PLAN, load=StateAt(url=None, step=0)),
     Expel(reason="held for lost"),
@@ -209,7 +221,9 @@ def test_every_type_is_tested():
     assert {type(value) for value in [*MESSAGES, *COMMANDS]} == known - {
         messages._Wire,
         StateAt,
+        Audits,
         CommitVote,
+        Computed,
         Here,
         Peer,
     }

@@ -38,3 +38,9 @@ def test_listeners_chains_have_the_same_names_for_everybody():
     for worker, excerpt in found.items():
         assert lower_worker(excerpt, worker) == lower_worker(plan, worker)
     assert visited(found[listener]) == "0.0 1.0 2.0 2.3"
+
+
+def test_where_all_must_know_who_runs_what_an_excerpt_has_all_routes_and_leads_to_the_same_program():
+    for worker, excerpt in excerpts(HEALTHY, HEALTHY.workers, all_routes=True).items():
+        assert (excerpt.routes, excerpt.orders.workers) == (HEALTHY.routes, (worker,))
+        assert lower_worker(excerpt, worker) == lower_worker(HEALTHY, worker)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.schedule import OpKind
+from holdfast.core.tensorspec import TensorSpec
 from holdfast.optim.accumulate import Numerics
 from holdfast.optim.digest import RunDigest, digest_states
 from holdfast.optim.factory import make_optimizer
@@ -33,6 +34,7 @@ class Job:
     scaling: LossScaling | None = None
     commit: CommitMethod = "shadow"
     checkpointed: frozenset[int] = frozenset()
+    outputs: Sequence[TensorSpec] = ()
     optimizer: Any = field(default_factory=lambda: make_optimizer("adamw", lr=1e-2, weight_decay=0.1))
 
     def stages(self, ranges: Sequence[tuple[int, int]]) -> list[Stage]:
@@ -53,6 +55,7 @@ class Job:
                 scaling=self.scaling,
                 commit=self.commit,
                 checkpointed=self.checkpointed,
+                outputs=self.outputs,
             )
             for start, stop in ranges
         ]

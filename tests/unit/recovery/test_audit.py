@@ -60,7 +60,8 @@ def test_two_that_agree():
         ([(A, "x"), (B, "y"), (A, "y"), (B, "y")], (), (Finding.WRONG, (A,))),
         ([(A, "x"), (B, "y"), (A, "x"), (B, "z")], (), (Finding.WRONG, (B,))),
         ([(A, "x"), (B, "y"), (A, "x"), (B, "y")], (), (Finding.UNDECIDED, ())),
-        ([(A, "x"), (B, "y"), (A, "y"), (B, "x")], (), (Finding.UNDECIDED, ())),
+        ([(A, "x"), (B, "y"), (A, "y"), (B, "x")], (), (Finding.UNSTEADY, ())),
+        ([(A, "x"), (B, "y"), (C, "x"), (A, "y"), (B, "x"), (C, "x")], (), (Finding.UNSTEADY, ())),
         ([(A, "x"), (B, "y"), (A, "v"), (B, "w")], (), (Finding.UNSTEADY, ())),
         # one owner: it repeats, and says of itself only whether it does
         ([(A, "x")], (), (Finding.ASK, (A,))),

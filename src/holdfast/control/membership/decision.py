@@ -39,6 +39,7 @@ from dataclasses import replace
 from holdfast.control.checkpoint_ledger import Settled
 from holdfast.control.detection import hear
 from holdfast.control.membership.attaching import on_agent, on_hello, on_started
+from holdfast.control.membership.auditing import is_news, on_audited, on_weighed
 from holdfast.control.membership.boundary import (
     change_members,
     on_checkpointed,
@@ -76,6 +77,7 @@ from holdfast.control.membership.storing import counted
 from holdfast.control.membership.vacancies import on_offer
 from holdfast.control.membership.watching import on_closed, on_suspect, on_tick
 from holdfast.control.messages import (
+    Audited,
     Blob,
     CaughtUp,
     Exited,
@@ -102,6 +104,7 @@ from holdfast.control.messages import (
     Suspect,
     Unreadable,
     Unreplayed,
+    Weighed,
     WorkerOffer,
 )
 from holdfast.core.ids import WorkerId
@@ -200,6 +203,8 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
     """Handles what belongs to one generation; anything of an older one, or of a lost worker, is dropped."""
     if isinstance(event, CaughtUp) and event.worker in state.alive:
         return on_synced(state, event)
+    if isinstance(event, Audited) and event.worker in state.alive:
+        return on_audited(state, event)
     generation, worker = getattr(event, "generation", None), getattr(event, "worker", None)
     upcoming = state.running.upcoming
     if upcoming is not None and generation == upcoming.generation and worker in state.roster.pids:
@@ -207,6 +212,8 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
     if generation != state.generation or state.phase is Phase.GATHERING or worker not in state.alive:
         return state, ()
     match event:
+        case Status(disputed=Audited() as disputed) if is_news(state, disputed):
+            return on_audited(state, disputed)
         case Status():
             return on_standing(state, event)
         case Blob():
@@ -217,6 +224,8 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
             return on_suspect(state, event, now)
         case StepDone():
             return on_committed(state, event, now)
+        case Weighed():
+            return on_weighed(state, event)
         case Refused():
             return on_refused(state, event)
         case Finished(worker=worker):

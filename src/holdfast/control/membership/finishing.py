@@ -29,7 +29,7 @@ def finish_step(state: Membership) -> Decision:
     Returns:
         Still forming if it is to be run again whole: somebody cannot return bitwise to the state before it, or is to
         get layers; the step before is given up or was refused; more would be held in memory than by the plan, or it is
-        no faster.
+        no faster; or it is audited, which only a whole step is.
     """
     plan, step, statuses = state.running.plan, lowest(state), tuple(state.reports.statuses.values())
     if plan is None or step >= state.rules.steps or not all(_goes_on(each, plan) for each in statuses):
@@ -38,12 +38,25 @@ def finish_step(state: Membership) -> Decision:
     verdict = _verdict(statuses, step)
     if verdict is not None and all(_has_sums(state, each, step) for each in statuses):
         return _concluded(state, step, verdict)
+    if _is_audited(state, plan, step):
+        return state, ()
     before, votes = settled(state, step)
     kept = {each.worker: _kept(each, step) for each in statuses}
     progress = {worker: each for worker, each in kept.items() if each is not None}
     if before != step or len(progress) < len(kept):
         return state, ()
     return _with_remainder(state, plan, progress, votes)
+
+
+def _is_audited(state: Membership, plan: Plan, step: int) -> bool:
+    """Whether something of a step is, or was, computed a second time; or with weights that are known to be wrong."""
+    if state.audits.weigh:
+        return True
+    sampling, placement = state.rules.sampling, plan.placement
+    found = None if sampling is None else sampling.of(step, placement.num_layers, len(plan.routes.microbatches))
+    if found is None or step == state.audits.disputed:
+        return found is not None
+    return found.layer not in state.audits.unsteady and len(placement.owners(found.layer)) > 1
 
 
 def _goes_on(status: Status, plan: Plan) -> bool:

@@ -20,7 +20,7 @@ from holdfast.control.membership.state import (
 from holdfast.control.messages import Blob, Install
 from holdfast.core.plan import Plan
 from holdfast.errors import InternalError
-from holdfast.telemetry.events import Agreed, Installed
+from holdfast.telemetry.events import Agreed, Installed, Notice
 
 __all__ = [
     "abort",
@@ -81,8 +81,21 @@ def install(state: Membership, plan: Plan | None, *, keeps: bool = False) -> Dec
         staggered=state.running.staggered,
         checkpoint_every=state.interval,
         keeps=keeps,
+        audits=state.audits.order if state.rules.sampling is not None else None,
     )
-    return state, (installed(state, state.forming.strategy), *tell_each(state.alive, order))
+    state, alone = _note_alone(state, plan)
+    return state, (*alone, installed(state, state.forming.strategy), *tell_each(state.alive, order))
+
+
+def _note_alone(state: Membership, plan: Plan | None) -> Decision:
+    """Layers that nobody can audit, as they have one owner: said once of each."""
+    owned = enumerate(plan.placement.owners_by_layer) if plan is not None and state.rules.sampling is not None else ()
+    alone = {layer for layer, owners in owned if len(owners) == 1}.difference(state.audits.alone)
+    if not alone:
+        return state, ()
+    text = f"no audit of layer(s) {', '.join(map(str, sorted(alone)))}: each has one owner, whom nobody can contradict"
+    state = replace(state, audits=replace(state.audits, alone=tuple(sorted({*state.audits.alone, *alone}))))
+    return state, (Record(event=Notice(worker="coordinator", text=text)),)
 
 
 def installed(state: Membership, strategy: str) -> Record:

@@ -36,6 +36,7 @@ def prepare(
         staggered=state.running.staggered,
         pins=must_pin(state),
         checkpoint_every=state.interval,
+        audits=state.audits.order if state.rules.sampling is not None else None,
     )
     at_once = msgspec.structs.replace(order, at_boundary=False)
     told = (*tell_each(state.alive, order), *tell_each(sorted(entering & state.roster.arriving), at_once))

@@ -24,6 +24,7 @@ def on_step_done(state: Membership, done: StepDone, now: float) -> Decision:
     state = replace(
         state,
         last_step=max(state.last_step, done.step),
+        audits=state.audits.committed(done.step),
         doubts=replace(state.doubts, reformations=0),
         forming=replace(state.forming, wait_until=None),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from holdfast.planning.remainder import Keeping
 from holdfast.planning.replays import Logging
 from holdfast.planning.training import Terms
+from holdfast.recovery.audit import Sampling
 
 __all__ = ["Rules"]
 
@@ -28,6 +29,7 @@ class Rules:
         keeping: how an interrupted step is gone on with; None if it is always run again whole.
         logging: how what crosses nodes is logged; None if it is not.
         job: which of all jobs this is; whose decisions are in a store is told by it.
+        sampling: what of it is audited; None: nothing.
     """
 
     steps: int
@@ -42,3 +44,4 @@ class Rules:
     keeping: Keeping | None = None
     logging: Logging | None = None
     job: str = ""
+    sampling: Sampling | None = None

@@ -9,6 +9,7 @@ from enum import StrEnum
 from holdfast.control.checkpoint_ledger import CheckpointLedger, WriteManifest
 from holdfast.control.detection import Watch, forget
 from holdfast.control.membership.agreement import Doubts, Forming, Restoring
+from holdfast.control.membership.audits import Audits
 from holdfast.control.membership.blame import Exceptions
 from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.grid import Grid
@@ -168,6 +169,7 @@ class Membership:
         forming: what answers the last loss, and how far that has come.
         restoring: from where state can be loaded.
         exceptions: what workers met, and what was made of it.
+        audits: what audits have found.
         doubts: what time will tell.
         prospects: what was planned ahead.
         watch: who was heard of when.
@@ -195,6 +197,7 @@ class Membership:
     forming: Forming = field(default_factory=Forming)
     restoring: Restoring = field(default_factory=Restoring)
     exceptions: Exceptions = field(default_factory=Exceptions)
+    audits: Audits = field(default_factory=Audits)
     doubts: Doubts = field(default_factory=Doubts)
     prospects: Prospects = field(default_factory=Prospects)
     watch: Watch = field(default_factory=Watch)
@@ -322,6 +325,7 @@ class Membership:
             self,
             roster=self.roster.departed(gone),
             contact=self.contact.departed(gone),
+            audits=self.audits.departed(gone),
             watch=forget(self.watch, gone),
         )
 

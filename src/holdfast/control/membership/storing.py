@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from holdfast.control.membership.agreement import Restoring
+from holdfast.control.membership.audits import Audits
 from holdfast.control.membership.blame import Exceptions
 from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.grid import Grid
@@ -38,6 +39,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     running: Running = Running()
     restoring: Restoring = Restoring()
     exceptions: Exceptions = Exceptions()
+    audits: Audits = Audits()
     lost_layers: tuple[int, ...] = ()
     lost_work: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
     last_step: int = -1
@@ -91,6 +93,7 @@ def _durable(state: Membership) -> tuple[object, ...]:
         state.running,
         state.restoring,
         state.exceptions,
+        state.audits.durable,
         _intervals(state),
         state.ended,
     )
@@ -120,6 +123,7 @@ def to_store(before: Membership, after: Membership) -> StoredDecision | None:
         running=after.running,
         restoring=after.restoring,
         exceptions=after.exceptions,
+        audits=after.audits.durable,
         lost_layers=after.forming.lost_layers,
         lost_work=after.forming.lost_work,
         last_step=after.last_step,
@@ -155,6 +159,7 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         forming=replace(state.forming, lost_layers=stored.lost_layers, lost_work=stored.lost_work),
         restoring=stored.restoring,
         exceptions=stored.exceptions,
+        audits=stored.audits,
         last_step=stored.last_step,
         cadence=_restored_cadence(state.cadence, stored),
         ended=stored.ended,

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,6 +26,7 @@ from holdfast.core.profile import Profile
 from holdfast.core.progress import Part
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError, LedgerError
+from holdfast.protocol.auditing import CLAIMS_BYTES, Digests, pack_claims, unpack_claims
 from holdfast.runtime.engine.stepped import SteppedStage, Work, part_of
 from holdfast.runtime.engine.votes import pack_vote, unpack_vote
 
@@ -54,6 +55,24 @@ class _Pass:
     layers: LayerRange
     inputs: list[_Words]
     gradient: _Words | None
+
+
+@dataclass(slots=True)
+class _Watch:
+    """A sample of an audit: what went in, what came out, and the message that tells of it once it is made."""
+
+    layer: int
+    microbatch: int
+    words: dict[str, _Words] = field(default_factory=dict)
+    message: Any = None
+
+    @property
+    def digests(self) -> Digests:
+        """What that comes to."""
+        found = {name: hashlib.sha256(value.tobytes()).digest() for name, value in self.words.items()}
+        inputs = hashlib.sha256(found["input"] + found["gradient"]).hexdigest()
+        gradients = hashlib.sha256(found["back"] + found["weight"]).hexdigest()
+        return Digests(inputs=inputs, output=found["output"].hex(), gradients=gradients)
 
 
 def _as_it_is(value: NDArray[Any]) -> NDArray[Any]:
@@ -112,6 +131,7 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         self._ran = defaultdict[int, dict[int, _Pass]](dict)  # per micro-batch, by first layer
         self._halved = defaultdict[int, dict[int, _Pass]](dict)
         self._dissent = 0
+        self._watch: _Watch | None = None
         self._sums = {layer: np.zeros(WIDTH, np.int64) for layer in self.layers}
         self._counts = {layer: np.zeros(self._num_microbatches, np.int64) for layer in self.layers}
         self._losses.fill(0.0)
@@ -136,7 +156,9 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         inputs = []
         for layer in layers.indices:
             inputs.append(value)
-            value = _mix(value, self._weight(layer), _words(step, microbatch, layer))
+            value = self._through(layer, value, step, microbatch)
+            if adds and self._watches(layer, microbatch):
+                self._watched.words |= {"input": inputs[-1], "output": value}
         ends = layers.stop == self._num_layers
         if adds:
             self._ran[microbatch][layers.start] = _Pass(layers, inputs, value if ends else None)
@@ -168,7 +190,9 @@ class EmulatedStage(SteppedStage[_Words, bool]):
             self._losses[microbatch] = float(value[0]) / 2**63
         inputs = over.inputs[-len(layers.indices) :]
         for layer, taken in zip(reversed(layers.indices), reversed(inputs), strict=True):
-            value = _mix(value, taken, _words(step, microbatch, layer, 1))
+            before, value = value, self._back(layer, value, taken, step, microbatch)
+            if adds and self._watches(layer, microbatch):
+                self._watched.words |= _words_of_pass(kind, before, value)
             if kind is not OpKind.I and adds and (layer,) not in self._reduced:
                 self._sums[layer] += value
                 self._counts[layer][microbatch] += 1
@@ -180,6 +204,56 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         if kind is OpKind.I:
             self._halved[microbatch][layers.start] = _Pass(layers, inputs, given)
         return None if kind is OpKind.W or layers.start == 0 else self._sends(value)
+
+    def _through(self, layer: int, value: _Words, step: int, microbatch: int) -> _Words:
+        """One layer's output."""
+        return _mix(value, self._weight(layer), _words(step, microbatch, layer))
+
+    def _back(self, layer: int, gradient: _Words, taken: _Words, step: int, microbatch: int) -> _Words:
+        """The gradient of one layer's input, and of its weight."""
+        return _mix(gradient, taken, _words(step, microbatch, layer, 1))
+
+    def watch(self, layer: int, microbatch: int) -> None:
+        """See StepEngine.watch."""
+        self._watch = _Watch(layer, microbatch)
+
+    @property
+    def _watched(self) -> _Watch:
+        if self._watch is None:
+            raise InternalError("no sample is watched in this step")
+        return self._watch
+
+    def _watches(self, layer: int, microbatch: int) -> bool:
+        return self._watch is not None and (self._watch.layer, self._watch.microbatch) == (layer, microbatch)
+
+    def audit_message(self, times: int) -> Any:
+        """See StepEngine.audit_message."""
+        watch = self._watched
+        if watch.message is None:
+            given = watch.words["input"], watch.words["gradient"]
+            again = [self._recompute(watch.layer, watch.microbatch, *given) for _ in range(times - 1)]
+            claims = np.frombuffer(pack_claims([watch.digests, *again]), np.int64)
+            watch.message = self._sends(np.concatenate((*given, claims)))
+        return watch.message
+
+    def audit_bytes(self, layer: int) -> int:
+        """See StepEngine.audit_bytes."""
+        return 2 * _WORD_BYTES * WIDTH + CLAIMS_BYTES
+
+    def audit(
+        self, layer: int, microbatch: int, message: Any, times: int
+    ) -> tuple[tuple[Digests, ...], tuple[Digests, ...]]:
+        """See StepEngine.audit."""
+        given, gradient, claims = np.split(self._receives(message).view(np.int64), (WIDTH, 2 * WIDTH))
+        ours = tuple(self._recompute(layer, microbatch, given, gradient) for _ in range(times))
+        return unpack_claims(claims.tobytes(), times), ours
+
+    def _recompute(self, layer: int, microbatch: int, given: _Words, gradient: _Words) -> Digests:
+        assert self._step is not None, "a sample is computed again in its step"
+        output = self._through(layer, given, self._step, microbatch)
+        back = self._back(layer, gradient, given, self._step, microbatch)
+        words = {"input": given, "output": output, **_words_of_pass(OpKind.B, gradient, back)}
+        return _Watch(layer, microbatch, words).digests
 
     def _work(self) -> Work:
         counted = ((layer, tuple(np.flatnonzero(counts).tolist())) for layer, counts in self._counts.items())
@@ -348,6 +422,12 @@ class EmulatedStage(SteppedStage[_Words, bool]):
             self._sleep(left)
         later = self._clock() - due > self._late_s
         self._late_s = min(_LATEST_S, max(0.0, self._late_s + (_LATE_STEP_S if later else -_LATE_STEP_S)))
+
+
+def _words_of_pass(kind: OpKind, gradient: _Words, found: _Words) -> dict[str, _Words]:
+    """What B, I or W takes and gives: the gradient of a layer's input is that of its weight, too."""
+    back = {} if kind is OpKind.W else {"gradient": gradient, "back": found}
+    return back if kind is OpKind.I else {**back, "weight": found}
 
 
 def _parts(passes: Mapping[int, Mapping[int, _Pass]]) -> tuple[Part, ...]:

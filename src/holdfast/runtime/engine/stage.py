@@ -47,6 +47,8 @@ from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.running_stats import RunningStats
 from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undoable import UndoableLayer
+from holdfast.protocol.auditing import Digests
+from holdfast.runtime.engine.auditing import Given, Watch, sample_bytes
 from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output, find_ties, tie_groups
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
 from holdfast.runtime.engine.stepped import ReducedLayers, SteppedStage, Work, part_of
@@ -227,6 +229,7 @@ class Stage(SteppedStage[Reduced, float]):
         self._contexts = defaultdict[int, dict[int, _Context]](dict)  # per micro-batch, by first layer
         self._halves = defaultdict[int, dict[int, _Halves]](dict)
         self._loaded: tuple[int, int, tuple[Tensor, Tensor]] | None = None
+        self._watch: Watch | None = None  # of this step; whoever owns the sample may ask for it
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -275,10 +278,11 @@ class Stage(SteppedStage[Reduced, float]):
         context = _Context(layers, cells)
         if adds:
             self._contexts[microbatch][layers.start] = context
-        if layers.stop < self.num_layers:
-            return _canonical(current.detach())
-        self._run_loss(context, step, microbatch)
-        return None
+        if layers.stop == self.num_layers:
+            self._run_loss(context, step, microbatch)
+        if adds and self._watches(microbatch, layers):
+            self._tell_forward(self._watched, context, step)
+        return _canonical(current.detach()) if layers.stop < self.num_layers else None
 
     def backward(
         self,
@@ -465,7 +469,7 @@ class Stage(SteppedStage[Reduced, float]):
     def _forget(self) -> None:
         self._contexts.clear()
         self._halves.clear()
-        self._loaded = None
+        self._loaded = self._watch = None
         for sums in self._sums.values():
             sums.reset()
 
@@ -645,6 +649,8 @@ class Stage(SteppedStage[Reduced, float]):
                     else:
                         found, pending = self._first_half(index, owned, cell, _canonical(gradient))
                         halves.append(_Half(index, pending, cell.record))
+            if self._watches(microbatch, index) and (adds or kind is OpKind.I):
+                self._watched.backward(_canonical(gradient), found)
             gradient = torch.zeros_like(cell.input) if found is None and index > 0 else found  # type: ignore[assignment]
         if kind is OpKind.I:
             self._halves[microbatch][part.start] = _Halves(halves[::-1])
@@ -690,6 +696,8 @@ class Stage(SteppedStage[Reduced, float]):
     def _add(
         self, layer: int, owned: _Owned, microbatch: int, gradients: Sequence[Tensor | None], record: Tensor | None
     ) -> None:
+        if self._watches(microbatch, layer):
+            self._watched.weights(gradients)
         scale = owned.committed.loss_scale
         if scale is not None:  # in float32, whose range has room for what becomes small
             gradients = [None if gradient is None else gradient.float() / scale.value for gradient in gradients]
@@ -698,6 +706,87 @@ class Stage(SteppedStage[Reduced, float]):
                 self._sums[reduction].add(layer, microbatch, [gradients[place] for place in places])
         if record is not None and (layer,) not in self._reduced:
             self._sums[layer,].record(microbatch, record)
+
+    # --- audit --------------------------------------------------------------------------------------------------------
+
+    def watch(self, layer: int, microbatch: int) -> None:
+        """Keep, in this step, what is computed of a layer and micro-batch, and of what."""
+        self._watch = self._watch_of(layer, microbatch)
+
+    def audit_message(self, times: int) -> Tensor:
+        """Return that for another owner: uint8. It was computed once; for more digests it is computed again.
+
+        Raises:
+            InternalError: the sample was not run, or not to its end.
+        """
+        watch = self._watched
+        if watch.message is None:
+            again = [self._recompute(watch.layer, watch.microbatch, watch.given) for _ in range(times - 1)]
+            watch.message = watch.given.pack([watch.digests, *again])
+        return watch.message
+
+    def audit_bytes(self, layer: int) -> int:
+        """Return how long such a message of a layer is."""
+        return sample_bytes(self._given_specs(layer))
+
+    def audit(
+        self, layer: int, microbatch: int, message: Tensor, times: int
+    ) -> tuple[tuple[Digests, ...], tuple[Digests, ...]]:
+        """Compute a sample ``times`` times, adding to no sum; return the digests of its runner, and ours.
+
+        Raises:
+            WorkFailed: the data, the layer or the loss raised.
+        """
+        given, theirs = Given.unpack(message, self._given_specs(layer), times, self._device)
+        return theirs, tuple(self._recompute(layer, microbatch, given) for _ in range(times))
+
+    def _recompute(self, layer: int, microbatch: int, given: Given) -> Digests:
+        """Runs one layer forward and back, as in this step, from what it was given; loads its samples anew."""
+        step, owned, watch = self._step, self._owned[layer], self._watch_of(layer, microbatch)
+        if step is None:
+            raise InternalError(f"layer {layer} is to be computed a second time, and no step is running")
+        self._loaded = None
+        source = self._samples(step, microbatch)[0] if given.input is None else given.input
+        with working(WorkPhase.FORWARD, layer=layer, microbatch=microbatch):
+            seed = self._seed_of(step, microbatch, layer)
+            cell = self._run_layer(layer, owned, _cut(source, wants_gradient=layer > 0), seed)
+        context = _Context(LayerRange(layer, layer + 1), [cell])
+        if watch.last:
+            self._run_loss(context, step, microbatch)
+        self._tell_forward(watch, context, step)
+        start = self._loss_gradient(context, microbatch) if given.gradient is None else given.gradient
+        with (
+            working(WorkPhase.BACKWARD, layer=layer, microbatch=microbatch),
+            owned.stats.apart() if owned.stats.width else nullcontext(),
+        ):
+            found, weights = self._fused(owned, cell, _canonical(start))
+        watch.backward(_canonical(start), found)
+        watch.weights(weights)
+        return watch.digests
+
+    def _watch_of(self, layer: int, microbatch: int) -> Watch:
+        return Watch(layer, microbatch, first=layer == 0, last=layer == self.num_layers - 1)
+
+    def _given_specs(self, layer: int) -> tuple[TensorSpec | None, TensorSpec | None]:
+        last = layer == self.num_layers - 1
+        return self._outputs[layer - 1] if layer else None, None if last else self._outputs[layer]
+
+    @property
+    def _watched(self) -> Watch:
+        if self._watch is None:
+            raise InternalError("no sample is watched in this step")
+        return self._watch
+
+    def _watches(self, microbatch: int, layers: LayerRange | int) -> bool:
+        watch = self._watch
+        if watch is None or watch.microbatch != microbatch:
+            return False
+        return watch.layer == layers if isinstance(layers, int) else watch.layer in layers
+
+    def _tell_forward(self, watch: Watch, context: _Context, step: int) -> None:
+        cell = context.cells[watch.layer - context.layers.start]
+        target = self._samples(step, watch.microbatch)[1] if watch.last else None
+        watch.forward(cell.input, cell.output, cell.record, target)
 
     # --- update -------------------------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ from holdfast.errors import (
     StoreAway,
 )
 from holdfast.runtime.resume import with_found
-from holdfast.runtime.specs import CoordinatorSpec
+from holdfast.runtime.specs import CoordinatorSpec, sampling_of
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints
 from holdfast.telemetry.events import (
@@ -237,6 +237,7 @@ def _rules(spec: CoordinatorSpec) -> Rules:
         keeping=spec.keeping,
         logging=spec.logging,
         job=spec.job_id,
+        sampling=sampling_of(spec.job),
     )
 
 

@@ -46,7 +46,7 @@ from holdfast.runtime.engine.sharded.stage import Companion, ShardedStage
 from holdfast.runtime.injection import OnThisProcess, WorkerInjector
 from holdfast.runtime.main.companions import Companions, fork_companions
 from holdfast.runtime.main.driving import drive
-from holdfast.runtime.specs import ResumeFrom, WorkerSpec
+from holdfast.runtime.specs import ResumeFrom, WorkerSpec, sampling_of
 from holdfast.runtime.tensor_logs import TensorLogs
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.delayed import DelayedTransport
@@ -173,6 +173,7 @@ class _Worker:
             checkpoint_every=spec.job.checkpoint_every,
             synchronous=spec.job.checkpoint.synchronous,
             snapshots=Snapshots(every=spec.job.resilience.snapshot_every),
+            sampling=sampling_of(spec.job),
             log=StepLog(most_bytes=(spec.job.resilience.step_log_bytes or None) if spec.job.keeps_steps else 0),
             crossing=None if spec.logs is None else Crossing(node_of=Logging(nodes=spec.nodes).node_of),
         )

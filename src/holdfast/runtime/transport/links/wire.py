@@ -64,6 +64,8 @@ class Kind(IntEnum):
     """A slice that was asked for."""
     SUM = 9
     """A sum that stands, for an owner that has not got it."""
+    AUDIT = 10
+    """What is to be computed a second time."""
 
 
 _KINDS = {
@@ -72,11 +74,18 @@ _KINDS = {
     Payload.ACTIVATION: Kind.ACTIVATION,
     Payload.GRADIENT: Kind.GRADIENT,
     Payload.SUM: Kind.SUM,
+    Payload.AUDIT: Kind.AUDIT,
 }
 MESSAGES = frozenset(_KINDS.values()) - {Kind.SUM}
 """What goes from one worker to another; the rest is for sums, or for the links themselves."""
 _KNOWN = {int(kind): kind for kind in Kind}
-_EQUALS = {Kind.GRADIENT: Kind.ACTIVATION, Kind.TOTAL: Kind.PART, Kind.SUM: Kind.PART, Kind.SLICE: Kind.ASK}
+_EQUALS = {
+    Kind.GRADIENT: Kind.ACTIVATION,
+    Kind.TOTAL: Kind.PART,
+    Kind.SUM: Kind.PART,
+    Kind.AUDIT: Kind.PART,
+    Kind.SLICE: Kind.ASK,
+}
 URGENCY = {kind: _EQUALS.get(kind, kind) for kind in Kind}
 """Of two messages that wait, the one with the smaller number goes first; with equal ones, the one that came first."""
 BACKGROUND = frozenset((Kind.ASK, Kind.SLICE))
