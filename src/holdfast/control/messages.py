@@ -482,7 +482,8 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
     layers that ``plan`` gives it. ``staggered``: updates are made ahead of the verdict. ``pins``: everyone pins its
     part of a checkpoint at the boundary. ``checkpoint_every``: from now on a checkpoint after so many steps; 0: as
     before. ``keeps``: whatever is there of the interrupted step is kept, and nobody connects before it is told what is
-    left of it. ``audits``: None if the job makes none.
+    left of it. ``audits``: None if the job makes none. ``stateless``: the worker has come and holds nothing yet,
+    whatever it was built with.
     """
 
     generation: int
@@ -494,6 +495,7 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
     checkpoint_every: int = 0
     keeps: bool = False
     audits: Audits | None = None
+    stateless: bool = False
 
 
 class Resume(_Wire, frozen=True, tag=True, kw_only=True):

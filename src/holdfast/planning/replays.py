@@ -66,8 +66,10 @@ def plan_replays(
     replays = []
     for layers in ranges:
         takers = {worker for worker in busy if not lacking[worker].isdisjoint(layers.indices)}
-        helping = free[:helpers] if stop > start else []
-        free = free[len(helping) :]
+        beside = {worker for worker in free if not here[worker].isdisjoint({layers.start - 1, layers.stop})}
+        far = [worker for worker in free if worker not in beside]  # what a neighbour replays would be lost with its own
+        helping = (far + sorted(beside))[:helpers] if stop > start else []
+        free = [worker for worker in free if worker not in helping]
         replays.append(
             Replay(
                 layers=layers,

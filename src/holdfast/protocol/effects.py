@@ -23,7 +23,6 @@ __all__ = [
     "Fetch",
     "Fetched",
     "Flush",
-    "Kept",
     "Listen",
     "Load",
     "Pin",
@@ -147,14 +146,6 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """All of a step was logged; or nothing of it counts, if that is ``why``: it is made again."""
-
-    step: int
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Flush:
     """Wait until all that was logged can be read by others, a moment at most."""
 
@@ -201,7 +192,6 @@ WorkerEffect = (
     | Fetched
     | Pin
     | Written
-    | Kept
     | Flush
     | Consult
     | Consulted

@@ -46,6 +46,7 @@ __all__ = [
     "Expect",
     "FinishReduce",
     "Keep",
+    "Kept",
     "Give",
     "PollReduce",
     "Reach",
@@ -261,6 +262,14 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """All of a step was logged; or nothing of it counts, if that is ``why``: it is made again."""
+
+    step: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Reach:
     """A named point is reached: a fault may strike here."""
 
@@ -289,7 +298,21 @@ class Committed:
     rest: Remainder | None = None
 
 
-Effect = Expect | Take | Give | Run | Audit | StartReduce | PollReduce | FinishReduce | Keep | Reach | Ready | Committed
+Effect = (
+    Expect
+    | Take
+    | Give
+    | Run
+    | Audit
+    | StartReduce
+    | PollReduce
+    | FinishReduce
+    | Keep
+    | Kept
+    | Reach
+    | Ready
+    | Committed
+)
 Steps = Generator[Effect, Any, None]
 
 
@@ -318,6 +341,7 @@ class Execution:
         ops: the operations run so far, readable at any time.
         verdict: over this step; None until it is reduced.
         closed: whether this step was settled at its end.
+        updated: whether all layers were updated with it.
         committed: whether it came to its end.
     """
 
@@ -338,6 +362,7 @@ class Execution:
     ops: list[Op] = field(default_factory=list)
     verdict: Verdict | None = None
     closed: bool = False
+    updated: bool = False
     committed: bool = False
     _input: Any = None
     _output: Any = None
@@ -370,6 +395,9 @@ class Execution:
         # All workers decide alike. Whoever needs nobody for the verdict has it at once.
         self.closed = self.closing or (settles and self.stage.unanimous) or not self.program.verdict
         yield from (self._close() if self.closed else self._stagger())
+        self.updated = True
+        if self.logged or self.ties:
+            yield Kept(self.step)
         if self.decided is None:
             yield Committed(self.step, tuple(self.ops), whole=self.rest is None, rest=self.rest)
         self.committed = True

@@ -13,7 +13,7 @@ from holdfast.core.faults import Point
 from holdfast.core.lower import Payload, groups
 from holdfast.core.replay import Replay, Wanted, ends_of, lower_replay, place_of, wanted
 from holdfast.errors import LogGap
-from holdfast.protocol.effects import Build, Consult, Consulted, Kept, Load, WorkerEffect
+from holdfast.protocol.effects import Build, Consult, Consulted, Load, WorkerEffect
 from holdfast.protocol.executor import Execution, Keep, Reach, Verdict
 from holdfast.protocol.step_log import StepLog
 
@@ -93,7 +93,6 @@ def _replay_part(protocol: WorkerProtocol, order: ReplayOrder, part: Replay, eng
         if before is not None:
             yield Keep(Payload.VOTE, step, 0, 0, before)
         yield from _run(protocol, order, part, logged, step, vote)
-        yield Kept(step)
         before = vote
     put_back(protocol)
 

@@ -69,7 +69,6 @@ from holdfast.protocol.effects import (
     Fetch,
     Fetched,
     Flush,
-    Kept,
     Listen,
     Load,
     Pin,
@@ -79,7 +78,7 @@ from holdfast.protocol.effects import (
     WorkerEffect,
     Written,
 )
-from holdfast.protocol.executor import Committed, Execution, Keep, Reach, StepEngine, Verdict, update
+from holdfast.protocol.executor import Committed, Execution, Keep, Kept, Reach, StepEngine, Verdict, update
 from holdfast.protocol.replaying import put_back, replay
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.step_log import StepLog
@@ -303,7 +302,7 @@ class WorkerProtocol:
         """Only a state that we were told to load is read from a store, and what is to be replayed."""
         if isinstance(command, ReplayOrder):
             return Unreplayed(worker=self.worker, generation=self.generation, detail=str(error))
-        if not isinstance(command, Install) or command.load is None:
+        if not isinstance(command, Install) or command.load is None or isinstance(error, ReplicaDiverged):
             raise error
         step = command.load.step
         return Unreadable(worker=self.worker, generation=self.generation, step=step, detail=str(error))
@@ -320,6 +319,7 @@ class WorkerProtocol:
             strikes: faults that the agent was asked to carry out.
         """
         generation, activity = self.standing
+        ours = self.stage if self.aside is None else self.aside
         return Hello(
             worker=self.worker,
             pid=self.pid,
@@ -327,7 +327,7 @@ class WorkerProtocol:
             activity=activity if newest <= generation else "waiting",
             step=self.steps if activity == "finished" else self._step(),
             prepared=prepared.generation if prepared is not None else 0,
-            has_state=len(self.stage.followed) < len(self.stage.layers),
+            has_state=len(ours.followed) < len(ours.layers),
             leaving=leaving,
             raised=self.raised,
             strikes=strikes,
@@ -376,7 +376,7 @@ class WorkerProtocol:
         put_back(self)
         self._count_executed()
         self._note_verdict()
-        if install.plan is None and first:
+        if install.stateless:
             self.stage.follow(self.stage.layers, 0)  # it holds no state yet
         elif install.plan is not None and install.load is not None:
             yield from self._load(install.plan, install.load)
@@ -402,11 +402,18 @@ class WorkerProtocol:
         """All that was computed of steps that are not settled is given up; ``why``, if that is so of what is logged."""
         self.stage.discard()
         self.log.forget_from(0)
-        if why and self.crossing is not None and self.execution is not None and not self.execution.committed:
+        if why and self.crossing is not None and self.execution is not None and not self.execution.updated:
             yield Kept(self.execution.step, why)
+
+    def _unlog(self, step: int) -> Script:
+        """What was logged of the steps from one on does not count: they are run again from there."""
+        if self.crossing is not None and self.execution is not None:
+            for each in range(step, self.execution.step + 1):
+                yield Kept(each, "it is run again")
 
     def _load(self, plan: Plan, state: StateAt) -> Script:
         """Gives up all that we hold, for the layers that a plan gives us."""
+        yield from self._unlog(state.step)
         self.stage = yield Load(plan, state)
         self.verdicts, self.refuses = (), False
         self._forget_open()
@@ -421,7 +428,12 @@ class WorkerProtocol:
         engines, self.replayed = self.replayed, {}
         held = self.stage.layer_steps()
         ours = {layer for layer in plan.placement.held_layers(self.worker) if layer not in held}
-        useful = [engine for layers, engine in engines.items() if not ours.isdisjoint(layers)]
+        there = {self.agreed[0]}
+        useful = [
+            engine
+            for layers, engine in engines.items()
+            if not ours.isdisjoint(layers) and set(engine.layer_steps().values()) == there
+        ]
         if not useful:
             return
         if held:
@@ -503,7 +515,8 @@ class WorkerProtocol:
         verdict = self._open()
         self._forget_open()
         self.snapshots.go_back(step, self.stage)
-        yield from self._drop_steps("it is run again")
+        yield from self._drop_steps()
+        yield from self._unlog(step)
         self.verdicts = tuple(known for known in self.verdicts if known.step < step)
         yield from self._settle(verdict, step, votes)
 
@@ -555,6 +568,9 @@ class WorkerProtocol:
         execution = self.execution
         if execution is not None and execution.step == step and not execution.committed:
             self.loss = mean_loss(self.stage)
+            if self.crossing is not None and self.crossing.any and not execution.updated:
+                execution.updated = True
+                yield Kept(step)
             yield Committed(step, tuple(execution.ops), whole=False)
         yield from self._drop_steps()
         known = Verdict(step=step, vote=self.stage.unpack_vote(vote), complete=True)

@@ -49,7 +49,6 @@ from holdfast.protocol.effects import (
     Fetch,
     Fetched,
     Flush,
-    Kept,
     Listen,
     Load,
     Pin,
@@ -66,6 +65,7 @@ from holdfast.protocol.executor import (
     FinishReduce,
     Give,
     Keep,
+    Kept,
     PollReduce,
     Reach,
     Ready,
@@ -90,8 +90,8 @@ LOOKAHEAD = 4
 MOMENT_S = 0.02
 FLUSH_S = 10.0
 FOREVER = 2**62
-AT_ANY_TIME = (Attach, Report, Listen, Disconnect, Release, Load)
-"""Effects that are performed whichever generation is the newest."""
+AT_ANY_TIME = (Attach, Report, Listen, Disconnect, Release, Load, Keep, Kept)
+"""Effects that are performed whichever generation is the newest: what is logged is of what was done already."""
 Call = Callable[[], Any]
 SpecOf = Callable[[Receive], TensorSpec]
 Doing = Generator[Call, Any, Any]
@@ -528,8 +528,6 @@ class Driver:
             self.pace.warm_up()
             self.beat()  # so that whoever stops right now is judged by what it needs when warm
         self._check_order(committed)
-        if self.logs is not None:
-            self.logs.kept(committed.step)
         loss, omitted = mean_loss(self.protocol.stage), self.protocol.stage.omitted
         before, self._sent = self._sent, self.transport.sent or Sent()
         sent = self._sent.since(before)

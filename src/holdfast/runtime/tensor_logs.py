@@ -50,6 +50,7 @@ class TensorLogs:
         log: whose log it is.
         note: takes what a person should know.
         url: where all nodes can read the job's logs; None: each other's disks.
+        compares: whether what is replayed has the bits that were logged, whoever runs it.
     """
 
     def __init__(
@@ -60,7 +61,10 @@ class TensorLogs:
         log: LogOf,
         note: Callable[[str], None],
         url: str | None = None,
+        *,
+        compares: bool = True,
     ) -> None:
+        self._compares = compares
         self._settings, self._directory, self._log, self._note, self._url = settings, directory, log, note, url
         self._folder = node_folder(directory, node)
         self._main: BackgroundLog | None = None
@@ -69,6 +73,7 @@ class TensorLogs:
         self._reading: _Reading | None = None
         self._expected: Mapping[Key, torch.Tensor] = {}
         self._stop = 0
+        self._given_up = False
 
     def keep(self, keep: Keep) -> None:
         """See Logs.keep."""
@@ -77,14 +82,16 @@ class TensorLogs:
         known = self._expected.get(key)
         if known is not None and bytes_of(known).data != bytes_of(tensor.detach()).data:
             raise ReplicaDiverged(f"worker {self._log.worker} replays {key}, and gets other bits than were logged")
-        self._writing().hand_over(key, tensor)
+        log = self._writing()
+        if log is not None:
+            log.hand_over(key, tensor)
 
     def kept(self, step: int, why: str = "") -> None:
         """See Logs.kept."""
         log = self._writing()
-        if why:
+        if log is not None and why:
             log.abort_step(step, why)
-        else:
+        elif log is not None:
             log.end_step(step)
         if self._reading is not None and step == self._stop - 1:
             self.leave()
@@ -109,9 +116,9 @@ class TensorLogs:
     def consult(self, consult: Consult) -> None:
         """See Logs.consult."""
         self.leave()
-        self._names.append(f"{self._log.worker}.{consult.generation}")
+        self._names.append(f"{self._log.worker}.{consult.generation}.{len(self._names)}")
         self._apart = self._open(self._names[-1], When.AT_ONCE)
-        self._reading, self._stop = _Reading(self._readers(), consult), consult.stop
+        self._reading, self._stop = _Reading(self._readers(), consult, compares=self._compares), consult.stop
 
     def consulted(self, step: int, limit_s: float) -> Mapping[Wanted, Any] | None:
         """See Logs.consulted."""
@@ -133,17 +140,24 @@ class TensorLogs:
         if apart is not None and not apart.close(_CLOSE_S):
             self._note("what it replayed could not be logged: whoever is lost next may need a checkpoint")
 
-    def _writing(self) -> BackgroundLog:
-        if self._apart is not None:
+    def _writing(self) -> BackgroundLog | None:
+        if self._reading is not None:
             return self._apart
-        if self._main is None:
+        if self._main is None and not self._given_up:
             self._main = self._open(self._log.worker, When(self._settings.when))
+            self._given_up = self._main is None
         return self._main
 
-    def _open(self, name: str, when: When) -> BackgroundLog:
+    def _open(self, name: str, when: When) -> BackgroundLog | None:
+        """A log; None, with the reason told, if what is there already cannot be gone on from."""
         log = LogOf(job=self._log.job, job_id=self._log.job_id, worker=name)
+        try:
+            writer = LogWriter(self._folder, log, precision=self._settings.precision)
+        except (StorageError, ConfigError) as error:
+            self._note(f"logs nothing: {error}")
+            return None
         return BackgroundLog(
-            LogWriter(self._folder, log, precision=self._settings.precision),
+            writer,
             most_bytes=self._settings.most_bytes,
             when=when,
             store=self._shared(),
@@ -194,8 +208,8 @@ class _Step:
 class _Reading:
     """Reads what a replay needs, some steps ahead of it."""
 
-    def __init__(self, readers: list[LogReader], consult: Consult) -> None:
-        self._readers, self._consult = readers, consult
+    def __init__(self, readers: list[LogReader], consult: Consult, *, compares: bool) -> None:
+        self._readers, self._consult, self._compares = readers, consult, compares
         self._found: queue.Queue[_Step | Exception] = queue.Queue(maxsize=_AHEAD)
         self._ended = threading.Event()
         threading.Thread(target=self._run, name="replay-reader", daemon=True).start()
@@ -247,7 +261,7 @@ class _Reading:
             values[_VERDICT] = bytes_of(vote).data.tobytes()
         numbers = sorted({number for payload, _, number in self._consult.wanted if payload is not Payload.SUM})
         ends = (_key_of((*end, number), step) for end in sorted(self._consult.ends) for number in numbers)
-        known = {key: logged.read(key) for key in ends if logged.has(key)} if self.bitwise else {}
+        known = {key: logged.read(key) for key in ends if logged.has(key)} if self._compares and self.bitwise else {}
         return _Step(step=step, values=values, expected=known)
 
 

@@ -28,9 +28,8 @@ class VirtualStream:
     complete: set[int] = field(default_factory=set)
 
     def keep(self, step: int, key: Wanted, value: Any) -> None:
-        """Takes an entry; one behind the end of its step begins that anew."""
-        if step in self.complete:
-            self.drop(step)
+        """Takes an entry; a step is gone on with until its end is told again."""
+        self.complete.discard(step)
         self.entries.setdefault(step, {})[key] = value
 
     def drop(self, step: int) -> None:

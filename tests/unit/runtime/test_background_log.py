@@ -458,6 +458,8 @@ def test_whatever_happens_a_step_is_whole_or_known_not_to_be(tmp_path, seed):
     last = {}
     for step in range(60):
         for attempt in range(source.choice([1, 1, 1, 2])):
+            if attempt:
+                log.abort_step(step, "it is run again")
             last[step] = [(microbatch, 100 * attempt) for microbatch in range(source.randrange(1, 5))]
             for microbatch, more in last[step]:
                 log.hand_over(key(step, microbatch), tensor(step, microbatch + more))

@@ -133,8 +133,23 @@ def test_a_step_that_is_made_again_begins_anew(tmp_path):
 def test_a_step_that_is_made_again_and_of_which_nothing_crosses_then_is_empty(tmp_path):
     writer = writer_of(tmp_path)
     write_step(writer, 0)
+    writer.drop(0, "it is run again")
     writer.complete(0)
     assert reader_of(tmp_path).keys(0) == ()
+
+
+def test_a_step_that_is_gone_on_with_keeps_what_it_had(tmp_path):
+    writer = writer_of(tmp_path)
+    write_step(writer, 0)
+    before = set(reader_of(tmp_path).keys(0))
+    vote = Key(step=0, what=What.VOTE)
+    writer.append(vote, SCALAR, b"\0" * 8)
+    with pytest.raises(LogGap, match="it was not finished"):
+        reader_of(tmp_path).keys(0)
+    writer.complete(0)
+    assert set(reader_of(tmp_path).keys(0)) == before | {vote}
+    writer.complete(0)
+    assert set(reader_of(tmp_path).keys(0)) == before | {vote}
 
 
 def test_a_mark_may_be_written_twice(tmp_path, monkeypatch):
@@ -459,7 +474,7 @@ def test_whatever_is_written_in_whatever_order_is_read_as_a_dictionary_would_hav
             entries.setdefault(step, {})[key] = body_of(key, number)
             writer.append(key, SPEC, body_of(key, number))
         elif act == "complete":
-            complete[step] = entries.pop(step, {})
+            complete[step] = dict(entries.get(step, {}))
             writer.complete(step)
         elif act == "drop":
             entries.pop(step, None)
@@ -469,7 +484,8 @@ def test_whatever_is_written_in_whatever_order_is_read_as_a_dictionary_would_hav
             writer.finish()
         else:
             writer.close()
-            writer, entries = writer_of(folder, chunk_bytes=chunk_bytes), {}
+            writer = writer_of(folder, chunk_bytes=chunk_bytes)
+            entries = {each: dict(found) for each, found in complete.items()}
     writer.close()
     reader = reader_of(folder)
     for step in range(5):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec.structs import replace as replace_struct
+
 from holdfast.control.detection import interrupted
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.roster import without
@@ -84,7 +86,10 @@ def install(state: Membership, plan: Plan | None, *, keeps: bool = False) -> Dec
         audits=state.audits.order if state.rules.sampling is not None else None,
     )
     state, alone = _note_alone(state, plan)
-    return state, (*alone, installed(state, state.forming.strategy), *tell_each(state.alive, order))
+    bare = state.roster.entering if plan is None else frozenset()
+    told = tell_each((worker for worker in state.alive if worker not in bare), order)
+    told += tell_each(sorted(bare), replace_struct(order, stateless=True))
+    return state, (*alone, installed(state, state.forming.strategy), *told)
 
 
 def _note_alone(state: Membership, plan: Plan | None) -> Decision:

@@ -14,6 +14,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.slots import exchanged
 from holdfast.errors import InternalError
+from holdfast.recovery.actions import Rejoin
 
 __all__ = ["on_standing"]
 
@@ -27,6 +28,8 @@ def on_standing(state: Membership, status: Status) -> Decision:
     """
     known = {**state.reports.statuses, status.worker: status}
     if state.past_lost or state.phase is not Phase.FORMING or not set(known) >= set(state.alive):
+        return on_status(state, status)
+    if any(isinstance(action, Rejoin) for action in state.forming.pending):  # whoever lacks something replays it
         return on_status(state, status)
     moved = _without_their_layers(state, known, state.grid.baseline)
     if not moved:
@@ -61,9 +64,5 @@ def _begin_anew(before: Membership, state: Membership, target: Plan | None = Non
 
 
 def _without_their_layers(state: Membership, known: Mapping[WorkerId, Status], grid: Plan) -> list[WorkerId]:
-    """Who does not have all that is its own in a grid. One that was to take layers over may have more.
-
-    Of whoever has come without state nothing is expected.
-    """
-    members = (worker for worker in state.alive if worker not in state.roster.entering)
-    return [worker for worker in members if not set(known[worker].layers) >= set(grid.placement.layers_of(worker))]
+    """Who does not have all that is its own in a grid. One that was to take layers over may have more."""
+    return [worker for worker in state.alive if not set(known[worker].layers) >= set(grid.placement.layers_of(worker))]

@@ -156,6 +156,8 @@ class _Worker:
         threading.Thread(target=self._beat, args=(driver,), name="heartbeat", daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: self._leave(driver))
         drive(driver)
+        if driver.logs is not None and driver.leaving:
+            driver.logs.flush(_TELL_S)  # whoever is lost next may need it
         self._log.close()
         self._client.close()
 
@@ -206,8 +208,9 @@ class _Worker:
     def _make_logs(self, directory: Path) -> TensorLogs:
         spec = self._spec
         log = LogOf(job=spec.job.name, job_id=spec.job_id, worker=str(spec.worker))
+        exact = spec.job.train.numerics == "exact"
         node = Logging(nodes=spec.nodes).node_of.get(spec.worker, f"of-{spec.worker}")
-        return TensorLogs(spec.job.logging, directory, node, log, self._note, spec.logs_url)
+        return TensorLogs(spec.job.logging, directory, node, log, self._note, spec.logs_url, compares=exact)
 
     def _transport(self, exchange: RelayExchange, links: LinkTransport) -> Transport:
         """As the job says; if compute is emulated, messages take as long as in its profile, if they take any time."""

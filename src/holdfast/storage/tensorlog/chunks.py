@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from holdfast.errors import ConfigError, CorruptBlob, MissingBlob
 from holdfast.storage.blobs import BlobStore
@@ -149,7 +150,8 @@ def collect(store: BlobStore, worker: str, before: int) -> tuple[str, ...]:
 
     After failure: those before it are gone. Safe to repeat.
     """
-    old = [each.name for each in chunks_of(store.list(), worker) if each.finished and each.last < before]
+    chunks = chunks_of(store.list(), worker)
+    old = [each.name for each in takewhile(lambda each: each.finished and each.last < before, chunks)]
     for name in old:
         store.delete(name)
     return tuple(old)

@@ -30,6 +30,8 @@ __all__ = ["CHUNK_BYTES", "LogWriter"]
 
 CHUNK_BYTES = 64 << 20
 """A chunk is finished once it is so large: small enough to be sent while the next one is written."""
+_GONE_ON_WITH = 2
+"""So many steps back at most one is gone on with."""
 
 
 class LogWriter:
@@ -107,7 +109,7 @@ class LogWriter:
         self._open_steps.setdefault(key.step, set()).add(key)
 
     def complete(self, step: int) -> None:
-        """Says that all of a step is written: all that was appended of it since the last mark.
+        """Says that all of a step is written: all that was appended of it since it was dropped, if it was.
 
         Raises:
             StorageError: it could not be written.
@@ -115,7 +117,8 @@ class LogWriter:
         After failure: the step does not count as complete. Safe to repeat.
         """
         self._write(Mark(step=step, complete=True, entries=len(self._open_steps.get(step, ()))))
-        self._open_steps.pop(step, None)
+        for old in [each for each in self._open_steps if each < step - _GONE_ON_WITH]:
+            del self._open_steps[old]
 
     def drop(self, step: int, why: str) -> None:
         """Says that nothing counts that was written of a step so far; ``why`` for people.
