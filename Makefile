@@ -57,6 +57,7 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/healthy_step.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/remainder.py
+	$(BIN)/python benchmarks/replays.py
 	$(BIN)/python benchmarks/prices.py
 	$(BIN)/python benchmarks/joining.py
 	$(BIN)/python benchmarks/transfer.py
