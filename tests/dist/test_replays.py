@@ -95,6 +95,13 @@ def test_a_whole_node_is_replayed_together(runs):
     assert [event.workers for event in replayed(summary)] == [("1.0", "1.1")]
 
 
+def test_a_group_of_nodes_is_replayed_together_and_logs_nothing_within(runs):
+    more = ("logging.groups=[[1, 2]]", "resilience.spares=1")
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", "kill:0.2@7:backward", more=more)
+    (event,) = replayed(summary)
+    assert (event.workers, event.layers[0]) == (("1.0",), 2), "0.1's layers, too, up to where something was logged"
+
+
 @pytest.mark.parametrize(
     "faults",
     [

@@ -331,7 +331,9 @@ class Logging(_Plain, frozen=True, kw_only=True):
     ``url``: a folder or ``s3://BUCKET/PREFIX`` that all nodes reach, where logs are sent: ``upload`` ``on-failure``, or
     ``always`` as soon as a file of them is finished; without one all nodes must reach ``directory``. ``helpers``: how
     many workers replay the same lost layers besides those that take them over, each some of the micro-batches; each
-    holds these layers, too, meanwhile. ``bandwidth``: bytes per second at which a worker copies what it logs.
+    holds these layers, too, meanwhile. ``groups``: numbers of nodes that are replayed together, so that nothing is
+    logged between them; ``holdfast groups`` finds them for a limit of storage. ``bandwidth``: bytes per second at which
+    a worker copies what it logs.
     """
 
     use: Literal["auto", "on", "off"] = "auto"
@@ -342,6 +344,7 @@ class Logging(_Plain, frozen=True, kw_only=True):
     url: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     upload: Literal["on-failure", "always"] = "on-failure"
     helpers: Count = 0
+    groups: tuple[tuple[Count, ...], ...] = ()
     bandwidth: PositiveFloat = 12.0e9
 
 

@@ -477,7 +477,19 @@ def _wrong_baseline(job: Job) -> str:
 def _wrong_logging(job: Job) -> str:
     """Why what a job says of logs cannot be; empty if it can."""
     needed = logs_need(job) if job.logging.use == "on" else ""
-    return f"logging.use: on needs {needed}" if needed else ""
+    return f"logging.use: on needs {needed}" if needed else _wrong_groups(job)
+
+
+def _wrong_groups(job: Job) -> str:
+    """Why nodes cannot be replayed together as a job says; empty if they can."""
+    told = [node for group in job.logging.groups for node in group]
+    nodes = -(-job.num_workers // job.grid.workers_per_node)
+    if not told or (len(set(told)) == len(told) and max(told) < nodes):
+        return ""
+    return (
+        f"logging.groups: {[list(group) for group in job.logging.groups]} has a node twice, or one that there is not; "
+        f"expected numbers from 0 to {nodes - 1}, each in one group at most"
+    )
 
 
 def logs_need(job: Job) -> str:

@@ -11,7 +11,7 @@ from holdfast.core.placement import LayerRange, Placement
 from holdfast.core.plan import Plan
 from holdfast.core.replay import Replay
 
-__all__ = ["Logging", "logged_boundaries", "plan_replays"]
+__all__ = ["Logging", "grouped", "logged_boundaries", "plan_replays"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,8 @@ class Logging:
     """How a job logs what crosses nodes.
 
     Attributes:
-        nodes: workers that share a node; whoever is in none is on one of its own.
+        nodes: workers that share a node, or a group of nodes: nothing is logged between them. Whoever is in none is on
+            one of its own.
         helpers: how many workers replay lost layers besides those that are to hold them.
     """
 
@@ -30,6 +31,22 @@ class Logging:
     def node_of(self) -> dict[WorkerId, int]:
         """The node of each worker."""
         return {worker: index for index, node in enumerate(self.nodes) for worker in node}
+
+
+def grouped(
+    nodes: tuple[tuple[WorkerId, ...], ...], groups: Iterable[Iterable[int]]
+) -> tuple[tuple[WorkerId, ...], ...]:
+    """Returns nodes as if those of each group were one: nothing is logged between them, and they are replayed together.
+
+    >>> nodes = ((WorkerId(0, 0),), (WorkerId(0, 1),), (WorkerId(0, 2),))
+    >>> [[str(worker) for worker in node] for node in grouped(nodes, [[1, 2]])]
+    [['0.0'], ['0.1', '0.2']]
+    """
+    first = {node: min(group) for group in map(tuple, groups) for node in group}
+    members: dict[int, list[WorkerId]] = {}
+    for number, workers in enumerate(nodes):
+        members.setdefault(first.get(number, number), []).extend(workers)
+    return tuple(map(tuple, members.values()))
 
 
 def plan_replays(

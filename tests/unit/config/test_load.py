@@ -533,6 +533,13 @@ def test_spares_are_named_as_one_more_pipeline_would_be():
     assert parse_job(JOB).spares == ()
 
 
+@pytest.mark.parametrize("groups", [[[0, 1], [1]], [[0, 99]]])
+def test_nodes_that_are_replayed_together_are_there_and_in_one_group(groups):
+    found = complaint(JOB, "checkpoint.every=2", f"logging.groups={groups}")
+    assert "logging.groups" in found
+    assert "each in one group at most" in found
+
+
 @pytest.mark.parametrize("word", ["on", "off", "auto"])
 def test_words_that_yaml_takes_for_true_and_false_are_words_where_words_are_expected(job_file, word):
     path = job_file(f"{yaml.safe_dump(JOB)}checkpoint: {{every: 2}}\nlogging: {{use: {word}}}\n")

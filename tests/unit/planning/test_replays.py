@@ -16,7 +16,7 @@ from holdfast.core.replay import lower_replay, wanted
 from holdfast.core.takeover import takeover_plan
 from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan
-from holdfast.planning.replays import Logging, logged_boundaries, plan_replays
+from holdfast.planning.replays import Logging, grouped, logged_boundaries, plan_replays
 
 STAGES = 6
 
@@ -47,6 +47,17 @@ def test_all_hold_what_they_are_to_hold_and_inputs_are_logged(gone, per_node, he
         assert sorted(shares) == sorted(plan.routes.microbatches)
         assert len(each.workers) <= len(lost) + helpers
     assert all(one.layers.stop < other.layers.start for one, other in pairwise(replays))
+
+
+def test_a_group_of_nodes_is_replayed_together_and_nothing_is_logged_within():
+    plan = pipeline()
+    nodes = grouped(group_into_nodes(plan.workers, 1), [[1, 2], [4, 5]])
+    logged = logged_boundaries(plan, Logging(nodes=nodes))
+    assert logged == {2, 6, 8}
+    lost = {WorkerId(0, 2)}
+    (replay,) = plan_replays(plan.placement, held(plan, lost), plan.routes.microbatches, logged, start=0, stop=3)
+    assert (replay.layers.start, replay.layers.stop) == (2, 6)
+    assert replay.workers == (WorkerId(0, 2),)
 
 
 def test_each_micro_batch_counts_once_and_the_sums_come_last():

@@ -30,7 +30,7 @@ from holdfast.errors import (
     HoldfastError,
     StorageError,
 )
-from holdfast.planning.replays import Logging
+from holdfast.planning.replays import Logging, grouped
 from holdfast.protocol.crossing import Crossing
 from holdfast.protocol.pace import Pace
 from holdfast.protocol.snapshots import Snapshots
@@ -177,7 +177,9 @@ class _Worker:
             snapshots=Snapshots(every=spec.job.resilience.snapshot_every),
             sampling=sampling_of(spec.job),
             log=StepLog(most_bytes=(spec.job.resilience.step_log_bytes or None) if spec.job.keeps_steps else 0),
-            crossing=None if spec.logs is None else Crossing(node_of=Logging(nodes=spec.nodes).node_of),
+            crossing=None
+            if spec.logs is None
+            else Crossing(node_of=Logging(nodes=grouped(spec.nodes, spec.job.logging.groups)).node_of),
         )
         driver = Driver(
             protocol=protocol,

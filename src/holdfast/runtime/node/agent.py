@@ -62,7 +62,7 @@ from holdfast.errors import (
 from holdfast.plain import one_line
 from holdfast.planning.jobs import healthy_plan, keeping_of, profile_of, shapes_of, terms_of, tolerated
 from holdfast.planning.remainder import Keeping
-from holdfast.planning.replays import Logging
+from holdfast.planning.replays import Logging, grouped
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
 from holdfast.recovery.ways import Decided, decided
@@ -683,7 +683,7 @@ class Agent:
         """How what crosses nodes is logged; None if it is not. ``job``: as it was decided."""
         if job.logging.use != "on":
             return None
-        return Logging(nodes=self._nodes(plan), helpers=job.logging.helpers)
+        return Logging(nodes=grouped(self._nodes(plan), job.logging.groups), helpers=job.logging.helpers)
 
     def _check_store(self) -> None:
         """Asks etcd, if decisions are to be there, before anything is made.
