@@ -386,6 +386,8 @@ class WorkerProtocol:
             self.stage.follow(install.plan.placement.followed_layers(self.worker), self._step())
         elif install.plan is not None:
             yield from self._take_replayed(install.plan)
+        if install.plan is not None:
+            self.replayed = {}
         if not install.keeps:
             yield from self._drop_steps("it is run again")
         if self.crossing is not None and install.plan is None:
