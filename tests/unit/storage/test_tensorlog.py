@@ -494,3 +494,16 @@ def test_whatever_is_written_in_whatever_order_is_read_as_a_dictionary_would_hav
         else:
             with pytest.raises(LogGap):
                 reader.keys(step)
+
+
+def test_what_is_left_when_old_chunks_go_has_no_hole(tmp_path):
+    """All went back: the second chunk has older steps than the first."""
+    writer = writer_of(tmp_path)
+    for steps in ((8, 9, 10), (5, 6, 7), (10, 11)):
+        for step in steps:
+            writer.drop(step, "it is run again")
+            write_step(writer, step)
+        writer.finish()
+    assert collect(writer.store, LOG.worker, 10) == (), "the oldest is needed, and those behind it with it"
+    for step in (10, 11):
+        check_step(reader_of(tmp_path), step)
