@@ -125,17 +125,22 @@ def measure(stage: int, share: float, whole: bool, options: argparse.Namespace) 
             delay_s=share * step_s,
             workers=len(plan.workers),
         )
-        thread = threading.Thread(target=killer.run, daemon=True)
-        thread.start()
-        try:
-            with time_limit(options.limit_s):
-                summary = train(job, run_dir=killer.run_dir, emulate=profile)
-        except (HoldfastError, TimeoutError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
-        finally:
-            killer.over.set()
-            thread.join()
-        return _row(summary, killer, plan, profile)
+        summary = struck(job, profile, killer, options.limit_s)
+        return {"error": summary} if isinstance(summary, str) else _row(summary, killer, plan, profile)
+
+
+def struck(job: Job, profile: Profile, killer: Killer, limit_s: float) -> Summary | str:
+    """Trains, beside a killer; returns how it went, or why it failed."""
+    thread = threading.Thread(target=killer.run, daemon=True)
+    thread.start()
+    try:
+        with time_limit(limit_s):
+            return train(job, run_dir=killer.run_dir, emulate=profile)
+    except (HoldfastError, TimeoutError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        killer.over.set()
+        thread.join()
 
 
 def _job(whole: bool, options: argparse.Namespace) -> Job:

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import threading
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from holdfast import Job, Summary, train
+from holdfast import Job, Summary
 from holdfast.config.load import parse_job
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import costs_from_profile
-from holdfast.errors import HoldfastError
 from holdfast.planning.jobs import healthy_plan
 from holdfast.telemetry.events import Agreed, Replaying, read_events
-from measure import Recorder, interval, print_table, progress, time_limit
+from measure import Recorder, interval, print_table, progress
 from measured_run import op_profile
-from remainder import Killer
+from remainder import Killer, struck
 
 WAYS = ("checkpoint", "replay", "parallel")
 
@@ -72,17 +70,8 @@ def measure(microbatches: int, way: str, options: argparse.Namespace) -> dict[st
             delay_s=step_s / 2,
             workers=options.stages,
         )
-        thread = threading.Thread(target=killer.run, daemon=True)
-        thread.start()
-        try:
-            with time_limit(options.limit_s):
-                summary = train(job, run_dir=killer.run_dir, emulate=profile)
-        except (HoldfastError, TimeoutError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
-        finally:
-            killer.over.set()
-            thread.join()
-        return _row(summary, killer, way, step_s, options)
+        summary = struck(job, profile, killer, options.limit_s)
+        return {"error": summary} if isinstance(summary, str) else _row(summary, killer, way, step_s, options)
 
 
 def _job(microbatches: int, way: str, options: argparse.Namespace) -> Job:
