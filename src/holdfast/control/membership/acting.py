@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from holdfast.control.membership.agreement import Restoring
 from holdfast.control.membership.ending import NOT_ALL_THERE, end_preempted, save
 from holdfast.control.membership.finishing import finish_step
 from holdfast.control.membership.forming import abort, agreed, all_told, install, leave_behind, lowest, newest_snapshot
@@ -206,16 +205,10 @@ def _recompute(state: Membership, action: Recompute) -> Decision:
         phase=Phase.RUNNING,
         grid=replace(state.grid, former=None),
         forming=replace(state.forming, lost_work=(), rest=None),
-        restoring=_restored(state.restoring),
+        restoring=state.restoring.over(),
     )
     resume = Resume(generation=state.generation, step=state.forming.resume_step, votes=state.forming.votes)
     return state, tell_each(state.alive, resume)
-
-
-def _restored(restoring: Restoring) -> Restoring:
-    """It once all go on; behind a checkpoint that they have loaded all is logged in the grid that there is."""
-    logged = restoring.logged if restoring.loading is None else None
-    return replace(restoring, loading=None, unlogged=False, logged=logged)
 
 
 def _give_up(state: Membership, action: GiveUp) -> Decision:

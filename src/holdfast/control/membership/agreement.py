@@ -72,6 +72,10 @@ class Restoring:
     logged: tuple[int, tuple[int, ...]] | None = None
     unlogged: bool = False
 
+    def over(self) -> Restoring:
+        """Returns it once all go on; what comes behind a checkpoint that they loaded is logged in the grid that is."""
+        return replace(self, loading=None, unlogged=False, logged=self.logged if self.loading is None else None)
+
     def with_grid(self, boundaries: Iterable[int], before: Iterable[int], step: int) -> Restoring:
         """Returns it once ``boundaries`` are logged, from ``step`` on, and no longer those of ``before``."""
         common = set(boundaries).intersection(before if self.logged is None else self.logged[1])

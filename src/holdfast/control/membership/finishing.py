@@ -144,6 +144,6 @@ def _resumed(
         phase=Phase.RUNNING,
         grid=replace(state.grid, former=None),
         forming=replace(state.forming, resume_step=step, votes=(), lost_work=(), rest=rest),
-        restoring=replace(state.restoring, loading=None),
+        restoring=state.restoring.over(),
     )
     return state, (Record(event=agreed), *(Tell(to=worker, command=each) for worker, each in resumes.items()))
