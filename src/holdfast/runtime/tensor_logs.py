@@ -111,7 +111,8 @@ class TensorLogs:
         """See Logs.collect."""
         if self._main is not None:
             self._main.collect(before)
-        threading.Thread(target=self._collect_apart, args=(before,), name="collect", daemon=True).start()
+        if self._names:
+            threading.Thread(target=self._collect_apart, args=(before,), name="collect", daemon=True).start()
 
     def consult(self, consult: Consult) -> None:
         """See Logs.consult."""
