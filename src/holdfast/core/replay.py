@@ -6,7 +6,7 @@ each step and the sums of weights tied to other layers are read from logs; nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.core.ids import MicroBatch, WorkerId
@@ -87,11 +87,10 @@ def lower_replay(
     )
 
 
-def wanted(replay: Replay, worker: WorkerId, num_layers: int, ties: tuple[tuple[int, ...], ...] = ()) -> set[Wanted]:
+def wanted(program: WorkerProgram) -> frozenset[Wanted]:
     """Returns what a worker's program recalls in every step."""
-    program = lower_replay(replay, worker, num_layers, ties)
     recalled = (each for each in program.operations if isinstance(each, Recall))
-    return {(each.payload, each.boundary, each.microbatch.number) for each in recalled}
+    return frozenset((each.payload, each.boundary, each.microbatch.number) for each in recalled)
 
 
 def place_of(replay: Replay, num_layers: int) -> Plan:
@@ -129,10 +128,7 @@ def _run(layers: LayerRange, microbatch: MicroBatch, num_layers: int) -> Iterato
     yield Compute(Op(OpKind.B, microbatch), layers)
 
 
-def ends_of(layers: Iterable[LayerRange], num_layers: int) -> frozenset[tuple[Payload, int]]:
+def ends_of(layers: LayerRange, num_layers: int) -> frozenset[tuple[Payload, int]]:
     """Returns what goes out of layers at their ends."""
-    found = set[tuple[Payload, int]]()
-    for each in layers:
-        found |= {(Payload.ACTIVATION, each.stop)} if each.stop < num_layers else set()
-        found |= {(Payload.GRADIENT, each.start)} if each.start > 0 else set()
-    return frozenset(found)
+    ends = ((Payload.ACTIVATION, layers.stop), (Payload.GRADIENT, layers.start))
+    return frozenset(end for end in ends if 0 < end[1] < num_layers)

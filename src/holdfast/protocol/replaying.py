@@ -6,11 +6,12 @@ What comes in was logged by others, so no step waits for anything but the disk, 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.control.messages import ReplayOrder
 from holdfast.core.faults import Point
-from holdfast.core.lower import Payload, groups
+from holdfast.core.lower import Payload, WorkerProgram, groups
 from holdfast.core.replay import Replay, Wanted, ends_of, lower_replay, place_of, wanted
 from holdfast.errors import LogGap
 from holdfast.protocol.effects import Build, Consult, Consulted, Load, WorkerEffect
@@ -27,6 +28,16 @@ _Step = Mapping[Wanted, Any]
 _VERDICT: Wanted = (Payload.VOTE, 0, 0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Course:
+    """A replay on this worker: what it runs in every step, with which engine, and from which step on."""
+
+    part: Replay
+    program: WorkerProgram
+    engine: Engine
+    at: int
+
+
 def replay(protocol: WorkerProtocol, order: ReplayOrder) -> Script:
     """Yields what a worker does to replay layers; their engines are then among ``protocol.replayed``.
 
@@ -39,12 +50,14 @@ def replay(protocol: WorkerProtocol, order: ReplayOrder) -> Script:
     """
     parts = [part for part in order.parts if protocol.worker in part.workers]
     protocol.agreed = max(part.stop for part in parts), () if order.vote is None else (order.vote,)
-    engines = []
+    courses = []
     for part in parts:
-        engines.append((yield from _engine(protocol, order, part)))
-    yield from _connect(protocol, order, [(part, engine) for part, (engine, _) in zip(parts, engines, strict=True)])
-    for part, (engine, at) in zip(parts, engines, strict=True):
-        yield from _replay_part(protocol, order, part, engine, at)
+        engine, at = yield from _engine(protocol, order, part)
+        program = lower_replay(part, protocol.worker, order.num_layers, protocol.ties)
+        courses.append(_Course(part=part, program=program, engine=engine, at=at))
+    yield from _connect(order, courses)
+    for course in courses:
+        yield from _replay_part(protocol, order, course)
     if order.vote is not None:
         _note(protocol, order, parts)
 
@@ -65,24 +78,23 @@ def put_back(protocol: WorkerProtocol) -> None:
         protocol.replayed[engine.layers] = engine
 
 
-def _connect(protocol: WorkerProtocol, order: ReplayOrder, parts: list[tuple[Replay, Engine]]) -> Script:
+def _connect(order: ReplayOrder, courses: list[_Course]) -> Script:
     """With those who replay the same layers; two programs of ours may sum the same layers, over others."""
-    programs = [(lower_replay(part, protocol.worker, order.num_layers, protocol.ties), each) for part, each in parts]
     shared = [
-        (reduction, engine.message_bytes(reduction.layers))
-        for program, engine in programs
-        for reduction in program.reductions
+        (reduction, course.engine.message_bytes(reduction.layers))
+        for course in courses
+        for reduction in course.program.reductions
         if len(reduction.workers) > 1
     ]
-    yield Build(order.generation, groups(program for program, _ in programs), sums=tuple(shared))
+    yield Build(order.generation, groups(course.program for course in courses), sums=tuple(shared))
 
 
-def _replay_part(protocol: WorkerProtocol, order: ReplayOrder, part: Replay, engine: Engine, at: int) -> Script:
-    protocol.aside, protocol.stage = protocol.stage, engine
-    read = frozenset(wanted(part, protocol.worker, order.num_layers, protocol.ties))
-    ends = ends_of((part.layers,), order.num_layers)
+def _replay_part(protocol: WorkerProtocol, order: ReplayOrder, course: _Course) -> Script:
+    part, at = course.part, course.at
+    protocol.aside, protocol.stage = protocol.stage, course.engine
+    ends = ends_of(part.layers, order.num_layers)
     if at < part.stop:
-        yield Consult(order.generation, read, ends, at, part.stop)
+        yield Consult(order.generation, wanted(course.program), ends, at, part.stop)
     before: bytes | None = None
     for step in range(at, part.stop):
         yield Reach(Point.REPLAY, step)
@@ -92,7 +104,7 @@ def _replay_part(protocol: WorkerProtocol, order: ReplayOrder, part: Replay, eng
             raise LogGap(f"nobody has logged the verdict over step {step}")
         if before is not None:
             yield Keep(Payload.VOTE, step, 0, 0, before)
-        yield from _run(protocol, order, part, logged, step, vote)
+        yield from _run(course, ends, logged, step, vote)
         before = vote
     put_back(protocol)
 
@@ -120,18 +132,18 @@ def _logged(step: int) -> Generator[WorkerEffect, Any, _Step]:
     return found
 
 
-def _run(protocol: WorkerProtocol, order: ReplayOrder, part: Replay, logged: _Step, step: int, vote: Any) -> Script:
+def _run(course: _Course, ends: frozenset[tuple[Payload, int]], logged: _Step, step: int, vote: Any) -> Script:
     log = StepLog(most_bytes=0)
     for (payload, boundary, number), value in logged.items():
         if payload is not Payload.VOTE:
             log.keep(step, payload, boundary, number, value, always=True)
     execution = Execution(
-        program=lower_replay(part, protocol.worker, order.num_layers, protocol.ties),
-        stage=protocol.stage,
+        program=course.program,
+        stage=course.engine,
         step=step,
         log=log,
         begun=True,
-        logged=ends_of((part.layers,), order.num_layers),
-        decided=protocol.stage.unpack_vote(vote),
+        logged=ends,
+        decided=course.engine.unpack_vote(vote),
     )
     yield from execution.run()
