@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 from collections import Counter
 from functools import cache
+from itertools import product
 
 import pytest
 
 from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
+from holdfast.core.lower import lower
 from holdfast.core.placement import split_evenly
 from holdfast.core.schedule import OpKind
 from holdfast.telemetry.events import Agreed, StepOps
-from holdfast.testing.scenario import Scenario
+from holdfast.testing.scenario import HeldSum, Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 PLAN = regular_plan(3, split_evenly(8, 4), 6)
@@ -123,3 +125,31 @@ def test_with_a_log_that_holds_nothing_messages_are_made_again(staggered, monkey
     assert event.goes_on
     assert event.redone
     assert event.regenerated
+
+
+def reductions_of(worker):
+    return [each.layers for program in lower(PLAN) if program.worker == worker for each in program.reductions]
+
+
+@pytest.mark.parametrize("layers", reductions_of(VICTIM), ids=str)
+def test_a_sum_of_which_an_owner_has_died_stands_if_another_has_it(layers, staggered):
+    """One owner has completed it and dies, and a second one has not, whose third peer has it or has not either.
+
+    If that one had committed the step already, it goes back: the sum is gone, and what it had of the step. A step that
+    was updated ahead of its verdict is not committed.
+    """
+    told = Counter()
+    for seed, held in product(range(5), [(0,), (2,), (0, 2)]):
+        fault = HeldSum(step=1, layers=layers, held=tuple(WorkerId(p, VICTIM.stage) for p in held), killed=VICTIM)
+        result = run(seed=seed, held_sums=(fault,))
+        assert result.fired == (str(fault),)
+        assert result.saved == healthy(staggered).saved
+        agreed_at, event = next((at, e) for at, e in result.events if isinstance(e, Agreed) and e.generation > 1)
+        assert event.step == 1
+        third = {str(WorkerId(p, VICTIM.stage)) for p in {0, 2} - {*held}}
+        ended = (e for at, e in result.events if at < agreed_at and isinstance(e, StepOps) and e.step == 1)
+        gone = not third or (not staggered and any(e.worker in third for e in ended))
+        assert bool({layer for layer, _ in event.redone} & {*layers}) == (gone and event.goes_on)
+        told[f"{len(held)} without it, {'gone' if gone else 'stands'}"] += 1
+    assert told["1 without it, stands"] > 0, told
+    assert told["2 without it, gone"] == 5

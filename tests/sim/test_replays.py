@@ -105,6 +105,28 @@ def test_helpers_share_the_micro_batches():
     assert [event.workers for event in of(result, Replaying)] == [("0.0", "0.3", "1.0")], "neighbours last"
 
 
+@pytest.mark.parametrize(("neighbour", "step"), [("0.0", 5), ("0.0", 7), ("0.2", 6)])
+def test_where_a_step_is_missing_in_a_log_all_go_back_to_the_checkpoint(neighbour, step):
+    fault, gap = "kill:0.1@8:backward", (WorkerId.parse(neighbour), step)
+    result = run(fault, log_gaps=(gap,))
+    assert result.outcome == "done", result.detail
+    assert sorted(result.fired) == [fault, f"lose-log:{neighbour}@{step}"]
+    assert result.digest == healthy().digest
+    told = [each.text for each in of(result, Notice) if "cannot be replayed" in each.text]
+    assert told
+    assert "go back to the last checkpoint" in told[0]
+    assert f"of step {step}" in told[0]
+    assert of(result, Agreed)[-1].step == 5
+
+
+def test_a_gap_that_a_checkpoint_lies_behind_costs_nothing():
+    fault = "kill:0.1@8:backward"
+    result = run(fault, log_gaps=((WorkerId(0, 0), 3),))
+    assert sorted(result.fired) == [fault, "lose-log:0.0@3"]
+    assert result.digest == healthy().digest
+    replayed_alone(result)
+
+
 @pytest.mark.parametrize("point", ["detect", "replay", "install"])
 @pytest.mark.parametrize("other", ["0.0", "0.2"])
 def test_a_neighbour_dies_while_the_other_recovers(other, point):

@@ -6,22 +6,27 @@ import itertools
 import math
 import os
 import random
+from collections import Counter
 from functools import cache
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.config.load import parse_job
 from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault, Point
 from holdfast.core.ids import WorkerId
+from holdfast.core.lower import Payload
 from holdfast.core.placement import split_evenly
 from holdfast.planning.jobs import healthy_plan
+from holdfast.protocol.step_log import StepLog
 from holdfast.runtime.engine.build import build_stage, probe
 from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Installed, Reattached, StepOps
 from holdfast.telemetry.report import report
 from holdfast.testing.scenario import Pause, Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster
+from holdfast.testing.virtual_transport import VirtualTransport
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "60"))
 CHUNK = 25
@@ -185,6 +190,47 @@ def gpt():
         return cluster.run()
 
     return run
+
+
+class Counting(TorchDispatchMode):
+    """Counts what torch is asked to do, below autograd."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_is_kept_in_case_a_step_is_interrupted_is_what_was_sent_and_no_copy(gpt, monkeypatch):
+    kept, sent = {}, {}
+    keep, send = StepLog.keep, VirtualTransport.send
+
+    def keeping(log, step, payload, boundary, number, value, **how):
+        keep(log, step, payload, boundary, number, value, **how)
+        if log.num_bytes:
+            kept[step, payload, boundary, number] = log.recall(step, payload, boundary, number)
+
+    def sending(transport, key, peer, tensor):
+        if key.payload in (Payload.ACTIVATION, Payload.GRADIENT):
+            sent[key.step, key.payload, key.boundary, key.microbatch] = tensor
+        send(transport, key, peer, tensor)
+
+    monkeypatch.setattr(StepLog, "keep", keeping)
+    monkeypatch.setattr(VirtualTransport, "send", sending)
+    with Counting() as with_log:
+        first = gpt()
+    assert len(sent) == STEPS * 4 * 2, "an activation and a gradient of every micro-batch"
+    assert sent.keys() <= kept.keys()
+    assert all(kept[key].data_ptr() == tensor.data_ptr() for key, tensor in sent.items())
+    kept.clear()
+    with Counting() as without:
+        assert gpt(step_log=False).digest == first.digest
+    assert kept.keys().isdisjoint(sent), "what else is kept is handed on within a worker"
+    assert with_log.calls == without.calls
+    assert with_log.calls["aten.clone.default"] > 0, "it is counted"
 
 
 def test_a_real_gpt_with_tied_weights_under_the_virtual_clock(gpt):

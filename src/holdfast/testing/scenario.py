@@ -10,6 +10,7 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
+from holdfast.errors import ConfigError
 from holdfast.planning.migration import Migration
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Rerouted
@@ -19,7 +20,7 @@ from holdfast.recovery.price import Rates
 from holdfast.telemetry.events import Event
 from holdfast.testing.raising import Raise
 
-__all__ = ["Delays", "Pause", "Scenario", "StageFactory", "VirtualPin", "VirtualResult"]
+__all__ = ["Delays", "HeldSum", "Pause", "Scenario", "StageFactory", "VirtualPin", "VirtualResult"]
 
 StageFactory = Callable[[WorkerId, Plan], Engine]
 Range = tuple[float, float]
@@ -77,6 +78,37 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSum:
+    """The sum of a reduction is held back from some of its owners; once all others have it, one of these dies.
+
+    So it is known to nobody, or to some, and not to others, when the survivors say how far they are.
+
+    Attributes:
+        step: of the reduction.
+        layers: of the reduction, as lowering names it.
+        held: who does not get the sum, under the plan that runs first.
+        killed: who has it, and dies with it.
+
+    >>> str(HeldSum(step=1, layers=(4, 5), held=(WorkerId(0, 2),), killed=WorkerId(1, 2)))
+    'hold-sum:4,5@1 from 0.2, kill:1.2'
+    """
+
+    step: int
+    layers: tuple[int, ...]
+    held: tuple[WorkerId, ...]
+    killed: WorkerId
+
+    def __post_init__(self) -> None:
+        """Checks that whoever is killed can have the sum."""
+        if not self.held or self.killed in self.held:
+            raise ConfigError(f"{self}: expected somebody that the sum is held back from, and another one to be killed")
+
+    def __str__(self) -> str:
+        layers, held = ",".join(map(str, self.layers)), ",".join(map(str, self.held))
+        return f"hold-sum:{layers}@{self.step} from {held}, kill:{self.killed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """One job, and all that happens to it. One seed is one history.
 
@@ -86,6 +118,7 @@ class Scenario:
         seed: of every delay.
         faults: at named points.
         kill_at_effect: workers that die when they yield their n-th effect, wherever that is.
+        held_sums: reductions that some owners complete, one of whom dies, and others do not.
         kill_joiner_at_effect: a worker whose later processes die when they yield their n-th effect.
         raises: exceptions of the user's code.
         raise_at_effect: workers in which an exception comes when they yield their n-th effect, whatever that is.
@@ -107,6 +140,7 @@ class Scenario:
         strategy: what answers a loss.
         step_log: whether an interrupted step is gone on with, instead of run again whole.
         logs: whether what crosses nodes is logged, so that layers without an owner can be replayed.
+        log_gaps: (whose, step): of that step a worker's log has nothing, as where a chunk is lost.
         helpers: how many workers replay lost layers besides those that take them over.
         wait_for_replacement: virtual seconds to wait for a worker when a layer has no owner left.
         coordinator_deaths: (when it dies, how long it is away), in virtual seconds; messages on their way are lost.
@@ -126,6 +160,7 @@ class Scenario:
     seed: int = 0
     faults: tuple[Fault, ...] = ()
     kill_at_effect: tuple[tuple[WorkerId, int], ...] = ()
+    held_sums: tuple[HeldSum, ...] = ()
     kill_joiner_at_effect: tuple[WorkerId, int] | None = None
     raises: tuple[Raise, ...] = ()
     raise_at_effect: tuple[tuple[WorkerId, int], ...] = ()
@@ -146,6 +181,7 @@ class Scenario:
     strategy: str = "auto"
     step_log: bool = True
     logs: bool = False
+    log_gaps: tuple[tuple[WorkerId, int], ...] = ()
     helpers: int = 0
     wait_for_replacement: float = 0.0
     coordinator_deaths: tuple[tuple[float, float], ...] = ()
@@ -216,7 +252,8 @@ class VirtualResult:
         digest: over the digests of all layers, in order; empty unless done.
         events: (virtual time, event), as a real run logs them.
         fired: specs of the faults that fired; one by effect count is ``kill:WORKER#COUNT`` or ``raise:WORKER#COUNT``, a
-            broken copy ``break-copy:WORKER``, one at a time ``kill-coordinator#TIME``, ``break:WORKER#TIME`` or as
+            broken copy ``break-copy:WORKER``, a gap in a log ``lose-log:WORKER@STEP``, a sum that was held back as
+            :class:`HeldSum` says, one at a time ``kill-coordinator#TIME``, ``break:WORKER#TIME`` or as
             :class:`Pause` says. What found nothing to strike, or held nothing up, is not among them.
         lost: the workers that died.
         pinned: what was pinned for checkpoints, in order.

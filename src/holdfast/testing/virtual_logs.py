@@ -71,7 +71,7 @@ class VirtualLogs:
     def kept(self, step: int, why: str = "") -> None:
         """See Logs.kept."""
         stream = self._apart or self._main
-        if why:
+        if why or self._world.loses_log(self._process.worker, step):
             stream.drop(step)
         else:
             stream.complete.add(step)

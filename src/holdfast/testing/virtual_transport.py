@@ -88,8 +88,18 @@ class VirtualTransport:
             world.wake(members)
 
         world.after(world.scenario.delays.message, arrive)
-        there = partial(world.mail.has_all, key, members)
-        return _Summing(self, frozenset(members), lambda: world.mail.total(key, members), there)
+        return _Summing(self, frozenset(members), partial(self._total, key), partial(self._is_there, key))
+
+    def _is_there(self, key: SumKey) -> bool:
+        held = self._world.holding(key)
+        withheld = held is not None and self._process.worker in held.held
+        return not withheld and self._world.mail.has_all(key, key.reduction.workers)
+
+    def _total(self, key: SumKey) -> Any:
+        if not self._is_there(key):
+            return None
+        self._world.has_sum(key, self._process.worker)
+        return self._world.mail.total(key, key.reduction.workers)
 
     def drain(self) -> None:
         """See Transport.drain: what was sent arrives, whatever becomes of us."""

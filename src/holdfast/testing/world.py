@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from holdfast.core.ids import WorkerId
+from holdfast.runtime.transport.port import SumKey
 from holdfast.testing.mail import Mail
-from holdfast.testing.scenario import Range, Scenario, VirtualPin
+from holdfast.testing.scenario import HeldSum, Range, Scenario, VirtualPin
 from holdfast.testing.virtual_links import ControlLinks
 from holdfast.testing.virtual_log import VirtualLog
 from holdfast.testing.virtual_time import VirtualTime
@@ -44,6 +45,7 @@ class World:
         pinned: all that was, in order.
         saved: the digest of each layer that was saved at the end.
         copies_broken: how often each worker was to get state and got none.
+        summed: who has the sum of each reduction that is held back from others.
     """
 
     scenario: Scenario
@@ -58,6 +60,7 @@ class World:
     pinned: list[VirtualPin] = field(default_factory=list)
     saved: dict[int, str | None] = field(default_factory=dict)
     copies_broken: Counter[WorkerId] = field(default_factory=Counter)
+    summed: dict[HeldSum, set[WorkerId]] = field(default_factory=dict)
 
     def after(self, limits: Range, act: Callable[[], None], channel: object = None) -> None:
         """Lets something happen after a delay between these limits."""
@@ -70,6 +73,30 @@ class World:
         self.copies_broken[worker] += 1
         self.log.fire_once(f"break-copy:{worker}")
         return True
+
+    def loses_log(self, worker: WorkerId, step: int) -> bool:
+        """Whether nothing of a step is in a worker's log."""
+        if (worker, step) not in self.scenario.log_gaps:
+            return False
+        self.log.fire_once(f"lose-log:{worker}@{step}")
+        return True
+
+    def holding(self, key: SumKey) -> HeldSum | None:
+        """What holds the sum of a reduction back from some owners; nothing does once anybody was lost."""
+        named = (key.step, key.reduction.layers)
+        found = (each for each in self.scenario.held_sums if (each.step, each.layers) == named)
+        return next(found, None) if key.generation == 1 else None
+
+    def has_sum(self, key: SumKey, worker: WorkerId) -> None:
+        """Somebody has the sum of a reduction: once all have it from whom it is not held back, one of them dies."""
+        held = self.holding(key)
+        if held is None or str(held) in self.log.fired:
+            return
+        having = self.summed.setdefault(held, set())
+        having.add(worker)
+        if having == {*key.reduction.workers} - {*held.held}:
+            self.log.fire(str(held))
+            self.running[held.killed].kill()
 
     def living(self, worker: WorkerId) -> bool:
         """Whether a worker's process is there and does something."""
