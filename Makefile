@@ -58,13 +58,17 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/remainder.py
 	$(BIN)/python benchmarks/replays.py
+	$(BIN)/python benchmarks/replays.py --models bert vit
 	$(BIN)/python benchmarks/prices.py
 	$(BIN)/python benchmarks/joining.py
 	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/links.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/memory.py --step-log
 	$(BIN)/python benchmarks/checkpoint_stall.py
 	$(BIN)/python benchmarks/tensor_logging.py
+	$(BIN)/python benchmarks/logged_job.py
+	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/coordinator.py
 	$(BIN)/python benchmarks/undo_cost.py
 	$(BIN)/python benchmarks/undo_accuracy.py

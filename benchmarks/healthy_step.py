@@ -7,62 +7,26 @@ turns within one invocation, so that the noise of the machine hits all of them; 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import statistics
-import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
-
-import psutil
 
 from baseline_1f1b import BaselineFailed, run_baseline
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
-from holdfast.control.messages import Progress
 from holdfast.errors import HoldfastError
 from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.node.agent import Interrupted
-from holdfast.runtime.train import train
-from holdfast.telemetry.events import StepOps, WorkerReady, read_events
-from measure import Interval, Recorder, cpu_seconds, interval, print_table, progress, ratio_interval, time_limit
+from measure import Interval, Recorder, interval, print_table, progress, ratio_interval, time_limit, verdict
+from measured_run import CpuWindow, watched_run
 
 SIDES = ("baseline", "fast", "exact")
 COMPARED = (("fast", "baseline", 1.00), ("exact", "fast", 1.20))
 _LOSS_TOLERANCE = 1e-3
 _HEADER_BYTES = 64
 _TIMES = {"step_s": "wall", "cpu_s": "CPU"}
-
-
-@dataclass(slots=True, kw_only=True)
-class CpuWindow:
-    """CPU time between the ends of two steps, of the workers and of all that serves them.
-
-    Attributes:
-        first: the step at whose end the window opens.
-        last: the step at whose end it closes.
-        samples: per end of a step, the seconds of (workers, everything else of the job).
-    """
-
-    first: int
-    last: int
-    samples: dict[int, tuple[float, float]] = field(default_factory=dict)
-
-    def on_step(self, step: int, pids: list[int]) -> None:
-        """Takes a sample if the window opens or closes here."""
-        if step not in (self.first, self.last):
-            return
-        everything = {child.pid for child in psutil.Process().children(recursive=True)} | {os.getpid()}
-        self.samples[step] = (cpu_seconds(pids), cpu_seconds(everything.difference(pids)))
-
-    def per_step(self) -> tuple[float, float]:
-        """Seconds per step of the workers, and of everything else."""
-        before, after = self.samples[self.first], self.samples[self.last]
-        steps = self.last - self.first
-        return (after[0] - before[0]) / steps, (after[1] - before[1]) / steps
 
 
 def main() -> int:
@@ -158,22 +122,8 @@ def _run_baseline(job: Job, window: CpuWindow) -> tuple[list[float], list[float]
 
 def _run_holdfast(job: Job, window: CpuWindow) -> tuple[list[float], list[float]]:
     """Returns when each step was committed, and the losses."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-healthy-") as directory:
-        events = Path(directory) / "run" / "events.jsonl"
-        pids: list[int] = []
-
-        def on_progress(told: Progress) -> None:
-            if not pids:
-                pids.extend(event.pid for _, event in read_events(events) if isinstance(event, WorkerReady))
-            window.on_step(told.step, pids)
-
-        summary = train(job, run_dir=events.parent, on_progress=on_progress)
-        found = {
-            event.step: event.loss
-            for _, event in read_events(events)
-            if isinstance(event, StepOps) and event.loss is not None
-        }
-    return [time for _, time in summary.report.commits], [found[step] for step in sorted(found)]
+    summary, losses = watched_run(job, window)
+    return [time for _, time in summary.report.commits], losses
 
 
 def bytes_per_step(options: argparse.Namespace) -> dict[str, dict[str, dict[str, int]]]:
@@ -284,16 +234,7 @@ def _ratio(
 ) -> dict[str, Any]:
     both = sorted(over.keys() & under.keys())
     found = ratio_interval([(over[n][metric], under[n][metric]) for n in both])
-    return {"ratio": name, "metric": metric, "target": target, "verdict": _verdict(found, target), **found.to_json()}
-
-
-def _verdict(found: Interval, target: float) -> str:
-    """What the interval, not the median alone, says about the target."""
-    if found.low is None or found.high is None or found.count < 2:
-        return "undecided"
-    if found.high <= target:
-        return "met"
-    return "MISSED" if found.low > target else "within noise"
+    return {"ratio": name, "metric": metric, "target": target, "verdict": verdict(found, target), **found.to_json()}
 
 
 def _brief(row: dict[str, Any]) -> str:

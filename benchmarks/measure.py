@@ -34,6 +34,7 @@ __all__ = [
     "progress",
     "ratio_interval",
     "time_limit",
+    "verdict",
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,6 +92,15 @@ def _bootstrap(
     found = sorted(statistic(source.choices(rows, k=len(rows))) for _ in range(_RESAMPLES))
     low, high = found[int(0.025 * _RESAMPLES)], found[int(0.975 * _RESAMPLES) - 1]
     return Interval(median=statistic(rows), low=low, high=high, count=len(rows))
+
+
+def verdict(found: Interval, target: float) -> str:
+    """What the interval, not the median alone, says about a target that is to be kept below."""
+    if found.low is None or found.high is None or found.count < 2:
+        return "undecided"
+    if found.high <= target:
+        return "met"
+    return "MISSED" if found.low > target else "within noise"
 
 
 @dataclass(slots=True)

@@ -2,19 +2,73 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from holdfast import Job, Summary, train
+from holdfast.control.messages import Progress
 from holdfast.core.profile import Profile, uniform_profile
 from holdfast.errors import HoldfastError
 from holdfast.runtime.node.agent import Interrupted
-from measure import time_limit
+from holdfast.telemetry.events import StepOps, WorkerReady, read_events
+from measure import cpu_seconds, time_limit
 
-__all__ = ["measured_run", "op_profile", "step_lengths"]
+__all__ = ["CpuWindow", "measured_run", "op_profile", "step_lengths", "watched_run"]
+
+
+@dataclass(slots=True, kw_only=True)
+class CpuWindow:
+    """CPU time between the ends of two steps, of the workers and of all that serves them.
+
+    Attributes:
+        first: the step at whose end the window opens.
+        last: the step at whose end it closes.
+        samples: per end of a step, the seconds of (workers, everything else of the job).
+    """
+
+    first: int
+    last: int
+    samples: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def on_step(self, step: int, pids: list[int]) -> None:
+        """Takes a sample if the window opens or closes here."""
+        if step not in (self.first, self.last):
+            return
+        everything = {child.pid for child in psutil.Process().children(recursive=True)} | {os.getpid()}
+        self.samples[step] = (cpu_seconds(pids), cpu_seconds(everything.difference(pids)))
+
+    def per_step(self) -> tuple[float, float]:
+        """Seconds per step of the workers, and of everything else."""
+        before, after = self.samples[self.first], self.samples[self.last]
+        steps = self.last - self.first
+        return (after[0] - before[0]) / steps, (after[1] - before[1]) / steps
+
+
+def watched_run(job: Job, window: CpuWindow) -> tuple[Summary, list[float]]:
+    """Trains in a folder that is removed afterwards, with a window over its processor time; returns the losses, too."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-watched-") as directory:
+        events = Path(directory) / "run" / "events.jsonl"
+        pids: list[int] = []
+
+        def on_progress(told: Progress) -> None:
+            if not pids:
+                pids.extend(event.pid for _, event in read_events(events) if isinstance(event, WorkerReady))
+            window.on_step(told.step, pids)
+
+        summary = train(job, run_dir=events.parent, on_progress=on_progress)
+        found = {
+            event.step: event.loss
+            for _, event in read_events(events)
+            if isinstance(event, StepOps) and event.loss is not None
+        }
+    return summary, [found[step] for step in sorted(found)]
 
 
 def measured_run(

@@ -3,6 +3,9 @@
 A GPT on a grid of 2 x 2 with AdamW. Each worker's peak (``VmHWM``, which the kernel keeps) over its own parameters,
 less the peak of the same worker of a model of next to no size; the largest over the workers counts. Plain torch holds
 16: parameters, gradients and two moments in float32.
+
+With ``--step-log`` instead: what keeping what was handed on in a step costs, in a job of large boundaries, run by turns
+with ``resilience.step_log`` and without; next to what the planner says that each worker keeps at most.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ from holdfast.config.load import parse_job
 from holdfast.control.messages import Progress
 from holdfast.core.ids import WorkerId
 from holdfast.errors import HoldfastError
-from holdfast.planning.jobs import stages_of
-from holdfast.runtime.engine.build import build_model
+from holdfast.planning.jobs import healthy_plan, stages_of
+from holdfast.planning.remainder import logged_bytes
+from holdfast.runtime.engine.build import build_model, probe
 from holdfast.runtime.node.agent import Interrupted
 from holdfast.telemetry.events import WorkerReady, read_events
-from measure import Recorder, print_table, progress, time_limit
+from measure import Recorder, interval, print_table, progress, time_limit
 
 PLAIN = 16.0
 TARGETS = {("exact", "shadow"): 42.0, ("exact", "undo"): 30.0, ("fast", "shadow"): 32.0, ("fast", "undo"): 21.0}
@@ -33,6 +37,8 @@ _SMALL = 16  # the width of the model whose workers are taken for the process it
 def main() -> int:
     """Runs the benchmark; returns 1 if a run failed or a target was missed."""
     options = _options()
+    if options.step_log:
+        return _compare_step_logs(options)
     recorder = Recorder("memory", vars(options))
     for numerics, commit in product(("exact", "fast"), ("shadow", "undo")):
         recorder.begin()
@@ -54,6 +60,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=12, help="blocks of the GPT")
     parser.add_argument("--width", type=int, default=768, help="its width: 768 makes 85 million parameters")
     parser.add_argument("--steps", type=int, default=4, help="steps of a run")
+    parser.add_argument("--step-log", action="store_true", help="measure the step log instead")
+    parser.add_argument("--repetitions", type=int, default=5, help="runs of each side, with --step-log")
     parser.add_argument("--limit-s", type=float, default=280.0, help="a run longer than this has failed")
     return parser.parse_args()
 
@@ -78,6 +86,67 @@ def _job(options: argparse.Namespace, numerics: str, commit: str, width: int) ->
             "control": {"hang_s": 20},  # time is not what is measured here
         }
     )
+
+
+def _compare_step_logs(options: argparse.Namespace) -> int:
+    """Runs with the step log and without, by turns; returns 1 if a run failed."""
+    recorder = Recorder("memory_step_log", vars(options))
+    for repetition in range(options.repetitions):
+        for kept in (True, False) if repetition % 2 else (False, True):
+            recorder.begin()
+            found = _measure(_job_of_large_boundaries(options, kept), options.limit_s)
+            recorder.add(repetition=repetition, step_log=kept, error=found.get("error"), peaks=found.get("peaks"))
+            progress(f"run {repetition + 1}/{options.repetitions}, step log {kept}: {found.get('error') or 'done'}")
+    summary = [_step_log_of(str(worker), most, recorder.rows) for worker, most in _kept_at_most(options).items()]
+    header = ["worker", "without", "with", "more", "kept at most, by the plan"]
+    cells = [[row["worker"], *(row[key].show(2**-20, 1) for key in _SIDES), _mib(row["at_most"])] for row in summary]
+    print_table("Peak memory of a worker in MiB: median [95 % interval]", header, cells)
+    recorder.write(summary)
+    return int(any(row["error"] for row in recorder.rows))
+
+
+_SIDES = ("without", "with", "more")
+
+
+def _job_of_large_boundaries(options: argparse.Namespace, kept: bool) -> Job:
+    return parse_job(
+        {
+            "name": "memory-step-log",
+            "model": {"kind": "gpt", "layers": 4, "width": 256, "heads": 4, "context": 256, "dropout": 0},
+            "data": {"kind": "text", "path": "stdlib"},
+            "grid": {"pipelines": 2, "stages": 3, "microbatches": 12, "microbatch_size": 4},
+            "train": {"steps": options.steps},
+            "resilience": {"step_log": kept},
+            "control": {"hang_s": 20},
+        }
+    )
+
+
+def _kept_at_most(options: argparse.Namespace) -> dict[WorkerId, int]:
+    job = _job_of_large_boundaries(options, kept=True)
+    sizes = probe(job).sizes
+    assert sizes is not None, "of jobs that compute it is known"
+    return logged_bytes(healthy_plan(job, len(sizes.boundary_bytes)), sizes.boundary_bytes)
+
+
+def _step_log_of(worker: str, at_most: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """One worker's peaks in bytes, and by how much they differ, run by run."""
+    peaks = {
+        kept: {row["repetition"]: row["peaks"][worker] for row in rows if row["step_log"] is kept and row["peaks"]}
+        for kept in (False, True)
+    }
+    both = peaks[False].keys() & peaks[True].keys()
+    return {
+        "worker": worker,
+        "without": interval(list(peaks[False].values())),
+        "with": interval(list(peaks[True].values())),
+        "more": interval([peaks[True][each] - peaks[False][each] for each in sorted(both)]),
+        "at_most": at_most,
+    }
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f}"
 
 
 def _measure(job: Job, limit_s: float) -> dict[str, Any]:

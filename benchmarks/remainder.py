@@ -129,8 +129,8 @@ def measure(stage: int, share: float, whole: bool, options: argparse.Namespace) 
         return {"error": summary} if isinstance(summary, str) else _row(summary, killer, plan, profile)
 
 
-def struck(job: Job, profile: Profile, killer: Killer, limit_s: float) -> Summary | str:
-    """Trains, beside a killer; returns how it went, or why it failed."""
+def struck(job: Job, profile: Profile | None, killer: Killer, limit_s: float) -> Summary | str:
+    """Trains beside a killer, with emulated compute if there is a profile; returns how it went, or why it failed."""
     thread = threading.Thread(target=killer.run, daemon=True)
     thread.start()
     try:

@@ -28,7 +28,7 @@ from holdfast.recovery.choice import bubble_share
 from holdfast.runtime.background_log import BackgroundLog, LogCondition, When
 from holdfast.storage.tensorlog.records import Key, LogOf, What
 from holdfast.storage.tensorlog.writer import LogWriter
-from measure import Interval, Recorder, interval, print_table, progress, ratio_interval
+from measure import Interval, Recorder, interval, print_table, progress, ratio_interval, verdict
 
 SIDES: dict[str, When | None] = {
     "none": None,
@@ -232,7 +232,7 @@ def _show(summary: dict[str, Any]) -> None:
     rows = [[side, *map(show, found.values())] for side, found in summary["seconds"].items()]
     print_table("ms per step: median [95 % interval]", ["logged", "busy", "with its wait", "processor"], rows)
     ratios = [
-        [side, *(found.show(1, 4) for found in each.values()), _verdict(each["cpu_s"])]
+        [side, *(found.show(1, 4) for found in each.values()), verdict(each["cpu_s"], TARGET)]
         for side, each in summary["ratios"].items()
     ]
     header = ["logged", "busy", "with its wait", "processor", f"processor <= {TARGET}"]
@@ -255,12 +255,6 @@ def _show(summary: dict[str, Any]) -> None:
     print_table("SWIFT, table 3: GB per step", ["model", "computed", "printed"], table)
     for problem in summary["problems"]:
         print(f"PROBLEM {problem}")
-
-
-def _verdict(found: Interval) -> str:
-    if found.low is None or found.high is None:
-        return "-"
-    return "met" if found.high <= TARGET else "MISSED" if found.low > TARGET else "within noise"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.storage.blobs import RESERVED_BYTES
+from holdfast.storage.blobs import RESERVED_BYTES, open_store
 from holdfast.storage.tensorlog.records import Key, LogOf, What
 from holdfast.storage.tensorlog.writer import LogWriter
 from holdfast.telemetry.events import Agreed, Detected, Notice, Replaying, WorkerReady, read_events
@@ -215,6 +215,27 @@ def test_logs_are_sent_to_a_store_that_all_reach(runs, tmp_path):
     summary = ends_as_if_nothing_had_failed(runs, "gpt", "kill:0.1@7:backward", more=more)
     assert [event.workers for event in replayed(summary)] == [("1.0",)]
     assert not list((tmp_path / "store").rglob("*.log")), "the job is over"
+
+
+def test_logs_in_s3_are_enough_where_the_lost_ones_disk_is_lost_with_it(runs, tmp_path, bucket):
+    lost, seen = [], set()
+
+    def watch(progress):
+        if progress.step >= 3 and not lost:
+            (folder,) = tmp_path.glob("own/*/node-1")
+            shutil.rmtree(folder)
+            lost.append(progress.step)
+        if progress.step >= 45:
+            seen.update(name.split("/")[1] for name in open_store(bucket).list())
+
+    more = (f"logging.url={bucket}", f"logging.directory={tmp_path / 'own'}", "resilience.spares=1")
+    options = {"more": more, "steps": LONG, "every": 50, "on_progress": watch}
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", "kill:0.1@45:backward", **options)
+    assert lost[0] < 40
+    assert [(event.workers, event.start, event.stop) for event in replayed(summary)] == [(("1.0",), 0, 45)]
+    assert {"0.0", "0.2"} <= seen, "what its neighbours had sent"
+    assert "0.1" not in seen, "nothing of its own was"
+    assert not open_store(bucket).list(), "the job is over"
 
 
 def test_a_disk_that_is_too_slow_is_told_and_costs_the_way_back(runs):
