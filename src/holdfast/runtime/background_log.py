@@ -275,7 +275,12 @@ class BackgroundLog:
     def _add(self, work: _Tensor | _End | _Act) -> None:
         """With the lock."""
         self._work.append(work)
-        self._changed.notify_all()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wakes the thread, if there is something for it to do: it costs whoever trains a moment. With the lock."""
+        if self._may_write():
+            self._changed.notify_all()
 
     def _write_here(self) -> None:
         """Writes what waits, where callers do it themselves: who sends, and who tells what is obsolete."""
@@ -288,7 +293,7 @@ class BackgroundLog:
     def _set_idle(self, idle: bool) -> None:
         with self._changed:
             self._idle = idle
-            self._changed.notify_all()
+            self._wake()
 
     def _may_write(self) -> bool:
         hurried = self._urgent > 0 or self._closed or self._queued * 2 > self._most_bytes

@@ -175,8 +175,9 @@ class LogWriter:
     def _opened(self, body_bytes: int) -> int:
         """The chunk that is being written, begun if there is none, on a disk that has room for more."""
         place = self._folder / open_name(self._log.worker, self._number)
-        for folder in (self._folder, place.parent):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._file is None:
+            for folder in (self._folder, place.parent):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         check_space(place.parent, body_bytes, self._reserved_bytes)
         if self._file is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
