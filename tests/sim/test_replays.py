@@ -143,6 +143,17 @@ def test_the_replacement_dies_as_it_replays():
     assert len(of(result, Replaying)) == 2
 
 
+def test_helpers_begin_anew_with_whoever_comes_in_the_place_of_one_who_died():
+    """They were further: but all who share a replay begin with the checkpoint."""
+    faults = "kill:0.1@8:forward", "kill:1.0@7:replay"
+    result = run(*faults, spares=((0.0, WorkerId(1, 0)), (0.0, WorkerId(1, 1))), helpers=2)
+    check(result, *faults)
+    assert [(event.workers, event.start) for event in of(result, Replaying)] == [
+        (("0.0", "0.3", "1.0"), 5),
+        (("0.0", "0.3", "1.1"), 5),
+    ]
+
+
 def test_layers_of_one_node_are_replayed_together_though_one_process_died():
     fault = "kill:0.2@8:forward"
     result = run(fault, workers_per_node=2, spares=((0.0, WorkerId(1, 0)),))

@@ -46,6 +46,12 @@ def test_it_is_shorter_the_later_the_loss_and_never_longer_than_the_step(share):
     assert remainder_at(share).lasts <= remainder_at(share - 0.1).lasts
 
 
+@pytest.mark.parametrize(("share", "longest"), [(0.3, 56), (0.6, 34), (0.8, 18)])
+def test_first_comes_what_most_waits_for(share, longest):
+    """In the plan's own order, or that of micro-batches, it is longer: 62, 42 and 26."""
+    assert remainder_at(share).lasts <= longest
+
+
 def test_at_the_end_the_share_of_the_lost_is_left_and_its_peers_divide_it():
     rest = remainder_at(1.0)
     share = [microbatch.number for microbatch in PLAN.routes.through(LOST)]
@@ -120,6 +126,20 @@ def test_what_is_not_proved_is_refused():
     forgetful = {worker: dataclasses.replace(each, counted=()) for worker, each in progress.items()}
     with pytest.raises(InvalidSchedule, match="counts 0 times for layer"):
         validate_remainder(rest, programs, forgetful, NUMBERS)
+
+
+def test_no_more_is_gone_back_over_than_was_run_forward():
+    progress = progress_at(PLAN, COSTS, STEP_S, 5, {LOST})
+    rest = plan_remainder(LEFT, progress, costs=COSTS)
+    row = next(row for row in rest.rows if any(piece.op.kind is OpKind.B for piece in row.pieces))
+    at = next(at for at, piece in enumerate(row.pieces) if piece.op.kind is OpKind.B)
+    assert row.pieces[at].layers == LayerRange(4, 6)
+    other = dataclasses.replace(row.pieces[at], layers=LayerRange(3, 6))
+    wrong = dataclasses.replace(row, pieces=(*row.pieces[:at], other, *row.pieces[at + 1 :]))
+    forged = dataclasses.replace(rest, rows=tuple(wrong if each is row else each for each in rest.rows))
+    programs = [lower_remainder(forged, each, 8) for each in lower(LEFT)]
+    with pytest.raises(InvalidSchedule, match="of which there is nothing to go back over"):
+        validate_remainder(forged, programs, progress, NUMBERS)
 
 
 def test_a_message_that_nobody_has_is_made_again_from_the_nearest_one():
