@@ -15,13 +15,11 @@ from typing import Any
 
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
-from holdfast.core.lower import Payload, Send, lower
 from holdfast.errors import HoldfastError
-from holdfast.planning.jobs import healthy_plan
-from holdfast.runtime.engine.build import probe
 from holdfast.runtime.node.agent import Interrupted
 from measure import Recorder, interval, print_table, progress, ratio_interval, time_limit, verdict
 from measured_run import CpuWindow, step_lengths, watched_run
+from memory import handed_on_bytes
 
 SIDES = ("off", "on")
 MEASURES = {"step_s": "wall", "cpu_s": "processor, workers", "control_cpu_s": "processor, all else"}
@@ -37,7 +35,7 @@ def main() -> int:
             recorder.begin()
             row = recorder.add(side=side, repetition=repetition, **measure(side, options))
             progress(f"run {repetition + 1}/{options.repetitions} {side}: {_brief(row)}")
-    summary = summarise(recorder.rows, logged_bytes_per_step(options))
+    summary = summarise(recorder.rows, sum(handed_on_bytes(_job("on", options)).values()))
     _show(summary)
     recorder.write(summary)
     return int(bool(summary["problems"]))
@@ -111,21 +109,11 @@ def measure(side: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def logged_bytes_per_step(options: argparse.Namespace) -> int:
-    """What all workers together log in a step: all that crosses boundaries; sums and verdicts are small beside it."""
-    job = _job("on", options)
-    sizes = probe(job).sizes
-    assert sizes is not None, "of jobs that compute it is known"
-    return sum(
-        sizes.boundary_bytes[instruction.boundary - 1]
-        for program in lower(healthy_plan(job, len(sizes.boundary_bytes)))
-        for instruction in program.instructions
-        if isinstance(instruction, Send) and instruction.payload in (Payload.ACTIVATION, Payload.GRADIENT)
-    )
-
-
 def summarise(rows: list[dict[str, Any]], logged: int) -> dict[str, Any]:
-    """Returns medians, ratios of pairs and bytes, and whatever went wrong."""
+    """Returns medians, ratios of pairs and bytes, and whatever went wrong.
+
+    ``logged``: bytes that all workers together log in a step, without sums and verdicts, which are small beside it.
+    """
     good = {
         side: {row["repetition"]: row for row in rows if row["side"] == side and not row["error"]} for side in SIDES
     }

@@ -97,7 +97,8 @@ def _compare_step_logs(options: argparse.Namespace) -> int:
             found = _measure(_job_of_large_boundaries(options, kept), options.limit_s)
             recorder.add(repetition=repetition, step_log=kept, error=found.get("error"), peaks=found.get("peaks"))
             progress(f"run {repetition + 1}/{options.repetitions}, step log {kept}: {found.get('error') or 'done'}")
-    summary = [_step_log_of(str(worker), most, recorder.rows) for worker, most in _kept_at_most(options).items()]
+    at_most = handed_on_bytes(_job_of_large_boundaries(options, kept=True))
+    summary = [_step_log_of(str(worker), most, recorder.rows) for worker, most in at_most.items()]
     header = ["worker", "without", "with", "more", "kept at most, by the plan"]
     cells = [[row["worker"], *(row[key].show(2**-20, 1) for key in _SIDES), _mib(row["at_most"])] for row in summary]
     print_table("Peak memory of a worker in MiB: median [95 % interval]", header, cells)
@@ -122,8 +123,8 @@ def _job_of_large_boundaries(options: argparse.Namespace, kept: bool) -> Job:
     )
 
 
-def _kept_at_most(options: argparse.Namespace) -> dict[WorkerId, int]:
-    job = _job_of_large_boundaries(options, kept=True)
+def handed_on_bytes(job: Job) -> dict[WorkerId, int]:
+    """Returns how much each worker hands on to others in a step, in bytes: what it keeps of one at most."""
     sizes = probe(job).sizes
     assert sizes is not None, "of jobs that compute it is known"
     return logged_bytes(healthy_plan(job, len(sizes.boundary_bytes)), sizes.boundary_bytes)

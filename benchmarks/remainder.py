@@ -94,7 +94,7 @@ def main() -> int:
                 progress(f"stage {stage} at {share:.0%}, {'whole' if whole else 'kept'}: {_brief(row)}")
     summary = [_summary(stage, share, recorder.rows) for stage, share in cells]
     _show(summary)
-    recorder.write([_plain(row) for row in summary])
+    recorder.write(summary)
     return int(any(row["error"] for row in recorder.rows))
 
 
@@ -209,10 +209,6 @@ def _summary(stage: int, share: float, rows: list[dict[str, Any]]) -> dict[str, 
         "whole_again": interval([row["again"] for row in whole]),
         "target_met": beyond.median is not None and beyond.median <= TARGET_S + WITHIN * step_s,
     }
-
-
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.to_json() if hasattr(value, "to_json") else value for name, value in row.items()}
 
 
 def _show(summary: list[dict[str, Any]]) -> None:

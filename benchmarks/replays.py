@@ -65,7 +65,7 @@ def main() -> int:
             progress(f"{microbatches} micro-batches, {way}: {told}")
     summary = [_summary(microbatches, options, recorder.rows) for microbatches in options.microbatches]
     _show(summary)
-    recorder.write([_plain(row) for row in summary])
+    recorder.write(summary)
     return int(any(row["error"] for row in recorder.rows))
 
 
@@ -105,7 +105,7 @@ def _replay_models(options: argparse.Namespace) -> int:
     rows = [row for row in recorder.rows if not row["error"]]
     summary = [_model_summary(name, options, [row for row in rows if row["model"] == name]) for name in options.models]
     _show(summary, "model")
-    recorder.write([_plain(row) for row in summary])
+    recorder.write(summary)
     return int(any(row["error"] for row in recorder.rows) or not all(row["same_weights"] for row in summary))
 
 
@@ -220,10 +220,6 @@ def _compared(fine: list[dict[str, Any]], bubbles: float) -> dict[str, Any]:
 
 def _saved(seconds: float | None, base: float | None) -> float | None:
     return None if seconds is None or not base else 1 - seconds / base
-
-
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.to_json() if hasattr(value, "to_json") else value for name, value in row.items()}
 
 
 def _show(summary: list[dict[str, Any]], of: str = "microbatches") -> None:
