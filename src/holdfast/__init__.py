@@ -12,17 +12,33 @@ if TYPE_CHECKING:
     from holdfast.config.load import load_job, parse_job
     from holdfast.config.profiles import load_profile
     from holdfast.core.faults import Fault
+    from holdfast.runtime.loop.session import Session, Step, session
     from holdfast.runtime.train import Summary, train
 
-__all__ = ["Fault", "Job", "Summary", "__version__", "load_job", "load_profile", "parse_job", "train"]
+__all__ = [
+    "Fault",
+    "Job",
+    "Session",
+    "Step",
+    "Summary",
+    "__version__",
+    "load_job",
+    "load_profile",
+    "parse_job",
+    "session",
+    "train",
+]
 
 _HOMES = {
     "Fault": "holdfast.core.faults",
     "Job": "holdfast.config.job",
+    "Session": "holdfast.runtime.loop.session",
+    "Step": "holdfast.runtime.loop.session",
     "Summary": "holdfast.runtime.train",
     "load_job": "holdfast.config.load",
     "load_profile": "holdfast.config.profiles",
     "parse_job": "holdfast.config.load",
+    "session": "holdfast.runtime.loop.session",
     "train": "holdfast.runtime.train",
 }
 """Where each public name is. Loaded when it is first asked for: the command must be able to answer a signal before."""

@@ -15,6 +15,7 @@ from holdfast.cli.groups import add_groups_parser
 from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.plan import add_plan_parser
 from holdfast.cli.profile import add_profile_parser
+from holdfast.cli.run import add_run_parser
 from holdfast.cli.templates import add_templates_parser
 from holdfast.cli.train import add_train_parser
 from holdfast.errors import ConfigError, DecisionsLost, HoldfastError, InfeasiblePlan, StateUnavailable, TooFewWorkers
@@ -39,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True)
     add_train_parser(commands)
+    add_run_parser(commands)
     add_plan_parser(commands)
     add_templates_parser(commands)
     add_groups_parser(commands)
@@ -68,5 +70,5 @@ def _exit_code(error: HoldfastError, command: str) -> int:
     if isinstance(error, ConfigError):
         return 2
     if isinstance(error, StateUnavailable | TooFewWorkers | InfeasiblePlan | DecisionsLost):
-        return 3 if command == "train" else 2
+        return 3 if command in ("train", "run") else 2
     return 1

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.cli.arguments import add_overrides, hours
@@ -17,13 +18,21 @@ from holdfast.config.load import load_job
 from holdfast.config.profiles import load_profile
 from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
+from holdfast.core.profile import Profile
 from holdfast.errors import DecisionsLost, StateUnavailable, TooFewWorkers
 from holdfast.plain import one_line
 from holdfast.runtime.node.agent import Interrupted
 from holdfast.runtime.train import Summary, train
-from holdfast.telemetry.events import Chosen, Event, Notice, Preparing
+from holdfast.telemetry.events import Chosen, Event, JobStarted, Notice, Preparing
 
-__all__ = ["ProgressLine", "add_train_parser", "describe", "describe_preparing"]
+__all__ = [
+    "ProgressLine",
+    "add_run_options",
+    "add_train_parser",
+    "describe",
+    "describe_preparing",
+    "train_and_tell",
+]
 
 _EVERY_S = 10.0
 _NAMED = 4
@@ -42,6 +51,18 @@ def add_train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     parser = commands.add_parser("train", help="train a job, through whatever dies", description=__doc__)
     parser.add_argument("job", metavar="JOB.yaml", help="the job file")
     add_overrides(parser, "grid.stages=2")
+    add_run_options(parser)
+    parser.add_argument(
+        "--emulate",
+        metavar="PROFILE.json",
+        help="sleep as long as this profile says instead of computing, on as many layers as it has; all else is real. "
+        "The hash tells whether every micro-batch took its way through every layer",
+    )
+    parser.set_defaults(run=run)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what the commands that train have in common."""
     parser.add_argument(
         "--fault",
         dest="faults",
@@ -70,23 +91,32 @@ def add_train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         help="with --resume: keys that are meant to differ from the checkpoint's, such as "
         "model.dropout,optimizer.betas; may be repeated",
     )
-    parser.add_argument(
-        "--emulate",
-        metavar="PROFILE.json",
-        help="sleep as long as this profile says instead of computing, on as many layers as it has; all else is real. "
-        "The hash tells whether every micro-batch took its way through every layer",
-    )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Trains, prints a short summary and returns the exit code."""
-    job = load_job(args.job, args.overrides)
+    words = ["holdfast", "train", args.job]
+    words += ["--emulate", args.emulate] if args.emulate else []
+    emulate = load_profile(args.emulate) if args.emulate else None
+    return train_and_tell(load_job(args.job, args.overrides), args, words, emulate=emulate)
+
+
+def train_and_tell(
+    job: Job, args: argparse.Namespace, words: Sequence[str], then: Sequence[str] = (), emulate: Profile | None = None
+) -> int:
+    """Trains a job, prints a short summary and returns the exit code.
+
+    Args:
+        job: the job.
+        args: as `add_run_options` reads them.
+        words: of a command that would train it, without these options.
+        then: its last words.
+        emulate: see :func:`holdfast.runtime.train.train`.
+    """
     faults = tuple(Fault.parse(text) for text in args.faults)
     line = ProgressLine(job, quiet=args.quiet)
     run_dir = Path(args.run_dir) if args.run_dir else None
-    emulate = load_profile(args.emulate) if args.emulate else None
     try:
         summary = train(
             job,
@@ -105,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
         return 130 if interruption.signal_number == signal.SIGINT else 143
     except (StateUnavailable, TooFewWorkers, DecisionsLost) as error:
         if error.resume:
-            error.add_note(f"go on with: {_go_on(args, job, error.resume)}")
+            error.add_note(f"go on with: {_go_on(args, job, error.resume, words, then)}")
         raise
     finally:
         line.end()
@@ -118,15 +148,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _go_on(args: argparse.Namespace, job: Job, resume: str) -> str:
+def _go_on(args: argparse.Namespace, job: Job, resume: str, words: Sequence[str], then: Sequence[str]) -> str:
     """The command that goes on with a run that ended early; scheduled faults are not repeated."""
-    words = ["holdfast", "train", args.job]
-    words += [word for text in args.overrides for word in ("--set", text)]
-    words += ["--emulate", args.emulate] if args.emulate else []
+    options = [word for text in args.overrides for word in ("--set", text)]
     if "auto" in (args.resume, job.resume if args.resume is None else None):
-        words += ["--run-dir", resume]
+        options += ["--run-dir", resume]
         resume = "auto"
-    return shlex.join([*words, "--resume", resume])
+    return shlex.join([*words, *options, "--resume", resume, *then])
 
 
 class ProgressLine:
@@ -136,7 +164,13 @@ class ProgressLine:
     """
 
     def __init__(self, job: Job, *, quiet: bool) -> None:
-        self._job = job
+        self._started = JobStarted(
+            name=job.name,
+            workers=job.num_workers,
+            steps=job.train.steps,
+            samples_per_step=job.samples_per_step,
+            wall_time=0.0,
+        )
         self._quiet = quiet
         self._terminal = sys.stderr.isatty()
         self._times: list[float] = []
@@ -148,6 +182,8 @@ class ProgressLine:
         """Tells what came up: what is being prepared in the line that is replaced, all else in one that stays."""
         if isinstance(event, Preparing):
             self._prepare(event)
+        elif isinstance(event, JobStarted):
+            self._started = event
         elif isinstance(event, Chosen):
             if not self._quiet:
                 self._stay(one_line(tell_way(event)))
@@ -177,7 +213,7 @@ class ProgressLine:
         """Shows a step that was done."""
         now = time.monotonic()
         self._times = [*self._times[-19:], now]
-        last = progress.step == self._job.train.steps - 1
+        last = progress.step == self._started.steps - 1
         first = len(self._times) == 1
         due = self._terminal or first or last or progress.omitted or now - self._shown >= _EVERY_S
         if not self._quiet and due:
@@ -185,14 +221,14 @@ class ProgressLine:
             self._print(self._text(progress))
 
     def _text(self, progress: Progress) -> str:
-        steps = self._job.train.steps
+        steps = self._started.steps
         loss = "-" if progress.loss is None else f"{progress.loss:.4f}"
         text = f"step {progress.step + 1}/{steps}  loss {loss}"
         if len(self._times) > 1:
             rate = (len(self._times) - 1) / (self._times[-1] - self._times[0])
             left = round((steps - progress.step - 1) / rate)
-            text += f"  {rate * self._job.samples_per_step:.1f} samples/s  left {hours(left)}"
-        text += f"  workers {progress.alive}/{self._job.num_workers}"
+            text += f"  {rate * self._started.samples_per_step:.1f} samples/s  left {hours(left)}"
+        text += f"  workers {progress.alive}/{self._started.workers}"
         text += f"  checkpoint {progress.checkpoint}" if progress.checkpoint else ""
         return text + ("  OMITTED: a gradient was not finite" if progress.omitted else "")
 

@@ -29,6 +29,8 @@ __all__ = [
     "PythonData",
     "PythonModel",
     "Resilience",
+    "ScriptData",
+    "ScriptModel",
     "TextData",
     "Tls",
     "Train",
@@ -109,6 +111,13 @@ class PythonModel(_Section, tag="python", frozen=True, kw_only=True):
     checkpoint_activations: Checkpointed = False
 
 
+class ScriptModel(_Section, tag="script", frozen=True, kw_only=True):
+    """Whatever the script ``path``, run with ``arguments``, gives to ``holdfast.session().prepare``."""
+
+    path: Annotated[str, msgspec.Meta(min_length=1)]
+    arguments: tuple[str, ...] = ()
+
+
 class TextData(_Section, tag="text", frozen=True, kw_only=True):
     """Bytes of text files: ``stdlib`` (Python's own sources), a file, a folder or a glob."""
 
@@ -126,8 +135,12 @@ class PythonData(_Section, tag="python", frozen=True, kw_only=True):
     arguments: dict[str, Any] = {}
 
 
-ModelSettings = GptModel | BertModel | ConvnetModel | VitModel | PythonModel
-Data = TextData | DigitsData | PythonData
+class ScriptData(_Section, tag="script", frozen=True, kw_only=True):
+    """Whatever the script of the model gives to ``holdfast.session().steps``."""
+
+
+ModelSettings = GptModel | BertModel | ConvnetModel | VitModel | PythonModel | ScriptModel
+Data = TextData | DigitsData | PythonData | ScriptData
 
 
 class PipelineLayout(_Plain, frozen=True, kw_only=True, omit_defaults=True):
@@ -437,6 +450,11 @@ class Job(_Plain, frozen=True, kw_only=True):
     def most_lanes(self) -> int:
         """How many workers the widest stage has."""
         return max(map(max, self.lanes))
+
+    @property
+    def loops(self) -> bool:
+        """Whether steps are those of a loop in a user's script; what its file leaves open, the script says."""
+        return isinstance(self.model, ScriptModel)
 
     @property
     def keeps_steps(self) -> bool:

@@ -27,6 +27,7 @@ from holdfast.config.job import (
     Job,
     Optimizer,
     PythonModel,
+    ScriptModel,
     VitModel,
 )
 from holdfast.config.parsing import parsing
@@ -524,5 +525,5 @@ def num_layers(job: Job) -> int | None:
             return blocks + 2
         case ConvnetModel():
             return 7
-        case PythonModel():
+        case PythonModel() | ScriptModel():
             return None

@@ -13,7 +13,8 @@ __all__ = ["WorkPhase", "working"]
 
 class WorkPhase(StrEnum):
     """A kind of work: ``loading`` a data item, a layer's ``forward`` and ``backward`` pass, the ``loss``, the
-    optimizer's ``update`` of a layer, ``saving`` a layer; ``other``: whatever else a worker does.
+    optimizer's ``update`` of a layer, ``saving`` a layer, the loop of a user's ``script``; ``other``: whatever else a
+    worker does.
     """
 
     LOADING = "loading"
@@ -22,6 +23,7 @@ class WorkPhase(StrEnum):
     BACKWARD = "backward"
     UPDATE = "update"
     SAVING = "saving"
+    SCRIPT = "script"
     OTHER = "other"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol
@@ -17,7 +17,7 @@ from holdfast.core.work import WorkPhase, working
 from holdfast.data.items import stack
 from holdfast.errors import ConfigError
 
-__all__ = ["Dataset", "load_microbatch", "sample_indices"]
+__all__ = ["Dataset", "load_items", "load_microbatch", "sample_indices"]
 
 TRIES = 3
 RETRY_S = 0.2
@@ -93,7 +93,16 @@ def load_microbatch(
         WorkFailed: an item cannot be loaded.
     """
     indices = sample_indices(seed, step, microbatch, num_microbatches, microbatch_size, len(dataset))
-    return stack(indices, [_item(dataset, index, sleep) for index in indices], expected)
+    return stack(indices, load_items(dataset, indices, sleep), expected)
+
+
+def load_items(dataset: Dataset, indices: Iterable[int], sleep: Callable[[float], None] = time.sleep) -> list[object]:
+    """Load items in order, each tried three times as in `load_microbatch`.
+
+    Raises:
+        WorkFailed: an item cannot be loaded.
+    """
+    return [_item(dataset, index, sleep) for index in indices]
 
 
 def _item(dataset: Dataset, index: int, sleep: Callable[[float], None]) -> object:

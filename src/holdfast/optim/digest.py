@@ -67,6 +67,7 @@ class LayerState:
         optimizer: per parameter name, the optimizer's entries; tensors or plain numbers. Empty before the first update.
         tied: names of parameters whose first use is in an earlier layer.
         loss_scale: what losses are scaled by in the next step; None where they are not.
+        extra: what belongs to the job's state and to no layer; only whoever gives it reads it.
     """
 
     layer: int
@@ -76,6 +77,7 @@ class LayerState:
     optimizer: Mapping[str, Mapping[str, Tensor | Number]] = field(default_factory=dict)
     tied: tuple[str, ...] = ()
     loss_scale: LossScale | None = None
+    extra: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -146,6 +148,8 @@ def encode_layer(state: LayerState) -> bytes:
     }
     if state.loss_scale is not None:
         head["loss_scale"] = asdict(state.loss_scale)
+    if state.extra:
+        head["extra"] = state.extra
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     return encode_tensors(plain, metadata={_FORMAT: json.dumps(head, sort_keys=True)})
 
@@ -232,6 +236,7 @@ def _assemble(head: dict[str, Any], tensors: Mapping[str, Tensor]) -> LayerState
         optimizer={name: {key: entry(name, key) for key in head["optimizer"][name]} for name in names},
         tied=tuple(head["tied"]),
         loss_scale=None if scale is None else LossScale(value=scale["value"], streak=scale["streak"]),
+        extra=head.get("extra", ""),
     )
 
 
@@ -327,6 +332,8 @@ def _hash_rest(update: _Update, state: LayerState, counted: Mapping[str, Tensor]
             update(_bytes(value) if isinstance(value, Tensor) else repr(value).encode())
     if state.loss_scale is not None:
         update(f"loss_scale\0{state.loss_scale.value!r}:{state.loss_scale.streak}".encode())
+    if state.extra:
+        update(f"extra\0{state.extra}".encode())
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -13,6 +13,7 @@ from holdfast.core.replay import Wanted
 from holdfast.protocol.executor import Effect
 
 __all__ = [
+    "Asked",
     "Attach",
     "Boundary",
     "Build",
@@ -32,6 +33,13 @@ __all__ = [
     "WorkerEffect",
     "Written",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Wait until the loop whose steps these are asks for this one; all before it are over."""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +186,7 @@ class Consulted:
 
 WorkerEffect = (
     Effect
+    | Asked
     | Attach
     | Report
     | Listen

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.control.messages import Heartbeat
 from holdfast.protocol.effects import (
+    Asked,
     Build,
     Consulted,
     Drain,
@@ -21,8 +22,8 @@ from holdfast.protocol.worker import WorkerProtocol
 
 __all__ = ["WAITS", "Pace", "heartbeat"]
 
-WAITS = (Listen, Build, Take, FinishReduce, Drain, Fetched, Written, Flush, Consulted)
-"""Effects for which a worker waits for others."""
+WAITS = (Asked, Listen, Build, Take, FinishReduce, Drain, Fetched, Written, Flush, Consulted)
+"""Effects for which a worker waits for others, or for a script to come back to its loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

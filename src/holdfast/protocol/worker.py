@@ -61,6 +61,7 @@ from holdfast.errors import (
 from holdfast.protocol.auditing import StepAudit, audit_messages, audit_of
 from holdfast.protocol.crossing import Crossing
 from holdfast.protocol.effects import (
+    Asked,
     Attach,
     Boundary,
     Build,
@@ -199,6 +200,7 @@ class WorkerProtocol:
         sampling: what the job audits; None: nothing.
         audits: how that goes on in this generation.
         disputed: what we found out about the step that we did not contribute to; None if nothing.
+        asked: whether somebody's loop asks for each step, which does not begin before.
     """
 
     worker: WorkerId
@@ -232,6 +234,7 @@ class WorkerProtocol:
     sampling: Sampling | None = None
     audits: Audits | None = None
     disputed: Audited | None = None
+    asked: bool = False
 
     def run(self) -> Script:
         """Yields what the worker does until it is told to shut down.
@@ -633,6 +636,8 @@ class WorkerProtocol:
         self.disputed = None
         for step in range(start, self.steps):
             yield from self._heal(step)
+            if rest is None:  # what is left of a step concerns others, too: they are not kept waiting
+                yield from self._await_loop(step)
             yield from self._before(step, beginning=step == start)
             closing = self._closes(step, after_recovery=recovering and step == start)
             execution = self._execution(step, closing=closing, rest=rest)
@@ -645,15 +650,22 @@ class WorkerProtocol:
             if execution.closed and self._reports():
                 yield Report(self._done(step, self.loss))
             if execution.closed and self.stage.unanimous and step + 1 < self.steps:
+                yield from self._await_loop(step + 1)
                 install: Install = yield Boundary()
                 if not (yield from self._go_over(install, step + 1)):
                     return Shutdown(reason="left")
                 self._stand("running")
+        yield from self._await_loop(self.steps)
         yield from self._checkpoint(self.steps)
         self._stand("finished")
         yield Report(Finished(worker=self.worker, generation=self.generation))
         following: Command = yield Listen()
         return following
+
+    def _await_loop(self, step: int) -> Script:
+        """Until the loop asks for the step, its state may change."""
+        if self.asked:
+            yield Asked(step)
 
     def _closes(self, step: int, *, after_recovery: bool) -> bool:
         """Whether a step is settled at its end: if something needs the settled state then.

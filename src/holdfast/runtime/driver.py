@@ -39,6 +39,7 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, StaleGeneration
 from holdfast.protocol.besides import Besides, add_span, resident_bytes
 from holdfast.protocol.effects import (
+    Asked,
     Attach,
     Boundary,
     Build,
@@ -197,6 +198,7 @@ class Driver:
         pace: how we move along.
         writer: writes checkpoints; None if the job makes none.
         logs: what is logged for others, and read; None if the job logs nothing.
+        asks: whether the loop of a user's script asks for a step, after so many seconds at most; None: there is none.
         memory: bytes that the process has in memory.
         on_effect: called with each effect before it is performed; may wait, as any call that is yielded.
         leaving: whether the worker was told to go.
@@ -219,6 +221,7 @@ class Driver:
     pace: Pace
     writer: Writer | None = None
     logs: Logs | None = None
+    asks: Callable[[int, float], bool] | None = None
     memory: Callable[[], int] = resident_bytes
     on_effect: Callable[[WorkerEffect], None] = lambda effect: None
     leaving: bool = False
@@ -384,6 +387,8 @@ class Driver:
                 return self._pin(generation, step, layers)
             case Written():
                 return (yield from self._await_writer())
+            case Asked(step=step):
+                return (yield from self._await_loop(step))
         raise InternalError(f"unknown effect {effect!r}")
 
     def _perform_of_logs(self, effect: Keep | Kept | Flush | Consult | Consulted) -> Doing:
@@ -519,6 +524,17 @@ class Driver:
         """
         assert self.writer is not None, "nothing is pinned in a job that makes no checkpoints"
         while not (yield partial(self.writer.written, MOMENT_S)):
+            self._refuse_stale()
+            self.pace.move(waiting=True)
+
+    def _await_loop(self, step: int) -> Doing:
+        """Waits for the loop of a user's script to come back; that it is elsewhere is no sign of a hang.
+
+        Raises:
+            StaleGeneration: superseded: others need us meanwhile.
+        """
+        assert self.asks is not None, "only a loop asks for steps"
+        while not (yield partial(self.asks, step, MOMENT_S)):
             self._refuse_stale()
             self.pace.move(waiting=True)
 

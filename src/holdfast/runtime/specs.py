@@ -90,6 +90,7 @@ class WorkerSpec:
         logs_url: where all nodes can read the job's logs; None: each other's disks.
         nodes: the workers that share a node.
         job_id: tells this job's logs from those of all others.
+        model: digest of the model's first weights.
         faults: what is to happen to this worker.
         emulate: sleep as long as it says instead of computing; None to compute.
         namespace: the network to move to before anything else; None to stay in the host's.
@@ -114,6 +115,7 @@ class WorkerSpec:
     logs_url: str | None = None
     nodes: tuple[tuple[WorkerId, ...], ...] = ()
     job_id: str = ""
+    model: str = ""
 
     @property
     def host(self) -> str:
@@ -203,6 +205,7 @@ class Probed:
         sizes: bytes of what every layer hands on and holds; None if it is emulated.
         item: what every item of the data is like; None if it is emulated.
         warnings: what a person should know, a line each.
+        job: as its script says; None if its file says all.
     """
 
     boundaries: tuple[TensorSpec, ...]
@@ -211,6 +214,7 @@ class Probed:
     sizes: Sizes | None = None
     item: ItemSpec | None = None
     warnings: tuple[str, ...] = ()
+    job: Job | None = None
 
 
 def emulated_probe(job: Job, profile: Profile) -> Probed:

@@ -23,6 +23,8 @@ from holdfast.config.job import (
     Job,
     PythonData,
     PythonModel,
+    ScriptData,
+    ScriptModel,
     TextData,
     VitModel,
 )
@@ -127,6 +129,8 @@ def build_model(job: Job) -> Model:
         case PythonModel(target=target, loss=loss, arguments=arguments):
             modules = _layers_of(call_target(target, "model.target", arguments), target)
             return Model.build(modules, _default_loss if loss is None else _loss_of(loss))
+        case ScriptModel(path=path):
+            raise ConfigError(f"model.kind: script: only {path} itself has this model, whose loop is run as it is")
 
 
 def _layers_of(built: object, target: str) -> list[nn.Module]:
@@ -178,6 +182,8 @@ def build_dataset(job: Job) -> Any:
             return Text(path, context=job.model.context if isinstance(job.model, GptModel) else 128)
         case DigitsData():
             return Digits()
+        case ScriptData():
+            raise ConfigError("data.kind: script: only the script itself has this data")
         case python:
             dataset = call_target(python.target, "data.target", python.arguments)
             _check_dataset(dataset, f"data.target: {python.target}")
@@ -435,7 +441,7 @@ def checkpointed_layers(job: Job, num_layers: int) -> frozenset[int]:
     Raises:
         ConfigError: the job names one that the model does not have.
     """
-    chosen = job.model.checkpoint_activations
+    chosen = False if isinstance(job.model, ScriptModel) else job.model.checkpoint_activations
     layers = frozenset(range(num_layers) if chosen is True else chosen or ())
     if beyond := [layer for layer in layers if layer >= num_layers]:
         raise ConfigError(

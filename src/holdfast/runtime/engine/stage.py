@@ -43,6 +43,7 @@ from holdfast.optim.accumulate import Layout, Numerics, Reduced, check_dtype, ma
 from holdfast.optim.committed import Committed, CommittedLayer
 from holdfast.optim.digest import LayerState, decode_layer, encode_layer, layer_file, layer_sha256, save_layer
 from holdfast.optim.factory import OptimizerFactory
+from holdfast.optim.live import LiveLayer
 from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.running_stats import RunningStats
 from holdfast.optim.shadow import ShadowedLayer
@@ -56,14 +57,18 @@ from holdfast.runtime.engine.votes import pack_vote, unpack_vote
 
 __all__ = ["CommitMethod", "Loader", "ReducedLayers", "Stage", "layer_seed"]
 
-CommitMethod: TypeAlias = Literal["shadow", "undo"]
-"""How a step can be taken back: from a second copy, or by inverting it."""
+CommitMethod: TypeAlias = Literal["shadow", "undo", "live"]
+"""How a step can be taken back: from a second copy, by inverting it, or not at all."""
 
 Loader: TypeAlias = Callable[[int, int], tuple[Tensor, Tensor]]
 """``load(step, microbatch)``: the inputs and targets of a micro-batch, a pure function of both."""
 
 _log = logging.getLogger(__name__)
-_COMMITS: Mapping[CommitMethod, type[CommittedLayer]] = {"shadow": ShadowedLayer, "undo": UndoableLayer}
+_COMMITS: Mapping[CommitMethod, type[CommittedLayer]] = {
+    "shadow": ShadowedLayer,
+    "undo": UndoableLayer,
+    "live": LiveLayer,
+}
 _ALIGNMENT = 64  # bytes; what torch's own allocations have, and what a matrix product's rounding may depend on
 
 
@@ -555,7 +560,7 @@ class Stage(SteppedStage[Reduced, float]):
         uses = {dict(tie.places)[index]: tie for tie in self._ties if index in tie.layers}
         later = [name for name, tie in uses.items() if tie.layers[0] != index]
         committed = commit(index, module, optimizer, tied=later, scaling=self._scaling)
-        stats = RunningStats(index, module)
+        stats = self._stats_of(index, module)
         places: dict[ReducedLayers, list[int]] = {(index,): [i for i, name in enumerate(names) if name not in uses]}
         for name, tie in uses.items():  # in the order of the ties, as on every other owner
             places.setdefault(tie.layers, []).extend([names.index(name)] if name in names else [])
@@ -566,6 +571,9 @@ class Stage(SteppedStage[Reduced, float]):
             places=places,
             watched={name: b for name, b in module.named_buffers() if name not in stats.buffer_names},
         )
+
+    def _stats_of(self, index: int, module: nn.Module) -> RunningStats:
+        return RunningStats(index, module)
 
     def _layout(self, reduction: ReducedLayers) -> Layout:
         layer = next(layer for layer in reduction if layer in self._owned)

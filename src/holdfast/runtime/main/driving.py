@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 
 import torch
 
 from holdfast.runtime.driver import Driver
 
-__all__ = ["drive"]
+__all__ = ["drive", "drive_beside"]
 
 
 def drive(driver: Driver) -> None:
@@ -18,9 +19,19 @@ def drive(driver: Driver) -> None:
     The thread that calls this, the main one, does nothing meanwhile but answer signals.
     """
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-    threading.Thread(target=lambda: ended.put(_make_calls(driver)), name="driver", daemon=True).start()
+    drive_beside(driver, ended.put)
     if (problem := ended.get()) is not None:
         raise problem
+
+
+def drive_beside(driver: Driver, on_end: Callable[[BaseException | None], None]) -> None:
+    """Runs a driver in a thread of its own, while the thread that calls this goes on.
+
+    Args:
+        driver: runs to its end.
+        on_end: called then, in that thread, with what has ended it; None if that is its protocol.
+    """
+    threading.Thread(target=lambda: on_end(_make_calls(driver)), name="driver", daemon=True).start()
 
 
 def _make_calls(driver: Driver) -> BaseException | None:

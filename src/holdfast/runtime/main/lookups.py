@@ -19,11 +19,12 @@ from holdfast.errors import (
 )
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.engine.build import probe
+from holdfast.runtime.loop.probing import probe_script
 from holdfast.runtime.resume import find
 from holdfast.runtime.specs import ResumeFrom
 from holdfast.storage.checkpoints import Facts
 
-__all__ = ["answering", "run_digest", "run_find", "run_probe"]
+__all__ = ["answering", "run_digest", "run_find", "run_probe", "run_script_probe"]
 
 
 def run_probe(job: Job, answer: Connection) -> None:
@@ -33,6 +34,11 @@ def run_probe(job: Job, answer: Connection) -> None:
     """
     torch.set_num_threads(1)
     answering(answer, lambda: msgspec.json.encode(probe(job)).decode())
+
+
+def run_script_probe(job: Job, answer: Connection) -> None:
+    """Runs a job's script as far as its loop; sends as :func:`run_probe` does."""
+    answering(answer, lambda: msgspec.json.encode(probe_script(job)).decode())
 
 
 def run_find(

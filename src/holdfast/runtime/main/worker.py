@@ -63,7 +63,7 @@ from holdfast.telemetry.events import (
     WorkerReady,
 )
 
-__all__ = ["run_worker"]
+__all__ = ["WorkerProcess", "load_layers", "run_worker"]
 
 _TELL_S = 10.0
 _SAME_S = 2.0
@@ -79,7 +79,7 @@ def run_worker(spec: WorkerSpec) -> None:
     torch.set_num_threads(1)
     gpus = 1 if spec.emulate is not None else spec.job.gpus_of(spec.worker)
     companions = fork_companions(gpus, partial(_accompany, spec)) if gpus > 1 else None  # before there is any thread
-    _Worker(spec, companions).run()
+    WorkerProcess(spec, companions).run()
 
 
 def _accompany(spec: WorkerSpec, ranks: Ranks) -> None:
@@ -97,7 +97,9 @@ def _sharded(ranks: Ranks, number: int, samples: int, **options: Any) -> Sharded
     return ShardedStage(ranks=ranks, number=number, samples=samples, **options)
 
 
-class _Worker:
+class WorkerProcess:
+    """One worker's process, from its beginning to its end."""
+
     def __init__(self, spec: WorkerSpec, companions: Companions | None) -> None:
         self._spec = spec
         self._companions = companions
@@ -121,6 +123,7 @@ class _Worker:
         )
 
     def run(self) -> None:
+        """Lives, and ends the process."""
         try:
             self._live()
         except ConfigError as error:
@@ -140,10 +143,16 @@ class _Worker:
         os._exit(1)
 
     def _live(self) -> None:
-        spec = self._spec
         if self._companions is not None:
             self._companions.watch(self._on_raised, self._on_ended)
             self._ranks = self._companions.meet()
+        driver = self._begin()
+        drive(driver)
+        self._end(driver)
+
+    def _begin(self) -> Driver:
+        """Makes all that takes part in steps; nothing of it runs yet."""
+        spec = self._spec
         parts = self._build(spec.plan)
         if parts.unused is not None:
             self._data()  # a spare has the time, and will have none when it computes
@@ -155,7 +164,10 @@ class _Worker:
         self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid()))
         threading.Thread(target=self._beat, args=(driver,), name="heartbeat", daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: self._leave(driver))
-        drive(driver)
+        return driver
+
+    def _end(self, driver: Driver) -> None:
+        """What is told has left when this returns."""
         if driver.logs is not None and driver.leaving:
             driver.logs.flush(_TELL_S)  # whoever is lost next may need it
         self._log.close()
@@ -270,7 +282,7 @@ class _Worker:
         """
         parts = self._build(plan)
         if state is not None and state.url is not None:
-            _load(parts.stage, state.url, state.step)
+            load_layers(parts.stage, state.url, state.step)
         return parts.stage, parts.spec_of
 
     def _note(self, text: str) -> None:
@@ -343,7 +355,7 @@ def _restore(stage: Engine, resume: ResumeFrom, pause: Callable[[float], None] =
     assert resume.step is not None
     for wait_s in (*_ASK_AGAIN_S, None):
         try:
-            _load(stage, resume.url, resume.step)
+            load_layers(stage, resume.url, resume.step)
             break
         except StorageError as error:
             if wait_s is None:
@@ -365,6 +377,11 @@ def _way_on(resume: ResumeFrom) -> str:
     return "there is no older one" if older is None else f"go on from the one before: --resume {resume.url}@{older}"
 
 
-def _load(stage: Engine, url: str, step: int) -> None:
+def load_layers(stage: Engine, url: str, step: int) -> None:
+    """Replaces the layers of a stage by those of a checkpoint.
+
+    Raises:
+        StorageError: one is missing, damaged or cannot be read.
+    """
     for layer, data in load_states(url, step, stage.layer_steps()).items():
         stage.restore(layer, data)

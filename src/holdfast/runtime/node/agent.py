@@ -69,7 +69,17 @@ from holdfast.recovery.ways import Decided, decided
 from holdfast.runtime.hardening import forbid_core_dumps, make_private, raise_file_limit, write_private
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.node.children import Child, Children
-from holdfast.runtime.node.entries import COORDINATOR, DIGEST, FIND, LIBRARY, PROBE, Entry
+from holdfast.runtime.node.entries import (
+    COORDINATOR,
+    DIGEST,
+    FIND,
+    LIBRARY,
+    PROBE,
+    SCRIPT,
+    SCRIPT_PROBE,
+    WORKER,
+    Entry,
+)
 from holdfast.runtime.node.forks import FORKS, SERVER, ForkedProcess, Patience
 from holdfast.runtime.node.news import Reporter
 from holdfast.runtime.node.supervision import RestartLimit, StartAgain, Supervisor
@@ -296,7 +306,7 @@ class Agent:
             self._prepare("starting the coordinator")
             self._claim_directory()
             log = stack.enter_context(contextlib.closing(self._open_log()))
-            log.write(time.monotonic(), self._started())
+            self._tell(log, self._started())
             self._tell(log, *(Notice(worker="probe", text=text) for text in probed.warnings))
             self._tell_resumed(log, found)
             self._tell(log, decision.chosen)
@@ -308,7 +318,20 @@ class Agent:
             log.write(time.monotonic(), JobEnded(outcome=outcome.outcome, step=outcome.step))
             if outcome.outcome == "preempted":
                 raise Interrupted(signal.SIGTERM, self._tell_preempted(outcome.detail))
-            return self._with_hashes(outcome)
+            outcome = self._with_hashes(outcome)
+            self._await_scripts()
+            return outcome
+
+    def _await_scripts(self) -> None:
+        """What scripts do behind their loop is theirs: it takes as long as it takes."""
+        if not self.job.loops:
+            return
+        assert self._group is not None
+        for child in self._group.living:
+            while not child.ended.wait(_LOOK_S):
+                self._check_patience()
+            if child.status:
+                self._say(f"worker {child.name}: its script ended behind its loop: {describe_exit(child.status)}")
 
     def _delete_logs(self) -> None:
         """However the job has ended: nobody can replay from them any more."""
@@ -339,7 +362,12 @@ class Agent:
     def _probe(self) -> Probed:
         if self.emulate is not None:
             return emulated_probe(self.job, self.emulate)
-        return msgspec.json.decode(self._ask(PROBE, self.job, limit_s=self._start_s), type=Probed)
+        entry = SCRIPT_PROBE if self.job.loops else PROBE
+        probed = msgspec.json.decode(self._ask(entry, self.job, limit_s=self._start_s), type=Probed)
+        if probed.job is not None:  # only its script knew how many steps and micro-batches it has
+            self.job = probed.job
+            self._check_faults()
+        return probed
 
     def _plan(self, probed: Probed) -> _Planned:
         num_layers = probed.facts.layers
@@ -451,8 +479,13 @@ class Agent:
     def _check_faults(self) -> None:
         for fault in self.faults:
             self._check_target(fault)
-            if fault.step >= self.job.train.steps:
+            if fault.step >= self.job.train.steps and not self._to_be_told:
                 raise ConfigError(f"--fault {fault}: the last step is {self.job.train.steps - 1}")
+
+    @property
+    def _to_be_told(self) -> bool:
+        """Whether the job's script is yet to say how many steps it has."""
+        return self.job.loops and self._server is None
 
     @property
     def _isolated(self) -> bool:
@@ -637,7 +670,9 @@ class Agent:
                 logs_url=self._logs_url(coordinator.job_id),
                 nodes=nodes,
                 job_id=coordinator.job_id,
+                model=probed.facts.model,
             ),
+            entry=SCRIPT if self.job.loops else WORKER,
             send=send,
             cut=self._cut,
             log=log,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-__all__ = ["COORDINATOR", "DIGEST", "FIND", "LIBRARY", "PROBE", "WORKER", "Entry"]
+__all__ = ["COORDINATOR", "DIGEST", "FIND", "LIBRARY", "PROBE", "SCRIPT", "SCRIPT_PROBE", "WORKER", "Entry"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,10 @@ class Entry:
 
 
 WORKER = Entry("worker", "holdfast.runtime.main.worker:run_worker")
+SCRIPT = Entry("worker", "holdfast.runtime.main.script:run_script_worker")
 COORDINATOR = Entry("coordinator", "holdfast.runtime.main.coordinator:run_coordinator")
 LIBRARY = Entry("library", "holdfast.runtime.main.library:run_library")
 PROBE = Entry("probe", "holdfast.runtime.main.lookups:run_probe")
+SCRIPT_PROBE = Entry("probe", "holdfast.runtime.main.lookups:run_script_probe")
 FIND = Entry("find", "holdfast.runtime.main.lookups:run_find")
 DIGEST = Entry("digest", "holdfast.runtime.main.lookups:run_digest")

@@ -25,7 +25,7 @@ from holdfast.control.messages import (
 from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.node.children import Child
-from holdfast.runtime.node.entries import WORKER
+from holdfast.runtime.node.entries import WORKER, Entry
 from holdfast.telemetry.events import FaultInjected, Log, Notice
 
 __all__ = ["Processes", "WorkerGroup"]
@@ -63,6 +63,7 @@ class WorkerGroup:
         cut: takes a node's network link down.
         log: the job's events.
         grace_s: how long a process that was held for lost may take to end by itself.
+        entry: what runs in a worker's process.
         clock: seconds, monotonic; of the log.
         later: calls what it is given after so many seconds.
     """
@@ -75,6 +76,7 @@ class WorkerGroup:
     cut: Callable[[int], None]
     log: Log
     grace_s: float
+    entry: Entry = WORKER
     clock: Callable[[], float] = time.monotonic
     later: Callable[[float, Callable[[], None]], None] = _after
     _current: dict[WorkerId, Child] = field(default_factory=dict)
@@ -142,7 +144,7 @@ class WorkerGroup:
             spec = self.spec_of(worker, tuple(fault for fault in faults if fault.step > self._reached + 1), False)
         else:
             spec = self.spec_of(worker, faults, True)
-        child = self._current[worker] = self.children.start(WORKER, spec, name=str(worker))
+        child = self._current[worker] = self.children.start(self.entry, spec, name=str(worker))
         with self._lock:
             self._running[worker] = child
             if worker in self._coming:
@@ -187,6 +189,12 @@ class WorkerGroup:
             self._running.pop(worker, None)  # another one may be started in its place now
         if not child.ended.is_set():
             self.later(self.grace_s, lambda: self.children.kill(child))
+
+    @property
+    def living(self) -> tuple[Child, ...]:
+        """The processes that have not ended, as far as is known."""
+        with self._lock:
+            return tuple(self._running.values())
 
     def reach(self, step: int, generation: int) -> None:
         """Offers the workers that are scheduled to come at this step, or earlier; a hello tells of the generation."""

@@ -1,0 +1,56 @@
+"""Optimizers that do what somebody else's one would do to some of its parameters, by the settings that it has then."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from holdfast.errors import ConfigError
+
+__all__ = ["Mirror"]
+
+
+class Mirror:
+    """Makes optimizers of the same kind as another one, over stand-ins for some of its parameters.
+
+    Args:
+        optimizer: the one that is mirrored; what it says of its groups counts whenever a mirror steps.
+        parameters: those that stand-ins will be made for, in their order. Those that are in none of its groups are not
+            updated.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+        self._optimizer = optimizer
+        self._parameters = tuple(parameters)
+        self._sources: list[dict[str, Any]] = []
+
+    def __call__(self, stand_ins: list[nn.Parameter]) -> Optimizer:
+        """Makes the optimizer; it has no state."""
+        standing_for = {id(p): stand_in for p, stand_in in zip(self._parameters, stand_ins, strict=True)}
+        self._sources, groups = [], []
+        for group in self._optimizer.param_groups:
+            ours = [standing_for[id(p)] for p in group["params"] if id(p) in standing_for]
+            if ours:
+                self._sources.append(group)
+                groups.append({**group, "params": ours})
+        made: Optimizer = object.__new__(type(self._optimizer))
+        made.__dict__.update({k: v for k, v in self._optimizer.__dict__.items() if k != "step"})
+        made.state = defaultdict(dict)
+        made.param_groups = groups
+        return made
+
+    def sync(self, made: Optimizer) -> None:
+        """Gives it the settings that the mirrored one has now, as a scheduler has changed them."""
+        for group, source in zip(made.param_groups, self._sources, strict=True):
+            group.update({key: _copied(value) for key, value in source.items() if key != "params"})
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        raise ConfigError("a setting of the optimizer is a tensor (such as lr=torch.tensor(...)); expected a number")
+    return value

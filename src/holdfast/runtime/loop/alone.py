@@ -1,0 +1,70 @@
+"""One worker without a job: a script that was started by itself."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from holdfast.core.placement import LayerRange
+from holdfast.core.schedule import OpKind
+from holdfast.runtime.loop.hosting import Loop
+from holdfast.runtime.loop.stage import LoopStage
+from holdfast.runtime.loop.turns import Turns
+
+__all__ = ["Alone"]
+
+_FOREVER_S = 3600.0
+
+
+class Alone:
+    """Carries a loop in this process, with the bits that any number of workers would have."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.worker = "0.0"
+        torch.set_num_threads(1)  # sums over several threads have other bits
+
+    def is_first(self) -> bool:
+        """There is no other."""
+        return True
+
+    def begin(self, loop: Loop, turns: Turns) -> LoopStage:
+        """Begins to take turns, in a thread."""
+        stage = LoopStage(
+            prepared=loop.prepared,
+            turns=turns,
+            owned=range(len(loop.prepared.buckets)),
+            numerics="exact",
+            num_microbatches=loop.microbatches,
+        )
+        threading.Thread(target=_drive, args=(stage, loop, turns), name="driver", daemon=True).start()
+        return stage
+
+
+def _drive(stage: LoopStage, loop: Loop, turns: Turns) -> None:
+    torch.set_num_threads(1)  # the limit is each thread's own
+    try:
+        for step in range(loop.steps):
+            while not turns.between(step, _FOREVER_S):
+                pass
+            _run_step(stage, loop, step)
+        turns.between(loop.steps, 0.0)
+    except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+        turns.end(error)
+    else:
+        turns.end()
+
+
+def _run_step(stage: LoopStage, loop: Loop, step: int) -> None:
+    layers = LayerRange(0, stage.num_layers)
+    stage.begin(step)
+    for number in range(loop.microbatches):
+        stage.forward(step, number, None, layers)
+        stage.backward(OpKind.B, step, number, None, layers)
+    for reduction in stage.reductions:
+        stage.accept(reduction, stage.message(reduction))
+    stage.conclude(stage.vote())
+    for layer in stage.layers:
+        stage.update(layer)
+        stage.swap(layer)

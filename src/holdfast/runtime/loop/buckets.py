@@ -1,0 +1,71 @@
+"""A model as buckets: contiguous parts of its parameters, each of which is summed and updated as one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from torch import Tensor, nn
+
+from holdfast.errors import ConfigError
+
+__all__ = ["BUCKET_BYTES", "Bucket", "make_buckets"]
+
+BUCKET_BYTES = 1 << 22
+"""A bucket is closed once it has so many bytes; of a small model it has a quarter of all."""
+_FEWEST = 4
+
+
+class Bucket(nn.Module):
+    """Parameters and buffers of a model by their full names, dots included; it runs nothing.
+
+    Args:
+        parameters: the model's own, in registration order.
+        buffers: the persistent ones.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._parameters.update(parameters)
+        self._buffers.update(buffers)
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """Returns a parameter; its name is no path here."""
+        found = self._parameters[target]
+        assert found is not None, "a bucket has parameters only"
+        return found
+
+
+def make_buckets(model: nn.Module, belongs_to: Callable[[nn.Parameter], object]) -> tuple[Bucket, ...]:
+    """Returns the buckets of a model, in registration order; all buffers are in the last one.
+
+    Args:
+        model: its parameters count once, those that are shared at their first use.
+        belongs_to: parameters of which this differs are in different buckets: their optimizers.
+
+    Raises:
+        ConfigError: it has no parameter that is trained.
+    """
+    named = list(model.named_parameters())
+    if not any(parameter.requires_grad for _, parameter in named):
+        raise ConfigError(f"hf.prepare: {type(model).__name__} has no parameter that is trained")
+    most = min(BUCKET_BYTES, -(-sum(p.nbytes for _, p in named) // _FEWEST))
+    rows = list(_cut(named, most, belongs_to))
+    kept = model.state_dict(keep_vars=True).keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    last = len(rows) - 1
+    return tuple(Bucket(row, buffers if index == last else {}) for index, row in enumerate(rows))
+
+
+def _cut(
+    named: Iterable[tuple[str, nn.Parameter]], most: int, belongs_to: Callable[[nn.Parameter], object]
+) -> Iterable[dict[str, nn.Parameter]]:
+    row: dict[str, nn.Parameter] = {}
+    size, owner = 0, None
+    for name, parameter in named:
+        theirs = belongs_to(parameter) if parameter.requires_grad else owner
+        if row and (size >= most or (owner is not None and theirs is not owner)):
+            yield row
+            row, size, owner = {}, 0, None
+        row[name] = parameter
+        size, owner = size + parameter.nbytes, theirs if theirs is not None else owner
+    yield row

@@ -1,0 +1,113 @@
+"""Runs a script as far as its loop, to learn what it will train: everything else is planned by that."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NoReturn
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+
+from holdfast.config.job import Grid, Job, PipelineLayout, ScriptModel
+from holdfast.errors import ConfigError
+from holdfast.optim.digest import tensors_sha256
+from holdfast.recovery.choice import Sizes
+from holdfast.runtime.loop.hosting import Loop, hosted
+from holdfast.runtime.loop.script import print_trace, quiet, run_script, told
+from holdfast.runtime.loop.stage import HANDED_ON
+from holdfast.runtime.loop.turns import Turns
+from holdfast.runtime.specs import Probed, facts_of
+from holdfast.runtime.tensors import num_bytes
+
+__all__ = ["fingerprint", "probe_script"]
+
+
+class _Reached(BaseException):
+    """The loop is reached: the script must not go on, whatever it catches."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+
+
+class _Probing:
+    """Carries a script as far as its loop."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.worker = "0.0"
+
+    def is_first(self) -> bool:
+        """As far as the loop nobody knows who is; nothing is to be printed or saved."""
+        return False
+
+    def begin(self, loop: Loop, turns: Turns) -> NoReturn:
+        """This is as far as it goes."""
+        raise _Reached(loop)
+
+
+def probe_script(job: Job) -> Probed:
+    """Returns what a script is going to train, and the job as it says.
+
+    Raises:
+        ConfigError: it cannot be trained, or the script raised; it has printed where.
+    """
+    assert isinstance(job.model, ScriptModel), "only a script is run"
+    loop = _reached(job.model, job.train.seed)
+    job = _as_told(job, loop)
+    buckets = loop.prepared.buckets
+    sizes = Sizes(
+        boundary_bytes=(num_bytes(HANDED_ON),) * len(buckets),
+        state_bytes=tuple(sum(p.nbytes for p in bucket.parameters()) for bucket in buckets),
+    )
+    return Probed(
+        boundaries=(HANDED_ON,) * len(buckets),
+        facts=facts_of(job, layers=len(buckets), model=fingerprint(loop.prepared.model), data=_data(loop.dataset)),
+        sizes=sizes,
+        job=job,
+    )
+
+
+def _reached(script: ScriptModel, seed: int) -> Loop:
+    torch.set_num_threads(1)
+    hosted(_Probing(seed))
+    try:
+        with quiet():
+            run_script(script)
+    except _Reached as reached:
+        return reached.loop
+    except ConfigError as error:
+        raise ConfigError(told(script, error)) from None
+    except BaseException as error:  # noqa: BLE001 - nobody can know what somebody else's script raises
+        print_trace(error)
+        raise ConfigError(f"{told(script, error)} (above is where)") from None
+    raise ConfigError(
+        f"{script.path}: came to its end without a loop over hf.steps(...) of hf = holdfast.session(): there is "
+        "nothing that workers could share"
+    )
+
+
+def _as_told(job: Job, loop: Loop) -> Job:
+    workers, number = job.num_workers, loop.microbatches
+    if number < workers:
+        raise ConfigError(
+            f"hf.steps: microbatches: {number} are too few for {workers} workers; expected at least one for each"
+        )
+    base, more = divmod(number, workers)
+    size, per_node = loop.size, job.grid.workers_per_node
+    if more:
+        stages = (len(loop.prepared.buckets),)
+        rows = tuple(PipelineLayout(stages=stages, microbatches=base + (i < more)) for i in range(workers))
+        grid = Grid(layout=rows, microbatch_size=size, workers_per_node=per_node)
+    else:
+        grid = Grid(pipelines=workers, stages=1, microbatches=base, microbatch_size=size, workers_per_node=per_node)
+    return replace(job, grid=grid, train=replace(job.train, steps=loop.steps))
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Returns a digest of a model's parameters and buffers, by name: types, shapes and bits."""
+    return tensors_sha256({name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())})
+
+
+def _data(dataset: Any) -> str:
+    return hashlib.sha256(f"{type(dataset).__name__} {len(dataset)}".encode()).hexdigest()

@@ -1,0 +1,239 @@
+"""The compute engine of a worker whose operations are run by the loop of a user's script.
+
+Its layers are the buckets of the model. One forward pass over any of them, and the backward pass over them, is one
+*item*: the loop is given the number of a micro-batch, and gives back its gradients, all at once. They are added to the
+sums of a bucket when the plan says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.core.placement import LayerRange
+from holdfast.core.progress import Progress
+from holdfast.core.schedule import OpKind
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.errors import InternalError
+from holdfast.optim.accumulate import Numerics, Reduced
+from holdfast.optim.committed import Committed
+from holdfast.optim.digest import LayerState
+from holdfast.optim.factory import OptimizerFactory
+from holdfast.optim.live import LiveLayer
+from holdfast.optim.running_stats import RunningStats
+from holdfast.runtime.engine.stage import Stage, _Cell, _Context, _Owned
+from holdfast.runtime.engine.stepped import ReducedLayers
+from holdfast.runtime.loop.prepared import Prepared
+from holdfast.runtime.loop.turns import Item, Turns
+
+__all__ = ["HANDED_ON", "Gradients", "LoopStage"]
+
+HANDED_ON = TensorSpec(shape=(1,), dtype="float32")
+"""What buckets hand on, as plans want it: nothing that means anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """What came of an item.
+
+    Attributes:
+        of: per bucket, the gradients of its trained parameters, scaled as the loss was; None where there is none.
+        loss: float32, of one element.
+        stats: those of batch-norm; None if there are none.
+    """
+
+    of: tuple[tuple[Tensor | None, ...], ...]
+    loss: Tensor
+    stats: Tensor | None = None
+
+
+class LoopStage(Stage):
+    """Computes by having a loop run items.
+
+    Layers only ever go forward, as the loop may look at them between any two steps. So the sums of the last step are
+    kept until those of the next are there: whoever lacks one is given it.
+
+    Args:
+        prepared: what is trained.
+        turns: by which the loop is reached.
+        owned: the buckets that are held or followed: all or none.
+        numerics: ``exact`` or ``fast``.
+        num_microbatches: items of a step, over all workers.
+    """
+
+    def __init__(
+        self, *, prepared: Prepared, turns: Turns, owned: Sequence[int], numerics: Numerics, num_microbatches: int
+    ) -> None:
+        self._prepared, self._turns = prepared, turns
+        self._items: dict[int, list[tuple[Tensor | None, ...]]] = {}  # what is not added yet, by micro-batch
+        self._records: dict[int, Tensor] = {}
+        self._last: tuple[int, dict[ReducedLayers, Reduced]] = (-1, {})
+        super().__init__(
+            layers=[prepared.buckets[index] for index in owned],
+            owned=owned,
+            num_layers=len(prepared.buckets),
+            ties=(),
+            loss=_runs_nothing,
+            optimizer=_makes_nothing,
+            lr_scale=lambda step: 1.0,
+            numerics=numerics,
+            seed=0,
+            num_microbatches=num_microbatches,
+            load=_runs_nothing,
+            clip_norm=prepared.clip_norm,
+            commit="live",
+            scaling=prepared.scaling,
+            outputs=[HANDED_ON] * len(prepared.buckets),
+        )
+        self.returns = True
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        step: int,
+        microbatch: int,
+        activation: Tensor | None,
+        layers: LayerRange | None = None,
+        *,
+        adds: bool = True,
+    ) -> Tensor | None:
+        """Have the loop run an item, unless its gradients are here already; see `Stage.forward`."""
+        if step != self._step:
+            self.begin(step)
+        layers = layers or self._all()
+        if adds:
+            if microbatch not in self._items:
+                self._run_item(step, microbatch)
+            here = torch.empty(0)
+            cells = [_Cell(here, here, None) for _ in layers.indices]
+            self._contexts[microbatch][layers.start] = _Context(layers, cells)
+        return torch.zeros(HANDED_ON.shape) if layers.stop < self.num_layers else None
+
+    def _run_item(self, step: int, microbatch: int) -> None:
+        ahead = [layer for layer, owned in self._owned.items() if _live(owned).ahead]
+        if ahead:
+            raise InternalError(f"item {microbatch} of step {step} on weights that have made this step already")
+        scale = self._owned[self.num_layers - 1].committed.loss_scale
+        found: Gradients = self._turns.run(
+            Item(step=step, number=microbatch, loss_scale=None if scale is None else scale.value)
+        )
+        self._items[microbatch] = list(found.of)
+        loss = found.loss
+        self._records[microbatch] = loss if found.stats is None else torch.cat([loss, found.stats])
+
+    def backward(
+        self,
+        kind: OpKind,
+        step: int,
+        microbatch: int,
+        gradient: Tensor | None,
+        layers: LayerRange | None = None,
+        *,
+        adds: bool = True,
+    ) -> Tensor | None:
+        """Add the gradients of an item to the sums of buckets; see `Stage.backward`."""
+        if step != self._step:
+            raise InternalError(f"{kind} of step {step} while step {self._step} is running")
+        if kind is not OpKind.B:
+            raise InternalError(f"{kind}: the backward pass of a loop has no halves")
+        context, part = self._context(kind, microbatch, layers)
+        if part.start == context.layers.start:
+            del self._contexts[microbatch][part.start]
+        for index in reversed(part.indices):
+            context.cells.pop()
+            gradients, self._items[microbatch][index] = self._items[microbatch][index], ()
+            if adds:
+                record = self._records[microbatch] if index == self.num_layers - 1 else None
+                self._add(index, self._owned[index], microbatch, gradients, record)
+        return torch.zeros(HANDED_ON.shape) if part.start else None
+
+    def accept(self, reduction: ReducedLayers, reduced: Tensor) -> None:
+        """Take a sum; nobody asks for the one of the step before any more. See `Stage.accept`."""
+        super().accept(reduction, reduced)
+        self._drop_last(reduction)
+
+    def take_sum(self, reduction: ReducedLayers, message: Tensor) -> None:
+        """Take a sum that another owner has completed; see `Stage.take_sum`."""
+        super().take_sum(reduction, message)
+        self._drop_last(reduction)
+
+    def _drop_last(self, reduction: ReducedLayers) -> None:
+        step, sums = self._last
+        if step != self._step:
+            sums.pop(reduction, None)
+
+    def _swap(self, layer: int) -> None:
+        again, step = _live(self._owned[layer]).ahead, self._owned[layer].committed.step
+        super()._swap(layer)
+        if layer == self.layers[-1]:
+            self._last = (step, dict(self._reduced))
+            if not again:
+                self._prepared.advance()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._items.clear()
+        self._records.clear()
+
+    # --- a step that is interrupted -----------------------------------------------------------------------------------
+
+    def progress(self) -> tuple[Progress, ...]:
+        """Return what is kept of the steps that somebody may not have ended; see `SteppedStage.progress`."""
+        found, (step, sums) = super().progress(), self._last
+        if sums and all(each.step != step for each in found):
+            found = (Progress(step=step, complete=tuple(sorted(sums))), *found)
+        return found
+
+    def resume(self, step: int, standing: Iterable[ReducedLayers]) -> None:
+        """Go on with a step; whoever has ended it hands over its sums. See `SteppedStage.resume`."""
+        last, sums = self._last
+        if last == step != self._step:
+            self.discard()
+            self._step, self._reduced = step, {layers: replace(each) for layers, each in sums.items()}
+        super().resume(step, standing)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def export(self, layer: int) -> LayerState:
+        """Return a bucket's live state; with the last one goes all that is of no bucket. See `Stage.export`."""
+        state = super().export(layer)
+        return replace(state, extra=self._prepared.tell()) if layer == self.num_layers - 1 else state
+
+    def install(self, layer: int, state: LayerState) -> None:
+        """Replace a bucket's state; see `Stage.install`."""
+        super().install(layer, state)
+        self._last = (-1, {})
+        if state.extra:
+            self._prepared.take(state.extra)
+
+    def _own(
+        self, index: int, module: nn.Module, optimizer: OptimizerFactory, commit: Callable[..., Committed]
+    ) -> _Owned:
+        return super()._own(index, module, self._prepared.factory_of(index), commit)
+
+    def _stats_of(self, index: int, module: nn.Module) -> RunningStats:
+        last = len(self._prepared.buckets) - 1
+        return RunningStats(index, self._prepared.model if index == last else module)
+
+    @property
+    def stats(self) -> RunningStats:
+        """The batch-norm statistics of the model."""
+        return self._owned[self.num_layers - 1].stats
+
+
+def _live(owned: _Owned) -> LiveLayer:
+    assert isinstance(owned.committed, LiveLayer), "buckets go forward only"
+    return owned.committed
+
+
+def _runs_nothing(*args: Any) -> Any:
+    raise InternalError("a loop runs its model, its data and its loss by itself")
+
+
+def _makes_nothing(parameters: list[nn.Parameter]) -> Any:
+    raise InternalError("each bucket has an optimizer of its own")

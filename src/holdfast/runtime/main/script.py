@@ -1,0 +1,155 @@
+"""The process of one worker that runs a user's script: the script's thread loops, another one drives."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from holdfast.config.job import ScriptModel
+from holdfast.control.messages import StateAt
+from holdfast.core.plan import Plan
+from holdfast.core.tensorspec import TensorSpec
+from holdfast.errors import ConfigError
+from holdfast.protocol.worker import Engine
+from holdfast.runtime.driver import SpecOf
+from holdfast.runtime.engine.build import StageParts
+from holdfast.runtime.loop.hosting import Loop, hosted
+from holdfast.runtime.loop.probing import fingerprint
+from holdfast.runtime.loop.script import print_trace, run_script, told
+from holdfast.runtime.loop.stage import HANDED_ON, LoopStage
+from holdfast.runtime.loop.turns import Turns
+from holdfast.runtime.main.driving import drive_beside
+from holdfast.runtime.main.worker import WorkerProcess, load_layers
+from holdfast.runtime.specs import WorkerSpec
+
+__all__ = ["ScriptProcess", "run_script_worker"]
+
+
+def run_script_worker(spec: WorkerSpec) -> None:
+    """Runs one worker of a script to its end; exits with 0 after an orderly shutdown."""
+    if spec.namespace is not None:
+        spec.namespace.enter()  # before there is any socket
+    torch.set_num_threads(1)
+    ScriptProcess(spec).run()
+
+
+class ScriptProcess(WorkerProcess):
+    """One worker's process that runs a script; it carries the script's session."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        super().__init__(spec, None)
+        assert isinstance(spec.job.model, ScriptModel), "only a script is run"
+        self._script = spec.job.model
+        self._loop: Loop | None = None
+        self._turns: Turns | None = None
+        self._problem: BaseException | None = None
+
+    # --- for the session ----------------------------------------------------------------------------------------------
+
+    @property
+    def seed(self) -> int:
+        """The job's seed."""
+        return self._spec.job.train.seed
+
+    @property
+    def worker(self) -> str:
+        """Who this is."""
+        return str(self._spec.worker)
+
+    def is_first(self) -> bool:
+        """Whether no member of the generation that runs comes before this worker."""
+        plan = None if self._driver is None else self._driver.protocol.plan
+        holders = self._spec.plan.workers if plan is None else plan.placement.owners(0)
+        return min(holders) == self._spec.worker
+
+    def begin(self, loop: Loop, turns: Turns) -> LoopStage:
+        """The script has reached its loop: from now on this worker takes part in the job."""
+        self._check(loop)
+        self._loop, self._turns = loop, turns
+        driver = self._begin()
+        driver.asks = turns.between
+        driver.protocol.asked = True
+        stage = driver.protocol.stage
+        assert isinstance(stage, LoopStage), "a script's loop runs its operations"
+
+        def on_end(problem: BaseException | None) -> None:
+            self._problem = problem
+            if problem is None:
+                self._end(driver)
+            turns.end(problem)
+
+        drive_beside(driver, on_end)
+        return stage
+
+    def _check(self, loop: Loop) -> None:
+        """What was planned by must be what this process runs.
+
+        Raises:
+            ConfigError: it is not the same in each process.
+        """
+        job = self._spec.job
+        ours = (loop.microbatches, loop.size, loop.steps)
+        planned = (job.global_microbatches, job.grid.microbatch_size, job.train.steps)
+        if ours != planned:
+            raise ConfigError(
+                f"hf.steps: microbatches, size and steps are {ours} here, and were {planned} when the script was "
+                "tried; expected the same in every process"
+            )
+        if fingerprint(loop.prepared.model) != self._spec.model:
+            raise ConfigError(
+                "hf.prepare: the model begins with other weights than when the script was tried; build it after "
+                "holdfast.session(), which seeds torch, numpy and random, and draw from these"
+            )
+
+    # --- the process --------------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        hosted(self)
+        problem: BaseException | None = None
+        try:
+            run_script(self._script)
+        except BaseException as error:  # noqa: BLE001 - nobody can know what somebody else's script raises
+            problem = error
+        sys.stdout.flush()
+        if self._turns is None:
+            if problem is None:
+                raise ConfigError(f"{self._script.path}: came to its end without a loop over hf.steps(...)")
+            raise ConfigError(told(self._script, problem)) from problem
+        if problem is None or problem is self._problem:
+            self._turns.wait()
+        else:
+            print_trace(problem)
+            sys.stderr.flush()
+            self._turns.fail(problem)
+            self._turns.wait()
+        if self._problem is not None:
+            raise self._problem
+        if problem is not None:
+            os._exit(1)
+
+    def _build(self, plan: Plan) -> StageParts:
+        """The stage of the place that we have in a plan: all of the model, or nothing of it."""
+        assert self._loop is not None, "nothing is built before the loop"
+        assert self._turns is not None, "nothing is built before the loop"
+        job, num_layers = self._spec.job, len(self._loop.prepared.buckets)
+        stage = LoopStage(
+            prepared=self._loop.prepared,
+            turns=self._turns,
+            owned=plan.placement.layers_of(self._spec.worker) if self._spec.worker in plan.workers else (),
+            numerics=job.train.numerics,
+            num_microbatches=job.global_microbatches,
+        )
+        return StageParts(
+            stage=stage,
+            ties=(),
+            boundaries=(HANDED_ON,) * num_layers,
+            vote=TensorSpec(shape=(num_layers, 3), dtype="float64"),
+        )
+
+    def _rebuild(self, plan: Plan, state: StateAt | None) -> tuple[Engine, SpecOf]:
+        parts = self._build(plan)
+        if state is not None and state.url is not None:
+            load_layers(parts.stage, state.url, state.step)
+        return parts.stage, parts.spec_of
