@@ -122,6 +122,16 @@ JOBS = {
     },
 }
 
+LOOP_SCRIPT = Path(__file__).with_name("loop_script.py")
+for _variant in ("norm", "scaled", "tied", "own"):
+    JOBS[f"loop-{_variant}"] = {
+        "name": f"loop-{_variant}",
+        "model": {"kind": "script", "path": str(LOOP_SCRIPT), "arguments": ["--variant", _variant]},
+        "data": {"kind": "script"},
+        "grid": {"pipelines": 4, "stages": 1, "microbatches": 1},
+        "train": {"steps": 1, "seed": 3},
+    }
+
 HARMLESS = ("control.", "grid.workers_per_node=", "logging.", "resilience.spares=", "resilience.step_log=")
 """Overrides that cannot change any bit of a run in which nothing fails."""
 

@@ -407,6 +407,7 @@ class Control(_Plain, frozen=True, kw_only=True):
     store: str = "sqlite"
     coordinators: Positive = 1
     data_plane: Literal["links", "gloo"] = "links"
+    outside_s: PositiveFloat = 3600.0
 
 
 class Job(_Plain, frozen=True, kw_only=True):

@@ -27,7 +27,9 @@ from holdfast.config.job import (
     Job,
     Optimizer,
     PythonModel,
+    ScriptData,
     ScriptModel,
+    Train,
     VitModel,
 )
 from holdfast.config.parsing import parsing
@@ -292,7 +294,7 @@ def _check(job: Job, source: str) -> None:
             f"{source}: train.audit_every: {job.train.audit_every}, and steps that resilience.commit undo has inverted "
             "leave owners of a layer with other bits: expected commit shadow, or audit_every 0"
         )
-    if complaint := _wrong_baseline(job) or _wrong_logging(job):
+    if complaint := _wrong_loop(job) or _wrong_baseline(job) or _wrong_logging(job):
         raise ConfigError(f"{source}: {complaint}")
     if complaint := _wrong_lanes(job) or _wrong_shards(job):
         raise ConfigError(f"{source}: {complaint}")
@@ -472,6 +474,34 @@ def _wrong_baseline(job: Job) -> str:
         )
     if strategy == "checkfreq" and job.checkpoint.synchronous:
         return "checkpoint.synchronous: strategy checkfreq writes while training goes on; expected false, got true"
+    return ""
+
+
+def _wrong_loop(job: Job) -> str:
+    """What does not go with a script that has its own loop; empty if nothing."""
+    if job.loops != isinstance(job.data, ScriptData):
+        return "model.kind and data.kind: script has both; expected it for both or for neither"
+    if not job.loops:
+        return ""
+    train, plain = job.train, Train(steps=1)
+    wanted = (
+        ("grid.stages", max(job.grid.depths), 1),
+        ("grid.gpus_per_stage", job.most_lanes * job.most_shards, 1),
+        ("optimizer", job.optimizer, Optimizer()),
+        ("train.clip_norm", train.clip_norm, plain.clip_norm),
+        ("train.loss_scale", train.loss_scale, plain.loss_scale),
+        ("train.technique", train.technique, plain.technique),
+        ("train.profile", train.profile, plain.profile),
+        ("train.audit_every", train.audit_every, 0),
+        ("resilience.commit", job.resilience.commit, "shadow"),
+        ("resilience.step_log", job.resilience.step_log, True),
+        ("control.data_plane", job.control.data_plane, "links"),
+    )
+    for key, value, expected in wanted:
+        if value != expected:
+            return f"{key}: a script has its own model and loop: expected nothing else than the default, got {value}"
+    if job.resilience.strategy not in ("auto", "adaptive"):
+        return f"resilience.strategy: a script's loop never goes back; expected auto, got {job.resilience.strategy}"
     return ""
 
 

@@ -36,7 +36,8 @@ from holdfast.core.plan import Plan
 from holdfast.core.replay import Wanted
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.errors import InternalError, StaleGeneration
+from holdfast.core.work import WorkPhase
+from holdfast.errors import InternalError, StaleGeneration, WorkFailed
 from holdfast.protocol.besides import Besides, add_span, resident_bytes
 from holdfast.protocol.effects import (
     Asked,
@@ -199,6 +200,7 @@ class Driver:
         writer: writes checkpoints; None if the job makes none.
         logs: what is logged for others, and read; None if the job logs nothing.
         asks: whether the loop of a user's script asks for a step, after so many seconds at most; None: there is none.
+        outside_s: how long that may take.
         memory: bytes that the process has in memory.
         on_effect: called with each effect before it is performed; may wait, as any call that is yielded.
         leaving: whether the worker was told to go.
@@ -222,6 +224,7 @@ class Driver:
     writer: Writer | None = None
     logs: Logs | None = None
     asks: Callable[[int, float], bool] | None = None
+    outside_s: float = float("inf")
     memory: Callable[[], int] = resident_bytes
     on_effect: Callable[[WorkerEffect], None] = lambda effect: None
     leaving: bool = False
@@ -532,11 +535,16 @@ class Driver:
 
         Raises:
             StaleGeneration: superseded: others need us meanwhile.
+            WorkFailed: it stays there for too long.
         """
         assert self.asks is not None, "only a loop asks for steps"
+        since = self.clock()
         while not (yield partial(self.asks, step, MOMENT_S)):
             self._refuse_stale()
             self.pace.move(waiting=True)
+            if self.clock() - since > self.outside_s:
+                what = f"step {step} was not asked for within {self.outside_s:g} s (control.outside_s)"
+                raise WorkFailed(WorkPhase.SCRIPT, TimeoutError(what))
 
     def _committed(self, committed: Committed) -> None:
         """Logs the step; what was run must be what the plan ordered."""

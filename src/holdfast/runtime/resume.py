@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.config.deciding import GLOBAL_BATCH, compare, covers, deciding
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
@@ -104,10 +106,17 @@ def check_same_job(job: Job, run_dir: Path, before: Sequence[Job], accept: tuple
         ConfigError: it differs in what decides bits, and that was not accepted.
     """
     if before:
-        found, _ = compare(deciding(before[0]), job)
+        found, _ = compare(deciding(before[0]), _told(job, before[0]))
         differences = tuple((each.path, each.told("the run before")) for each in found)
         comparison = Comparison(foreign=(), differences=differences, notes=())
         _accepted(f"--run-dir {run_dir}: holds a run of another job", comparison, accept)
+
+
+def _told(job: Job, before: Job) -> Job:
+    """A job whose script has yet to say how many steps and micro-batches it has: as in the run before."""
+    if not (job.loops and before.loops):
+        return job
+    return replace(job, grid=before.grid, train=replace(job.train, steps=before.train.steps))
 
 
 def find(job: Job, resume: ResumeFrom | None, url: str, facts: Facts, accept: tuple[str, ...] = ()) -> Found | None:

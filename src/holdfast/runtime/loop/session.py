@@ -227,6 +227,17 @@ class Step:
             self._hand_over(taken)
         self._ended = True
 
+    @property
+    def item(self) -> int:
+        """The number of the item that runs, the same whoever runs it, from 0 in each step.
+
+        Raises:
+            ConfigError: none does.
+        """
+        if self._item is None:
+            raise ConfigError(f"step {self.number}: no item runs outside of the loop over them")
+        return self._item.number
+
     def backward(self, loss: Tensor) -> None:
         """Runs the backward pass of an item's loss: a scalar, the mean over its samples.
 

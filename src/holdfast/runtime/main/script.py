@@ -69,7 +69,7 @@ class ScriptProcess(WorkerProcess):
         self._check(loop)
         self._loop, self._turns = loop, turns
         driver = self._begin()
-        driver.asks = turns.between
+        driver.asks, driver.outside_s = turns.between, self._spec.job.control.outside_s
         driver.protocol.asked = True
         stage = driver.protocol.stage
         assert isinstance(stage, LoopStage), "a script's loop runs its operations"

@@ -1,0 +1,164 @@
+"""A training script with its own loop, in several variants; every item that it is given is told in a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import holdfast
+
+
+class Tied(nn.Module):
+    """One weight used twice, one that is frozen, one that no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(64, 24, bias=False)
+        self.frozen = nn.Linear(24, 24)
+        self.frozen.requires_grad_(False)
+        self.unused = nn.Linear(3, 3)
+        self.head = nn.Linear(24, 64, bias=False)
+        self.head.weight = nn.Parameter(self.embed.weight.data.T.clone())
+        self.classes = nn.Linear(24, 10)
+
+    def forward(self, images):
+        inner = torch.relu(self.frozen(self.embed(images.flatten(1))))
+        again = nn.functional.linear(inner, self.embed.weight.T)
+        return self.classes(torch.tanh(self.embed(again)))
+
+
+class Average:
+    """A moving average of the weights, which the script itself keeps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.weights = [p.detach().clone() for p in model.parameters()]
+        self.times = 0
+
+    def update(self) -> None:
+        self.times += 1
+        for mine, theirs in zip(self.weights, self.model.parameters(), strict=True):
+            mine.lerp_(theirs.detach(), 0.1)
+
+    def state_dict(self):
+        return {"weights": self.weights, "times": self.times}
+
+    def load_state_dict(self, state):
+        self.weights, self.times = list(state["weights"]), state["times"]
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(4 * 64, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Linear(16, 10),
+    )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--variant", choices=("norm", "scaled", "tied", "own"), default="norm")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--told", help="a folder in which every item is told")
+    parser.add_argument("--digest", help="a file for what the script itself ends with")
+    parser.add_argument("--fault", default="", help="what the script does wrong, and in which worker: KIND[:WORKER]")
+    parser.add_argument("--outside", help="a file that the first worker waits for behind step 2")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    hf = holdfast.session(seed=3)
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    data = TensorDataset(images[:500], torch.tensor(digits.target[:500]))
+    model = Tied() if args.variant == "tied" else net()
+    options: dict = {}
+    if args.variant == "norm":
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)]
+    elif args.variant == "scaled":
+        optimizers = [torch.optim.Adam(model.parameters(), lr=1e-2)]
+        options = {"scaler": torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3), "clip_norm": 0.5}
+    elif args.variant == "tied":
+        optimizers = [
+            torch.optim.AdamW(model.embed.parameters(), lr=1e-2),
+            torch.optim.SGD(
+                [*model.head.parameters(), *model.classes.parameters(), *model.unused.parameters()], lr=0.1
+            ),
+        ]
+        options = {"scheduler": [torch.optim.lr_scheduler.CosineAnnealingLR(each, T_max=8) for each in optimizers]}
+    else:
+        optimizers = [torch.optim.RMSprop(model.parameters(), lr=1e-3)]
+    model, *optimizers = hf.prepare(model, *optimizers, **options)
+    average = hf.state(Average(model)) if args.variant == "own" else None
+    loss_fn = nn.CrossEntropyLoss()
+
+    for step in hf.steps(data, microbatches=args.microbatches, size=3, steps=args.steps):
+        for x, y in step:
+            tell(args, hf, step.number, step.item)
+            go_wrong(args, hf, step, model, optimizers)
+            if args.variant == "own" and step.item == 1:
+                step.skip()
+                continue
+            if args.variant == "scaled":
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    output = model(x)
+                step.backward(loss_fn(output.float(), y))
+            elif args.variant == "own":
+                output = model(x)
+                step.backward(0.5 * loss_fn(output, y))
+                step.backward(0.1 * sum(p.square().sum() for p in model.parameters()))
+            elif args.fault.startswith("no-backward"):
+                model(x)
+            else:
+                step.backward(loss_fn(model(x), y))
+        if average is not None:
+            average.update()
+        if args.outside and step.number == 2 and hf.worker == "0.0":
+            Path(args.outside).with_suffix(".there").touch()
+            while not Path(args.outside).exists():
+                time.sleep(0.01)
+    if args.fault == "behind":
+        raise RuntimeError("what comes behind the loop")
+    if args.digest and hf.is_first:
+        kept = [*model.state_dict().values(), *(average.weights if average is not None else [])]
+        Path(args.digest).write_text(str([value.double().sum().item().hex() for value in kept]))
+
+
+def go_wrong(args: argparse.Namespace, hf, step, model: nn.Module, optimizers: list) -> None:
+    kind, _, worker = args.fault.partition(":")
+    if step.number != 2 or worker not in ("", hf.worker):
+        return
+    if kind == "raise":
+        raise ValueError("the third step is not to my taste")
+    if kind == "exit":
+        raise SystemExit(7)
+    if kind == "step":
+        optimizers[0].step()
+    if kind == "buffer":
+        model.register_buffer("seen", torch.zeros(1))
+
+
+def tell(args: argparse.Namespace, hf, step: int, item: int) -> None:
+    if args.told:
+        with (Path(args.told) / f"{hf.worker}-{os.getpid()}.jsonl").open("a") as file:
+            file.write(json.dumps([step, item]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

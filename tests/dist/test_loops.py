@@ -1,0 +1,216 @@
+"""A script with its own loop, on several workers of which some die: the same bits, and every item once to one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from holdfast import train
+from holdfast.errors import ConfigError, ProgramFailed, StateUnavailable
+from holdfast.telemetry.events import Agreed, StepOmitted, StepOps, read_events
+
+pytestmark = pytest.mark.dist
+
+VARIANTS = ["norm", "scaled", "tied", "own"]
+FAULTS = {
+    "start": ["kill:1.0@3"],
+    "forward": ["kill:1.0@3:forward"],
+    "backward": ["kill:1.0@3:backward"],
+    "reduce": ["kill:1.0@3:reduce"],
+    "verdict": ["kill:1.0@3:verdict"],
+    "update": ["kill:1.0@3:update"],
+    "commit": ["kill:1.0@3:commit"],
+    "two-at-once": ["kill:0.0@3:backward", "kill:2.0@3:forward"],
+    "in-the-recovery": ["kill:1.0@3:backward", "kill:2.0@3:install"],
+    "one-after-the-other": ["kill:3.0@2:commit", "kill:0.0@4:reduce", "kill:1.0@6:forward"],
+    "coordinator": ["kill:1.0@3:backward", "kill-coordinator@3:persist"],
+    "hang": ["hang:1.0@3:backward"],
+    "leave": ["leave:1.0@3"],
+    "comes-back": ["kill:1.0@2:backward", "join:1.0@3"],
+    "newcomer": ["join:new@2", "kill:0.0@8:backward"],
+}
+STEPS = {"newcomer": 12, "comes-back": 12}
+EVERYTHING = {
+    *[("norm", name) for name in FAULTS],
+    *[("scaled", name) for name in ("backward", "commit", "comes-back")],
+    *[("tied", name) for name in ("forward", "reduce", "newcomer")],
+    *[("own", name) for name in ("update", "leave", "comes-back", "one-after-the-other")],
+}
+
+
+def with_arguments(runs, variant, *arguments):
+    """The override that gives the script more arguments."""
+    known = list(runs.job(f"loop-{variant}").model.arguments)
+    return f"model.arguments={json.dumps([*known, *map(str, arguments)])}"
+
+
+def told(folder: Path) -> dict[str, list[tuple[int, int]]]:
+    """Per process, the items that it was given, in order."""
+    rows = {path.stem: path.read_text().splitlines() for path in folder.glob("*.jsonl")}
+    return {name: [tuple(json.loads(line)) for line in lines] for name, lines in rows.items()}
+
+
+@pytest.mark.parametrize(("variant", "fault"), sorted(EVERYTHING))
+def test_a_fault(runs, tmp_path, variant, fault):
+    steps = ("--steps", STEPS.get(fault, 8))
+    overrides = (with_arguments(runs, variant, *steps, "--told", tmp_path),)
+    healthy = runs.healthy(f"loop-{variant}", (with_arguments(runs, variant, *steps),))
+    summary = runs.survives(f"loop-{variant}", *FAULTS[fault], overrides=overrides, healthy=healthy)
+    given = told(tmp_path)
+    for process, items in given.items():
+        assert max(Counter(items).values()) == 1, f"{process} was given an item twice"
+    everything = Counter(item for items in given.values() for item in items)
+    assert set(everything) == {(step, item) for step in range(STEPS.get(fault, 8)) for item in range(8)}
+    redone = [item for item, times in everything.items() if times > 1]
+    assert len(redone) <= 3 * len(summary.report.failures), "at most what the lost had of a step, and only once"
+
+
+def test_a_script_by_itself_is_one_worker_with_the_same_bits(runs, tmp_path):
+    for variant in VARIANTS:
+        ends = []
+        script = [runs.job(f"loop-{variant}").model.path, "--variant", variant, "--digest"]
+        for name in ("alone", "shared"):
+            ends.append(tmp_path / f"{variant}-{name}")
+        command = [sys.executable, *script, str(ends[0])]
+        subprocess.run(command, check=True, timeout=60)
+        runs.train(
+            f"loop-{variant}", "kill:0.0@2:backward", overrides=(with_arguments(runs, variant, "--digest", ends[1]),)
+        )
+        assert ends[0].read_text() == ends[1].read_text()
+
+
+def test_a_scaled_loss_omits_steps_for_all(runs):
+    events = [event for _, event in read_events(runs.healthy("loop-scaled").run_dir / "events.jsonl")]
+    omitted = {
+        event.step for event in events if isinstance(event, StepOmitted | StepOps) and getattr(event, "omitted", True)
+    }
+    assert omitted, "the first scale is far too large"
+    assert len(omitted) < 8
+
+
+def test_a_worker_outside_of_its_loop_keeps_nobody_from_recovering(runs, tmp_path):
+    go = tmp_path / "go"
+    overrides = (with_arguments(runs, "norm", "--outside", go),)
+    run_dir = runs.folder()
+    seen = threading.Event()
+
+    def strike() -> None:
+        while not go.with_suffix(".there").exists():
+            if seen.wait(0.01):
+                return
+        pid = next(e.pid for _, e in read_events(run_dir / "events.jsonl") if getattr(e, "worker", "") == "3.0")
+        os.kill(pid, signal.SIGKILL)
+        while not any(isinstance(e, Agreed) and e.generation > 1 for _, e in read_events(run_dir / "events.jsonl")):
+            if seen.wait(0.01):
+                return
+        go.touch()
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    try:
+        summary = runs.train("loop-norm", overrides=overrides, run_dir=run_dir)
+    finally:
+        seen.set()
+        striker.join()
+    assert go.exists(), "the recovery was over before the first worker came back"
+    assert [failure.worker for failure in summary.report.failures] == ["3.0"]
+    assert summary.weights_sha256 == runs.healthy("loop-norm").weights_sha256
+
+
+def test_a_run_goes_on_from_a_checkpoint(runs):
+    healthy = runs.healthy("loop-own")
+    first = runs.folder()
+    everybody = [f"kill:{worker}.0@6" for worker in range(4)]
+    with pytest.raises(StateUnavailable):
+        runs.train("loop-own", *everybody, overrides=("checkpoint.every=2",), run_dir=first)
+    summary = runs.train("loop-own", overrides=("grid.pipelines=3",), resume=first)
+    assert summary.resumed_from is not None
+    assert 2 <= summary.resumed_from < 8
+    assert (summary.weights_sha256, summary.state_sha256) == (healthy.weights_sha256, healthy.state_sha256)
+
+
+def test_the_same_command_goes_on(runs):
+    healthy = runs.healthy("loop-norm")
+    folder = runs.folder()
+    everybody = [f"kill:{worker}.0@6" for worker in range(4)]
+    overrides = ("checkpoint.every=2",)
+    with pytest.raises(StateUnavailable):
+        runs.train("loop-norm", *everybody, overrides=overrides, run_dir=folder, resume="auto")
+    summary = runs.train("loop-norm", *everybody, overrides=overrides, run_dir=folder, resume="auto")
+    assert summary.resumed_from is not None
+    assert summary.weights_sha256 == healthy.weights_sha256
+    again = runs.train_only("loop-norm", *everybody, overrides=overrides, run_dir=folder, resume="auto")
+    assert again.done_before
+
+
+def test_an_exception_in_one_worker_loses_that_worker(runs):
+    overrides = (with_arguments(runs, "norm", "--fault", "raise:2.0"),)
+    summary = runs.train("loop-norm", overrides=overrides)
+    assert [failure.worker for failure in summary.report.failures] == ["2.0"]
+    assert "not to my taste" in (summary.run_dir / "events.jsonl").read_text()
+    assert summary.weights_sha256 == runs.healthy("loop-norm").weights_sha256
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("raise", "ValueError: the third step is not to my taste"),
+        ("exit", "SystemExit: 7"),
+        ("step", "SGD.step: Holdfast makes the step"),
+        ("no-backward", "step 0, item"),
+    ],
+)
+def test_what_goes_wrong_in_every_worker_ends_the_job(runs, fault, text):
+    with pytest.raises((ConfigError, ProgramFailed), match=text):
+        runs.train_only("loop-norm", overrides=(with_arguments(runs, "norm", "--fault", fault),))
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("grid.pipelines=9", "microbatches: 8 are too few for 9 workers"),
+        ("train.clip_norm=1", "train.clip_norm: a script has its own"),
+        ("resilience.step_log=false", "resilience.step_log: a script has its own"),
+        ("resilience.strategy=templates", "never goes back"),
+        ("model.path=nowhere.py", "there is no such script"),
+    ],
+)
+def test_what_a_script_cannot_have_is_refused(runs, override, text):
+    with pytest.raises(ConfigError, match=text):
+        runs.train_only("loop-norm", overrides=(override,))
+
+
+def test_a_script_without_a_loop_is_refused(runs, tmp_path):
+    script = tmp_path / "nothing.py"
+    script.write_text("print('done')\n")
+    with pytest.raises(ConfigError, match="came to its end without a loop"):
+        train(runs.job("loop-norm", (f"model.path={script}", "model.arguments=[]")), run_dir=runs.folder())
+
+
+def test_a_model_that_is_another_one_in_each_process_is_refused(runs, tmp_path):
+    script = tmp_path / "unseeded.py"
+    script.write_text(
+        "import os, holdfast, torch\n"
+        "hf = holdfast.session()\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "torch.nn.init.constant_(model.bias, os.getpid())\n"
+        "model, optimizer = hf.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "for step in hf.steps(torch.zeros(8, 2), microbatches=4, size=1):\n"
+        "    for x in step:\n"
+        "        step.backward(model(x).sum())\n"
+    )
+    with pytest.raises(ConfigError, match="begins with other weights"):
+        train(runs.job("loop-norm", (f"model.path={script}", "model.arguments=[]")), run_dir=runs.folder())
+
+
+def test_what_comes_behind_the_loop_may_fail_without_losing_anything(runs):
+    summary = runs.train("loop-norm", overrides=(with_arguments(runs, "norm", "--fault", "behind"),))
+    assert summary.weights_sha256 == runs.healthy("loop-norm").weights_sha256
