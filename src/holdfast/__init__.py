@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from holdfast.config.load import load_job, parse_job
     from holdfast.config.profiles import load_profile
     from holdfast.core.faults import Fault
+    from holdfast.runtime.loop.failing import SimulatedFailure
     from holdfast.runtime.loop.session import Session, Step, session
     from holdfast.runtime.train import Summary, train
 
@@ -19,6 +20,7 @@ __all__ = [
     "Fault",
     "Job",
     "Session",
+    "SimulatedFailure",
     "Step",
     "Summary",
     "__version__",
@@ -33,6 +35,7 @@ _HOMES = {
     "Fault": "holdfast.core.faults",
     "Job": "holdfast.config.job",
     "Session": "holdfast.runtime.loop.session",
+    "SimulatedFailure": "holdfast.runtime.loop.failing",
     "Step": "holdfast.runtime.loop.session",
     "Summary": "holdfast.runtime.train",
     "load_job": "holdfast.config.load",

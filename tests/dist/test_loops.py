@@ -1,4 +1,4 @@
-"""A script with its own loop, on several workers of which some die: the same bits, and every item once to one of them."""
+"""A script with its own loop, on several workers of which some die: the same bits, and every item once to one."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ __all__ = [
     "Grid",
     "Job",
     "LOGGED",
+    "LOSSY",
     "Logging",
     "LossScaleSettings",
     "ModelSettings",
@@ -58,6 +59,8 @@ FIRST_INTERVAL = 10
 """Steps until the first checkpoint of a job that sets its interval by what they cost."""
 LOGGED = ("auto", "adaptive")
 """The strategies that replay layers without a living owner from logs, where there are any."""
+LOSSY = ("lossy-forward", "skip")
+"""The strategies that end an interrupted step with other weights than without a failure, for data parallelism."""
 Checkpointed = bool | tuple[Count, ...]
 """Layers that keep only their input and are run again for their backward pass: all, none, or those of these indices."""
 
@@ -283,6 +286,8 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     """``strategy``: what answers a loss; ``auto`` is ``adaptive``; ``templates`` does the same and then makes other
     pipelines of whoever is left, by handing layers over while all train; ``checkpoint-restart`` and ``checkfreq`` start
     a new process and go back to the last checkpoint, ``snapshots`` goes back to copies in memory, all for comparison.
+    Two leave the weights that the run without failures has, and run nothing again: ``lossy-forward`` leaves what the
+    lost had of a step out of its means, ``skip`` ends the step as it is.
 
     ``tolerate``: how many failures any of which the grid must survive; refused if it cannot.
 
@@ -304,7 +309,9 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     ends) or ``allow``.
     """
 
-    strategy: Literal["auto", "adaptive", "templates", "checkpoint-restart", "checkfreq", "snapshots"] = "auto"
+    strategy: Literal[
+        "auto", "adaptive", "templates", "checkpoint-restart", "checkfreq", "snapshots", "lossy-forward", "skip"
+    ] = "auto"
     commit: Literal["shadow", "undo"] = "shadow"
     tolerate: Count = 0
     wait_for_replacement: NonNegative = 0.0

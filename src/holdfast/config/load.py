@@ -20,6 +20,7 @@ import yaml
 
 from holdfast.config.job import (
     LOGGED,
+    LOSSY,
     BertModel,
     ConvnetModel,
     GptModel,
@@ -440,6 +441,11 @@ def _is_loopback(host: str) -> bool:
 def _wrong_pipelines(job: Job) -> str:
     """What is said of pipelines that a strategy makes and that cannot be; empty if nothing."""
     given = job.resilience
+    if given.strategy in LOSSY and (max(job.grid.depths) > 1 or not job.keeps_steps):
+        return (
+            f"resilience.strategy: {given.strategy} leaves out whole micro-batches of a step that is kept; expected "
+            "pipelines of one stage, resilience.step_log true and control.data_plane links"
+        )
     if given.strategy == "templates":
         if given.worker_memory and job.train.profile is None:
             return "resilience.worker_memory: what layers take is not known; expected train.profile with it"
@@ -500,8 +506,11 @@ def _wrong_loop(job: Job) -> str:
     for key, value, expected in wanted:
         if value != expected:
             return f"{key}: a script has its own model and loop: expected nothing else than the default, got {value}"
-    if job.resilience.strategy not in ("auto", "adaptive"):
-        return f"resilience.strategy: a script's loop never goes back; expected auto, got {job.resilience.strategy}"
+    if job.resilience.strategy not in ("auto", "adaptive", *LOSSY):
+        return (
+            "resilience.strategy: a script's loop never goes back; expected auto, or one of "
+            f"{', '.join(LOSSY)}, got {job.resilience.strategy}"
+        )
     return ""
 
 

@@ -40,7 +40,9 @@ class Point(StrEnum):
     backward operations, before the send; ``reduce`` its first contribution submitted, the result unread; ``verdict``
     it knows the verdict and has told nobody (so that others may commit, and must go back); ``update`` the next state is
     prepared (``shadow``: the optimizer ran on the copy), before the swap; ``commit`` after its first layer's swap,
-    before its last.
+    before its last; ``gradients:50`` it has contributed to half of the step's reductions (rounded down), in the order
+    in which they are made, all others that live through this step hold these sums, and it contributes to no further
+    one.
     Of a checkpoint, and not of the step with its number: ``checkpoint`` the worker's first shard is written, nothing is
     reported, the rest is not written.
     Of a recovery: ``detect`` when the target learns of the failure; ``persist`` before the coordinator stores its
@@ -54,6 +56,7 @@ class Point(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     REDUCE = "reduce"
+    GRADIENTS = "gradients"
     VERDICT = "verdict"
     UPDATE = "update"
     COMMIT = "commit"
@@ -76,8 +79,10 @@ _EXAMPLES = {
     FaultKind.KILL_NODE: "kill-node:2@5",
     FaultKind.KILL_COORDINATOR: "kill-coordinator@10",
 }
-_OF_COORDINATOR = [Point.START, Point.DETECT, Point.PERSIST, Point.BROADCAST, Point.INSTALL, Point.COPY]
-_OF_WORKERS = [point for point in Point if point not in (Point.PERSIST, Point.BROADCAST)]
+_OF_COORDINATOR: list[Point] = [Point.START, Point.DETECT, Point.PERSIST, Point.BROADCAST, Point.INSTALL, Point.COPY]
+_OF_WORKERS_ALONE = (FaultKind.KILL, FaultKind.HANG)
+"""What can strike a worker in the middle of its sums."""
+_OF_WORKERS: list[Point] = [point for point in Point if point not in (Point.PERSIST, Point.BROADCAST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,7 @@ class Fault:
         node: to which node (``kill-node``); counts from 0.
         point: where in the step, or in a recovery.
         factor: of ``slow``, how many times longer operations take.
+        percent: of ``gradients``, of how many reductions the sums are there.
 
     Example:
         >>> [str(Fault.parse(text)) for text in ("kill:1.2@5", "slow:0.1@3:2.5x", "kill-coordinator@7:persist")]
@@ -103,6 +109,7 @@ class Fault:
     node: int | None = None
     point: Point = Point.START
     factor: float = 1.0
+    percent: int = 0
 
     def __str__(self) -> str:
         return f"{self.kind}{self._target()}@{self.step}{self._tail()}"
@@ -117,7 +124,13 @@ class Fault:
     def _tail(self) -> str:
         if self.kind is FaultKind.SLOW:
             return f":{self.factor:g}x"
-        return "" if self.kind is FaultKind.JOIN else f":{self.point}"
+        if self.kind is FaultKind.JOIN:
+            return ""
+        return f":{self.point}:{self.percent}" if self.point is Point.GRADIENTS else f":{self.point}"
+
+    def reductions(self, of: int) -> int:
+        """Returns how many sums are there when it strikes, of all."""
+        return of * self.percent // 100
 
     @classmethod
     def parse(cls, text: str) -> Fault:
@@ -136,7 +149,13 @@ class Fault:
         worker, node = _read_target(kind, match["target"], text)
         if kind is FaultKind.SLOW:
             return cls(kind=kind, step=step, worker=worker, factor=_read_factor(match["point"], text))
-        return cls(kind=kind, step=step, worker=worker, node=node, point=_read_point(kind, match["point"], text))
+        name, colon, percent = (match["point"] or "").partition(":")
+        point = _read_point(kind, name or None, text)
+        if (point is Point.GRADIENTS) != bool(colon) or (colon and not _is_percent(percent)):
+            raise ConfigError(
+                f"--fault {text}: expected such as {kind}:2.0@5:gradients:50, with a number from 0 to 100"
+            )
+        return cls(kind=kind, step=step, worker=worker, node=node, point=point, percent=int(percent or 0))
 
 
 def _read_target(kind: FaultKind, target: str | None, text: str) -> tuple[WorkerId | None, int | None]:
@@ -159,6 +178,10 @@ def _is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text) is not None
 
 
+def _is_percent(text: str) -> bool:
+    return _NUMBER.fullmatch(text) is not None and int(text) <= 100
+
+
 def _read_factor(point: str | None, text: str) -> float:
     match = _FACTOR.fullmatch(point or "")
     if match is None or float(match[1]) < 1.0:
@@ -168,9 +191,11 @@ def _read_factor(point: str | None, text: str) -> float:
 
 def _read_point(kind: FaultKind, text_of_point: str | None, text: str) -> Point:
     point = _member(Point, text_of_point or Point.START.value, text, "point")
-    allowed = _OF_COORDINATOR if kind is FaultKind.KILL_COORDINATOR else _OF_WORKERS
+    allowed: list[Point] = _OF_COORDINATOR if kind is FaultKind.KILL_COORDINATOR else _OF_WORKERS
     if kind is FaultKind.JOIN:
         allowed = [Point.START]
+    elif kind not in _OF_WORKERS_ALONE:
+        allowed = [each for each in allowed if each is not Point.GRADIENTS]
     if point not in allowed:
         raise ConfigError(f"--fault {text}: {kind} has no point {point}; it has {', '.join(allowed)}")
     return point

@@ -99,6 +99,8 @@ class Remainder:
         redone: (layer, micro-batch) pairs that were run before, were lost, and are run again.
         regenerated: pairs that are run again only because a message of theirs is missing.
         lasts: how long it takes, in the units of the costs that it was planned with.
+        left_out: global numbers of the micro-batches that count in no reduction which does not stand: it is the mean
+            of the others.
     """
 
     step: int
@@ -107,6 +109,7 @@ class Remainder:
     redone: tuple[tuple[int, int], ...] = ()
     regenerated: tuple[tuple[int, int], ...] = ()
     lasts: float = 0.0
+    left_out: tuple[int, ...] = ()
 
     def row(self, worker: WorkerId) -> Row:
         """Returns what a worker does; nothing if it is not told."""
@@ -156,7 +159,7 @@ def validate_remainder(
 
     Rules: no worker waits for ever, every message is received; whatever a worker recalls or sends again is in its log;
     backward passes go over forward passes that are there, or come before; every reduction that does not stand has each
-    of its (layer, micro-batch) pairs once: in a kept sum, or added by one piece.
+    of its (layer, micro-batch) pairs once: in a kept sum, or added by one piece; of what is left out it has none.
 
     Args:
         remainder: for all workers.
@@ -280,18 +283,19 @@ def _check_counts(
     numbers: tuple[int, ...],
 ) -> None:
     counts: Counter[tuple[tuple[int, ...], int, int]] = Counter()
+    left_out = frozenset(remainder.left_out)
     for program in programs:
         kept = progress.get(program.worker, Progress(step=remainder.step))
-        held = [(layer, m) for layer, found in kept.counted for m in found]
+        held = [(layer, m) for layer, found in kept.counted for m in found if m not in left_out]
         added = [(i, p.op.microbatch.number) for p in remainder.row(program.worker).pieces for i in _added(p)]
         for sums in program.reductions:
             counts.update((sums.layers, layer, m) for layer, m in (*held, *added) if layer in sums.layers)
     for layers in sorted({each.layers for program in programs for each in program.reductions}):
         for layer in layers:
             for m in numbers:
-                if counts[layers, layer, m] != 1:
-                    found = counts[layers, layer, m]
-                    raise InvalidSchedule(f"micro-batch {m} counts {found} times for layer {layer}, expected once")
+                if counts[layers, layer, m] != (m not in left_out):
+                    found, wanted = counts[layers, layer, m], "never" if m in left_out else "once"
+                    raise InvalidSchedule(f"micro-batch {m} counts {found} times for layer {layer}, expected {wanted}")
 
 
 def _added(piece: Piece) -> Iterable[int]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -39,6 +39,7 @@ __all__ = [
     "Reduced",
     "check_dtype",
     "make_accumulator",
+    "present",
 ]
 
 Numerics: TypeAlias = Literal["exact", "fast"]
@@ -47,6 +48,7 @@ _SCALE_BITS = 40
 _RANGE_BITS = 62
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PARTIAL_BITS = 52  # of float64's 53: whole numbers that add up to less stay exact, with a bit to spare for rounding
+_LEFT_OUT = 0x7FC0_1EF7  # bits of a float32 that is no number and that no computation gives
 _BLOCK = 1 << 18  # elements that stay in a CPU's cache from one operation to the next
 
 
@@ -137,7 +139,7 @@ class Reduced:
         gradients: float32 mean over the micro-batches per parameter; None where no owner had a gradient.
         finite: whether every contribution was finite and in range; if not, the gradients mean nothing.
         squared_norm: float64 squared L2 norm of all gradients; 0 if not finite.
-        records: float32 ``[num_microbatches, record_width]``.
+        records: float32 ``[num_microbatches, record_width]``; see `present` for those that were left out.
         dissent: how many owners are not ready for the generation that is prepared.
     """
 
@@ -174,6 +176,7 @@ class Accumulator(ABC):
         self.reset()
 
     _dtype: torch.dtype
+    _left_out: frozenset[int]
 
     @property
     def counts(self) -> dict[tuple[int, int], int]:
@@ -220,8 +223,25 @@ class Accumulator(ABC):
         *_, rows = torch.split(self._own(), self.layout.sections)
         rows.view(self.layout.num_microbatches, self.layout.record_width)[microbatch] = self._widened(values)
 
+    def leave_out(self, microbatches: Collection[int]) -> None:
+        """Expect no contribution of these, until the next reset: the mean is that of all others.
+
+        Raises:
+            InternalError: one of them was added here, beside others.
+        """
+        added = {microbatch for (_, microbatch), count in self._counts.items() if count}
+        if added and added <= set(microbatches):
+            self.reset()
+        elif not added.isdisjoint(microbatches):
+            raise InternalError(
+                f"reduction {self.layout.layers}: micro-batches {sorted(added)} are in the sums, of which only "
+                f"{sorted(microbatches)} were to be left out"
+            )
+        self._left_out = frozenset(microbatches)
+
     def reset(self) -> None:
         """Forget everything added; a message that was given away stays as it is."""
+        self._left_out = frozenset()
         self._message: Tensor | None = None
         self._given = False
         self._has_counts = [0] * len(self.layout.shapes)
@@ -277,21 +297,27 @@ class Accumulator(ABC):
         finite = not_finite == 0 and _all_finite(means)
         pieces = zip(torch.split(means, self.layout.sizes), self.layout.shapes, has.tolist(), strict=True)
         gradients = tuple(piece.view(shape) if count else None for piece, shape, count in pieces)
+        records = self._narrowed(rows.view(self.layout.num_microbatches, self.layout.record_width))
+        records.view(torch.int32)[sorted(self._left_out)] = _LEFT_OUT
         return Reduced(
             gradients=gradients,
             finite=finite,
             squared_norm=_squared_norm(means) if finite else 0.0,
-            records=self._narrowed(rows.view(self.layout.num_microbatches, self.layout.record_width)),
+            records=records,
             dissent=dissent,
         )
 
+    @property
+    def _num_expected(self) -> int:
+        return self.layout.num_microbatches - len(self._left_out)
+
     def _check_ledger(self, ledger: Tensor) -> None:
-        if bool((ledger == 1).all()):
+        if not self._left_out and bool((ledger == 1).all()):
             return
         rows = ledger.view(len(self.layout.layers), -1).tolist()
         for layer, row in zip(self.layout.layers, rows, strict=True):
             for microbatch, count in enumerate(row):
-                if count != 1:
+                if count != (microbatch not in self._left_out):
                     raise LedgerError(layer, microbatch, int(count))
 
     @abstractmethod
@@ -427,7 +453,7 @@ class ExactAccumulator(Accumulator):
 
     def _means(self, sums: Tensor) -> Tensor:
         means = fresh(sums.numel(), torch.float32, sums.device)
-        divisor = 2.0**_SCALE_BITS * self.layout.num_microbatches
+        divisor = 2.0**_SCALE_BITS * max(1, self._num_expected)
         wide = self._scratch(torch.float64)
         for mean, block in zip(torch.split(means, self._block), torch.split(sums, self._block), strict=True):
             mean.copy_(wide[: block.numel()].copy_(block).div_(divisor))
@@ -463,13 +489,18 @@ class FastAccumulator(Accumulator):
         return int(not all(map(_all_finite, self._views)))
 
     def _means(self, sums: Tensor) -> Tensor:
-        return torch.div(sums, self.layout.num_microbatches, out=fresh(sums.numel(), sums.dtype, sums.device))
+        return torch.div(sums, max(1, self._num_expected), out=fresh(sums.numel(), sums.dtype, sums.device))
 
     def _widened(self, values: Tensor) -> Tensor:
         return values
 
     def _narrowed(self, rows: Tensor) -> Tensor:
         return rows.clone()
+
+
+def present(records: Tensor) -> Tensor:
+    """Return the rows of records of the micro-batches that were not left out: float32 ``[at most all, width]``."""
+    return records[records.view(torch.int32)[:, 0] != _LEFT_OUT] if records.numel() else records
 
 
 def make_accumulator(numerics: Numerics, layout: Layout, device: torch.device | None = None) -> Accumulator:

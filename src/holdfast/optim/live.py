@@ -114,6 +114,10 @@ class LiveLayer(CommittedLayer):
         self._require_step(to_step)
         self._next = None
 
+    def count_back(self) -> None:
+        """Count the last update as none: the same step is made again, on the weights that it has led to."""
+        self._live.step = self.step - 1
+
     def _make(self, update: _Next) -> None:
         self._whole = False
         if update.gradients:

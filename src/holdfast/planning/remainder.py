@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import groupby
 
@@ -58,6 +58,7 @@ def plan_remainder(
     ties: tuple[tuple[int, ...], ...] = (),
     costs: Costs | None = None,
     begun: Iterable[_Pair] = (),
+    left_out: Iterable[int] = (),
 ) -> Remainder:
     """Returns what is left of a step, as the survivors of a loss finish it; it is proved right.
 
@@ -71,6 +72,7 @@ def plan_remainder(
         ties: tuples of layers that share weights.
         costs: costs per layer, by which operations are scheduled; None: all alike.
         begun: (layer, micro-batch) pairs that the lost are known to have run forward.
+        left_out: micro-batches that are not to count where they do not count yet; what is kept of them is dropped.
 
     Raises:
         InfeasiblePlan: more forward passes would be kept at once than the plan itself keeps on some worker.
@@ -81,9 +83,11 @@ def plan_remainder(
     steps = {each.step for each in progress.values()}
     if len(steps) != 1:
         raise InternalError(f"the remainder of one step was asked for, and the reports are of steps {sorted(steps)}")
+    without = frozenset(left_out)
+    progress = {worker: _without(each, without) for worker, each in progress.items()} if without else progress
     standing = _standing(plan, progress, ties)
     whole = _Whole.of(plan, progress, ties, standing)
-    needs = [_Need(whole, route) for route in plan.routes.by_index]
+    needs = [_Need(whole, route) for route in plan.routes.by_index if route.microbatch.number not in without]
     tasks, resent = _Tasks(), defaultdict[WorkerId, list[Resent]](list)
     for need in needs:
         _Wiring(need, whole, tasks, resent).run()
@@ -99,11 +103,25 @@ def plan_remainder(
         redone=tuple(sorted(pair for need in needs for pair in need.redone(known))),
         regenerated=tuple(sorted(pair for need in needs for pair in need.regenerated)),
         lasts=scheduled.lasts,
+        left_out=tuple(sorted(without)),
     )
     num_layers = plan.placement.num_layers
     programs = [lower_remainder(remainder, each, num_layers, ties) for each in lower(plan, ties)]
     validate_remainder(remainder, programs, progress, (each.number for each in plan.routes.microbatches))
     return remainder
+
+
+def _without(progress: Progress, numbers: frozenset[int]) -> Progress:
+    """What is kept of other micro-batches than these."""
+    counted = ((layer, tuple(m for m in found if m not in numbers)) for layer, found in progress.counted)
+    logged = (replace(each, numbers=tuple(m for m in each.numbers if m not in numbers)) for each in progress.logged)
+    return replace(
+        progress,
+        contexts=tuple(each for each in progress.contexts if each.number not in numbers),
+        halves=tuple(each for each in progress.halves if each.number not in numbers),
+        counted=tuple(each for each in counted if each[1]),
+        logged=tuple(each for each in logged if each.numbers),
+    )
 
 
 def logged_bytes(plan: Plan, sizes: Sequence[int], *, staggered: bool = False) -> dict[WorkerId, int]:

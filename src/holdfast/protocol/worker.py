@@ -102,8 +102,11 @@ class Engine(StepEngine, Protocol):
     def progress(self) -> tuple[Progress, ...]:
         """What is kept of the steps that are not settled, without what is logged."""
 
-    def resume(self, step: int, standing: Iterable[tuple[int, ...]]) -> None:
-        """Goes on with a step that was interrupted; reductions that stand were completed by some owner."""
+    def resume(self, step: int, standing: Iterable[tuple[int, ...]], left_out: Iterable[int] = ()) -> None:
+        """Goes on with a step that was interrupted; reductions that stand were completed by some owner.
+
+        ``left_out``: micro-batches that count in none of the others.
+        """
 
     @property
     def returns(self) -> bool:
@@ -555,7 +558,7 @@ class WorkerProtocol:
         self.verdicts = tuple(known for known in self.verdicts if known.step < resume.step)
         stands = yield from self._settle(verdict, resume.step, resume.votes)
         if stands:
-            self.stage.resume(resume.step, (each.layers for each in rest.standing))
+            self.stage.resume(resume.step, (each.layers for each in rest.standing), rest.left_out)
             self.log.forget_from(resume.step + 1)
         else:
             yield from self._drop_steps("it began ahead of a verdict that refuses it")

@@ -12,6 +12,7 @@ from holdfast.planning.training import Rerouted, Terms
 __all__ = [
     "Abort",
     "Action",
+    "AverageOverSurvivors",
     "Await",
     "ClusterView",
     "CopyState",
@@ -26,6 +27,7 @@ __all__ = [
     "ReplayLayers",
     "Restore",
     "SaveCommitted",
+    "SkipStep",
     "Spawn",
     "TakeBack",
     "TakeStock",
@@ -147,6 +149,28 @@ class FinishStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AverageOverSurvivors:
+    """The interrupted step is gone on with, without what the lost had of it: nothing is run again.
+
+    Reductions that somebody has completed stand; all others are the mean of the survivors' micro-batches. So the result
+    is another one than that of the run in which nothing failed.
+
+    Attributes:
+        microbatches: global numbers of those that the lost were to run.
+    """
+
+    microbatches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkipStep:
+    """The interrupted step ends here: layers whose reductions somebody has completed are updated, the others are not.
+
+    So the result is another one than that of the run in which nothing failed.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
     """Training cannot go on; the survivors join a last generation without a plan.
 
@@ -164,6 +188,7 @@ class SaveCommitted:
 
 Action = (
     Abort
+    | AverageOverSurvivors
     | Await
     | CopyState
     | FinishStep
@@ -176,6 +201,7 @@ Action = (
     | ReplayLayers
     | Restore
     | SaveCommitted
+    | SkipStep
     | Spawn
     | TakeBack
     | TakeStock

@@ -7,7 +7,7 @@ action, view and rates give the same price.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +21,7 @@ from holdfast.planning.remainder import plan_remainder, progress_at
 from holdfast.recovery.actions import (
     Abort,
     Action,
+    AverageOverSurvivors,
     Await,
     ClusterView,
     CopyState,
@@ -35,6 +36,7 @@ from holdfast.recovery.actions import (
     ReplayLayers,
     Restore,
     SaveCommitted,
+    SkipStep,
     Spawn,
     TakeBack,
     TakeStock,
@@ -125,7 +127,7 @@ def after(action: Action, view: ClusterView) -> ClusterView:
             return replace(view, resumes=view.step if view.snapshot is None else view.snapshot)
         case LoadState(step=step):
             return replace(view, resumes=step)
-        case Recompute() | FinishStep():
+        case Recompute() | FinishStep() | AverageOverSurvivors() | SkipStep():
             return replace(view, step=view.step + 1, resumes=None, interrupted=None)
         case _:
             return view
@@ -169,6 +171,18 @@ def _install_plan(action: InstallPlan, view: ClusterView, rates: Rates) -> Price
 
 
 def _finish_step(action: FinishStep, view: ClusterView, rates: Rates) -> Price:
+    return _finished(view, rates, ())
+
+
+def _average(action: AverageOverSurvivors, view: ClusterView, rates: Rates) -> Price:
+    return _finished(view, rates, action.microbatches)
+
+
+def _skip_step(action: SkipStep, view: ClusterView, rates: Rates) -> Price:
+    return _finished(view, rates, tuple(each.number for each in _plan_of(view).routes.microbatches))
+
+
+def _finished(view: ClusterView, rates: Rates, left_out: Sequence[int]) -> Price:
     """What is left of the step, as the survivors would plan it if each had come as far as by the plan before."""
     plan, costs = _plan_of(view), costs_from_profile(rates.profile)
     if view.interrupted is None:
@@ -176,7 +190,8 @@ def _finish_step(action: FinishStep, view: ClusterView, rates: Rates) -> Price:
     before, elapsed_s = view.interrupted
     whole = _recompute(Recompute(), view, rates)
     try:
-        rest = plan_remainder(plan, progress_at(before, costs, elapsed_s, view.step, view.lost), costs=costs)
+        progress = progress_at(before, costs, elapsed_s, view.step, view.lost)
+        rest = plan_remainder(plan, progress, costs=costs, left_out=left_out)
     except InfeasiblePlan:
         return whole
     placement = plan.placement
@@ -264,6 +279,7 @@ def _at_once(action: Action, view: ClusterView, rates: Rates) -> Price:
 _PRICES: Mapping[type[Action], Callable[[Any, ClusterView, Rates], Price]] = MappingProxyType(
     {
         Abort: _abort,
+        AverageOverSurvivors: _average,
         Await: _await,
         CopyState: _copy_state,
         FinishStep: _finish_step,
@@ -276,6 +292,7 @@ _PRICES: Mapping[type[Action], Callable[[Any, ClusterView, Rates], Price]] = Map
         ReplayLayers: _replay_layers,
         Restore: _at_once,
         SaveCommitted: _save_committed,
+        SkipStep: _skip_step,
         Spawn: _spawn,
         TakeBack: _at_once,
         TakeStock: _take_stock,

@@ -21,6 +21,7 @@ from holdfast.planning.training import Rerouted, Terms, replanned, rerouted
 from holdfast.recovery.actions import (
     Abort,
     Action,
+    AverageOverSurvivors,
     Await,
     ClusterView,
     CopyState,
@@ -35,6 +36,7 @@ from holdfast.recovery.actions import (
     ReplayLayers,
     Restore,
     SaveCommitted,
+    SkipStep,
     Spawn,
     TakeBack,
     TakeStock,
@@ -49,7 +51,9 @@ __all__ = [
     "checkpoint_restart",
     "fall_back",
     "give_up",
+    "lossy_forward",
     "resume",
+    "skip",
     "snapshots",
     "strategy_named",
     "templates",
@@ -86,13 +90,39 @@ def templates(view: ClusterView) -> RecoveryPlan:
     return _reroute(view, "templates")
 
 
-def _reroute(view: ClusterView, name: str, *then: Action) -> RecoveryPlan:
+def lossy_forward(view: ClusterView) -> RecoveryPlan:
+    """The survivors end the interrupted step by themselves: what the lost had of it is left out of its means.
+
+    From the next step on they do what the lost did, as with :func:`adaptive`. The weights are no longer those of the
+    run in which nothing failed, for which nothing is run again.
+
+    Source: Nicolae et al., section III-B, "lossy forward recovery". There the batch of later steps shrinks, too.
+    """
+    lost = () if view.plan is None else _led_to(view.plan, view.lost)
+    return _reroute(view, "lossy-forward", AverageOverSurvivors(microbatches=lost), keeps=view.keeps)
+
+
+def skip(view: ClusterView) -> RecoveryPlan:
+    """The survivors leave the interrupted step as it is, perhaps with some layers updated, and go on behind it.
+
+    Source: Nicolae et al., section V, where it is future work.
+    """
+    return _reroute(view, "skip", SkipStep(), keeps=view.keeps)
+
+
+def _led_to(plan: Plan, lost: frozenset[WorkerId]) -> tuple[int, ...]:
+    """Global numbers of the micro-batches that a plan leads to some of these workers."""
+    rows = (row for row in plan.routes.routes if any(visit.worker in lost for visit in row.visits))
+    return tuple(sorted(row.microbatch.number for row in rows))
+
+
+def _reroute(view: ClusterView, name: str, *then: Action, keeps: bool = False) -> RecoveryPlan:
     """The survivors go on without the lost; ``then``: how. By default with the interrupted step, if it is kept."""
     try:
         found = _without_lost(view)
     except StateUnavailable as error:
         return fall_back(view, error.layers)
-    keeps = view.keeps and not then
+    keeps = keeps or (view.keeps and not then)
     on: tuple[Action, ...] = then or ((FinishStep(),) if keeps else (TakeBack(), Recompute()))
     actions: tuple[Action, ...] = (Abort(), InstallPlan(plan=found.plan, keeps=keeps), *on)
     return RecoveryPlan(strategy=name, actions=actions, period=found.period)
@@ -257,6 +287,8 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
         "checkpoint-restart": checkpoint_restart,
         "checkfreq": checkfreq,
         "snapshots": snapshots,
+        "lossy-forward": lossy_forward,
+        "skip": skip,
     }
 )
 

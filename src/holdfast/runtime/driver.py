@@ -81,7 +81,7 @@ from holdfast.protocol.worker import Engine, WorkerProtocol, mean_loss
 from holdfast.runtime.injection import WorkerInjector
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.port import Expected, MessageHandle, MessageKey, Sent, SumHandle, SumKey, Transport
-from holdfast.telemetry.events import Log, Pinned, StepOmitted, StepOps
+from holdfast.telemetry.events import Log, Pinned, StepOmitted, StepOps, Summed
 
 if TYPE_CHECKING:
     import torch
@@ -239,6 +239,8 @@ class Driver:
     _order: tuple[Op, ...] = ()
     _omitted: set[int] = field(default_factory=set)
     _sent: Sent = field(default_factory=Sent)
+    _contributed: int = 0
+    _summed: int = 0
 
     def __post_init__(self) -> None:
         """What is recorded has the driver's clock."""
@@ -333,15 +335,10 @@ class Driver:
                 if point is Point.START:
                     self._spans.clear()
                     self._besides.clear()
+                    self._contributed = self._summed = 0
                 return (yield partial(self.injector.reach, point, step))
-            case StartReduce(reduction=reduction, step=step, value=value):
-                key = SumKey(self.protocol.generation, step, reduction)
-                self._reducing[reduction] = self.transport.all_reduce(key, value)
-                return None
-            case PollReduce(reduction=reduction) if not self._reducing[reduction].ready:
-                return None
-            case PollReduce(reduction=reduction) | FinishReduce(reduction=reduction):
-                return (yield self._idle(self._reducing.pop(reduction).wait))
+            case StartReduce() | PollReduce() | FinishReduce():
+                return (yield from self._reduce(effect))
             case Expect(receives=receives):
                 self._upcoming.extend(receives)
                 return self._post()
@@ -353,6 +350,29 @@ class Driver:
                 return (yield from self._perform_of_logs(effect))
             case _:
                 return (yield from self._perform_between_steps(effect))
+
+    def _reduce(self, effect: StartReduce | PollReduce | FinishReduce) -> Doing:
+        reduction, step, of = effect.reduction, effect.step, self._num_sums
+        if isinstance(effect, StartReduce):
+            key = SumKey(self.protocol.generation, step, reduction)
+            yield partial(self.injector.contribute, step, self._contributed, of)
+            self._reducing[reduction] = self.transport.all_reduce(key, effect.value)
+            self._contributed += 1
+            return None
+        if isinstance(effect, PollReduce) and not self._reducing[reduction].ready:
+            return None
+        found = yield self._idle(self._reducing.pop(reduction).wait)
+        self._summed += 1
+        if self.injector.tells:
+            self.log.write(self.clock(), Summed(worker=str(self.protocol.worker), step=step, sums=self._summed))
+        if self._summed == of:
+            yield partial(self.injector.contribute, step, of, of)
+        return found
+
+    @property
+    def _num_sums(self) -> int:
+        """How many reductions we take part in, in a whole step."""
+        return 0 if self.protocol.program is None else len(self.protocol.program.reductions)
 
     def _perform_between_steps(self, effect: WorkerEffect) -> Doing:
         match effect:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,17 +14,18 @@ from holdfast.control.messages import Message, Strike
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.isolation import wait_until_cut
-from holdfast.telemetry.events import Event, EventLog, FaultInjected
+from holdfast.telemetry.events import Event, EventLog, FaultInjected, Summed, read_events
 
 __all__ = ["Means", "OnThisProcess", "WorkerInjector"]
 
 _SIGNALS = {FaultKind.KILL: signal.SIGKILL, FaultKind.HANG: signal.SIGSTOP, FaultKind.LEAVE: signal.SIGTERM}
+_LOOK_S = 0.005
 _OF_THE_AGENT = (FaultKind.KILL_NODE, FaultKind.PARTITION)
 
 
 def _strikes(fault: Fault, point: Point, step: int) -> bool:
     """Whether a fault is due at a point; copies begin at a step that nobody can foretell, so theirs may come later."""
-    if fault.kind in (FaultKind.SLOW, FaultKind.JOIN) or fault.point is not point:
+    if fault.kind in (FaultKind.SLOW, FaultKind.JOIN) or fault.point is not point or point is Point.GRADIENTS:
         return False
     return step >= fault.step if point is Point.COPY else step == fault.step
 
@@ -46,6 +47,9 @@ class Means(Protocol):
 
     def note(self, event: Event) -> None:
         """Writes down what is about to take effect."""
+
+    def wait_until_summed(self, workers: Collection[WorkerId], step: int, sums: int) -> None:
+        """The thread that computes waits until these workers have written down that they hold so many sums."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +82,14 @@ class OnThisProcess:
         """See Means."""
         self.log.write(time.monotonic(), event)
 
+    def wait_until_summed(self, workers: Collection[WorkerId], step: int, sums: int) -> None:
+        """See Means."""
+        missing = {str(worker) for worker in workers} if sums else set()
+        while missing:
+            told = (event for _, event in read_events(self.log.path) if isinstance(event, Summed))
+            missing -= {event.worker for event in told if event.step == step and event.sums >= sums}
+            time.sleep(_LOOK_S)
+
 
 @dataclass(slots=True, kw_only=True)
 class WorkerInjector:
@@ -88,12 +100,16 @@ class WorkerInjector:
         faults: what is scheduled.
         means: how they are noted, before they take effect, and carried out.
         send: to the coordinator, for what the agent has to do.
+        witnesses: workers that live through a fault in the middle of sums.
+        tells: whether this worker is to write down which sums it holds, for such faults of others.
     """
 
     worker: WorkerId
     faults: tuple[Fault, ...]
     means: Means
     send: Callable[[Message], None]
+    witnesses: tuple[WorkerId, ...] = ()
+    tells: bool = False
     _struck: set[Fault] = field(default_factory=set)
 
     @property
@@ -108,6 +124,19 @@ class WorkerInjector:
                 self._struck.add(fault)
                 if fault.kind not in _OF_THE_AGENT:  # which notes every worker that it strikes
                     self._note(fault, point, step)
+                self._strike(fault)
+
+    def contribute(self, step: int, sums: int, of: int) -> None:
+        """A contribution is about to be made, all others to the sums before; or, with ``sums == of``, all were made.
+
+        Strikes with what is due then, once those who are to hold these sums do.
+        """
+        for fault in self.faults:
+            due = fault.point is Point.GRADIENTS and fault.step == step and fault.reductions(of) == sums
+            if due and fault not in self._struck:
+                self._struck.add(fault)
+                self.means.wait_until_summed(self.witnesses, step, sums)
+                self._note(fault, Point.GRADIENTS, step)
                 self._strike(fault)
 
     def slow_down(self, step: int, duration_s: float) -> None:

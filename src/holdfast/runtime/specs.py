@@ -91,6 +91,7 @@ class WorkerSpec:
         nodes: the workers that share a node.
         job_id: tells this job's logs from those of all others.
         model: digest of the model's first weights.
+        witnesses: the workers that live through faults in the middle of sums; none if there are no such faults.
         faults: what is to happen to this worker.
         emulate: sleep as long as it says instead of computing; None to compute.
         namespace: the network to move to before anything else; None to stay in the host's.
@@ -116,6 +117,7 @@ class WorkerSpec:
     nodes: tuple[tuple[WorkerId, ...], ...] = ()
     job_id: str = ""
     model: str = ""
+    witnesses: tuple[WorkerId, ...] = ()
 
     @property
     def host(self) -> str:

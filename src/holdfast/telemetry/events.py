@@ -56,6 +56,7 @@ __all__ = [
     "Seated",
     "StepOmitted",
     "StepOps",
+    "Summed",
     "Suspected",
     "Synced",
     "Timed",
@@ -241,6 +242,14 @@ class Installed(_Event, frozen=True, tag="installed", kw_only=True):
     strategy: str
 
 
+class Summed(_Event, frozen=True, tag="summed", kw_only=True):
+    """A worker holds so many sums of a step; told only where a fault is scheduled in the middle of them."""
+
+    worker: str
+    step: int
+    sums: int
+
+
 class Agreed(_Event, frozen=True, tag="agreed", kw_only=True):
     """The state of every survivor is known: all run from ``step``, or go on with it.
 
@@ -251,6 +260,7 @@ class Agreed(_Event, frozen=True, tag="agreed", kw_only=True):
         redone: then, the pairs that were lost and are run again.
         regenerated: the pairs that are run again for a message alone.
         dropped: how many pairs of the step behind were begun, and are given up.
+        left_out: micro-batches of ``step`` that do not count where nobody had counted them.
     """
 
     generation: int
@@ -261,6 +271,7 @@ class Agreed(_Event, frozen=True, tag="agreed", kw_only=True):
     redone: tuple[tuple[int, int], ...] = ()
     regenerated: tuple[tuple[int, int], ...] = ()
     dropped: int = 0
+    left_out: tuple[int, ...] = ()
 
 
 class Replaying(_Event, frozen=True, tag="replaying", kw_only=True):
@@ -475,6 +486,7 @@ Event = (
     | Migrating
     | StepOps
     | StepOmitted
+    | Summed
     | Pinned
     | Checkpointed
     | CheckpointFailed
@@ -534,6 +546,11 @@ class EventLog:
         self._file: int | None = None
         self._strays: list[_Stray] = []
         self.check()
+
+    @property
+    def path(self) -> Path:
+        """Where the file is."""
+        return self._path
 
     def write(self, time: float, event: Event) -> bool:
         """Appends one event; returns whether that worked.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from holdfast.control.detection import PATIENCE
@@ -16,7 +16,7 @@ from holdfast.core.lower import Receive
 from holdfast.core.plan import Plan
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
-from holdfast.errors import ClusterError, StorageError, WorkFailed
+from holdfast.errors import ClusterError, InternalError, StorageError, WorkFailed
 from holdfast.planning.replays import Logging
 from holdfast.protocol.crossing import Crossing
 from holdfast.protocol.effects import WorkerEffect
@@ -259,6 +259,10 @@ class VirtualWorker:
     def wait_until_cut(self) -> None:
         """See Means: the whole process is out of reach then."""
         self._call = None
+
+    def wait_until_summed(self, workers: Collection[WorkerId], step: int, sums: int) -> None:
+        """See Means: what others hold they write down for real processes only."""
+        raise InternalError("faults in the middle of sums are for real processes")
 
     def sleep(self, seconds: float) -> None:
         """See Means: nothing else is done until then."""

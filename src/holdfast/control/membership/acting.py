@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +30,7 @@ from holdfast.errors import InternalError
 from holdfast.recovery.actions import (
     Abort,
     Action,
+    AverageOverSurvivors,
     Await,
     CopyState,
     FinishStep,
@@ -43,6 +44,7 @@ from holdfast.recovery.actions import (
     ReplayLayers,
     Restore,
     SaveCommitted,
+    SkipStep,
     Spawn,
     TakeBack,
     TakeStock,
@@ -55,7 +57,7 @@ __all__ = ["carry_out", "give_up_replays", "on_status"]
 
 def carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
     """Carries out what a strategy has chosen: as far as it goes at once, the rest when all have said what they hold."""
-    return _proceed(replace(state, forming=replace(state.forming, answer=recovery, pending=recovery.actions)))
+    return _proceed(replace(state, forming=state.forming.answered(recovery)))
 
 
 def on_status(state: Membership, status: Status) -> Decision:
@@ -157,8 +159,23 @@ def _restore(state: Membership, action: Restore) -> Decision:
 
 
 def _finish_step(state: Membership, action: FinishStep) -> Decision:
-    """Or, where what is kept of it does not suffice, all go back and run it again."""
-    state, told = finish_step(state)
+    return _finish(state, ())
+
+
+def _average(state: Membership, action: AverageOverSurvivors) -> Decision:
+    statuses = state.reports.statuses.values()
+    counted = {m for each in statuses for kept in each.progress for _, found in kept.counted for m in found}
+    return _finish(state, state.forming.left_out_of(lowest(state)) - counted)
+
+
+def _skip_step(state: Membership, action: SkipStep) -> Decision:
+    plan = state.running.plan
+    return _finish(state, () if plan is None else frozenset(each.number for each in plan.routes.microbatches))
+
+
+def _finish(state: Membership, left_out: Container[int]) -> Decision:
+    """Or, where what is kept of the step does not suffice, all go back and run it again."""
+    state, told = finish_step(state, left_out)
     if state.phase is not Phase.FORMING:
         return state, told
     state, more = _take_back(state, TakeBack())
@@ -204,7 +221,7 @@ def _recompute(state: Membership, action: Recompute) -> Decision:
         state,
         phase=Phase.RUNNING,
         grid=replace(state.grid, former=None),
-        forming=replace(state.forming, lost_work=(), rest=None),
+        forming=replace(state.forming, lost_work=(), rest=None, left_out=frozenset()),
         restoring=state.restoring.over(),
     )
     resume = Resume(generation=state.generation, step=state.forming.resume_step, votes=state.forming.votes)
@@ -219,11 +236,22 @@ def _save_committed(state: Membership, action: SaveCommitted) -> Decision:
     return save(state, state.forming.resume_step, state.forming.votes)
 
 
-_WHEN_ALL_HAVE_TOLD = (FinishStep, Rejoin, ReplayLayers, TakeBack, Restore, Recompute, SaveCommitted)
+_WHEN_ALL_HAVE_TOLD = (
+    AverageOverSurvivors,
+    FinishStep,
+    Recompute,
+    Rejoin,
+    ReplayLayers,
+    Restore,
+    SaveCommitted,
+    SkipStep,
+    TakeBack,
+)
 """What needs to know at which step everybody's layers are."""
 _FUNCTIONS: Mapping[type[Action], Callable[[Membership, Any], Decision]] = MappingProxyType(
     {
         Abort: _abort,
+        AverageOverSurvivors: _average,
         Await: _await,
         CopyState: _copy_state,
         FinishStep: _finish_step,
@@ -236,6 +264,7 @@ _FUNCTIONS: Mapping[type[Action], Callable[[Membership, Any], Decision]] = Mappi
         ReplayLayers: _replay_layers,
         Restore: _restore,
         SaveCommitted: _save_committed,
+        SkipStep: _skip_step,
         Spawn: _spawn,
         TakeBack: _take_back,
         TakeStock: _take_stock,

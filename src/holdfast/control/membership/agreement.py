@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from holdfast.control.messages import StateAt
 from holdfast.core.ids import WorkerId
 from holdfast.core.remainder import Remainder
-from holdfast.recovery.actions import Action, RecoveryPlan
+from holdfast.recovery.actions import Action, AverageOverSurvivors, RecoveryPlan
 
 __all__ = ["Doubts", "Forming", "Restoring"]
 
@@ -25,6 +25,7 @@ class Forming:
         copying: to whom state is copied from the next boundary on.
         lost_work: (step, (layer, micro-batch) pairs run of it) of the workers lost since training last went on.
         rest: what is left of the step that is gone on with; None if it is run whole.
+        left_out: micro-batches of those lost since training last went on, where these are left out of a step.
         lost_layers: layers without an owner; empty while training can go on.
         too_few: why training ends although every layer has an owner; empty otherwise.
         wait_until: when waiting for workers ends, however often those who come die again; None once a step was done
@@ -39,10 +40,22 @@ class Forming:
     copying: frozenset[WorkerId] = frozenset()
     lost_work: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
     rest: Remainder | None = None
+    left_out: frozenset[int] = frozenset()
     lost_layers: tuple[int, ...] = ()
     too_few: str = ""
     wait_until: float | None = None
     wait_for_all: bool = False
+
+    def answered(self, recovery: RecoveryPlan) -> Forming:
+        """Returns it once this is to be carried out; what one that was overtaken has left out stays left out."""
+        averages = (each for each in recovery.actions if isinstance(each, AverageOverSurvivors))
+        left_out = self.left_out.union(*(each.microbatches for each in averages))
+        return replace(self, answer=recovery, pending=recovery.actions, left_out=left_out)
+
+    def left_out_of(self, step: int) -> frozenset[int]:
+        """Returns what is left out of a step, also by a recovery before that went on with it."""
+        before = self.rest.left_out if self.rest is not None and self.rest.step == step else ()
+        return self.left_out.union(before)
 
     @property
     def strategy(self) -> str:

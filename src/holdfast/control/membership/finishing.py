@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from holdfast.control.membership.forming import check_distance, lowest, settled
@@ -20,11 +20,16 @@ from holdfast.telemetry.events import Agreed, Notice
 __all__ = ["contradicted", "finish_step"]
 
 
-def finish_step(state: Membership) -> Decision:
+def finish_step(state: Membership, left_out: Container[int] = ()) -> Decision:
     """All go on with the step that was interrupted: only what the lost alone had done of it is run again.
 
     Where somebody knows the verdict over it, and whoever has not updated with it has all sums for that, only these
     updates are made.
+
+    Args:
+        state: all have said what they keep.
+        left_out: micro-batches that are not to count where they do not count yet, but for those of which a survivor has
+            something in a sum.
 
     Returns:
         Still forming if it is to be run again whole: somebody cannot return bitwise to the state before it, or is to
@@ -45,7 +50,8 @@ def finish_step(state: Membership) -> Decision:
     progress = {worker: each for worker, each in kept.items() if each is not None}
     if before != step or len(progress) < len(kept):
         return state, ()
-    return _with_remainder(state, plan, progress, votes)
+    everything = (each.number for each in plan.routes.microbatches)
+    return _with_remainder(state, plan, progress, votes, frozenset(m for m in everything if m in left_out))
 
 
 def _is_audited(state: Membership, plan: Plan, step: int) -> bool:
@@ -93,17 +99,23 @@ def _concluded(state: Membership, step: int, verdict: CommitVote) -> Decision:
 
 
 def _with_remainder(
-    state: Membership, plan: Plan, progress: Mapping[WorkerId, Progress], votes: tuple[bytes, ...]
+    state: Membership,
+    plan: Plan,
+    progress: Mapping[WorkerId, Progress],
+    votes: tuple[bytes, ...],
+    left_out: frozenset[int],
 ) -> Decision:
     keeping = state.rules.keeping
     assert keeping is not None, "only a job that keeps steps is asked for what is left of one"
     try:
-        rest = plan_remainder(plan, progress, ties=keeping.ties, costs=keeping.costs, begun=_begun(state))
+        rest = plan_remainder(
+            plan, progress, ties=keeping.ties, costs=keeping.costs, begun=_begun(state), left_out=left_out
+        )
     except InfeasiblePlan:
         return state, ()
     except InvalidSchedule as error:
         return contradicted(state, error)
-    if rest.lasts >= evaluate(plan, keeping.costs).makespan:
+    if not left_out and rest.lasts >= evaluate(plan, keeping.costs).makespan:
         return state, ()
     resumes = {
         worker: Resume(generation=state.generation, step=rest.step, votes=votes, rest=rest.excerpt(worker))
@@ -128,6 +140,7 @@ def _told(state: Membership, rest: Remainder) -> Agreed:
         redone=rest.redone,
         regenerated=rest.regenerated,
         dropped=sum(dropped),
+        left_out=rest.left_out,
     )
 
 
@@ -143,7 +156,7 @@ def _resumed(
         state,
         phase=Phase.RUNNING,
         grid=replace(state.grid, former=None),
-        forming=replace(state.forming, resume_step=step, votes=(), lost_work=(), rest=rest),
+        forming=replace(state.forming, resume_step=step, votes=(), lost_work=(), rest=rest, left_out=frozenset()),
         restoring=state.restoring.over(),
     )
     return state, (Record(event=agreed), *(Tell(to=worker, command=each) for worker, each in resumes.items()))

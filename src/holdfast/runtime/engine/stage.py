@@ -39,7 +39,7 @@ from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase, working
 from holdfast.errors import ConfigError, InternalError, ReplicaDiverged
-from holdfast.optim.accumulate import Layout, Numerics, Reduced, check_dtype, make_accumulator
+from holdfast.optim.accumulate import Layout, Numerics, Reduced, check_dtype, make_accumulator, present
 from holdfast.optim.committed import Committed, CommittedLayer
 from holdfast.optim.digest import LayerState, decode_layer, encode_layer, layer_file, layer_sha256, save_layer
 from holdfast.optim.factory import OptimizerFactory
@@ -362,6 +362,14 @@ class Stage(SteppedStage[Reduced, float]):
     def _dissent_from(self, reduction: ReducedLayers) -> None:
         self._reduced[reduction] = replace(self._reduced[reduction], dissent=1)
 
+    def _leave_out(self, microbatches: frozenset[int]) -> None:
+        for number in microbatches:
+            self._contexts.pop(number, None)
+            self._halves.pop(number, None)
+        for reduction, sums in self._sums.items():
+            if reduction not in self._reduced:
+                sums.leave_out(microbatches)
+
     def _work(self) -> Work:
         contexts = ((m, each.left) for m, passes in self._contexts.items() for each in passes.values())
         halves = ((m, each.layers) for m, passes in self._halves.items() for each in passes.values())
@@ -505,9 +513,12 @@ class Stage(SteppedStage[Reduced, float]):
         return frozenset(m for (i, m), count in self._sums[reduction].counts.items() if i == layer and count)
 
     def losses(self) -> list[float] | None:
-        """Return the losses of the step in the order of micro-batches; None until the last layer's sum is accepted."""
+        """Return the losses of the step in the order of micro-batches; None until the last layer's sum is accepted.
+
+        Of micro-batches that were left out there are none.
+        """
         reduced = self._reduced.get((self.num_layers - 1,))
-        return None if reduced is None else reduced.records[:, 0].tolist()
+        return None if reduced is None else present(reduced.records)[:, 0].tolist()
 
     def snapshot(self, layer: int) -> Callable[[], bytes]:
         """Pin a copy of a layer's live state; the function returned encodes it, in any thread, at any time.
@@ -812,7 +823,7 @@ class Stage(SteppedStage[Reduced, float]):
         return gradients
 
     def _stats_records(self, layer: int) -> Tensor:
-        return self._accepted((layer,)).records[:, int(layer == self.num_layers - 1) :]
+        return present(self._accepted((layer,)).records)[:, int(layer == self.num_layers - 1) :]
 
 
 def _check_own(layers: Sequence[nn.Module], owned: Sequence[int]) -> None:

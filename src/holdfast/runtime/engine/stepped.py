@@ -90,6 +90,11 @@ class SteppedStage(ABC, Generic[R, V]):
     def _dissent_from(self, reduction: ReducedLayers) -> None:
         """Notes that not all owners of a reduction, whose sum is here, are ready for what is prepared."""
 
+    def _leave_out(self, microbatches: frozenset[int]) -> None:
+        """Counts these in no reduction that is not complete, and all others."""
+        if microbatches:
+            raise InternalError(f"this engine cannot leave micro-batches out, as it is to: {sorted(microbatches)}")
+
     @abstractmethod
     def _judge(self, vote: Any) -> V:
         """Returns the verdict that a complete vote comes to, the same on all workers."""
@@ -254,7 +259,7 @@ class SteppedStage(ABC, Generic[R, V]):
             complete=tuple(sorted(reduced)),
         )
 
-    def resume(self, step: int, standing: Iterable[ReducedLayers]) -> None:
+    def resume(self, step: int, standing: Iterable[ReducedLayers], left_out: Iterable[int] = ()) -> None:
         """Go on with a step that was interrupted: what `progress` told of it is kept, all else is dropped.
 
         Layers that were updated with it, ahead of its verdict, return to the state before.
@@ -263,9 +268,10 @@ class SteppedStage(ABC, Generic[R, V]):
             step: the one to go on with; one that was never begun here begins.
             standing: the reductions that some owner has completed; those whose sum is not here come by `take_sum`.
                 Until then they are added to as all others, since whoever has them may be lost.
+            left_out: micro-batches that are not to count in any other reduction; nothing is kept of them.
 
         Raises:
-            InternalError: a layer cannot return to that state.
+            InternalError: a layer cannot return to that state; or what is left out was added to what is not.
         """
         ahead = self._speculative
         if self._step != step:
@@ -278,6 +284,7 @@ class SteppedStage(ABC, Generic[R, V]):
             self._take_back(layer, step)
         for reduction in self._reduced.keys() & frozenset(standing):
             self._dissent_from(reduction)
+        self._leave_out(frozenset(left_out))
 
     # --- layers that are followed -------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ class Alone:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.worker = "0.0"
+        self.worker, self.per_gradient = "0.0", False
         torch.set_num_threads(1)  # sums over several threads have other bits
 
     def is_first(self) -> bool:
@@ -49,6 +49,10 @@ def _drive(stage: LoopStage, loop: Loop, turns: Turns) -> None:
             while not turns.between(step, _FOREVER_S):
                 pass
             _run_step(stage, loop, step)
+            failing = loop.prepared.failing
+            if failing is not None and failing.replays and failing.step == step:
+                stage.count_back()
+                _run_step(stage, loop, step)
         turns.between(loop.steps, 0.0)
     except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
         turns.end(error)

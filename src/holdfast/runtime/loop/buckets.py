@@ -35,12 +35,15 @@ class Bucket(nn.Module):
         return found
 
 
-def make_buckets(model: nn.Module, belongs_to: Callable[[nn.Parameter], object]) -> tuple[Bucket, ...]:
+def make_buckets(
+    model: nn.Module, belongs_to: Callable[[nn.Parameter], object], *, per_gradient: bool = False
+) -> tuple[Bucket, ...]:
     """Returns the buckets of a model, in registration order; all buffers are in the last one.
 
     Args:
         model: its parameters count once, those that are shared at their first use.
         belongs_to: parameters of which this differs are in different buckets: their optimizers.
+        per_gradient: whether each parameter that is trained has a bucket of its own.
 
     Raises:
         ConfigError: it has no parameter that is trained.
@@ -48,12 +51,20 @@ def make_buckets(model: nn.Module, belongs_to: Callable[[nn.Parameter], object])
     named = list(model.named_parameters())
     if not any(parameter.requires_grad for _, parameter in named):
         raise ConfigError(f"hf.prepare: {type(model).__name__} has no parameter that is trained")
-    most = min(BUCKET_BYTES, -(-sum(p.nbytes for _, p in named) // _FEWEST))
-    rows = list(_cut(named, most, belongs_to))
+    most = min(BUCKET_BYTES, -(-sum(_trained_bytes(p) for _, p in named) // _FEWEST))
+    *rows, tail = _cut(named, 1 if per_gradient else most, belongs_to)
+    if rows and not any(p.requires_grad for p in tail.values()):
+        rows[-1] |= tail  # what is never summed is no bucket
+    else:
+        rows.append(tail)
     kept = model.state_dict(keep_vars=True).keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
     last = len(rows) - 1
     return tuple(Bucket(row, buffers if index == last else {}) for index, row in enumerate(rows))
+
+
+def _trained_bytes(parameter: nn.Parameter) -> int:
+    return parameter.nbytes if parameter.requires_grad else 0
 
 
 def _cut(
@@ -67,5 +78,5 @@ def _cut(
             yield row
             row, size, owner = {}, 0, None
         row[name] = parameter
-        size, owner = size + parameter.nbytes, theirs if theirs is not None else owner
+        size, owner = size + _trained_bytes(parameter), theirs if theirs is not None else owner
     yield row

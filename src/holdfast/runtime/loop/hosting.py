@@ -39,6 +39,10 @@ class Host(Protocol):
         """The job's seed."""
 
     @property
+    def per_gradient(self) -> bool:
+        """Whether each gradient is summed by itself."""
+
+    @property
     def worker(self) -> str:
         """Who this process is."""
 

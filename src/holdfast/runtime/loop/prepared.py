@@ -17,8 +17,26 @@ from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.mirror import Mirror
 from holdfast.runtime.loop.buckets import Bucket, make_buckets
+from holdfast.runtime.loop.failing import SimulatedFailure
 
-__all__ = ["Prepared", "Stateful", "prepare"]
+__all__ = ["Failing", "Prepared", "Stateful", "prepare"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """A simulated failure, as it strikes.
+
+    Attributes:
+        step: of which step.
+        layers: the buckets whose sums lack some micro-batches.
+        microbatches: which, by global number.
+        replays: whether the step is made again then.
+    """
+
+    step: int
+    layers: frozenset[int]
+    microbatches: frozenset[int]
+    replays: bool
 
 
 class Stateful(Protocol):
@@ -43,6 +61,8 @@ class Prepared:
         clip_norm: largest norm of the mean gradient over the whole model; None for no limit.
         buckets: the model's parameters and buffers in the parts that are summed.
         objects: what else changes between steps.
+        failure: one that is simulated; None if none is.
+        failing: what it comes to; None until the loop is known.
     """
 
     model: nn.Module
@@ -52,6 +72,28 @@ class Prepared:
     clip_norm: float | None
     buckets: tuple[Bucket, ...]
     objects: list[Stateful] = field(default_factory=list)
+    failure: SimulatedFailure | None = None
+    failing: Failing | None = None
+
+    def fail(self, microbatches: int, steps_per_epoch: int) -> None:
+        """Learns how many micro-batches a step has, and steps an epoch, by which a simulated failure strikes.
+
+        Raises:
+            ConfigError: it cannot be as it was wanted.
+        """
+        failure = self.failure
+        if failure is None:
+            return
+        if failure.workers > microbatches:
+            raise ConfigError(f"SimulatedFailure: {failure.workers} workers, and a step has {microbatches} items")
+        backward = range(len(self.buckets) - 1, -1, -1)  # a bucket for each gradient
+        names = [next(n for n, p in self.buckets[at].named_parameters() if p.requires_grad) for at in backward]
+        self.failing = Failing(
+            step=failure.step_of(steps_per_epoch),
+            layers=frozenset(backward[failure.standing(names) :]),
+            microbatches=failure.microbatches(microbatches),
+            replays=failure.recovery == "rollback",
+        )
 
     def factory_of(self, bucket: int) -> OptimizerFactory:
         """Returns what makes the optimizer of one bucket."""
@@ -102,19 +144,24 @@ class Prepared:
 
 def prepare(
     model: nn.Module,
-    optimizers: tuple[Optimizer, ...],
+    given: tuple[Optimizer | SimulatedFailure, ...],
     *,
     schedulers: tuple[Any, ...] = (),
     scaler: Any = None,
     clip_norm: float | None = None,
+    per_gradient: bool = False,
 ) -> Prepared:
     """Takes over what a script trains: its optimizers and schedulers are stepped by us from now on.
+
+    ``per_gradient``: whether each gradient is summed by itself; so it is where a failure is simulated.
 
     Raises:
         ConfigError: it cannot be trained like that.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"hf.prepare: expected a torch.nn.Module, got {type(model).__name__}")
+    failures = [each for each in given if isinstance(each, SimulatedFailure)]
+    optimizers = tuple(each.optimizer if isinstance(each, SimulatedFailure) else each for each in given)
     if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
         kinds = ", ".join(type(each).__name__ for each in optimizers) or "none"
         raise ConfigError(f"hf.prepare: expected the optimizers of the model behind it, got {kinds}")
@@ -131,11 +178,14 @@ def prepare(
         schedulers=schedulers,
         scaling=None if scaler is None else _scaling_of(scaler),
         clip_norm=clip_norm,
-        buckets=make_buckets(model, lambda parameter: owners.get(id(parameter))),
+        buckets=make_buckets(
+            model, lambda parameter: owners.get(id(parameter)), per_gradient=per_gradient or bool(failures)
+        ),
+        failure=failures[0] if failures else None,
     )
     for optimizer in optimizers:
         _refuse(optimizer, "step", f"{type(optimizer).__name__}.step")
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn if nobody has stepped it
+        vars(optimizer)["_opt_called"] = True  # schedulers warn if nobody has stepped it
     if scaler is not None:
         _refuse(scaler, "step", "scaler.step")
     return prepared

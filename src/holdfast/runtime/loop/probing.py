@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from holdfast.config.job import Grid, Job, PipelineLayout, ScriptModel
+from holdfast.config.job import LOSSY, Grid, Job, PipelineLayout, ScriptModel
 from holdfast.errors import ConfigError
 from holdfast.optim.digest import tensors_sha256
 from holdfast.recovery.choice import Sizes
@@ -20,7 +20,7 @@ from holdfast.runtime.loop.turns import Turns
 from holdfast.runtime.specs import Probed, facts_of
 from holdfast.runtime.tensors import num_bytes
 
-__all__ = ["fingerprint", "probe_script"]
+__all__ = ["fingerprint", "probe_script", "sums_gradients"]
 
 
 class _Reached(BaseException):
@@ -33,8 +33,9 @@ class _Reached(BaseException):
 class _Probing:
     """Carries a script as far as its loop."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, job: Job) -> None:
+        self.seed = job.train.seed
+        self.per_gradient = sums_gradients(job)
         self.worker = "0.0"
 
     def is_first(self) -> bool:
@@ -53,7 +54,9 @@ def probe_script(job: Job) -> Probed:
         ConfigError: it cannot be trained, or the script raised; it has printed where.
     """
     assert isinstance(job.model, ScriptModel), "only a script is run"
-    loop = _reached(job.model, job.train.seed)
+    loop = _reached(job.model, job)
+    if loop.prepared.failing is not None and loop.prepared.failing.replays:
+        raise ConfigError("SimulatedFailure: recovery: rollback is simulated in one process only: python SCRIPT")
     job = _as_told(job, loop)
     buckets = loop.prepared.buckets
     sizes = Sizes(
@@ -68,9 +71,14 @@ def probe_script(job: Job) -> Probed:
     )
 
 
-def _reached(script: ScriptModel, seed: int) -> Loop:
+def sums_gradients(job: Job) -> bool:
+    """Returns whether each gradient is summed by itself: where a failure may come between any two of them."""
+    return job.resilience.strategy in LOSSY
+
+
+def _reached(script: ScriptModel, job: Job) -> Loop:
     torch.set_num_threads(1)
-    hosted(_Probing(seed))
+    hosted(_Probing(job))
     try:
         with quiet():
             run_script(script)

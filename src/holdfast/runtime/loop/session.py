@@ -30,6 +30,7 @@ from torch.utils.data import default_collate
 from holdfast.data.sampler import load_items, sample_indices
 from holdfast.errors import ConfigError
 from holdfast.runtime.loop.alone import Alone
+from holdfast.runtime.loop.failing import SimulatedFailure
 from holdfast.runtime.loop.hosting import Host, Loop, host, hosted
 from holdfast.runtime.loop.prepared import Prepared, Stateful, prepare
 from holdfast.runtime.loop.stage import Gradients, LoopStage
@@ -81,7 +82,7 @@ class Session:
     def prepare(
         self,
         model: nn.Module,
-        *optimizers: Optimizer,
+        *optimizers: Optimizer | SimulatedFailure,
         scheduler: Any = None,
         scaler: Any = None,
         clip_norm: float | None = None,
@@ -90,7 +91,8 @@ class Session:
 
         Args:
             model: all its parameters are summed over the workers.
-            optimizers: one or more, of distinct parameters; they must not have made a step.
+            optimizers: one or more, of distinct parameters; they must not have made a step. A
+                `holdfast.SimulatedFailure` stands for the one that it wraps.
             scheduler: one of ``torch.optim.lr_scheduler``, or a list: each takes a step after each step.
             scaler: a ``torch.amp.GradScaler``; its settings are taken over.
             clip_norm: largest norm of the mean gradient over the whole model.
@@ -103,10 +105,17 @@ class Session:
         schedulers = (
             tuple(scheduler) if isinstance(scheduler, list | tuple) else () if scheduler is None else (scheduler,)
         )
-        prepared = prepare(model, optimizers, schedulers=schedulers, scaler=scaler, clip_norm=clip_norm)
+        prepared = prepare(
+            model,
+            optimizers,
+            schedulers=schedulers,
+            scaler=scaler,
+            clip_norm=clip_norm,
+            per_gradient=self._host.per_gradient,
+        )
         prepared.objects = self._objects
         self._prepared = prepared
-        return (model, *optimizers)
+        return (model, *prepared.optimizers)
 
     def state(self, obj: Any) -> Any:
         """Has the state of an object saved with that of the model, and given to whoever joins; returns the object.
@@ -176,6 +185,7 @@ class Session:
             raise ConfigError("hf.steps: expected steps or epochs, got both")
         if steps is None:
             steps = max(1, -int(-(1 if epochs is None else epochs) * len(dataset) // (microbatches * size)))
+        self._prepared.fail(microbatches, max(1, len(dataset) // (microbatches * size)))
         self._began = True
         return Loop(prepared=self._prepared, dataset=dataset, microbatches=microbatches, size=size, steps=steps)
 

@@ -27,7 +27,7 @@ from holdfast.optim.live import LiveLayer
 from holdfast.optim.running_stats import RunningStats
 from holdfast.runtime.engine.stage import Stage, _Cell, _Context, _Owned
 from holdfast.runtime.engine.stepped import ReducedLayers
-from holdfast.runtime.loop.prepared import Prepared
+from holdfast.runtime.loop.prepared import Failing, Prepared
 from holdfast.runtime.loop.turns import Item, Turns
 
 __all__ = ["HANDED_ON", "Gradients", "LoopStage"]
@@ -72,6 +72,8 @@ class LoopStage(Stage):
         self._items: dict[int, list[tuple[Tensor | None, ...]]] = {}  # what is not added yet, by micro-batch
         self._records: dict[int, Tensor] = {}
         self._last: tuple[int, dict[ReducedLayers, Reduced]] = (-1, {})
+        self._failing: Failing | None = None  # in this step
+        self._failed = False
         super().__init__(
             layers=[prepared.buckets[index] for index in owned],
             owned=owned,
@@ -92,6 +94,19 @@ class LoopStage(Stage):
         self.returns = True
 
     # --- a step -------------------------------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> None:
+        """Start a step; see `SteppedStage.begin`. One that fails has fewer contributions to its later sums."""
+        super().begin(step)
+        failure = self._prepared.failing
+        self._failing = failure if failure is not None and failure.step == step and not self._failed else None
+        self._leave_out(frozenset())
+
+    def count_back(self) -> None:
+        """Count the step that was just made as none: it is made again, and does not fail."""
+        self._failed = True
+        for owned in self._owned.values():
+            _live(owned).count_back()
 
     def forward(
         self,
@@ -147,7 +162,7 @@ class LoopStage(Stage):
         for index in reversed(part.indices):
             context.cells.pop()
             gradients, self._items[microbatch][index] = self._items[microbatch][index], ()
-            if adds:
+            if adds and not self._is_absent(index, microbatch):
                 record = self._records[microbatch] if index == self.num_layers - 1 else None
                 self._add(index, self._owned[index], microbatch, gradients, record)
         return torch.zeros(HANDED_ON.shape) if part.start else None
@@ -172,7 +187,7 @@ class LoopStage(Stage):
         super()._swap(layer)
         if layer == self.layers[-1]:
             self._last = (step, dict(self._reduced))
-            if not again:
+            if not again and not (self._failing is not None and self._failing.replays):
                 self._prepared.advance()
 
     def _forget(self) -> None:
@@ -189,13 +204,27 @@ class LoopStage(Stage):
             found = (Progress(step=step, complete=tuple(sorted(sums))), *found)
         return found
 
-    def resume(self, step: int, standing: Iterable[ReducedLayers]) -> None:
+    def resume(self, step: int, standing: Iterable[ReducedLayers], left_out: Iterable[int] = ()) -> None:
         """Go on with a step; whoever has ended it hands over its sums. See `SteppedStage.resume`."""
         last, sums = self._last
         if last == step != self._step:
             self.discard()
             self._step, self._reduced = step, {layers: replace(each) for layers, each in sums.items()}
-        super().resume(step, standing)
+        super().resume(step, standing, left_out)
+
+    def _leave_out(self, microbatches: frozenset[int]) -> None:
+        super()._leave_out(microbatches)
+        for number in microbatches:
+            self._items.pop(number, None)
+            self._records.pop(number, None)
+        failing = self._failing
+        for (layer,), sums in self._sums.items():
+            if failing is not None and layer in failing.layers and (layer,) not in self._reduced:
+                sums.leave_out(microbatches | failing.microbatches)
+
+    def _is_absent(self, layer: int, microbatch: int) -> bool:
+        failing = self._failing
+        return failing is not None and layer in failing.layers and microbatch in failing.microbatches
 
     # --- state --------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from holdfast.protocol.worker import Engine
 from holdfast.runtime.driver import SpecOf
 from holdfast.runtime.engine.build import StageParts
 from holdfast.runtime.loop.hosting import Loop, hosted
-from holdfast.runtime.loop.probing import fingerprint
+from holdfast.runtime.loop.probing import fingerprint, sums_gradients
 from holdfast.runtime.loop.script import print_trace, run_script, told
 from holdfast.runtime.loop.stage import HANDED_ON, LoopStage
 from holdfast.runtime.loop.turns import Turns
@@ -52,6 +52,11 @@ class ScriptProcess(WorkerProcess):
     def seed(self) -> int:
         """The job's seed."""
         return self._spec.job.train.seed
+
+    @property
+    def per_gradient(self) -> bool:
+        """Whether each gradient is summed by itself."""
+        return sums_gradients(self._spec.job)
 
     @property
     def worker(self) -> str:

@@ -205,7 +205,12 @@ class WorkerProcess:
             clock=time.monotonic,
             spec_of=parts.spec_of,
             injector=WorkerInjector(
-                worker=spec.worker, faults=spec.faults, means=OnThisProcess(log=self._log), send=self._client.send
+                worker=spec.worker,
+                faults=spec.faults,
+                means=OnThisProcess(log=self._log),
+                send=self._client.send,
+                witnesses=spec.witnesses,
+                tells=spec.worker in spec.witnesses,
             ),
             copier=StateCopier(worker=spec.worker, exchange=exchange, slices=links.slices),
             rebuild=self._rebuild,

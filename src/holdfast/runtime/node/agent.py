@@ -45,7 +45,7 @@ from holdfast.control.messages import (
 )
 from holdfast.control.tls import check_tls
 from holdfast.control.token import share
-from holdfast.core.faults import Fault, FaultKind
+from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
@@ -671,6 +671,7 @@ class Agent:
                 nodes=nodes,
                 job_id=coordinator.job_id,
                 model=probed.facts.model,
+                witnesses=self._witnesses(plan),
             ),
             entry=SCRIPT if self.job.loops else WORKER,
             send=send,
@@ -678,6 +679,10 @@ class Agent:
             log=log,
             grace_s=self.job.control.fence_grace_s,
         )
+
+    def _witnesses(self, plan: Plan) -> tuple[WorkerId, ...]:
+        struck = {fault.worker for fault in self.faults if fault.point is Point.GRADIENTS}
+        return tuple(worker for worker in plan.workers if worker not in struck) if struck else ()
 
     def _nodes(self, plan: Plan) -> tuple[tuple[WorkerId, ...], ...]:
         return group_into_nodes((*plan.workers, *self.job.spares), self.job.grid.workers_per_node)
