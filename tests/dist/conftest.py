@@ -181,6 +181,10 @@ class Runs:
             check_executed(summary.run_dir)
         return summary
 
+    def train_job(self, job: Job, faults: list[str]) -> Summary:
+        """One run of a job that no other test has."""
+        return train(job, run_dir=self.folder(), faults=[Fault.parse(text) for text in faults])
+
     def train_only(self, name: str, *faults: str, overrides: tuple[str, ...] = (), **options) -> Summary:
         """One run, in which perhaps no step is left to be executed."""
         planned = [Fault.parse(text) for text in faults]

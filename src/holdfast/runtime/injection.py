@@ -51,6 +51,9 @@ class Means(Protocol):
     def wait_until_summed(self, workers: Collection[WorkerId], step: int, sums: int) -> None:
         """The thread that computes waits until these workers have written down that they hold so many sums."""
 
+    def wait_until_noted(self, workers: Collection[WorkerId], step: int) -> None:
+        """The thread that computes waits until faults in the middle of sums of these workers are noted."""
+
 
 @dataclass(slots=True, kw_only=True)
 class OnThisProcess:
@@ -84,10 +87,18 @@ class OnThisProcess:
 
     def wait_until_summed(self, workers: Collection[WorkerId], step: int, sums: int) -> None:
         """See Means."""
-        missing = {str(worker) for worker in workers} if sums else set()
+        if sums:
+            self._wait(workers, lambda e: isinstance(e, Summed) and e.step == step and e.sums >= sums)
+
+    def wait_until_noted(self, workers: Collection[WorkerId], step: int) -> None:
+        """See Means."""
+        self._wait(workers, lambda e: isinstance(e, FaultInjected) and e.step == step and e.point == Point.GRADIENTS)
+
+    def _wait(self, workers: Collection[WorkerId], told: Callable[[Event], bool]) -> None:
+        """Looks into the log until each of these has told this."""
+        missing = {str(worker) for worker in workers}
         while missing:
-            told = (event for _, event in read_events(self.log.path) if isinstance(event, Summed))
-            missing -= {event.worker for event in told if event.step == step and event.sums >= sums}
+            missing -= {getattr(event, "worker", "") for _, event in read_events(self.log.path) if told(event)}
             time.sleep(_LOOK_S)
 
 
@@ -101,6 +112,7 @@ class WorkerInjector:
         means: how they are noted, before they take effect, and carried out.
         send: to the coordinator, for what the agent has to do.
         witnesses: workers that live through a fault in the middle of sums.
+        fellows: workers that are struck there, too; all strike once all have come there.
         tells: whether this worker is to write down which sums it holds, for such faults of others.
     """
 
@@ -109,6 +121,7 @@ class WorkerInjector:
     means: Means
     send: Callable[[Message], None]
     witnesses: tuple[WorkerId, ...] = ()
+    fellows: tuple[WorkerId, ...] = ()
     tells: bool = False
     _struck: set[Fault] = field(default_factory=set)
 
@@ -137,6 +150,7 @@ class WorkerInjector:
                 self._struck.add(fault)
                 self.means.wait_until_summed(self.witnesses, step, sums)
                 self._note(fault, Point.GRADIENTS, step)
+                self.means.wait_until_noted(self.fellows, step)
                 self._strike(fault)
 
     def slow_down(self, step: int, duration_s: float) -> None:

@@ -92,6 +92,7 @@ class WorkerSpec:
         job_id: tells this job's logs from those of all others.
         model: digest of the model's first weights.
         witnesses: the workers that live through faults in the middle of sums; none if there are no such faults.
+        fellows: of a worker that is struck there, those that are in the same step.
         faults: what is to happen to this worker.
         emulate: sleep as long as it says instead of computing; None to compute.
         namespace: the network to move to before anything else; None to stay in the host's.
@@ -118,6 +119,7 @@ class WorkerSpec:
     job_id: str = ""
     model: str = ""
     witnesses: tuple[WorkerId, ...] = ()
+    fellows: tuple[WorkerId, ...] = ()
 
     @property
     def host(self) -> str:

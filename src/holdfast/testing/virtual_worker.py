@@ -264,6 +264,10 @@ class VirtualWorker:
         """See Means: what others hold they write down for real processes only."""
         raise InternalError("faults in the middle of sums are for real processes")
 
+    def wait_until_noted(self, workers: Collection[WorkerId], step: int) -> None:
+        """See Means."""
+        raise InternalError("faults in the middle of sums are for real processes")
+
     def sleep(self, seconds: float) -> None:
         """See Means: nothing else is done until then."""
         self._busy_until = self._clock() + seconds

@@ -210,6 +210,7 @@ class WorkerProcess:
                 means=OnThisProcess(log=self._log),
                 send=self._client.send,
                 witnesses=spec.witnesses,
+                fellows=spec.fellows,
                 tells=spec.worker in spec.witnesses,
             ),
             copier=StateCopier(worker=spec.worker, exchange=exchange, slices=links.slices),

@@ -672,6 +672,7 @@ class Agent:
                 job_id=coordinator.job_id,
                 model=probed.facts.model,
                 witnesses=self._witnesses(plan),
+                fellows=self._fellows(worker),
             ),
             entry=SCRIPT if self.job.loops else WORKER,
             send=send,
@@ -683,6 +684,12 @@ class Agent:
     def _witnesses(self, plan: Plan) -> tuple[WorkerId, ...]:
         struck = {fault.worker for fault in self.faults if fault.point is Point.GRADIENTS}
         return tuple(worker for worker in plan.workers if worker not in struck) if struck else ()
+
+    def _fellows(self, worker: WorkerId) -> tuple[WorkerId, ...]:
+        """Who is struck in the middle of the same sums as this one."""
+        struck = [fault for fault in self.faults if fault.point is Point.GRADIENTS]
+        steps = {fault.step for fault in struck if fault.worker == worker}
+        return tuple(f.worker for f in struck if f.step in steps and f.worker is not None)
 
     def _nodes(self, plan: Plan) -> tuple[tuple[WorkerId, ...], ...]:
         return group_into_nodes((*plan.workers, *self.job.spares), self.job.grid.workers_per_node)
