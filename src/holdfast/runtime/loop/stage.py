@@ -229,7 +229,13 @@ class LoopStage(Stage):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def export(self, layer: int) -> LayerState:
-        """Return a bucket's live state; with the last one goes all that is of no bucket. See `Stage.export`."""
+        """Return a bucket's live state; with the last one goes all that is of no bucket. See `Stage.export`.
+
+        Raises:
+            InternalError: its weights are those of a later step than it counts.
+        """
+        if _live(self._owned[layer]).ahead:
+            raise InternalError(f"bucket {layer} is ahead of the step that it counts, and has no state of that")
         state = super().export(layer)
         return replace(state, extra=self._prepared.tell()) if layer == self.num_layers - 1 else state
 

@@ -1,0 +1,408 @@
+"""A user's loop as the runtime has it: turns, buckets, mirrored optimizers, and steps ended by others' sums."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast.core.placement import LayerRange
+from holdfast.core.schedule import OpKind
+from holdfast.errors import ConfigError, InternalError, WorkFailed
+from holdfast.optim.live import LiveLayer
+from holdfast.optim.mirror import Mirror
+from holdfast.runtime.loop.buckets import make_buckets
+from holdfast.runtime.loop.failing import SimulatedFailure
+from holdfast.runtime.loop.prepared import prepare
+from holdfast.runtime.loop.stage import Gradients, LoopStage
+from holdfast.runtime.loop.turns import Item, Turns
+
+MICROBATCHES = 4
+
+
+def model():
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+class AtOnce:
+    """Stands for a loop: each item is computed where it is asked for."""
+
+    def __init__(self, prepared):
+        self.prepared = prepared
+        self.ran = []
+
+    def run(self, item):
+        self.ran.append((item.step, item.number))
+        self.prepared.model.zero_grad()
+        torch.manual_seed(100 * item.step + item.number)
+        loss = self.prepared.model(torch.randn(2, 3)).square().mean()
+        loss.backward()
+        rows = (tuple(p.grad for p in bucket.parameters() if p.requires_grad) for bucket in self.prepared.buckets)
+        return Gradients(of=tuple(rows), loss=loss.detach().reshape(1))
+
+
+class Worker:
+    """One worker's stage, of two that share a step's items."""
+
+    def __init__(self, items, num_microbatches=MICROBATCHES):
+        whole = model()
+        optimizer = torch.optim.AdamW(whole.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        self.prepared = prepare(whole, (optimizer,), schedulers=(self.scheduler,))
+        self.turns, self.items = AtOnce(self.prepared), items
+        owned = range(len(self.prepared.buckets))
+        self.stage = LoopStage(
+            prepared=self.prepared, turns=self.turns, owned=owned, numerics="exact", num_microbatches=num_microbatches
+        )
+        self.layers = LayerRange(0, len(owned))
+
+    def compute(self, step):
+        self.stage.begin(step)
+        for number in self.items:
+            self.stage.forward(step, number, None, self.layers)
+            self.stage.backward(OpKind.B, step, number, None, self.layers)
+
+    def update(self):
+        self.stage.conclude(self.stage.vote())
+        for layer in self.stage.layers:
+            self.stage.update(layer)
+            self.stage.swap(layer)
+
+    def weights(self):
+        return [p.detach().clone() for p in self.prepared.model.parameters()]
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def reduce(workers, reductions, takers=None):
+    for reduction in reductions:
+        total = sum(worker.stage.message(reduction) for worker in workers)
+        for worker in workers if takers is None else takers:
+            worker.stage.accept(reduction, total.clone())
+
+
+def healthy(steps):
+    alone = Worker(range(MICROBATCHES))
+    for step in range(steps):
+        alone.compute(step)
+        reduce([alone], alone.stage.reductions)
+        alone.update()
+    return alone
+
+
+def test_two_workers_have_the_bits_of_one():
+    first, second = Worker((0, 1)), Worker((2, 3))
+    for step in range(3):
+        for worker in (first, second):
+            worker.compute(step)
+        reduce((first, second), first.stage.reductions)
+        for worker in (first, second):
+            worker.update()
+    assert same(first.weights(), healthy(3).weights())
+    assert same(second.weights(), first.weights())
+    assert first.scheduler.get_last_lr() == healthy(3).scheduler.get_last_lr() == [0.1 * 0.5**3]
+
+
+def test_whoever_has_gone_on_hands_its_sums_over_and_nothing_moves():
+    """A is in the next step, B lacks a sum of the one before: nothing is run again, A's weights never seem to move."""
+    first, second = Worker((0, 1)), Worker((2, 3))
+    for worker in (first, second):
+        worker.compute(0)
+    some, *others = first.stage.reductions
+    reduce((first, second), others)
+    reduce((first, second), [some], takers=[first])
+    first.update()
+    first.compute(1)
+    ran, ahead = len(first.turns.ran), first.weights()
+    told = {each.step: each for each in first.stage.progress()}
+    assert told[0].complete == tuple(sorted(first.stage.reductions))
+    everything = list(first.stage.reductions)
+    for worker in (first, second):
+        worker.stage.resume(0, everything)
+    assert first.stage.layer_steps() == dict.fromkeys(first.stage.layers, 0)
+    with pytest.raises(InternalError, match="ahead of the step"):
+        first.stage.export(0)
+    with pytest.raises(InternalError, match="have made this step already"):
+        first.stage.forward(0, 0, None, first.layers)
+    second.stage.take_sum(some, first.stage.sum_message(some))
+    for worker in (first, second):
+        worker.update()
+    assert len(first.turns.ran) == ran, "no item of a step that is over is run again"
+    assert same(first.weights(), ahead)
+    assert same(second.weights(), ahead)
+    assert first.scheduler.get_last_lr() == second.scheduler.get_last_lr() == [0.05]
+    for worker in (first, second):
+        worker.compute(1)
+    reduce((first, second), everything)
+    for worker in (first, second):
+        worker.update()
+    assert same(first.weights(), healthy(2).weights())
+
+
+def test_sums_of_the_step_before_are_kept_until_those_of_the_next_are_there():
+    alone = healthy(1)
+    alone.compute(1)
+    first, *others = alone.stage.reductions
+    assert alone.stage.progress()[0].complete == tuple(sorted(alone.stage.reductions))
+    reduce([alone], [first])
+    assert alone.stage.progress()[0].complete == tuple(sorted(others))
+
+
+def test_a_lost_workers_items_are_run_by_another_one():
+    first = Worker((0, 1))
+    first.compute(0)
+    first.stage.resume(0, ())
+    for number in (2, 3):
+        first.stage.forward(0, number, None, first.layers)
+        first.stage.backward(OpKind.B, 0, number, None, first.layers)
+    reduce([first], first.stage.reductions)
+    first.update()
+    assert same(first.weights(), healthy(1).weights())
+    assert first.turns.ran == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_what_is_left_out_is_left_out_of_the_mean():
+    first = Worker((0, 1))
+    first.compute(0)
+    first.stage.resume(0, (), left_out=(2, 3))
+    reduce([first], first.stage.reductions)
+    assert len(first.stage.losses()) == 2
+    first.update()
+    two = Worker((0, 1), num_microbatches=2)
+    two.compute(0)
+    reduce([two], two.stage.reductions)
+    two.update()
+    assert same(first.weights(), two.weights())
+    assert not same(first.weights(), healthy(1).weights())
+
+
+def test_what_was_added_cannot_be_left_out_of_a_sum_alone():
+    first = Worker((0, 1))
+    first.compute(0)
+    with pytest.raises(InternalError, match="were to be left out"):
+        first.stage.resume(0, (), left_out=(1,))
+
+
+def test_a_step_of_which_nothing_counts_updates_nothing():
+    first = Worker(range(4))
+    before = first.weights()
+    first.compute(0)
+    first.stage.resume(0, (), left_out=range(4))
+    reduce([first], first.stage.reductions)
+    assert first.stage.losses() == []
+    first.update()
+    assert same(first.weights(), before)
+    assert first.stage.layer_steps()[0] == 1
+
+
+def test_a_joiner_gets_all_that_is_the_loops(tmp_path):
+    alone, joiner = healthy(2), Worker(range(MICROBATCHES))
+    for layer in alone.stage.layers:
+        joiner.stage.restore(layer, alone.stage.snapshot(layer)())
+    assert same(joiner.weights(), alone.weights())
+    assert joiner.scheduler.get_last_lr() == alone.scheduler.get_last_lr()
+    assert joiner.scheduler.state_dict() == alone.scheduler.state_dict()
+    for worker in (alone, joiner):
+        worker.compute(2)
+        reduce([worker], worker.stage.reductions)
+        worker.update()
+    assert same(joiner.weights(), healthy(3).weights())
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+def looping(turns, seen):
+    while (step := turns.next_step()) is not None:
+        while (item := turns.next_item(step)) is not None:
+            seen.append((step, item.number))
+            turns.done(item.number * 10)
+        seen.append((step, "over"))
+
+
+def test_items_are_run_in_the_loops_thread_and_a_step_is_over_when_it_is_settled():
+    turns, seen = Turns(), []
+    loop = threading.Thread(target=looping, args=(turns, seen))
+    loop.start()
+    results = []
+    for step in range(2):
+        while not turns.between(step, 5.0):
+            pass
+        results += [turns.run(Item(step=step, number=number)) for number in (3, 1)]
+    turns.between(2, 5.0)
+    turns.end()
+    loop.join(5.0)
+    assert not loop.is_alive()
+    assert results == [30, 10, 30, 10]
+    assert seen == [(0, 3), (0, 1), (0, "over"), (1, 3), (1, 1), (1, "over")]
+
+
+def test_what_the_loop_raises_reaches_the_driver():
+    turns = Turns()
+    turns.fail(ValueError("no"))
+    with pytest.raises(WorkFailed, match="script, micro-batch 4: ValueError: no"):
+        turns.run(Item(step=0, number=4))
+    with pytest.raises(WorkFailed, match="script: ValueError: no"):
+        turns.between(0, 0.0)
+
+
+def test_what_ends_the_driver_reaches_the_loop():
+    turns = Turns()
+    turns.end(ConfigError("other steps"))
+    with pytest.raises(ConfigError, match="other steps"):
+        turns.next_step()
+    with pytest.raises(ConfigError, match="other steps"):
+        turns.next_item(0)
+
+
+def test_a_loop_that_is_away_is_waited_for_no_longer_than_told():
+    assert not Turns().between(0, 0.0)
+
+
+# --- buckets, optimizers ----------------------------------------------------------------------------------------------
+
+
+def test_buckets_are_in_registration_order_and_have_every_parameter_once():
+    whole = model()
+    whole.append(nn.BatchNorm1d(2))
+    whole[2].weight = whole[0].weight  # tied: it counts where it is used first
+    whole[4].requires_grad_(False)
+    for per_gradient in (False, True):
+        buckets = make_buckets(whole, lambda p: None, per_gradient=per_gradient)
+        names = [name for bucket in buckets for name, _ in bucket.named_parameters()]
+        assert names == [name for name, _ in whole.named_parameters()]
+        trained = [sum(p.requires_grad for p in bucket.parameters()) for bucket in buckets]
+        assert all(trained), "what is never summed is no bucket"
+        assert not per_gradient or set(trained) == {1}
+        assert [len(list(bucket.buffers())) for bucket in buckets] == [0] * (len(buckets) - 1) + [3]
+
+
+def test_parameters_of_other_optimizers_are_in_other_buckets():
+    whole = model()
+    ours = list(whole[0].parameters())
+    buckets = make_buckets(whole, lambda p: "one" if any(p is each for each in ours) else "other")
+    assert all(len({name.partition(".")[0] == "0" for name, _ in bucket.named_parameters()}) == 1 for bucket in buckets)
+
+
+def test_a_model_without_anything_to_train_is_refused():
+    with pytest.raises(ConfigError, match="no parameter that is trained"):
+        make_buckets(nn.ReLU(), lambda p: None)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+        lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+        lambda p: torch.optim.Adagrad(p, lr=0.1),
+    ],
+)
+def test_a_mirror_does_what_the_optimizer_would_do(make):
+    theirs, ours = model(), model()
+    optimizer, plain = make(ours.parameters()), make(theirs.parameters())
+    layers = [LiveLayer(0, ours, Mirror(optimizer, list(ours.parameters())))]
+    for step in range(3):
+        torch.manual_seed(step)
+        gradients = {name: torch.randn_like(p) for name, p in theirs.named_parameters()}
+        for name, parameter in theirs.named_parameters():
+            parameter.grad = gradients[name].clone()
+        for each in (optimizer, plain):
+            each.param_groups[0]["lr"] = 0.1 / (step + 1)
+        plain.step()
+        layers[0].update(gradients, 1.0)
+        layers[0].swap()
+    assert same(list(theirs.parameters()), list(ours.parameters()))
+
+
+def test_a_step_of_the_script_itself_is_refused():
+    whole = model()
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
+    prepare(whole, (optimizer,))
+    with pytest.raises(ConfigError, match=r"SGD.step: Holdfast makes the step"):
+        optimizer.step()
+
+
+def test_a_scheduler_does_not_warn_of_steps_that_it_has_not_seen():
+    whole = model()
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    prepared = prepare(whole, (optimizer,), schedulers=(scheduler,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepared.advance()
+    assert scheduler.get_last_lr() == [0.05]
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "text"),
+    [
+        (lambda m: (), "expected the optimizers"),
+        (lambda m: (torch.optim.SGD(model().parameters(), lr=0.1),), "a parameter that is not the model's"),
+        (lambda m: ("adam",), "got str"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(optimizers, text):
+    whole = model()
+    with pytest.raises(ConfigError, match=text):
+        prepare(whole, optimizers(whole))
+
+
+def test_the_state_of_objects_comes_back_as_it_was():
+    class Kept:
+        def __init__(self, value):
+            self.value = value
+
+        def state_dict(self):
+            return {"value": self.value}
+
+        def load_state_dict(self, state):
+            self.value = state["value"]
+
+    rows = {3: [1, 2.5, None, "text"], "tensor": torch.tensor([[1.5, float("nan")]], dtype=torch.bfloat16)}
+    prepared, other = (prepare(m, (torch.optim.SGD(m.parameters(), lr=0.1),)) for m in (model(), model()))
+    prepared.objects, other.objects = [Kept(rows)], [Kept({})]
+    other.take(prepared.tell())
+    found = other.objects[0].value
+    assert found[3] == rows[3]
+    assert torch.equal(found["tensor"].view(torch.int16), rows["tensor"].view(torch.int16))
+    prepared.objects = [Kept(object())]
+    with pytest.raises(ConfigError, match=r"hf.state\(Kept\): its state holds a object"):
+        prepared.tell()
+    other.objects = []
+    prepared.objects = [Kept(1)]
+    with pytest.raises(ConfigError, match="a state has 1 objects, the script has 0"):
+        other.take(prepared.tell())
+
+
+# --- simulated failures -----------------------------------------------------------------------------------------------
+
+
+def failure(**options):
+    return SimulatedFailure(torch.optim.SGD(model().parameters(), lr=0.1), **{"step": 3, "progress": 50, **options})
+
+
+def test_the_casualties_micro_batches_are_those_of_their_pipelines():
+    assert failure(workers=4, casualties=2).microbatches(10) == {6, 7, 8, 9}
+    assert failure(workers=4, casualties=[0]).microbatches(10) == {0, 1, 2}
+
+
+def test_a_failure_begins_at_a_layer_or_a_percentage_of_gradients():
+    names = [f"{layer}.{kind}" for layer in ("head", "body", "stem") for kind in ("bias", "weight")]
+    assert failure(casualties=1, progress=50).standing(names) == 3
+    assert failure(casualties=1, progress=99).standing(names) == 5
+    assert failure(casualties=1, progress=None, layer="body").standing(names) == 2
+    with pytest.raises(ConfigError, match="there is no 'neck'; layers are head, body, stem"):
+        failure(casualties=1, progress=None, layer="neck").standing(names)
+
+
+def test_a_failure_is_at_a_step_or_a_mini_batch_of_an_epoch():
+    assert failure(casualties=1).step_of(10) == 3
+    assert failure(casualties=1, step=(2, 4)).step_of(10) == 24
+    with pytest.raises(ConfigError, match="an epoch has 10 mini-batches, got 10"):
+        failure(casualties=1, step=(2, 10)).step_of(10)
