@@ -104,7 +104,7 @@ def main() -> None:
         options = {"scheduler": [torch.optim.lr_scheduler.CosineAnnealingLR(each, T_max=8) for each in optimizers]}
     else:
         optimizers = [torch.optim.RMSprop(model.parameters(), lr=1e-3)]
-    model, *optimizers = hf.prepare(model, *optimizers, **options)
+    model, *optimizers = hf.prepare(model, *optimizers, bucket_bytes=256, **options)
     average = hf.state(Average(model)) if args.variant == "own" else None
     loss_fn = nn.CrossEntropyLoss()
 

@@ -52,7 +52,7 @@ class Worker:
         whole = model()
         optimizer = torch.optim.AdamW(whole.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-        self.prepared = prepare(whole, (optimizer,), schedulers=(self.scheduler,))
+        self.prepared = prepare(whole, (optimizer,), schedulers=(self.scheduler,), bucket_bytes=60)
         self.turns, self.items = AtOnce(self.prepared), items
         owned = range(len(self.prepared.buckets))
         self.stage = LoopStage(
@@ -273,13 +273,13 @@ def test_buckets_are_in_registration_order_and_have_every_parameter_once():
     whole.append(nn.BatchNorm1d(2))
     whole[2].weight = whole[0].weight  # tied: it counts where it is used first
     whole[4].requires_grad_(False)
-    for per_gradient in (False, True):
-        buckets = make_buckets(whole, lambda p: None, per_gradient=per_gradient)
+    for size in (100, 1):
+        buckets = make_buckets(whole, lambda p: None, bucket_bytes=size)
         names = [name for bucket in buckets for name, _ in bucket.named_parameters()]
         assert names == [name for name, _ in whole.named_parameters()]
         trained = [sum(p.requires_grad for p in bucket.parameters()) for bucket in buckets]
         assert all(trained), "what is never summed is no bucket"
-        assert not per_gradient or set(trained) == {1}
+        assert size > 1 or set(trained) == {1}
         assert [len(list(bucket.buffers())) for bucket in buckets] == [0] * (len(buckets) - 1) + [3]
 
 

@@ -11,8 +11,7 @@ from holdfast.errors import ConfigError
 __all__ = ["BUCKET_BYTES", "Bucket", "make_buckets"]
 
 BUCKET_BYTES = 1 << 22
-"""A bucket is closed once it has so many bytes; of a small model it has a quarter of all."""
-_FEWEST = 4
+"""A bucket is closed once it has so many bytes: a sum costs its messages, however small it is."""
 
 
 class Bucket(nn.Module):
@@ -36,14 +35,14 @@ class Bucket(nn.Module):
 
 
 def make_buckets(
-    model: nn.Module, belongs_to: Callable[[nn.Parameter], object], *, per_gradient: bool = False
+    model: nn.Module, belongs_to: Callable[[nn.Parameter], object], *, bucket_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
     """Returns the buckets of a model, in registration order; all buffers are in the last one.
 
     Args:
         model: its parameters count once, those that are shared at their first use.
         belongs_to: parameters of which this differs are in different buckets: their optimizers.
-        per_gradient: whether each parameter that is trained has a bucket of its own.
+        bucket_bytes: a bucket is closed once it has so many; 1: each parameter that is trained has one of its own.
 
     Raises:
         ConfigError: it has no parameter that is trained.
@@ -51,8 +50,7 @@ def make_buckets(
     named = list(model.named_parameters())
     if not any(parameter.requires_grad for _, parameter in named):
         raise ConfigError(f"hf.prepare: {type(model).__name__} has no parameter that is trained")
-    most = min(BUCKET_BYTES, -(-sum(_trained_bytes(p) for _, p in named) // _FEWEST))
-    *rows, tail = _cut(named, 1 if per_gradient else most, belongs_to)
+    *rows, tail = _cut(named, bucket_bytes, belongs_to)
     if rows and not any(p.requires_grad for p in tail.values()):
         rows[-1] |= tail  # what is never summed is no bucket
     else:

@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError
 from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.mirror import Mirror
-from holdfast.runtime.loop.buckets import Bucket, make_buckets
+from holdfast.runtime.loop.buckets import BUCKET_BYTES, Bucket, make_buckets
 from holdfast.runtime.loop.failing import SimulatedFailure
 
 __all__ = ["Failing", "Prepared", "Stateful", "prepare"]
@@ -149,11 +149,11 @@ def prepare(
     schedulers: tuple[Any, ...] = (),
     scaler: Any = None,
     clip_norm: float | None = None,
-    per_gradient: bool = False,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> Prepared:
     """Takes over what a script trains: its optimizers and schedulers are stepped by us from now on.
 
-    ``per_gradient``: whether each gradient is summed by itself; so it is where a failure is simulated.
+    Where a failure is simulated, each gradient is summed by itself, whatever ``bucket_bytes`` says.
 
     Raises:
         ConfigError: it cannot be trained like that.
@@ -179,7 +179,7 @@ def prepare(
         scaling=None if scaler is None else _scaling_of(scaler),
         clip_norm=clip_norm,
         buckets=make_buckets(
-            model, lambda parameter: owners.get(id(parameter)), per_gradient=per_gradient or bool(failures)
+            model, lambda parameter: owners.get(id(parameter)), bucket_bytes=1 if failures else bucket_bytes
         ),
         failure=failures[0] if failures else None,
     )

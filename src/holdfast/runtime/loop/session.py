@@ -30,6 +30,7 @@ from torch.utils.data import default_collate
 from holdfast.data.sampler import load_items, sample_indices
 from holdfast.errors import ConfigError
 from holdfast.runtime.loop.alone import Alone
+from holdfast.runtime.loop.buckets import BUCKET_BYTES
 from holdfast.runtime.loop.failing import SimulatedFailure
 from holdfast.runtime.loop.hosting import Host, Loop, host, hosted
 from holdfast.runtime.loop.prepared import Prepared, Stateful, prepare
@@ -86,6 +87,7 @@ class Session:
         scheduler: Any = None,
         scaler: Any = None,
         clip_norm: float | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> Any:
         """Hands the model and its optimizers over, and returns them: they are used as before, but never stepped.
 
@@ -96,6 +98,7 @@ class Session:
             scheduler: one of ``torch.optim.lr_scheduler``, or a list: each takes a step after each step.
             scaler: a ``torch.amp.GradScaler``; its settings are taken over.
             clip_norm: largest norm of the mean gradient over the whole model.
+            bucket_bytes: gradients are summed in buckets of about so many bytes.
 
         Raises:
             ConfigError: they cannot be trained like that.
@@ -111,7 +114,7 @@ class Session:
             schedulers=schedulers,
             scaler=scaler,
             clip_norm=clip_norm,
-            per_gradient=self._host.per_gradient,
+            bucket_bytes=1 if self._host.per_gradient else bucket_bytes,
         )
         prepared.objects = self._objects
         self._prepared = prepared
@@ -199,6 +202,18 @@ class _Runner:
     turns: Turns
     stage: LoopStage
     collate: Callable[[list[Any]], Any]
+    trained: list[list[nn.Parameter]] = field(init=False)
+    reached: set[nn.Parameter] = field(default_factory=set)
+    """The parameters that the item's backward passes came to; kept where their gradients are added at once."""
+
+    def __post_init__(self) -> None:
+        """A backward pass tells of every parameter that it comes to."""
+        buckets = self.loop.prepared.buckets
+        self.trained = [[p for p in bucket.parameters() if p.requires_grad] for bucket in buckets]
+        if self.stage.adds_at_once:
+            for row in self.trained:
+                for parameter in row:
+                    parameter.register_post_accumulate_grad_hook(self.reached.add)  # type: ignore[no-untyped-call]
 
     def load(self, item: Item) -> Any:
         loop = self.loop
@@ -220,6 +235,7 @@ class Step:
     _losses: list[Tensor] = field(default_factory=list)
     _skipped: bool = False
     _ended: bool = False
+    _targets: list[list[Tensor]] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Yields items until all workers have what they need of the step: it is updated then."""
@@ -263,7 +279,13 @@ class Step:
         (loss if item.loss_scale is None else loss.float() * item.loss_scale).backward()  # type: ignore[no-untyped-call]
 
     def skip(self) -> None:
-        """This item has no gradient, and no loss: it counts with zeros."""
+        """This item has no gradient, and no loss: it counts with zeros.
+
+        Raises:
+            ConfigError: a backward pass of it has run.
+        """
+        if self._losses:
+            raise ConfigError(f"{self._where()}: step.skip() behind step.backward(loss), which counts; expected before")
         self._skipped = True
 
     def check_ended(self) -> None:
@@ -278,8 +300,11 @@ class Step:
         self._item, self._skipped = item, False
         self._losses.clear()
         seed_all(self._runner.seed, item.step, item.number)
-        for parameter in self._runner.loop.prepared.model.parameters():
-            parameter.grad = None
+        self._targets = self._runner.stage.targets()
+        for at, row in enumerate(self._runner.trained):
+            for place, parameter in enumerate(row):
+                parameter.grad = None if self._targets is None else self._targets[at][place]
+        self._runner.reached.clear()
 
     def _check(self, model: nn.Module, versions: list[tuple[str, Tensor, int]]) -> None:
         if not self._losses and not self._skipped:
@@ -293,18 +318,19 @@ class Step:
                 )
 
     def _hand_over(self, stats: Tensor | None) -> None:
-        rows = []
-        for bucket in self._runner.loop.prepared.buckets:
-            trained = [parameter for parameter in bucket.parameters() if parameter.requires_grad]
-            rows.append(tuple(None if self._skipped else parameter.grad for parameter in trained))
-            for parameter in trained:
+        runner, rows = self._runner, []
+        for row in runner.trained:
+            there = [self._targets is None or parameter in runner.reached for parameter in row]
+            found = (p.grad if is_there and not self._skipped else None for p, is_there in zip(row, there, strict=True))
+            rows.append(tuple(found))
+            for parameter in row:
                 parameter.grad = None
         loss = torch.stack(self._losses).sum(0) if self._losses and not self._skipped else torch.zeros(1)
-        width = self._runner.stage.stats.width
+        width = runner.stage.stats.width
         if width and stats is None:
             stats = torch.zeros(width)
         self._item = None
-        self._runner.turns.done(Gradients(of=tuple(rows), loss=loss, stats=stats))
+        runner.turns.done(Gradients(of=tuple(rows), loss=loss, stats=stats, added=self._targets is not None))
 
     def _where(self) -> str:
         return f"step {self.number}" if self._item is None else f"step {self.number}, item {self._item.number}"

@@ -1,0 +1,169 @@
+"""What a healthy data-parallel step costs: a script's own loop, next to DistributedDataParallel and torchft.
+
+The same model, items and optimizer; the sides take turns within one invocation. ``--emulate`` replaces each item by a
+sleep, so that what is measured is all that is not compute; without it the processor is the limit, and its time counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import peers
+from measure import ROOT, Recorder, interval, print_table, progress, ratio_interval
+
+WORKER = Path(__file__).with_name("data_parallel_worker.py")
+SIDES = ("ddp", "fast", "exact")
+TARGETS = {"emulated": {"fast": 1.02, "exact": 1.05}, "computed": {"fast": 1.00, "exact": None}}
+_WARM = 10
+
+
+def run_side(side: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Returns medians over the steps behind the first ones: seconds per step, and processor seconds of all workers."""
+    common = [f"--workers={options.workers}", f"--steps={options.steps}", f"--microbatches={options.microbatches}"]
+    common += [f"--emulate={options.emulate}", f"--width={options.width}", f"--times={folder / 'times'}"]
+    if side in ("fast", "exact"):
+        command = [sys.executable, "-m", "holdfast", "run", "--quiet", f"--workers={options.workers}"]
+        command += [
+            "--run-dir",
+            str(folder / "run"),
+            "--set",
+            f"train.numerics={side}",
+            str(WORKER),
+            "holdfast",
+            *common,
+        ]
+        processes = [_start(command)]
+    elif side == "ddp":
+        ranks = range(options.workers)
+        store = f"--store={folder / 'store'}"
+        processes = [_start([sys.executable, str(WORKER), "ddp", *common, store, f"--rank={rank}"]) for rank in ranks]
+    else:
+        processes = _start_torchft(options, common)
+    for process in processes:
+        _, errors = process.communicate(timeout=options.limit_s)
+        if process.returncode:
+            return {"error": f"{side}: exit code {process.returncode}: {errors.decode()[-300:]}"}
+    return _read(folder)
+
+
+def _start(command: list[str], **named: Any) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **named)
+
+
+def _start_torchft(options: argparse.Namespace, common: list[str]) -> list[subprocess.Popen[bytes]]:
+    python = str(peers.PYTHON)
+    lighthouse = subprocess.Popen(
+        [python, str(peers._WORKER), "lighthouse", "--heartbeat-ms=5000", "--join-ms=60000"],
+        env=peers._environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert lighthouse.stdout is not None
+    store = f"--store=http://127.0.0.1:{lighthouse.stdout.readline().decode().strip()}"
+    ranks = range(options.workers)
+    workers = [
+        _start([python, str(WORKER), "torchft", *common, store, f"--rank={rank}"], stdin=subprocess.PIPE)
+        for rank in ranks
+    ]
+    for worker in workers:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write(b"\n")
+        worker.stdin.flush()
+    for worker in workers:
+        worker.wait(options.limit_s)
+    lighthouse.kill()
+    lighthouse.communicate()
+    return workers
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    runs = [json.loads(path.read_text())["rows"] for path in folder.glob("times-*.json")]
+    walls = [
+        after[0] - before[0] for rows in runs for before, after in zip(rows[_WARM:], rows[_WARM + 1 :], strict=False)
+    ]
+    cpu = sum((rows[-1][1] - rows[_WARM][1]) / (len(rows) - 1 - _WARM) for rows in runs)
+    return {"step_s": statistics.median(walls), "cpu_s": cpu}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--microbatches", type=int, default=6, help="of each worker in a step")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--emulate", type=float, default=0.02, help="seconds of an item; 0 computes")
+    parser.add_argument("--width", type=int, default=32, help="of the model that is computed")
+    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--torchft", action="store_true", help="with torchft, installed into an environment of its own")
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
+    parser.add_argument("--limit-s", type=float, default=120.0, help="a run longer than this has failed")
+    options = parser.parse_args()
+    if options.quick:
+        options.repetitions, options.steps = 1, 15
+    return options
+
+
+def main() -> int:
+    """Measures, prints a table and writes the rows."""
+    options = parse()
+    sides = list(SIDES)
+    if options.torchft:
+        problem = peers.install()
+        if problem is None:
+            sides.append("torchft")
+        else:
+            progress(f"torchft: {problem}")
+    kind = "emulated" if options.emulate else "computed"
+    recorder = Recorder(f"data_parallel_{kind}", vars(options))
+    for repetition in range(options.repetitions):
+        for side in sides:
+            recorder.begin()
+            with tempfile.TemporaryDirectory(prefix="holdfast-benchmark-") as folder:
+                found = run_side(side, options, Path(folder))
+            row = recorder.add(side=side, repetition=repetition, **found)
+            progress(f"{repetition + 1}/{options.repetitions} {side}: {row.get('error') or found}")
+    summary, table = {}, []
+    for side in sides:
+        rows = [row for row in recorder.rows if row["side"] == side and "error" not in row]
+        values: dict[str, Any] = {key: interval([row[key] for row in rows]) for key in ("step_s", "cpu_s")}
+        for key in ("step_s", "cpu_s"):
+            pairs = [
+                (row[key], other[key])
+                for row in rows
+                for other in recorder.rows
+                if other["side"] == "ddp" and other["repetition"] == row["repetition"] and "error" not in other
+            ]
+            values[f"{key}_ratio"] = ratio_interval(pairs)
+        summary[side] = values
+        target = TARGETS[kind].get(side)
+        table.append(
+            [
+                side,
+                values["step_s"].show(1e3),
+                values["step_s_ratio"].show(1, 3),
+                values["cpu_s"].show(1e3),
+                values["cpu_s_ratio"].show(1, 3),
+                "" if target is None else f"<= {target}",
+            ]
+        )
+    print_table(
+        f"data-parallel step, {kind}", ["side", "step, ms", "by DDP's", "processor, ms", "by DDP's", "target"], table
+    )
+    recorder.write(summary)
+    return int(any("error" in row for row in recorder.rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
