@@ -24,6 +24,8 @@ CASES = [
     ("sgd", "skip", "3", 50),
     ("momentum", "skip", "2+3", 25),
     ("adam", "skip", "3", 75),
+    ("momentum", "rollback", "3", 50),
+    ("adam", "rollback", "1+2", 75),
 ]
 
 
@@ -57,6 +59,7 @@ def test_a_real_failure_and_a_simulated_one_end_in_the_same_bits(
     sim = alone(tmp_path / "sim", "--optimizer", optimizer, "--simulate", f"{simulated},{percent},{strategy}")
     faults = [f"kill:{worker}.0@3:gradients:{percent}" for worker in casualties.split("+")]
     summary, real = run(runs, tmp_path / "real", optimizer, strategy, faults)
+    assert summary.steps == 7 + (strategy == "rollback"), "what is run once more is a step of its own"
     assert sorted(f.worker for f in summary.report.failures) == [f"{worker}.0" for worker in casualties.split("+")]
     assert real == sim
     assert real != alone(tmp_path / "healthy", "--optimizer", optimizer)

@@ -59,7 +59,7 @@ FIRST_INTERVAL = 10
 """Steps until the first checkpoint of a job that sets its interval by what they cost."""
 LOGGED = ("auto", "adaptive")
 """The strategies that replay layers without a living owner from logs, where there are any."""
-LOSSY = ("lossy-forward", "skip")
+LOSSY = ("lossy-forward", "rollback", "skip")
 """The strategies that end an interrupted step with other weights than without a failure, for data parallelism."""
 Checkpointed = bool | tuple[Count, ...]
 """Layers that keep only their input and are run again for their backward pass: all, none, or those of these indices."""
@@ -286,8 +286,8 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     """``strategy``: what answers a loss; ``auto`` is ``adaptive``; ``templates`` does the same and then makes other
     pipelines of whoever is left, by handing layers over while all train; ``checkpoint-restart`` and ``checkfreq`` start
     a new process and go back to the last checkpoint, ``snapshots`` goes back to copies in memory, all for comparison.
-    Two leave the weights that the run without failures has, and run nothing again: ``lossy-forward`` leaves what the
-    lost had of a step out of its means, ``skip`` ends the step as it is.
+    Three end in other weights than the run without failures: ``lossy-forward`` leaves what the lost had of a step out
+    of its means; ``skip`` ends the step as it is; ``rollback`` does that, and then runs its micro-batches once more.
 
     ``tolerate``: how many failures any of which the grid must survive; refused if it cannot.
 
@@ -310,7 +310,15 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     """
 
     strategy: Literal[
-        "auto", "adaptive", "templates", "checkpoint-restart", "checkfreq", "snapshots", "lossy-forward", "skip"
+        "auto",
+        "adaptive",
+        "templates",
+        "checkpoint-restart",
+        "checkfreq",
+        "snapshots",
+        "lossy-forward",
+        "rollback",
+        "skip",
     ] = "auto"
     commit: Literal["shadow", "undo"] = "shadow"
     tolerate: Count = 0

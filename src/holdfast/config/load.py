@@ -446,6 +446,12 @@ def _wrong_pipelines(job: Job) -> str:
             f"resilience.strategy: {given.strategy} leaves out whole micro-batches of a step that is kept; expected "
             "pipelines of one stage, resilience.step_log true and control.data_plane links"
         )
+    if given.strategy == "rollback" and not job.loops:
+        return (
+            "resilience.strategy: rollback runs a mini-batch once more, which only a script's loop can; expected skip"
+        )
+    if given.strategy == "rollback" and job.checkpoint_every:
+        return "checkpoint.every: no checkpoint knows which mini-batches rollback has run once more; expected 0"
     if given.strategy == "templates":
         if given.worker_memory and job.train.profile is None:
             return "resilience.worker_memory: what layers take is not known; expected train.profile with it"

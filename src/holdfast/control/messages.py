@@ -483,7 +483,7 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
     part of a checkpoint at the boundary. ``checkpoint_every``: from now on a checkpoint after so many steps; 0: as
     before. ``keeps``: whatever is there of the interrupted step is kept, and nobody connects before it is told what is
     left of it. ``audits``: None if the job makes none. ``stateless``: the worker has come and holds nothing yet,
-    whatever it was built with.
+    whatever it was built with. ``repeated``: see :class:`Resume`.
     """
 
     generation: int
@@ -496,6 +496,7 @@ class Install(_Wire, frozen=True, tag=True, kw_only=True):
     keeps: bool = False
     audits: Audits | None = None
     stateless: bool = False
+    repeated: tuple[int, ...] = ()
 
 
 class Resume(_Wire, frozen=True, tag=True, kw_only=True):
@@ -503,7 +504,8 @@ class Resume(_Wire, frozen=True, tag=True, kw_only=True):
 
     ``votes``: together they settle the step before, for those who have updated with it ahead of its verdict. ``rest``:
     what is left of ``step``, of whose beginning all keep what they have. ``concluded``: the verdict over ``step``,
-    whose sums everyone has: nothing is left of it but updates, and the step behind it is the next.
+    whose sums everyone has: nothing is left of it but updates, and the step behind it is the next. ``repeated``: the
+    steps whose micro-batches are run once more in the step behind, so that the job has so many steps more.
     """
 
     generation: int
@@ -511,6 +513,7 @@ class Resume(_Wire, frozen=True, tag=True, kw_only=True):
     votes: tuple[bytes, ...] = ()
     rest: Remainder | None = None
     concluded: bytes | None = None
+    repeated: tuple[int, ...] = ()
 
 
 class ReplayOrder(_Wire, frozen=True, tag=True, kw_only=True):

@@ -74,7 +74,7 @@ class PlanLookup:
         every_s, migration = state.failure_every_s, self._migration
         if migration is None or every_s is None or state.roster.expected:
             return
-        left_s = (state.rules.steps - 1 - state.last_step) * migration.before_s
+        left_s = (state.num_steps - 1 - state.last_step) * migration.before_s
         if migration.steps_gained(min(every_s, left_s)) > 0:
             self._migration = None
             yield Improved(lost=state.absent, offer=migration)

@@ -52,7 +52,7 @@ class Reshaper:
     @staticmethod
     def _left_s(state: Membership, found: Reshaped) -> float:
         """What is left of the job, in the units of the costs, if all go on as they do."""
-        return (state.rules.steps - 1 - state.last_step) * found.before_s
+        return (state.num_steps - 1 - state.last_step) * found.before_s
 
     def _why_later(self, state: Membership) -> str:
         """Whom it is better to wait for: with them other pipelines are the best; empty if for nobody."""

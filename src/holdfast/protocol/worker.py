@@ -144,6 +144,9 @@ class Engine(StepEngine, Protocol):
     def layer_digest(self, layer: int) -> str | None:
         """A digest of one layer's whole state, equal on all its owners; None where bits are not claimed to be equal."""
 
+    repeated: tuple[int, ...]
+    """The steps whose micro-batches are run once more in the step behind."""
+
     @property
     def followed(self) -> frozenset[int]:
         """Our layers whose state is still to come."""
@@ -204,6 +207,7 @@ class WorkerProtocol:
         audits: how that goes on in this generation.
         disputed: what we found out about the step that we did not contribute to; None if nothing.
         asked: whether somebody's loop asks for each step, which does not begin before.
+        repeated: the steps whose micro-batches are run once more in the step behind.
     """
 
     worker: WorkerId
@@ -238,6 +242,7 @@ class WorkerProtocol:
     audits: Audits | None = None
     disputed: Audited | None = None
     asked: bool = False
+    repeated: tuple[int, ...] = ()
 
     def run(self) -> Script:
         """Yields what the worker does until it is told to shut down.
@@ -270,6 +275,14 @@ class WorkerProtocol:
             except (StorageError, ReplicaDiverged) as error:
                 yield Report(self._unreadable(command, error))
                 command = yield Listen()
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps there are, with those that are run once more."""
+        return self.steps + len(self.repeated)
+
+    def _repeat(self, steps: tuple[int, ...]) -> None:
+        self.repeated = self.stage.repeated = steps
 
     @property
     def programs(self) -> tuple[WorkerProgram, ...]:
@@ -331,7 +344,7 @@ class WorkerProtocol:
             pid=self.pid,
             generation=generation,
             activity=activity if newest <= generation else "waiting",
-            step=self.steps if activity == "finished" else self._step(),
+            step=self.num_steps if activity == "finished" else self._step(),
             prepared=prepared.generation if prepared is not None else 0,
             has_state=len(ours.followed) < len(ours.layers),
             leaving=leaving,
@@ -606,6 +619,7 @@ class WorkerProtocol:
         if install.plan is None or not isinstance(command, Resume):
             return command
         self._forget_executed()
+        self._repeat(command.repeated)
         enters = bool(install.plan.placement.followed_by(self.worker))
         start, rest = command.step + (command.concluded is not None), command.rest
         if enters:
@@ -636,8 +650,9 @@ class WorkerProtocol:
 
     def _run_steps(self, start: int, *, recovering: bool, rest: Remainder | None = None) -> Then:
         self._stand("running")
+        self._repeat(self.repeated)  # the engine may be another one since
         self.disputed = None
-        for step in range(start, self.steps):
+        for step in range(start, self.num_steps):
             yield from self._heal(step)
             if rest is None:  # what is left of a step concerns others, too: they are not kept waiting
                 yield from self._await_loop(step)
@@ -652,14 +667,14 @@ class WorkerProtocol:
             self.loss = mean_loss(self.stage)
             if execution.closed and self._reports():
                 yield Report(self._done(step, self.loss))
-            if execution.closed and self.stage.unanimous and step + 1 < self.steps:
+            if execution.closed and self.stage.unanimous and step + 1 < self.num_steps:
                 yield from self._await_loop(step + 1)
                 install: Install = yield Boundary()
                 if not (yield from self._go_over(install, step + 1)):
                     return Shutdown(reason="left")
                 self._stand("running")
-        yield from self._await_loop(self.steps)
-        yield from self._checkpoint(self.steps)
+        yield from self._await_loop(self.num_steps)
+        yield from self._checkpoint(self.num_steps)
         self._stand("finished")
         yield Report(Finished(worker=self.worker, generation=self.generation))
         following: Command = yield Listen()
@@ -677,7 +692,7 @@ class WorkerProtocol:
         that, before all have updated, over and over again.
         """
         after = step + 1
-        if not self.staggered or after == self.steps or after_recovery:
+        if not self.staggered or after == self.num_steps or after_recovery:
             return True
         return any(every and after % every == 0 for every in self._intervals)
 

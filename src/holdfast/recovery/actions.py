@@ -23,6 +23,7 @@ __all__ = [
     "Recompute",
     "RecoveryPlan",
     "Rejoin",
+    "RepeatStep",
     "ReplaceGrid",
     "ReplayLayers",
     "Restore",
@@ -171,6 +172,14 @@ class SkipStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatStep:
+    """The interrupted step ends as with :class:`SkipStep`; then all its micro-batches are run, in a step of their own.
+
+    So layers whose reductions somebody had completed are updated twice with it.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
     """Training cannot go on; the survivors join a last generation without a plan.
 
@@ -197,6 +206,7 @@ Action = (
     | LoadState
     | Recompute
     | Rejoin
+    | RepeatStep
     | ReplaceGrid
     | ReplayLayers
     | Restore

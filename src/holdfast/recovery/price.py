@@ -32,6 +32,7 @@ from holdfast.recovery.actions import (
     Recompute,
     RecoveryPlan,
     Rejoin,
+    RepeatStep,
     ReplaceGrid,
     ReplayLayers,
     Restore,
@@ -127,7 +128,7 @@ def after(action: Action, view: ClusterView) -> ClusterView:
             return replace(view, resumes=view.step if view.snapshot is None else view.snapshot)
         case LoadState(step=step):
             return replace(view, resumes=step)
-        case Recompute() | FinishStep() | AverageOverSurvivors() | SkipStep():
+        case Recompute() | FinishStep() | AverageOverSurvivors() | SkipStep() | RepeatStep():
             return replace(view, step=view.step + 1, resumes=None, interrupted=None)
         case _:
             return view
@@ -180,6 +181,10 @@ def _average(action: AverageOverSurvivors, view: ClusterView, rates: Rates) -> P
 
 def _skip_step(action: SkipStep, view: ClusterView, rates: Rates) -> Price:
     return _finished(view, rates, tuple(each.number for each in _plan_of(view).routes.microbatches))
+
+
+def _repeat_step(action: RepeatStep, view: ClusterView, rates: Rates) -> Price:
+    return Price(seconds=_skip_step(SkipStep(), view, rates).seconds + _recompute(Recompute(), view, rates).seconds)
 
 
 def _finished(view: ClusterView, rates: Rates, left_out: Sequence[int]) -> Price:
@@ -288,6 +293,7 @@ _PRICES: Mapping[type[Action], Callable[[Any, ClusterView, Rates], Price]] = Map
         LoadState: _load_state,
         Recompute: _recompute,
         Rejoin: _at_once,
+        RepeatStep: _repeat_step,
         ReplaceGrid: _at_once,
         ReplayLayers: _replay_layers,
         Restore: _at_once,

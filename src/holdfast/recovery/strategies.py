@@ -32,6 +32,7 @@ from holdfast.recovery.actions import (
     Recompute,
     RecoveryPlan,
     Rejoin,
+    RepeatStep,
     ReplaceGrid,
     ReplayLayers,
     Restore,
@@ -53,6 +54,7 @@ __all__ = [
     "give_up",
     "lossy_forward",
     "resume",
+    "rollback",
     "skip",
     "snapshots",
     "strategy_named",
@@ -100,6 +102,15 @@ def lossy_forward(view: ClusterView) -> RecoveryPlan:
     """
     lost = () if view.plan is None else _led_to(view.plan, view.lost)
     return _reroute(view, "lossy-forward", AverageOverSurvivors(microbatches=lost), keeps=view.keeps)
+
+
+def rollback(view: ClusterView) -> RecoveryPlan:
+    """The survivors keep their weights, perhaps with some layers updated, and run the same mini-batch once more.
+
+    Source: Nicolae et al., section III-B, "immediate mini-batch rollback". There it waits for new workers, which are
+    given the survivors' weights; here the survivors do what the lost did, and whoever comes enters later.
+    """
+    return _reroute(view, "rollback", RepeatStep(), keeps=view.keeps)
 
 
 def skip(view: ClusterView) -> RecoveryPlan:
@@ -288,6 +299,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
         "checkfreq": checkfreq,
         "snapshots": snapshots,
         "lossy-forward": lossy_forward,
+        "rollback": rollback,
         "skip": skip,
     }
 )

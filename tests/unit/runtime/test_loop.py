@@ -219,7 +219,8 @@ def test_a_joiner_gets_all_that_is_the_loops(tmp_path):
 
 
 def looping(turns, seen):
-    while (step := turns.next_step()) is not None:
+    while (first := turns.next_step()) is not None:
+        step = first.step
         while (item := turns.next_item(step)) is not None:
             seen.append((step, item.number))
             turns.done(item.number * 10)
@@ -234,7 +235,7 @@ def test_items_are_run_in_the_loops_thread_and_a_step_is_over_when_it_is_settled
     for step in range(2):
         while not turns.between(step, 5.0):
             pass
-        results += [turns.run(Item(step=step, number=number)) for number in (3, 1)]
+        results += [turns.run(Item(step=step, shown=step, number=number)) for number in (3, 1)]
     turns.between(2, 5.0)
     turns.end()
     loop.join(5.0)
@@ -247,7 +248,7 @@ def test_what_the_loop_raises_reaches_the_driver():
     turns = Turns()
     turns.fail(ValueError("no"))
     with pytest.raises(WorkFailed, match="script, micro-batch 4: ValueError: no"):
-        turns.run(Item(step=0, number=4))
+        turns.run(Item(step=0, shown=0, number=4))
     with pytest.raises(WorkFailed, match="script: ValueError: no"):
         turns.between(0, 0.0)
 

@@ -40,6 +40,7 @@ from holdfast.recovery.actions import (
     Recompute,
     RecoveryPlan,
     Rejoin,
+    RepeatStep,
     ReplaceGrid,
     ReplayLayers,
     Restore,
@@ -169,13 +170,21 @@ def _average(state: Membership, action: AverageOverSurvivors) -> Decision:
 
 
 def _skip_step(state: Membership, action: SkipStep) -> Decision:
+    return _finish(state, _all_microbatches(state))
+
+
+def _repeat_step(state: Membership, action: RepeatStep) -> Decision:
+    return _finish(state, _all_microbatches(state), repeats=True)
+
+
+def _all_microbatches(state: Membership) -> frozenset[int]:
     plan = state.running.plan
-    return _finish(state, () if plan is None else frozenset(each.number for each in plan.routes.microbatches))
+    return frozenset() if plan is None else frozenset(each.number for each in plan.routes.microbatches)
 
 
-def _finish(state: Membership, left_out: Container[int]) -> Decision:
+def _finish(state: Membership, left_out: Container[int], *, repeats: bool = False) -> Decision:
     """Or, where what is kept of the step does not suffice, all go back and run it again."""
-    state, told = finish_step(state, left_out)
+    state, told = finish_step(state, left_out, repeats=repeats)
     if state.phase is not Phase.FORMING:
         return state, told
     state, more = _take_back(state, TakeBack())
@@ -224,7 +233,12 @@ def _recompute(state: Membership, action: Recompute) -> Decision:
         forming=replace(state.forming, lost_work=(), rest=None, left_out=frozenset()),
         restoring=state.restoring.over(),
     )
-    resume = Resume(generation=state.generation, step=state.forming.resume_step, votes=state.forming.votes)
+    resume = Resume(
+        generation=state.generation,
+        step=state.forming.resume_step,
+        votes=state.forming.votes,
+        repeated=state.running.repeated,
+    )
     return state, tell_each(state.alive, resume)
 
 
@@ -241,6 +255,7 @@ _WHEN_ALL_HAVE_TOLD = (
     FinishStep,
     Recompute,
     Rejoin,
+    RepeatStep,
     ReplayLayers,
     Restore,
     SaveCommitted,
@@ -260,6 +275,7 @@ _FUNCTIONS: Mapping[type[Action], Callable[[Membership, Any], Decision]] = Mappi
         LoadState: _load_state,
         Recompute: _recompute,
         Rejoin: _rejoin,
+        RepeatStep: _repeat_step,
         ReplaceGrid: _replace_grid,
         ReplayLayers: _replay_layers,
         Restore: _restore,

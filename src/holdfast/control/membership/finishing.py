@@ -20,7 +20,7 @@ from holdfast.telemetry.events import Agreed, Notice
 __all__ = ["contradicted", "finish_step"]
 
 
-def finish_step(state: Membership, left_out: Container[int] = ()) -> Decision:
+def finish_step(state: Membership, left_out: Container[int] = (), *, repeats: bool = False) -> Decision:
     """All go on with the step that was interrupted: only what the lost alone had done of it is run again.
 
     Where somebody knows the verdict over it, and whoever has not updated with it has all sums for that, only these
@@ -30,6 +30,7 @@ def finish_step(state: Membership, left_out: Container[int] = ()) -> Decision:
         state: all have said what they keep.
         left_out: micro-batches that are not to count where they do not count yet, but for those of which a survivor has
             something in a sum.
+        repeats: whether all micro-batches are run once more in the step behind, unless all sums are there.
 
     Returns:
         Still forming if it is to be run again whole: somebody cannot return bitwise to the state before it, or is to
@@ -37,7 +38,7 @@ def finish_step(state: Membership, left_out: Container[int] = ()) -> Decision:
         no faster; or it is audited, which only a whole step is.
     """
     plan, step, statuses = state.running.plan, lowest(state), tuple(state.reports.statuses.values())
-    if plan is None or step >= state.rules.steps or not all(_goes_on(each, plan) for each in statuses):
+    if plan is None or step >= state.num_steps or not all(_goes_on(each, plan) for each in statuses):
         return state, ()
     check_distance(state, step)
     verdict = _verdict(statuses, step)
@@ -51,7 +52,9 @@ def finish_step(state: Membership, left_out: Container[int] = ()) -> Decision:
     if before != step or len(progress) < len(kept):
         return state, ()
     everything = (each.number for each in plan.routes.microbatches)
-    return _with_remainder(state, plan, progress, votes, frozenset(m for m in everything if m in left_out))
+    return _with_remainder(
+        state, plan, progress, votes, frozenset(m for m in everything if m in left_out), repeats=repeats
+    )
 
 
 def _is_audited(state: Membership, plan: Plan, step: int) -> bool:
@@ -94,7 +97,7 @@ def _kept(status: Status, step: int) -> Progress | None:
 
 def _concluded(state: Membership, step: int, verdict: CommitVote) -> Decision:
     agreed = Agreed(generation=state.generation, step=step, recomputed_microbatches=0, goes_on=True, concluded=True)
-    resume = Resume(generation=state.generation, step=step, concluded=verdict.value)
+    resume = Resume(generation=state.generation, step=step, concluded=verdict.value, repeated=state.running.repeated)
     return _resumed(state, step + 1, agreed, dict.fromkeys(state.alive, resume))
 
 
@@ -104,6 +107,8 @@ def _with_remainder(
     progress: Mapping[WorkerId, Progress],
     votes: tuple[bytes, ...],
     left_out: frozenset[int],
+    *,
+    repeats: bool,
 ) -> Decision:
     keeping = state.rules.keeping
     assert keeping is not None, "only a job that keeps steps is asked for what is left of one"
@@ -117,8 +122,13 @@ def _with_remainder(
         return contradicted(state, error)
     if not left_out and rest.lasts >= evaluate(plan, keeping.costs).makespan:
         return state, ()
+    if repeats:
+        state = replace(state, running=state.running.repeating(rest.step))
+    repeated = state.running.repeated
     resumes = {
-        worker: Resume(generation=state.generation, step=rest.step, votes=votes, rest=rest.excerpt(worker))
+        worker: Resume(
+            generation=state.generation, step=rest.step, votes=votes, rest=rest.excerpt(worker), repeated=repeated
+        )
         for worker in state.alive
     }
     return _resumed(state, rest.step, _told(state, rest), resumes, rest)

@@ -81,6 +81,7 @@ def install(state: Membership, plan: Plan | None, *, keeps: bool = False) -> Dec
         plan=plan,
         load=state.restoring.loading,
         staggered=state.running.staggered,
+        repeated=state.running.repeated,
         checkpoint_every=state.interval,
         keeps=keeps,
         audits=state.audits.order if state.rules.sampling is not None else None,

@@ -34,6 +34,7 @@ def prepare(
         plan=plan,
         at_boundary=True,
         staggered=state.running.staggered,
+        repeated=state.running.repeated,
         pins=must_pin(state),
         checkpoint_every=state.interval,
         audits=state.audits.order if state.rules.sampling is not None else None,

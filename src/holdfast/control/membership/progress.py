@@ -42,7 +42,7 @@ def on_step_done(state: Membership, done: StepDone, now: float) -> Decision:
 def on_finished(state: Membership, worker: WorkerId) -> Decision:
     """A worker has run the last step; once all have, what they hold is saved."""
     state = replace(state, reports=replace(state.reports, finished=state.reports.finished | {worker}))
-    return save(state, state.rules.steps) if all_finished(state) else (state, ())
+    return save(state, state.num_steps) if all_finished(state) else (state, ())
 
 
 def all_finished(state: Membership) -> bool:

@@ -80,7 +80,7 @@ def _adopt(state: Membership, hellos: Mapping[WorkerId, Hello]) -> Decision:
         forming=replace(state.forming, resume_step=min(hello.step for hello in hellos.values()), lost_work=()),
         contact=replace(state.contact, returned={}),
     )
-    return save(state, state.rules.steps) if all_finished(state) else change_members(state)
+    return save(state, state.num_steps) if all_finished(state) else change_members(state)
 
 
 def on_parted(state: Membership, worker: WorkerId) -> Decision:

@@ -47,6 +47,7 @@ class Running:
         upcoming: the generation that is prepared; None if none is.
         staggered: whether updates are made ahead of the verdict.
         refusals: the last steps in which that had to be made up for because gradients were scaled.
+        repeated: the steps whose micro-batches are run once more, in a step of their own behind them.
     """
 
     plan: Plan | None = None
@@ -54,6 +55,11 @@ class Running:
     upcoming: Upcoming | None = None
     staggered: bool = False
     refusals: tuple[int, ...] = ()
+    repeated: tuple[int, ...] = ()
+
+    def repeating(self, step: int) -> Running:
+        """Returns it where the micro-batches of a step are run once more."""
+        return replace(self, repeated=tuple(sorted({*self.repeated, step})))
 
     def of(self, plan: Plan | None, period: float | None) -> Running:
         """Returns it once another plan runs, or none."""

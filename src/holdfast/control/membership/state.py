@@ -211,6 +211,11 @@ class Membership:
     ended: Ended | None = None
 
     @property
+    def num_steps(self) -> int:
+        """How many steps the job has, with those that are run once more."""
+        return self.rules.steps + len(self.running.repeated)
+
+    @property
     def interval(self) -> int:
         """Steps between two checkpoints from the next generation on; 0 if the job says that once and for all."""
         return 0 if self.cadence is None else self.cadence.wanted

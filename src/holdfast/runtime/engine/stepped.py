@@ -63,6 +63,8 @@ class SteppedStage(ABC, Generic[R, V]):
     unanimous: bool
     _as_is: V
     """The verdict on a step that counts and whose gradients are not scaled."""
+    repeated: tuple[int, ...] = ()
+    """The steps whose micro-batches are run once more in the step behind; they are other ones for data and seeds."""
     returns = True
     """Whether a layer that is taken back is the one that it was, bit by bit."""
 

@@ -165,9 +165,9 @@ class Session:
         turns = Turns()
         stage = self._host.begin(loop, turns)
         runner = _Runner(self._host.seed, loop, turns, stage, collate)
-        while (number := turns.next_step()) is not None:
-            seed_all(self._host.seed, number)
-            step = Step(number, runner)
+        while (first := turns.next_step()) is not None:
+            seed_all(self._host.seed, first.shown)
+            step = Step(first.shown, runner, first.step)
             yield step
             step.check_ended()
         turns.wait()
@@ -217,7 +217,7 @@ class _Runner:
 
     def load(self, item: Item) -> Any:
         loop = self.loop
-        indices = sample_indices(self.seed, item.step, item.number, loop.microbatches, loop.size, len(loop.dataset))
+        indices = sample_indices(self.seed, item.shown, item.number, loop.microbatches, loop.size, len(loop.dataset))
         return self.collate(load_items(loop.dataset, indices))
 
 
@@ -231,6 +231,8 @@ class Step:
 
     number: int
     _runner: _Runner
+    _counted: int
+    """The step as the job counts it."""
     _item: Item | None = None
     _losses: list[Tensor] = field(default_factory=list)
     _skipped: bool = False
@@ -240,7 +242,7 @@ class Step:
     def __iter__(self) -> Iterator[Any]:
         """Yields items until all workers have what they need of the step: it is updated then."""
         turns, model = self._runner.turns, self._runner.loop.prepared.model
-        while (item := turns.next_item(self.number)) is not None:
+        while (item := turns.next_item(self._counted)) is not None:
             with ExitStack() as stack:
                 self._begin(item)
                 stats = self._runner.stage.stats
@@ -299,7 +301,7 @@ class Step:
     def _begin(self, item: Item) -> None:
         self._item, self._skipped = item, False
         self._losses.clear()
-        seed_all(self._runner.seed, item.step, item.number)
+        seed_all(self._runner.seed, item.shown, item.number)
         self._targets = self._runner.stage.targets()
         for at, row in enumerate(self._runner.trained):
             for place, parameter in enumerate(row):

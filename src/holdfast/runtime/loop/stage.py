@@ -139,8 +139,9 @@ class LoopStage(Stage):
         if ahead:
             raise InternalError(f"item {microbatch} of step {step} on weights that have made this step already")
         scale = self._owned[self.num_layers - 1].committed.loss_scale
+        shown = step - sum(each < step for each in self.repeated)
         found: Gradients = self._turns.run(
-            Item(step=step, number=microbatch, loss_scale=None if scale is None else scale.value)
+            Item(step=step, shown=shown, number=microbatch, loss_scale=None if scale is None else scale.value)
         )
         record = found.loss if found.stats is None else torch.cat([found.loss, found.stats])
         if found.added:
@@ -217,7 +218,8 @@ class LoopStage(Stage):
         super()._swap(layer)
         if layer == self.layers[-1]:
             self._last = (step, dict(self._reduced))
-            if not again and not (self._failing is not None and self._failing.replays):
+            repeats = step in self.repeated or (self._failing is not None and self._failing.replays)
+            if not again and not repeats:
                 self._prepared.advance()
 
     def _forget(self) -> None:

@@ -18,9 +18,13 @@ __all__ = ["Item", "Turns"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One micro-batch of a step, by its global number, and what its loss is to be multiplied by."""
+    """One micro-batch of a step, by its global number, and what its loss is to be multiplied by.
+
+    ``shown``: the step as the loop knows it, by which samples are chosen: one that is run once more has the same again.
+    """
 
     step: int
+    shown: int
     number: int
     loss_scale: float | None = None
 
@@ -82,8 +86,8 @@ class Turns:
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
-    def next_step(self) -> int | None:
-        """Asks for the next step; returns it once it has begun, None if there is none.
+    def next_step(self) -> Item | None:
+        """Asks for the next step; returns its first item here once it has begun, None if there is none.
 
         Raises:
             HoldfastError: what has ended the job before its time.
@@ -95,7 +99,7 @@ class Turns:
             self._asks = False
             if self._item is not None:
                 self._inside = self._item.step
-                return self._item.step
+                return self._item
             self._raise_if_broken()
             return None
 
