@@ -1,7 +1,7 @@
-"""An ordinary training script: handwritten digits, a small net, one loop over steps.
+"""The same script, which goes on while workers die.
 
-python examples/ddp_digits.py                                            one process
-holdfast run --workers 4 --fault kill:2.0@20:backward examples/ddp_digits.py      four, of which one dies
+python examples/ddp_digits.py                                                   one process
+holdfast run --workers 4 --fault kill:2.0@20:backward examples/ddp_digits.py    four, of which one dies
 """
 
 import torch
