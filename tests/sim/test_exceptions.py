@@ -65,7 +65,7 @@ def check_program(result: VirtualResult, *expected: str, layers_lost=()) -> None
     assert all(not result.step or saved[layer] == last[layer] for layer in saved)
 
 
-@pytest.mark.parametrize("phase", [phase for phase in WorkPhase if phase is not WorkPhase.OTHER])
+@pytest.mark.parametrize("phase", [phase for phase in WorkPhase if phase not in (WorkPhase.OTHER, WorkPhase.SCRIPT)])
 def test_what_one_worker_raises_is_its_loss(phase):
     """Whatever it was doing, in the middle of the job or at its end."""
     worker = W00 if phase in (WorkPhase.LOADING, WorkPhase.SAVING) else W02

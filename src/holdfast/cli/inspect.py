@@ -51,6 +51,7 @@ from holdfast.telemetry.events import (
     Seated,
     StepOmitted,
     StepOps,
+    Summed,
     Suspected,
     Synced,
     WorkerReady,
@@ -336,6 +337,8 @@ def _tell_job(event: Event) -> str | None:
         case StepOps(loss=float() as loss):
             omitted = ", OMITTED: a gradient was not finite" if event.omitted else ""
             return f"step {event.step} done by {event.worker}, loss {loss:.4f}{omitted}"
+        case Summed():
+            return f"worker {event.worker} holds {event.sums} sum(s) of step {event.step}"
         case StepOmitted():
             return f"step {event.step}, updated ahead of its verdict, is OMITTED: a gradient was not finite"
         case StepOps(knows_loss=True):

@@ -9,7 +9,9 @@ def test_the_point_defaults_to_the_start():
     assert Fault.parse("kill:1.2@5") == Fault(kind=FaultKind.KILL, worker=WorkerId(1, 2), step=5, point=Point.START)
 
 
-@pytest.mark.parametrize("point", [point for point in Point if point not in (Point.PERSIST, Point.BROADCAST)])
+@pytest.mark.parametrize(
+    "point", [point for point in Point if point not in (Point.PERSIST, Point.BROADCAST, Point.GRADIENTS)]
+)
 def test_the_text_form_round_trips(point):
     text = f"kill:10.0@123:{point}"
     assert str(Fault.parse(text)) == text
@@ -20,6 +22,7 @@ def test_the_text_form_round_trips(point):
     "text",
     [
         "hang:1.2@5:reduce",
+        "kill:2.0@5:gradients:50",
         "stall:0.0@1:start",
         "leave:0.3@7:commit",
         "partition:2.1@4:forward",
@@ -47,6 +50,10 @@ def test_every_kind_round_trips(text):
         ("kill@5", "expected such as kill:1.2@5:backward"),
         ("join@5", "expected such as join:1.2@30 or join:new@30"),
         ("join:1.2@5:forward", "join has no point forward"),
+        ("kill:1.2@5:gradients", "expected such as kill:2.0@5:gradients:50, with a number from 0 to 100"),
+        ("kill:1.2@5:gradients:101", "expected such as kill:2.0@5:gradients:50, with a number from 0 to 100"),
+        ("kill:1.2@5:reduce:50", "expected such as kill:2.0@5:gradients:50, with a number from 0 to 100"),
+        ("leave:1.2@5:gradients:50", "leave has no point gradients"),
         ("kill:new@5", "'new' is no worker: expected pipeline.stage such as 1.2"),
     ],
 )
@@ -65,8 +72,8 @@ def test_what_a_kind_cannot_have(text, complaint):
         ("kil:1.2@5", "--fault kil:1.2@5: unknown kind 'kil'; known: " + ", ".join(FaultKind)),
         (
             "kill:1.2@5:lunch",
-            "--fault kill:1.2@5:lunch: unknown point 'lunch'; known: start, forward, backward, reduce, verdict, "
-            "update, commit, checkpoint, detect, persist, broadcast, install, copy, replay",
+            "--fault kill:1.2@5:lunch: unknown point 'lunch'; known: start, forward, backward, reduce, gradients, "
+            "verdict, update, commit, checkpoint, detect, persist, broadcast, install, copy, replay",
         ),
         ("kill:1.2@five", "--fault kill:1.2@five: step 'five' is not a whole number from 0"),
         ("kill:1.2@-1", "--fault kill:1.2@-1: step '-1' is not a whole number from 0"),

@@ -98,7 +98,7 @@ def complaint(tree, *overrides):
             "resilience.strategy",
             "hope",
             "resilience.strategy: expected one of auto, adaptive, templates, checkpoint-restart, checkfreq, snapshots, "
-            "got 'hope'",
+            "lossy-forward, rollback, skip, got 'hope'",
         ),
         (
             "resilience.strategy",

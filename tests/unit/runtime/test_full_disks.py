@@ -12,7 +12,7 @@ from holdfast import parse_job
 from holdfast.config.load import dump_job, load_job
 from holdfast.core.profile import uniform_profile
 from holdfast.errors import ConfigError
-from holdfast.runtime.main.worker import _Worker, _write_stacks
+from holdfast.runtime.main.worker import WorkerProcess, _write_stacks
 from holdfast.runtime.node.agent import Agent
 from holdfast.runtime.rundir import Claim
 
@@ -80,7 +80,7 @@ def test_who_is_expelled_ends_whatever_it_can_write(tmp_path, trouble):
     worker = SimpleNamespace(_spec=SimpleNamespace(events=str(folder / "events.jsonl"), worker="1.1"), _note=note)
     if (pid := os.fork()) == 0:
         with contextlib.suppress(BaseException):
-            _Worker._expelled(worker, "it was late")
+            WorkerProcess._expelled(worker, "it was late")
         os._exit(70)  # it went on
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     assert (tmp_path / "noted").read_text().startswith("ends itself: it was late; its stacks ")
