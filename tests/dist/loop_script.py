@@ -148,6 +148,11 @@ def go_wrong(args: argparse.Namespace, hf, step, model: nn.Module, optimizers: l
         raise ValueError("the third step is not to my taste")
     if kind == "exit":
         raise SystemExit(7)
+    if kind == "exit-well":
+        raise SystemExit(0)
+    if kind == "load":
+        batches = torch.utils.data.DataLoader(torch.arange(4), num_workers=1, generator=torch.Generator())
+        assert [int(x) for x in batches] == [0, 1, 2, 3]
     if kind == "step":
         optimizers[0].step()
     if kind == "buffer":

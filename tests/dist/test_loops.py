@@ -164,6 +164,7 @@ def test_an_exception_in_one_worker_loses_that_worker(runs):
     [
         ("raise", "ValueError: the third step is not to my taste"),
         ("exit", "SystemExit: 7"),
+        ("exit-well", "left its loop before the last step was over"),
         ("step", "SGD.step: Holdfast makes the step"),
         ("no-backward", "step 0, item"),
     ],
@@ -209,6 +210,12 @@ def test_a_model_that_is_another_one_in_each_process_is_refused(runs, tmp_path):
     )
     with pytest.raises(ConfigError, match="begins with other weights"):
         train(runs.job("loop-norm", (f"model.path={script}", "model.arguments=[]")), run_dir=runs.folder())
+
+
+def test_a_script_may_load_data_in_processes_of_its_own(runs):
+    summary = runs.train("loop-norm", overrides=(with_arguments(runs, "norm", "--fault", "load:1.0"),))
+    assert summary.weights_sha256 == runs.healthy("loop-norm").weights_sha256
+    assert summary.report.failures == ()
 
 
 def test_what_comes_behind_the_loop_may_fail_without_losing_anything(runs):

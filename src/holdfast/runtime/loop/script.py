@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import current_process
 from pathlib import Path
 from types import TracebackType
 
@@ -27,6 +28,7 @@ def run_script(script: ScriptModel) -> None:
     path = Path(script.path)
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such script")
+    current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may load data in processes of its own
     sys.argv = [script.path, *script.arguments]
     sys.path.insert(0, str(path.resolve().parent))
     try:

@@ -133,6 +133,12 @@ class Turns:
             self._error = error
             self._changed.notify_all()
 
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to run."""
+        with self._changed:
+            return self._over
+
     def wait(self) -> None:
         """Waits until there is nothing more to run."""
         with self._changed:

@@ -81,9 +81,11 @@ class ScriptProcess(WorkerProcess):
 
         def on_end(problem: BaseException | None) -> None:
             self._problem = problem
-            if problem is None:
-                self._end(driver)
-            turns.end(problem)
+            try:
+                if problem is None:
+                    self._end(driver)
+            finally:
+                turns.end(problem)
 
         drive_beside(driver, on_end)
         return stage
@@ -122,9 +124,12 @@ class ScriptProcess(WorkerProcess):
             if problem is None:
                 raise ConfigError(f"{self._script.path}: came to its end without a loop over hf.steps(...)")
             raise ConfigError(told(self._script, problem)) from problem
-        if problem is None or problem is self._problem:
-            self._turns.wait()
-        else:
+        if problem is None and not self._turns.over:
+            problem = ConfigError(
+                f"{self._script.path}: left its loop before the last step was over, and others wait for it; expected "
+                "fewer steps in hf.steps"
+            )
+        if problem is not None and problem is not self._problem:
             print_trace(problem)
             sys.stderr.flush()
             self._turns.fail(problem)
