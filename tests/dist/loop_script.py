@@ -109,7 +109,11 @@ def main() -> None:
     loss_fn = nn.CrossEntropyLoss()
 
     for step in hf.steps(data, microbatches=args.microbatches, size=3, steps=args.steps):
+        if args.fault == f"slow-body:{hf.worker}" and step.number == 2:
+            time.sleep(4)  # twice as long as a worker may be stuck: in the loop's body, and in no item
         for x, y in step:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             tell(args, hf, step.number, step.item)
             go_wrong(args, hf, step, model, optimizers)
             if args.variant == "own" and step.item == 1:
@@ -129,10 +133,14 @@ def main() -> None:
                 step.backward(loss_fn(model(x), y))
         if average is not None:
             average.update()
+        if args.fault == "break" and step.number == 2:
+            break
         if args.outside and step.number == 2 and hf.worker == "0.0":
             Path(args.outside).with_suffix(".there").touch()
             while not Path(args.outside).exists():
                 time.sleep(0.01)
+    if args.told:
+        (Path(args.told) / f"{hf.worker}-{os.getpid()}.behind").touch()
     if args.fault == "behind":
         raise RuntimeError("what comes behind the loop")
     if args.digest and hf.is_first:

@@ -125,6 +125,50 @@ def test_a_worker_outside_of_its_loop_keeps_nobody_from_recovering(runs, tmp_pat
     assert summary.weights_sha256 == runs.healthy("loop-norm").weights_sha256
 
 
+def test_what_takes_long_in_the_body_of_a_step_is_no_hang(runs):
+    overrides = (with_arguments(runs, "norm", "--fault", "slow-body:1.0"), "control.hang_s=2")
+    summary = train(runs.job("loop-norm", overrides), run_dir=runs.folder())
+    assert summary.report.failures == ()
+    assert summary.weights_sha256 == runs.healthy("loop-norm").weights_sha256
+
+
+def test_whoever_leaves_does_not_run_what_comes_behind_the_loop(runs, tmp_path):
+    runs.survives("loop-norm", "leave:1.0@3", overrides=(with_arguments(runs, "norm", "--told", tmp_path),))
+    assert {path.name.partition("-")[0] for path in tmp_path.glob("*.behind")} == {"0.0", "2.0", "3.0"}
+
+
+@pytest.mark.parametrize("strategy", ["lossy-forward", "skip", "rollback"])
+def test_a_step_that_ends_without_items_of_ours_is_a_step_of_the_loop(runs, tmp_path, strategy):
+    """One worker is away while another dies: the step ends for the others, and its turn in the loop comes all the same.
+
+    Each counts its steps in the state; at the end all owners' states are compared.
+    """
+    go, run_dir = tmp_path / "go", runs.folder()
+    overrides = (with_arguments(runs, "own", "--outside", go), f"resilience.strategy={strategy}")
+    over = threading.Event()
+
+    def strike() -> None:
+        while not go.with_suffix(".there").exists():
+            if over.wait(0.01):
+                return
+        pid = next(e.pid for _, e in read_events(run_dir / "events.jsonl") if getattr(e, "worker", "") == "3.0")
+        os.kill(pid, signal.SIGKILL)
+        while not any(isinstance(e, Agreed) and e.generation > 1 for _, e in read_events(run_dir / "events.jsonl")):
+            if over.wait(0.01):
+                return
+        go.touch()
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    try:
+        summary = runs.train("loop-own", overrides=overrides, run_dir=run_dir)
+    finally:
+        over.set()
+        striker.join()
+    assert [failure.worker for failure in summary.report.failures] == ["3.0"]
+    assert summary.steps in (8, 9)
+
+
 def test_a_run_goes_on_from_a_checkpoint(runs):
     healthy = runs.healthy("loop-own")
     first = runs.folder()
@@ -165,6 +209,7 @@ def test_an_exception_in_one_worker_loses_that_worker(runs):
         ("raise", "ValueError: the third step is not to my taste"),
         ("exit", "SystemExit: 7"),
         ("exit-well", "left its loop before the last step was over"),
+        ("break", "left its loop before the last step was over"),
         ("step", "SGD.step: Holdfast makes the step"),
         ("no-backward", "step 0, item"),
     ],

@@ -207,19 +207,6 @@ class Accumulator(ABC):
         self._absorb(gradients)
         self._counts[layer, microbatch] += 1
 
-    def count(self, layer: int, microbatch: int, has: Sequence[bool]) -> None:
-        """Count one micro-batch whose gradients were added to `targets` already; ``has``: those that there are."""
-        self.add(layer, microbatch, [None] * len(has))
-        for place, each in enumerate(has):
-            self._has_counts[place] += each
-
-    def targets(self) -> list[Tensor] | None:
-        """Return tensors to add a micro-batch's gradients to, one per parameter; None where that is impossible.
-
-        What is added counts once `count` says so; they are good until the next message.
-        """
-        return None
-
     def add_sums(self, sums: Sequence[Tensor | None]) -> None:
         """Add what the gradients of micro-batches have come to that were counted one by one, as none, by `add`.
 
@@ -492,11 +479,6 @@ class FastAccumulator(Accumulator):
     def _bind(self, sums: Tensor) -> None:
         pieces = torch.split(sums, self.layout.sizes)
         self._views = [piece.view(shape) for piece, shape in zip(pieces, self.layout.shapes, strict=True)]
-
-    def targets(self) -> list[Tensor] | None:
-        """Return the sums themselves; see `Accumulator.targets`."""
-        self._own()
-        return self._views
 
     def _absorb(self, gradients: Sequence[Tensor | None]) -> None:
         for view, gradient in zip(self._views, gradients, strict=True):

@@ -37,9 +37,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Wait until the loop whose steps these are asks for this one; all before it are over."""
+    """Wait until the loop whose steps these are waits for an item of this one; all before it are over.
+
+    ``repeats``: how many steps before it were run once more. ``begins``: whether there is such a step; else the loop is
+    to come to its end.
+    """
 
     step: int
+    repeats: int = 0
+    begins: bool = True
 
 
 @dataclass(frozen=True, slots=True)

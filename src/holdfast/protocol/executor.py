@@ -337,6 +337,8 @@ class Execution:
         ties: the number of each tie whose sum is logged.
         decided: the verdict over a step of the past, which is replayed: nobody is asked, and nothing is told of it.
         audit: what of it is computed a second time; None: nothing.
+        asked: yielded before the first forward pass, and before updates: somebody else's loop runs the one, and may
+            look at the others. None: there is none.
         pairs: (layer, micro-batch) pairs run forward so far.
         ops: the operations run so far, readable at any time.
         verdict: over this step; None until it is reduced.
@@ -358,6 +360,7 @@ class Execution:
     ties: Mapping[tuple[int, ...], int] = field(default_factory=dict)
     decided: Any = None
     audit: StepAudit | None = None
+    asked: Any = None
     pairs: int = 0
     ops: list[Op] = field(default_factory=list)
     verdict: Verdict | None = None
@@ -447,6 +450,8 @@ class Execution:
         op, layers, number = compute.op, compute.layers, compute.op.microbatch.number
         assert layers is not None, "only what was read does not say what it runs over"
         value, self._input = self._input, None
+        if op.kind is OpKind.F and not self.ops and self.asked is not None:
+            yield self.asked
         self._output = result = yield Run(op, self.step, value, layers, compute.last, compute.adds)
         if op.kind is OpKind.F:
             self.pairs += len(layers.indices)
@@ -586,6 +591,8 @@ class Execution:
         for instruction in self.program.verdict:
             yield from self._exchange(instruction, verdict)
         yield from self._complete(verdict, verdict.vote)
+        if self.asked is not None:
+            yield self.asked
         self.stage.conclude(verdict.vote)
         yield from self._update(self.program.layers)
 

@@ -584,6 +584,7 @@ class WorkerProtocol:
         yield from self._settle(verdict, step + 1, (vote,))
         behind = [layer for layer, at in self.stage.layer_steps().items() if at == step]
         if behind:
+            yield from self._await_loop(step)
             self.stage.conclude(self.stage.unpack_vote(vote))
             yield from update(self.stage, step, behind)
         execution = self.execution
@@ -654,7 +655,7 @@ class WorkerProtocol:
         self.disputed = None
         for step in range(start, self.num_steps):
             yield from self._heal(step)
-            if rest is None:  # what is left of a step concerns others, too: they are not kept waiting
+            if rest is None:  # what is left of a step concerns others, too: they are not kept waiting for sums
                 yield from self._await_loop(step)
             yield from self._before(step, beginning=step == start)
             closing = self._closes(step, after_recovery=recovering and step == start)
@@ -681,9 +682,13 @@ class WorkerProtocol:
         return following
 
     def _await_loop(self, step: int) -> Script:
-        """Until the loop asks for the step, its state may change."""
-        if self.asked:
-            yield Asked(step)
+        """Until the loop waits for items of the step, its state may change. Without state of ours it does not begin."""
+        if self.asked and not self.stage.followed:
+            yield self._ask(step)
+
+    def _ask(self, step: int) -> Asked:
+        repeats = sum(each < step for each in self.repeated)
+        return Asked(step, repeats, begins=step < self.num_steps)
 
     def _closes(self, step: int, *, after_recovery: bool) -> bool:
         """Whether a step is settled at its end: if something needs the settled state then.
@@ -713,6 +718,7 @@ class WorkerProtocol:
             program=program,
             log=self.log,
             rest=rest,
+            asked=self._ask(step) if self.asked and not self.stage.followed else None,
             begun=rest is not None and self.execution is not None and self.execution.step == step,
             audit=None if rest is not None else self._audit_of(step),
             stage=self.stage,
@@ -763,7 +769,7 @@ class WorkerProtocol:
         """Takes the state of what we follow once it is there. All wait for us if we keep too much until then."""
         if not self.stage.followed:
             return
-        wait = step - self.entered >= MOST_MISSED
+        wait = self.asked or step - self.entered >= MOST_MISSED  # nobody can make up for what a loop has missed
         states: Mapping[int, bytes] | None = yield Fetched(wait)
         while wait and states is None:
             states = yield Fetched(wait)

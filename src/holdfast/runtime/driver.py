@@ -199,7 +199,8 @@ class Driver:
         pace: how we move along.
         writer: writes checkpoints; None if the job makes none.
         logs: what is logged for others, and read; None if the job logs nothing.
-        asks: whether the loop of a user's script asks for a step, after so many seconds at most; None: there is none.
+        asks: whether the loop of a user's script is where an `Asked` wants it, after so many seconds at most, see
+            :meth:`holdfast.runtime.loop.turns.Turns.between`; None: there is none.
         outside_s: how long that may take.
         memory: bytes that the process has in memory.
         on_effect: called with each effect before it is performed; may wait, as any call that is yielded.
@@ -223,7 +224,7 @@ class Driver:
     pace: Pace
     writer: Writer | None = None
     logs: Logs | None = None
-    asks: Callable[[int, float], bool] | None = None
+    asks: Callable[..., bool] | None = None
     outside_s: float = float("inf")
     memory: Callable[[], int] = resident_bytes
     on_effect: Callable[[WorkerEffect], None] = lambda effect: None
@@ -410,8 +411,8 @@ class Driver:
                 return self._pin(generation, step, layers)
             case Written():
                 return (yield from self._await_writer())
-            case Asked(step=step):
-                return (yield from self._await_loop(step))
+            case Asked():
+                return (yield from self._await_loop(effect))
         raise InternalError(f"unknown effect {effect!r}")
 
     def _perform_of_logs(self, effect: Keep | Kept | Flush | Consult | Consulted) -> Doing:
@@ -550,7 +551,7 @@ class Driver:
             self._refuse_stale()
             self.pace.move(waiting=True)
 
-    def _await_loop(self, step: int) -> Doing:
+    def _await_loop(self, asked: Asked) -> Doing:
         """Waits for the loop of a user's script to come back; that it is elsewhere is no sign of a hang.
 
         Raises:
@@ -559,11 +560,11 @@ class Driver:
         """
         assert self.asks is not None, "only a loop asks for steps"
         since = self.clock()
-        while not (yield partial(self.asks, step, MOMENT_S)):
+        while not (yield partial(self.asks, asked.step, MOMENT_S, repeats=asked.repeats, begins=asked.begins)):
             self._refuse_stale()
             self.pace.move(waiting=True)
             if self.clock() - since > self.outside_s:
-                what = f"step {step} was not asked for within {self.outside_s:g} s (control.outside_s)"
+                what = f"step {asked.step} was not asked for within {self.outside_s:g} s (control.outside_s)"
                 raise WorkFailed(WorkPhase.SCRIPT, TimeoutError(what))
 
     def _committed(self, committed: Committed) -> None:

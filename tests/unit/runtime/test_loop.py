@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from holdfast.runtime.loop.buckets import make_buckets
 from holdfast.runtime.loop.failing import SimulatedFailure
 from holdfast.runtime.loop.prepared import prepare
 from holdfast.runtime.loop.stage import Gradients, LoopStage
-from holdfast.runtime.loop.turns import Item, Turns
+from holdfast.runtime.loop.turns import Item, LoopAbandoned, Turns
 
 MICROBATCHES = 4
 
@@ -219,29 +220,78 @@ def test_a_joiner_gets_all_that_is_the_loops(tmp_path):
 
 
 def looping(turns, seen):
-    while (first := turns.next_step()) is not None:
-        step = first.step
-        while (item := turns.next_item(step)) is not None:
-            seen.append((step, item.number))
-            turns.done(item.number * 10)
-        seen.append((step, "over"))
+    try:
+        while (step := turns.next_step()) is not None:
+            seen.append(("begin", *step))
+            while (item := turns.next_item(step[0])) is not None:
+                seen.append((step[0], item.number))
+                turns.done(item.number * 10)
+        seen.append("end")
+    except LoopAbandoned:
+        seen.append("abandoned")
+
+
+@contextmanager
+def a_loop(turns):
+    seen = []
+    loop = threading.Thread(target=looping, args=(turns, seen))
+    loop.start()
+    yield seen
+    loop.join(5.0)
+    assert not loop.is_alive()
+
+
+def item(step, number):
+    return Item(step=step, shown=step, number=number)
 
 
 def test_items_are_run_in_the_loops_thread_and_a_step_is_over_when_it_is_settled():
-    turns, seen = Turns(), []
-    loop = threading.Thread(target=looping, args=(turns, seen))
-    loop.start()
-    results = []
-    for step in range(2):
-        while not turns.between(step, 5.0):
-            pass
-        results += [turns.run(Item(step=step, shown=step, number=number)) for number in (3, 1)]
-    turns.between(2, 5.0)
-    turns.end()
-    loop.join(5.0)
-    assert not loop.is_alive()
+    turns = Turns()
+    with a_loop(turns) as seen:
+        results = []
+        for step in range(2):
+            assert turns.between(step, 5.0)
+            results += [turns.run(item(step, number)) for number in (3, 1)]
+        assert turns.between(2, 5.0, begins=False)
+        turns.end()
     assert results == [30, 10, 30, 10]
-    assert seen == [(0, 3), (0, 1), (0, "over"), (1, 3), (1, 1), (1, "over")]
+    assert seen == [("begin", 0, 0), (0, 3), (0, 1), ("begin", 1, 1), (1, 3), (1, 1), "end"]
+
+
+def test_a_loop_is_given_every_step_in_order_whether_or_not_it_has_items():
+    turns = Turns()
+    assert not turns.between(4, 0.0)  # it is elsewhere
+    assert not turns.between(6, 0.0), "two steps are over meanwhile"
+    with a_loop(turns) as seen:
+        assert turns.between(6, 5.0)
+        assert turns.between(7, 5.0, repeats=1)
+        turns.run(item(7, 0))
+        assert turns.between(8, 5.0, repeats=1, begins=False)
+        turns.end()
+    assert seen[:2] == [("begin", 6, 6), ("begin", 7, 6)], (
+        "the first is where it came in; the second is shown as run once more"
+    )
+
+
+def test_a_loop_that_the_job_ends_without_does_not_come_to_its_end():
+    turns = Turns()
+    with a_loop(turns) as seen:
+        assert turns.between(0, 5.0)
+        turns.end(finished=False)
+    assert seen == [("begin", 0, 0), "abandoned"]
+
+
+def test_a_loop_over_items_cannot_be_begun_within_itself():
+    turns = Turns()
+    driver = threading.Thread(target=lambda: (turns.between(0, 5.0), turns.run(item(0, 2))))
+    driver.start()
+    step, _ = turns.next_step()
+    assert turns.next_item(step).number == 2
+    with pytest.raises(ConfigError, match="cannot be begun again within it"):
+        turns.next_item(step)
+    turns.done(None)
+    driver.join(5.0)
+    assert not driver.is_alive()
 
 
 def test_what_the_loop_raises_reaches_the_driver():

@@ -122,7 +122,7 @@ def _with_remainder(
         return contradicted(state, error)
     if not left_out and rest.lasts >= evaluate(plan, keeping.costs).makespan:
         return state, ()
-    if repeats:
+    if repeats and not _is_over(state, rest.step):
         state = replace(state, running=state.running.repeating(rest.step))
     repeated = state.running.repeated
     resumes = {
@@ -138,6 +138,11 @@ def contradicted(state: Membership, error: InvalidSchedule) -> Decision:
     """Reports that cannot all be true: nothing is built on them, and the step is run again whole."""
     text = f"what workers tell of step {lowest(state)} cannot be, so it is run again whole: {error.rule}"
     return state, (Record(event=Notice(worker="coordinator", text=text)),)
+
+
+def _is_over(state: Membership, step: int) -> bool:
+    """Whether somebody has ended a step: then all sums are there, and nothing of it was lost."""
+    return any(at > step for each in state.reports.statuses.values() for _, at in each.layer_steps)
 
 
 def _told(state: Membership, rest: Remainder) -> Agreed:

@@ -53,7 +53,7 @@ def _drive(stage: LoopStage, loop: Loop, turns: Turns) -> None:
             if failing is not None and failing.replays and failing.step == step:
                 stage.count_back()
                 _run_step(stage, loop, step)
-        turns.between(loop.steps, 0.0)
+        turns.between(loop.steps, 0.0, begins=False)
     except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
         turns.end(error)
     else:

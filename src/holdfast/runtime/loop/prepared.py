@@ -165,6 +165,11 @@ def prepare(
     if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
         kinds = ", ".join(type(each).__name__ for each in optimizers) or "none"
         raise ConfigError(f"hf.prepare: expected the optimizers of the model behind it, got {kinds}")
+    for scheduler in schedulers:
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ConfigError(
+                "hf.prepare: scheduler: ReduceLROnPlateau needs a metric; step it between two steps instead"
+            )
     known = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):

@@ -165,12 +165,13 @@ class Session:
         turns = Turns()
         stage = self._host.begin(loop, turns)
         runner = _Runner(self._host.seed, loop, turns, stage, collate)
-        while (first := turns.next_step()) is not None:
-            seed_all(self._host.seed, first.shown)
-            step = Step(first.shown, runner, first.step)
+        while (next_one := turns.next_step()) is not None:
+            counted, shown = next_one
+            seed_all(self._host.seed, shown)
+            step = Step(shown, runner, counted)
             yield step
             step.check_ended()
-        turns.wait()
+        seed_all(self._host.seed, loop.steps)
 
     def _loop(self, dataset: Any, microbatches: int, size: int, steps: int | None, epochs: float | None) -> Loop:
         if self._began:
@@ -202,18 +203,6 @@ class _Runner:
     turns: Turns
     stage: LoopStage
     collate: Callable[[list[Any]], Any]
-    trained: list[list[nn.Parameter]] = field(init=False)
-    reached: set[nn.Parameter] = field(default_factory=set)
-    """The parameters that the item's backward passes came to; kept where their gradients are added at once."""
-
-    def __post_init__(self) -> None:
-        """A backward pass tells of every parameter that it comes to."""
-        buckets = self.loop.prepared.buckets
-        self.trained = [[p for p in bucket.parameters() if p.requires_grad] for bucket in buckets]
-        if self.stage.adds_at_once:
-            for row in self.trained:
-                for parameter in row:
-                    parameter.register_post_accumulate_grad_hook(self.reached.add)  # type: ignore[no-untyped-call]
 
     def load(self, item: Item) -> Any:
         loop = self.loop
@@ -237,7 +226,6 @@ class Step:
     _losses: list[Tensor] = field(default_factory=list)
     _skipped: bool = False
     _ended: bool = False
-    _targets: list[list[Tensor]] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Yields items until all workers have what they need of the step: it is updated then."""
@@ -254,6 +242,7 @@ class Step:
                 taken = stats.taken() if stats.width and not self._skipped else None
             self._hand_over(taken)
         self._ended = True
+        seed_all(self._runner.seed, self.number, self._runner.loop.microbatches)  # whichever items were ours
 
     @property
     def item(self) -> int:
@@ -277,8 +266,8 @@ class Step:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"{self._where()}: the loss is {what}; expected a tensor of one element")
-        self._losses.append(loss.detach().float().reshape(1))
         (loss if item.loss_scale is None else loss.float() * item.loss_scale).backward()  # type: ignore[no-untyped-call]
+        self._losses.append(loss.detach().float().reshape(1))
 
     def skip(self) -> None:
         """This item has no gradient, and no loss: it counts with zeros.
@@ -302,11 +291,8 @@ class Step:
         self._item, self._skipped = item, False
         self._losses.clear()
         seed_all(self._runner.seed, item.shown, item.number)
-        self._targets = self._runner.stage.targets()
-        for at, row in enumerate(self._runner.trained):
-            for place, parameter in enumerate(row):
-                parameter.grad = None if self._targets is None else self._targets[at][place]
-        self._runner.reached.clear()
+        for parameter in self._runner.loop.prepared.model.parameters():
+            parameter.grad = None
 
     def _check(self, model: nn.Module, versions: list[tuple[str, Tensor, int]]) -> None:
         if not self._losses and not self._skipped:
@@ -321,18 +307,17 @@ class Step:
 
     def _hand_over(self, stats: Tensor | None) -> None:
         runner, rows = self._runner, []
-        for row in runner.trained:
-            there = [self._targets is None or parameter in runner.reached for parameter in row]
-            found = (p.grad if is_there and not self._skipped else None for p, is_there in zip(row, there, strict=True))
-            rows.append(tuple(found))
-            for parameter in row:
+        for bucket in runner.loop.prepared.buckets:
+            trained = [parameter for parameter in bucket.parameters() if parameter.requires_grad]
+            rows.append(tuple(None if self._skipped else parameter.grad for parameter in trained))
+            for parameter in trained:
                 parameter.grad = None
         loss = torch.stack(self._losses).sum(0) if self._losses and not self._skipped else torch.zeros(1)
         width = runner.stage.stats.width
         if width and stats is None:
             stats = torch.zeros(width)
         self._item = None
-        runner.turns.done(Gradients(of=tuple(rows), loss=loss, stats=stats, added=self._targets is not None))
+        runner.turns.done(Gradients(of=tuple(rows), loss=loss, stats=stats))
 
     def _where(self) -> str:
         return f"step {self.number}" if self._item is None else f"step {self.number}, item {self._item.number}"

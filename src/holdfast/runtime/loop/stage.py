@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError
 from holdfast.optim.accumulate import Numerics, Reduced
 from holdfast.optim.committed import Committed
-from holdfast.optim.digest import LayerState
+from holdfast.optim.digest import LayerState, layer_file, save_layer
 from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.live import LiveLayer
 from holdfast.optim.running_stats import RunningStats
@@ -42,7 +43,6 @@ class Gradients:
 
     Attributes:
         of: per bucket, the gradients of its trained parameters, scaled as the loss was; None where there is none.
-        added: whether they are in the sums of `targets` already: then it only matters whether there is one.
         loss: float32, of one element.
         stats: those of batch-norm; None if there are none.
     """
@@ -50,7 +50,6 @@ class Gradients:
     of: tuple[tuple[Tensor | None, ...], ...]
     loss: Tensor
     stats: Tensor | None = None
-    added: bool = False
 
 
 class LoopStage(Stage):
@@ -73,8 +72,6 @@ class LoopStage(Stage):
         self._prepared, self._turns = prepared, turns
         self._items: dict[int, list[tuple[Tensor | None, ...]]] = {}  # what is not added yet, by micro-batch
         self._records: dict[int, Tensor] = {}
-        self._counted_early: set[int] = set()  # items whose backward operation has nothing to add any more
-        self._resumed, self._fast = False, numerics == "fast"
         self._last: tuple[int, dict[ReducedLayers, Reduced]] = (-1, {})
         self._failing: Failing | None = None  # in this step
         self._failed = False
@@ -102,7 +99,6 @@ class LoopStage(Stage):
     def begin(self, step: int) -> None:
         """Start a step; see `SteppedStage.begin`. One that fails has fewer contributions to its later sums."""
         super().begin(step)
-        self._resumed = False
         failure = self._prepared.failing
         self._failing = failure if failure is not None and failure.step == step and not self._failed else None
         self._leave_out(frozenset())
@@ -126,9 +122,9 @@ class LoopStage(Stage):
         if step != self._step:
             self.begin(step)
         layers = layers or self._all()
-        if adds and microbatch not in self._items:
-            self._run_item(step, microbatch)
-        if adds and microbatch not in self._counted_early:
+        if adds:
+            if microbatch not in self._items:
+                self._run_item(step, microbatch)
             here = torch.empty(0)
             cells = [_Cell(here, here, None) for _ in layers.indices]
             self._contexts[microbatch][layers.start] = _Context(layers, cells)
@@ -143,32 +139,8 @@ class LoopStage(Stage):
         found: Gradients = self._turns.run(
             Item(step=step, shown=shown, number=microbatch, loss_scale=None if scale is None else scale.value)
         )
-        record = found.loss if found.stats is None else torch.cat([found.loss, found.stats])
-        if found.added:
-            for (layer,), sums in self._sums.items():
-                sums.count(layer, microbatch, [each is not None for each in found.of[layer]])
-            self._sums[self.num_layers - 1,].record(microbatch, record)
-            self._counted_early.add(microbatch)
-        else:
-            self._items[microbatch], self._records[microbatch] = list(found.of), record
-
-    @property
-    def adds_at_once(self) -> bool:
-        """Whether gradients of whole steps are added to their sums as they are computed: nothing stands in between."""
-        prepared = self._prepared
-        trained = (p for bucket in prepared.buckets for p in bucket.parameters() if p.requires_grad)
-        plain = all(p.dtype is torch.float32 for p in trained)
-        return self._fast and plain and prepared.scaling is None and prepared.failing is None
-
-    def targets(self) -> list[list[Tensor]] | None:
-        """Return, per bucket, where the gradients of the item that runs are added; None: they are handed over.
-
-        In what is left of a step, some of an item's gradients may not count.
-        """
-        if self._resumed or not self.adds_at_once:
-            return None
-        found = [self._sums[layer,].targets() for layer in self.layers]
-        return None if None in found else [each for each in found if each is not None]
+        self._items[microbatch] = list(found.of)
+        self._records[microbatch] = found.loss if found.stats is None else torch.cat([found.loss, found.stats])
 
     def backward(
         self,
@@ -185,8 +157,6 @@ class LoopStage(Stage):
             raise InternalError(f"{kind} of step {step} while step {self._step} is running")
         if kind is not OpKind.B:
             raise InternalError(f"{kind}: the backward pass of a loop has no halves")
-        if microbatch in self._counted_early:
-            return torch.zeros(HANDED_ON.shape) if layers is not None and layers.start else None
         context, part = self._context(kind, microbatch, layers)
         if part.start == context.layers.start:
             del self._contexts[microbatch][part.start]
@@ -226,7 +196,6 @@ class LoopStage(Stage):
         super()._forget()
         self._items.clear()
         self._records.clear()
-        self._counted_early.clear()
 
     # --- a step that is interrupted -----------------------------------------------------------------------------------
 
@@ -239,7 +208,6 @@ class LoopStage(Stage):
 
     def resume(self, step: int, standing: Iterable[ReducedLayers], left_out: Iterable[int] = ()) -> None:
         """Go on with a step; whoever has ended it hands over its sums. See `SteppedStage.resume`."""
-        self._resumed = True
         last, sums = self._last
         if last == step != self._step:
             self.discard()
@@ -272,6 +240,15 @@ class LoopStage(Stage):
             raise InternalError(f"bucket {layer} is ahead of the step that it counts, and has no state of that")
         state = super().export(layer)
         return replace(state, extra=self._prepared.tell()) if layer == self.num_layers - 1 else state
+
+    def save(self, layer: int, directory: Path) -> Path:
+        """Write a bucket's live state, also where a job ends in the middle of a step; see `Stage.save`."""
+        live = _live(self._owned[layer])
+        if not live.ahead:
+            return super().save(layer, directory)
+        path = layer_file(directory, layer)
+        save_layer(path, replace(live.export(), step=live.step + 1))
+        return path
 
     def install(self, layer: int, state: LayerState) -> None:
         """Replace a bucket's state; see `Stage.install`."""

@@ -1,7 +1,8 @@
 """Two threads take turns: the loop of a user's script, and the driver that knows what is to be run.
 
-The *loop* runs items, and asks for the next. The *driver* says which one, learns what came of it, and says when a step
-is over. While the loop is away between two steps, the driver may wait for it, and need not.
+The *loop* is outside of its steps, or inside of one: there it waits for an item, or runs one. It is given every step in
+order, whether or not it has items of it. The *driver* says which step may begin and which item is to be run, learns
+what came of it, and says when a step is over.
 """
 
 from __future__ import annotations
@@ -11,9 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.work import WorkPhase, working
-from holdfast.errors import HoldfastError, InternalError
+from holdfast.errors import ConfigError, HoldfastError, InternalError
 
-__all__ = ["Item", "Turns"]
+__all__ = ["Item", "LoopAbandoned", "Turns"]
+
+
+class LoopAbandoned(BaseException):
+    """The job ends without this loop: what comes behind it in the script is not for weights that are not trained.
+
+    No ``except Exception`` of the script's catches it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +42,56 @@ class Turns:
     """What the two threads know of each other; every field is guarded by one lock."""
 
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _item: Item | None = None
-    _result: Any = None
-    _taken: bool = False
-    _asks: bool = False
+    _begun: tuple[int, int] | None = None
+    """The newest step that may begin, and what is taken off its number before it is shown."""
+    _given: int | None = None
+    """The newest step that the loop was given."""
     _inside: int | None = None
-    _committed: int = 0
+    """The step in whose loop over items it is."""
+    _asks: bool = False
+    """Whether it waits for a step."""
+    _idle: bool = False
+    """Whether it waits for an item."""
+    _over_before: int = 0
+    """All steps before this one are over."""
+    _item: Item | None = None
+    _taken: bool = False
+    _result: Any = None
     _error: BaseException | None = None
     _over: bool = False
+    _finished: bool = False
     _why: BaseException | None = None
 
     # --- the driver ---------------------------------------------------------------------------------------------------
+
+    def between(self, step: int, limit_s: float, *, repeats: int = 0, begins: bool = True) -> bool:
+        """All steps before ``step`` are over, and it may begin; or, unless it ``begins``, there is none any more.
+
+        Args:
+            step: as the job counts.
+            limit_s: how long to wait at most, in seconds.
+            repeats: how many steps before it were run once more.
+            begins: whether there is such a step.
+
+        Returns:
+            Whether the loop waits for an item of it; or for a step behind the last one.
+
+        Raises:
+            WorkFailed: the loop has raised.
+        """
+        with self._changed:
+            self._over_before = max(self._over_before, step)
+            if begins and (self._begun is None or self._begun[0] < step):
+                self._begun = (step, repeats)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_at(step, begins) or self._error is not None, limit_s)
+            self._raise_if_failed()
+            return self._is_at(step, begins)
+
+    def _is_at(self, step: int, begins: bool) -> bool:
+        if begins:
+            return self._inside == step and self._idle
+        return self._asks and (self._given is None or self._given + 1 == step)
 
     def run(self, item: Item) -> Any:
         """Has the loop run an item; returns what came of it.
@@ -58,65 +105,71 @@ class Turns:
             self._item, self._result, self._taken = item, None, False
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._item is None or self._error is not None)
-            if self._error is not None:
-                with working(WorkPhase.SCRIPT, microbatch=item.number):
-                    raise self._error
+            self._raise_if_failed(item.number)
             return self._result
 
-    def between(self, step: int, limit_s: float) -> bool:
-        """All steps before ``step`` are over; returns whether the loop asks for it, after ``limit_s`` s at most.
+    def _raise_if_failed(self, microbatch: int | None = None) -> None:
+        if self._error is not None:
+            with working(WorkPhase.SCRIPT, microbatch=microbatch):
+                raise self._error
 
-        Raises:
-            WorkFailed: the loop has raised.
-        """
+    def end(self, why: BaseException | None = None, *, finished: bool = True) -> None:
+        """There is nothing more to run; ``why``: what has ended it; ``finished``: whether all steps are over."""
         with self._changed:
-            self._committed = max(self._committed, step)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._asks or self._inside == step or self._error is not None, limit_s)
-            if self._error is not None:
-                with working(WorkPhase.SCRIPT):
-                    raise self._error
-            return self._asks or self._inside == step  # if it is inside, the step is run again
-
-    def end(self, why: BaseException | None = None) -> None:
-        """There is nothing more to run; ``why``: what has ended it before its time."""
-        with self._changed:
-            self._over, self._why = True, why
+            self._over, self._finished, self._why = True, finished, why
             self._changed.notify_all()
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
-    def next_step(self) -> Item | None:
-        """Asks for the next step; returns its first item here once it has begun, None if there is none.
+    def next_step(self) -> tuple[int, int] | None:
+        """Asks for the next step; returns its number, as the job counts and as it is shown, None if there is none.
 
         Raises:
             HoldfastError: what has ended the job before its time.
+            LoopAbandoned: the job goes on, or has ended, without this loop.
         """
         with self._changed:
-            self._asks = True
+            self._asks, self._inside = True, None
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._item is not None or self._over)
+            self._changed.wait_for(lambda: self._may_begin() is not None or self._over)
             self._asks = False
-            if self._item is not None:
-                self._inside = self._item.step
-                return self._item
-            self._raise_if_broken()
+            step = self._may_begin()
+            if step is None:
+                self._raise_unless_finished()
+                return None
+            assert self._begun is not None, "a step may begin"
+            self._given = self._inside = step
+            return step, step - self._begun[1]
+
+    def _may_begin(self) -> int | None:
+        """The next step, if it may begin: the first one is whichever begins first, the others come in order."""
+        if self._begun is None:
             return None
+        step = self._begun[0] if self._given is None else self._given + 1
+        return step if step <= self._begun[0] else None
 
     def next_item(self, step: int) -> Item | None:
         """Asks for the next item of a step; returns None once the step is over: all workers have what they need of it.
 
         Raises:
+            ConfigError: an item runs.
             HoldfastError: what has ended the job before its time.
+            LoopAbandoned: the job goes on, or has ended, without this loop.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._item is not None or self._committed > step or self._over)
-            if self._item is not None:
+            if self._taken and self._item is not None:
+                raise ConfigError(
+                    f"item {self._item.number} of the step runs: its loop cannot be begun again within it"
+                )
+            self._idle = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._item is not None or self._over_before > step or self._over)
+            self._idle = False
+            if self._item is not None and self._over_before <= step:
                 self._taken = True
                 return self._item
-            self._inside = None
-            if self._committed <= step:
-                self._raise_if_broken()
+            if self._over_before <= step:
+                self._raise_unless_finished()
             return None
 
     def done(self, result: Any) -> None:
@@ -124,7 +177,7 @@ class Turns:
         with self._changed:
             if self._item is None or not self._taken:
                 raise InternalError("an item is done that nobody asked for")
-            self._item, self._result = None, result
+            self._item, self._result, self._taken = None, result, False
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
@@ -144,6 +197,8 @@ class Turns:
         with self._changed:
             self._changed.wait_for(lambda: self._over)
 
-    def _raise_if_broken(self) -> None:
+    def _raise_unless_finished(self) -> None:
         if self._why is not None:
             raise self._why if isinstance(self._why, HoldfastError) else InternalError(f"{self._why}") from self._why
+        if not self._finished:
+            raise LoopAbandoned("the job ends without this loop")

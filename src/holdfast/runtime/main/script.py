@@ -19,7 +19,7 @@ from holdfast.runtime.loop.hosting import Loop, hosted
 from holdfast.runtime.loop.probing import fingerprint, sums_gradients
 from holdfast.runtime.loop.script import print_trace, run_script, told
 from holdfast.runtime.loop.stage import HANDED_ON, LoopStage
-from holdfast.runtime.loop.turns import Turns
+from holdfast.runtime.loop.turns import LoopAbandoned, Turns
 from holdfast.runtime.main.driving import drive_beside
 from holdfast.runtime.main.worker import WorkerProcess, load_layers
 from holdfast.runtime.specs import WorkerSpec
@@ -85,7 +85,7 @@ class ScriptProcess(WorkerProcess):
                 if problem is None:
                     self._end(driver)
             finally:
-                turns.end(problem)
+                turns.end(problem, finished=driver.protocol.standing[1] == "finished")
 
         drive_beside(driver, on_end)
         return stage
@@ -117,6 +117,8 @@ class ScriptProcess(WorkerProcess):
         problem: BaseException | None = None
         try:
             run_script(self._script)
+        except LoopAbandoned:
+            pass
         except BaseException as error:  # noqa: BLE001 - nobody can know what somebody else's script raises
             problem = error
         sys.stdout.flush()
