@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from holdfast import train
 from holdfast.errors import ConfigError, ProgramFailed, StateUnavailable
-from holdfast.telemetry.events import Agreed, StepOmitted, StepOps, read_events
+from holdfast.telemetry.events import Agreed, StepOmitted, StepOps, WorkerReady, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -35,7 +36,7 @@ FAULTS = {
     "hang": ["hang:1.0@3:backward"],
     "leave": ["leave:1.0@3"],
     "comes-back": ["kill:1.0@2:backward", "join:1.0@3"],
-    "newcomer": ["join:new@2", "kill:0.0@8:backward"],
+    "newcomer": ["kill:3.0@1:backward", "join:new@2", "kill:0.0@8:backward"],
 }
 STEPS = {"newcomer": 12, "comes-back": 12}
 EVERYTHING = {
@@ -58,12 +59,54 @@ def told(folder: Path) -> dict[str, list[tuple[int, int]]]:
     return {name: [tuple(json.loads(line)) for line in lines] for name, lines in rows.items()}
 
 
+@contextmanager
+def while_outside(run_dir, go, *, until, strike=""):
+    """While the first worker is outside of its loop, behind step 2: one is struck; ``until`` is then waited for."""
+    over = threading.Event()
+
+    def events():
+        return [event for _, event in read_events(run_dir / "events.jsonl")]
+
+    def beside() -> None:
+        while not go.with_suffix(".there").exists():
+            if over.wait(0.01):
+                return
+        if strike:
+            os.kill(next(event.pid for event in events() if getattr(event, "worker", "") == strike), signal.SIGKILL)
+        while not until(events()):
+            if over.wait(0.01):
+                return
+        go.touch()
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def has_recovered(events) -> bool:
+    return any(isinstance(event, Agreed) and event.generation > 1 for event in events)
+
+
+def has_come(events) -> bool:
+    return sum(isinstance(event, WorkerReady) for event in events) == 5
+
+
 @pytest.mark.parametrize(("variant", "fault"), sorted(EVERYTHING))
 def test_a_fault(runs, tmp_path, variant, fault):
+    comes = any(spec.startswith("join:") for spec in FAULTS[fault])
+    go, run_dir = tmp_path / "go", runs.folder()
+    outside = ("--outside", go) if comes else ()
     steps = ("--steps", STEPS.get(fault, 8))
-    overrides = (with_arguments(runs, variant, *steps, "--told", tmp_path),)
+    overrides = (with_arguments(runs, variant, *steps, *outside, "--told", tmp_path),)
     healthy = runs.healthy(f"loop-{variant}", (with_arguments(runs, variant, *steps),))
-    summary = runs.survives(f"loop-{variant}", *FAULTS[fault], overrides=overrides, healthy=healthy)
+    with while_outside(run_dir, go, until=has_come):
+        summary = runs.survives(
+            f"loop-{variant}", *FAULTS[fault], overrides=overrides, healthy=healthy, run_dir=run_dir
+        )
     given = told(tmp_path)
     for process, items in given.items():
         assert max(Counter(items).values()) == 1, f"{process} was given an item twice"
@@ -71,6 +114,7 @@ def test_a_fault(runs, tmp_path, variant, fault):
     assert set(everything) == {(step, item) for step in range(STEPS.get(fault, 8)) for item in range(8)}
     redone = [item for item, times in everything.items() if times > 1]
     assert len(redone) <= 3 * len(summary.report.failures), "at most what the lost had of a step, and only once"
+    assert len(given) == (5 if comes else 4), "whoever comes takes part"
 
 
 def test_a_script_by_itself_is_one_worker_with_the_same_bits(runs, tmp_path):
@@ -97,29 +141,9 @@ def test_a_scaled_loss_omits_steps_for_all(runs):
 
 
 def test_a_worker_outside_of_its_loop_keeps_nobody_from_recovering(runs, tmp_path):
-    go = tmp_path / "go"
-    overrides = (with_arguments(runs, "norm", "--outside", go),)
-    run_dir = runs.folder()
-    seen = threading.Event()
-
-    def strike() -> None:
-        while not go.with_suffix(".there").exists():
-            if seen.wait(0.01):
-                return
-        pid = next(e.pid for _, e in read_events(run_dir / "events.jsonl") if getattr(e, "worker", "") == "3.0")
-        os.kill(pid, signal.SIGKILL)
-        while not any(isinstance(e, Agreed) and e.generation > 1 for _, e in read_events(run_dir / "events.jsonl")):
-            if seen.wait(0.01):
-                return
-        go.touch()
-
-    striker = threading.Thread(target=strike)
-    striker.start()
-    try:
-        summary = runs.train("loop-norm", overrides=overrides, run_dir=run_dir)
-    finally:
-        seen.set()
-        striker.join()
+    go, run_dir = tmp_path / "go", runs.folder()
+    with while_outside(run_dir, go, until=has_recovered, strike="3.0"):
+        summary = runs.train("loop-norm", overrides=(with_arguments(runs, "norm", "--outside", go),), run_dir=run_dir)
     assert go.exists(), "the recovery was over before the first worker came back"
     assert [failure.worker for failure in summary.report.failures] == ["3.0"]
     assert summary.weights_sha256 == runs.healthy("loop-norm").weights_sha256
@@ -133,7 +157,8 @@ def test_what_takes_long_in_the_body_of_a_step_is_no_hang(runs):
 
 
 def test_whoever_leaves_does_not_run_what_comes_behind_the_loop(runs, tmp_path):
-    runs.survives("loop-norm", "leave:1.0@3", overrides=(with_arguments(runs, "norm", "--told", tmp_path),))
+    overrides = (with_arguments(runs, "norm", "--told", tmp_path),)
+    runs.survives("loop-norm", "leave:1.0@3", overrides=overrides, healthy=runs.healthy("loop-norm"))
     assert {path.name.partition("-")[0] for path in tmp_path.glob("*.behind")} == {"0.0", "2.0", "3.0"}
 
 
@@ -145,26 +170,8 @@ def test_a_step_that_ends_without_items_of_ours_is_a_step_of_the_loop(runs, tmp_
     """
     go, run_dir = tmp_path / "go", runs.folder()
     overrides = (with_arguments(runs, "own", "--outside", go), f"resilience.strategy={strategy}")
-    over = threading.Event()
-
-    def strike() -> None:
-        while not go.with_suffix(".there").exists():
-            if over.wait(0.01):
-                return
-        pid = next(e.pid for _, e in read_events(run_dir / "events.jsonl") if getattr(e, "worker", "") == "3.0")
-        os.kill(pid, signal.SIGKILL)
-        while not any(isinstance(e, Agreed) and e.generation > 1 for _, e in read_events(run_dir / "events.jsonl")):
-            if over.wait(0.01):
-                return
-        go.touch()
-
-    striker = threading.Thread(target=strike)
-    striker.start()
-    try:
+    with while_outside(run_dir, go, until=has_recovered, strike="3.0"):
         summary = runs.train("loop-own", overrides=overrides, run_dir=run_dir)
-    finally:
-        over.set()
-        striker.join()
     assert [failure.worker for failure in summary.report.failures] == ["3.0"]
     assert summary.steps in (8, 9)
 

@@ -630,6 +630,7 @@ class Ended(_Wire, frozen=True, tag=True, kw_only=True):
     or error.
 
     Preempted: ``step`` is that of the checkpoint; ``detail`` says why there is none, empty if there is one.
+    ``members``: the workers that were in it to the end; others were on their way.
     """
 
     outcome: str
@@ -638,6 +639,7 @@ class Ended(_Wire, frozen=True, tag=True, kw_only=True):
     directory: str
     generations: int
     lost_layers: tuple[int, ...]
+    members: tuple[WorkerId, ...] = ()
 
 
 Message = (

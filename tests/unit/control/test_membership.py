@@ -357,6 +357,7 @@ def test_without_an_owner_of_a_layer_what_lives_is_saved(running):
         directory="out",
         generations=running.state.generations,
         lost_layers=(2,),
+        members=(W00, W10),
     )
 
 
@@ -391,7 +392,7 @@ def test_saves_when_all_have_finished(running):
 
 def test_done_when_all_have_saved(saving):
     assert saving.saved().ended == Ended(
-        outcome="done", detail="", step=STEPS, directory="out", generations=1, lost_layers=()
+        outcome="done", detail="", step=STEPS, directory="out", generations=1, lost_layers=(), members=PLAN.workers
     )
     assert saving.commands(Shutdown) == dict.fromkeys(PLAN.workers, Shutdown(reason="done"))
     assert saving.give(died(W00), Tick(), now=99.0).told == []

@@ -170,7 +170,7 @@ COMMANDS = [
     Shutdown(reason="done"),
     Progress(step=3, loss=0.5, omitted=False, alive=11, generation=2),
     Fence(worker=W, pid=1),
-    Ended(outcome="lost", detail="", step=3, directory="", generations=2, lost_layers=(1,)),
+    Ended(outcome="lost", detail="", step=3, directory="", generations=2, lost_layers=(1,), members=(W,)),
 ]
 
 

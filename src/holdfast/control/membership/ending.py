@@ -129,6 +129,7 @@ def end_job(state: Membership, outcome: str, detail: str, directory: str) -> Dec
         directory=directory,
         generations=state.generations,
         lost_layers=state.forming.lost_layers,
+        members=tuple(sorted(state.full)),
     )
     roster = replace(state.roster, expected=frozenset())
     state = replace(state, phase=Phase.ENDED, ended=ended, roster=roster)

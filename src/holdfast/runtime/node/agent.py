@@ -175,6 +175,7 @@ class Outcome:
     directory: str
     generations: int
     lost_layers: tuple[int, ...] = ()
+    members: tuple[WorkerId, ...] = ()
     weights_sha256: str | None = None
     state_sha256: str | None = None
     no_hashes: str = ""
@@ -319,15 +320,16 @@ class Agent:
             if outcome.outcome == "preempted":
                 raise Interrupted(signal.SIGTERM, self._tell_preempted(outcome.detail))
             outcome = self._with_hashes(outcome)
-            self._await_scripts()
+            self._await_scripts(outcome.members)
             return outcome
 
-    def _await_scripts(self) -> None:
-        """What scripts do behind their loop is theirs: it takes as long as it takes."""
+    def _await_scripts(self, members: tuple[WorkerId, ...]) -> None:
+        """What scripts do behind their loop is theirs: it takes as long as it takes; who came too late has no such."""
         if not self.job.loops:
             return
         assert self._group is not None
-        for child in self._group.living:
+        behind = {str(worker) for worker in members}
+        for child in (child for child in self._group.living if child.name in behind):
             while not child.ended.wait(_LOOK_S):
                 self._check_patience()
             if child.status:
@@ -956,6 +958,7 @@ class Agent:
                         directory=item.directory,
                         generations=item.generations,
                         lost_layers=item.lost_layers,
+                        members=item.members,
                         last=self._last,
                         restarts=supervisor.deaths,
                         resumed_from=None if self.resume is None else self.resume.step,
