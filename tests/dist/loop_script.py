@@ -77,6 +77,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--told", help="a folder in which every item is told")
     parser.add_argument("--digest", help="a file for what the script itself ends with")
     parser.add_argument("--fault", default="", help="what the script does wrong, and in which worker: KIND[:WORKER]")
+    parser.add_argument("--logged", help="a folder in which each process tells what was logged of each step")
     parser.add_argument("--outside", help="a file that the first worker waits for behind step 2")
     return parser.parse_args()
 
@@ -108,7 +109,7 @@ def main() -> None:
     average = hf.state(Average(model)) if args.variant == "own" else None
     loss_fn = nn.CrossEntropyLoss()
 
-    for step in hf.steps(data, microbatches=args.microbatches, size=3, steps=args.steps):
+    for step in hf.steps(data, microbatches=args.microbatches, size=3, steps=args.steps, logs=("right", "odd")):
         if args.fault == f"slow-body:{hf.worker}" and step.number == 2:
             time.sleep(4)  # twice as long as a worker may be stuck: in the loop's body, and in no item
         for x, y in step:
@@ -130,7 +131,14 @@ def main() -> None:
             elif args.fault.startswith("no-backward"):
                 model(x)
             else:
-                step.backward(loss_fn(model(x), y))
+                output = model(x)
+                step.log("right", (output.argmax(1) == y).float().mean())
+                for odd in (y[y % 2 == 1]).tolist():
+                    step.log("odd", odd)
+                step.backward(loss_fn(output, y))
+        if args.logged:
+            with (Path(args.logged) / f"{hf.worker}-{os.getpid()}.logged").open("a") as file:
+                file.write(json.dumps([step.number, step.logged]) + "\n")
         if average is not None:
             average.update()
         if args.fault == "break" and step.number == 2:

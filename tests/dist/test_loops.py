@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import train
+from holdfast import Fault, train
 from holdfast.errors import ConfigError, ProgramFailed, StateUnavailable
-from holdfast.telemetry.events import Agreed, StepOmitted, StepOps, WorkerReady, read_events
+from holdfast.telemetry.events import Agreed, FaultInjected, StepOmitted, StepOps, WorkerReady, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -129,6 +130,47 @@ def test_a_script_by_itself_is_one_worker_with_the_same_bits(runs, tmp_path):
             f"loop-{variant}", "kill:0.0@2:backward", overrides=(with_arguments(runs, variant, "--digest", ends[1]),)
         )
         assert ends[0].read_text() == ends[1].read_text()
+
+
+def test_what_is_logged_of_an_item_counts_once(runs, tmp_path):
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    for folder in (alone, shared):
+        folder.mkdir()
+    subprocess.run([sys.executable, runs.job("loop-norm").model.path, "--logged", str(alone)], check=True, timeout=60)
+    faults = ("kill:1.0@3:backward", "kill:2.0@5:reduce")
+    overrides = (with_arguments(runs, "norm", "--logged", shared),)
+    runs.survives("loop-norm", *faults, overrides=overrides, healthy=runs.healthy("loop-norm"))
+    (known,) = logged(alone)
+    assert [step for step, _ in known] == list(range(8))
+    assert all(0 <= means["right"] <= 1 and 1 <= means["odd"] <= 9 for _, means in known)
+    lines = logged(shared)
+    assert sorted(map(len, lines)) == [3, 5, 8, 8], "two died"
+    assert all(each == known[: len(each)] for each in lines), "whoever ran an item, it was counted, and once"
+
+
+def logged(folder: Path) -> list[list[tuple[int, dict[str, float]]]]:
+    """Per process, what was logged of each step."""
+    return [
+        [tuple(json.loads(line)) for line in path.read_text().splitlines()] for path in sorted(folder.glob("*.logged"))
+    ]
+
+
+def test_torchrun_starts_it_and_does_not_see_what_dies(runs, tmp_path):
+    go, run_dir = tmp_path / "go", runs.folder()
+    faults = ["kill:3.0@1:backward", "join:new@2", "hang:1.0@7:backward", "leave:2.0@9"]
+    told = ["--run-dir", run_dir, "--set", "control.hang_s=2", *(f"--fault={fault}" for fault in faults)]
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    script = [runs.job("loop-norm").model.path, "--steps", "12", "--outside", go]
+    environment = {**os.environ, "HOLDFAST_RUN": shlex.join(map(str, told))}
+    with while_outside(run_dir, go, until=has_come):
+        subprocess.run([sys.executable, "-m", *map(str, (*torchrun, *script))], check=True, env=environment, timeout=90)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    healthy = runs.healthy("loop-norm", (with_arguments(runs, "norm", "--steps", 12),))
+    assert summary["weights_sha256"] == healthy.weights_sha256
+    assert {failure["worker"] for failure in summary["failures"]} == {"3.0", "1.0"}
+    assert {str(e.spec) for _, e in read_events(run_dir / "events.jsonl") if isinstance(e, FaultInjected)} == {
+        str(Fault.parse(fault)) for fault in faults
+    }
 
 
 def test_a_scaled_loss_omits_steps_for_all(runs):

@@ -14,6 +14,7 @@ from holdfast.errors import ConfigError
 
 __all__ = ["add_run_parser", "job_of"]
 
+_SCRIPTS = ("train.steps", "train.seed")
 _SET = ("name", "train", "resilience", "checkpoint", "control", "grid.workers_per_node")
 
 
@@ -52,8 +53,8 @@ def job_of(script: str, arguments: list[str], workers: int, overrides: list[str]
         raise ConfigError(f"{script}: there is no such script")
     for override in overrides:
         key = override.partition("=")[0]
-        if not any(key == name or key.startswith(f"{name}.") for name in _SET):
-            raise ConfigError(f"--set {override}: the script says this; expected a key of {', '.join(_SET)}")
+        if key in _SCRIPTS or not any(key == name or key.startswith(f"{name}.") for name in _SET):
+            raise ConfigError(f"--set {override}: the script says this; expected another key of {', '.join(_SET)}")
     tree = {
         "name": re.sub(r"[^A-Za-z0-9._-]", "-", Path(script).stem)[:100] or "script",
         "model": {"kind": "script", "path": script, "arguments": arguments},

@@ -116,7 +116,7 @@ def _told(job: Job, before: Job) -> Job:
     """A job whose script has yet to say how many steps and micro-batches it has: as in the run before."""
     if not (job.loops and before.loops):
         return job
-    return replace(job, grid=before.grid, train=replace(job.train, steps=before.train.steps))
+    return replace(job, grid=before.grid, train=replace(job.train, steps=before.train.steps, seed=before.train.seed))
 
 
 def find(job: Job, resume: ResumeFrom | None, url: str, facts: Facts, accept: tuple[str, ...] = ()) -> Found | None:

@@ -20,8 +20,7 @@ _FOREVER_S = 3600.0
 class Alone:
     """Carries a loop in this process, with the bits that any number of workers would have."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self) -> None:
         self.worker, self.per_gradient = "0.0", False
         torch.set_num_threads(1)  # sums over several threads have other bits
 
@@ -37,6 +36,7 @@ class Alone:
             owned=range(len(loop.prepared.buckets)),
             numerics="exact",
             num_microbatches=loop.microbatches,
+            logs=loop.logs,
         )
         threading.Thread(target=_drive, args=(stage, loop, turns), name="driver", daemon=True).start()
         return stage

@@ -17,26 +17,26 @@ class Loop:
     """What a script says of its loop, the same in every process.
 
     Attributes:
+        seed: of all that is drawn.
         prepared: what is trained.
         dataset: items by index.
         microbatches: items of a step, over all workers.
         size: samples of an item.
         steps: how many steps there are.
+        logs: names of what is logged of items.
     """
 
+    seed: int
     prepared: Prepared
     dataset: Any
     microbatches: int
     size: int
     steps: int
+    logs: tuple[str, ...] = ()
 
 
 class Host(Protocol):
     """What carries a loop in this process."""
-
-    @property
-    def seed(self) -> int:
-        """The job's seed."""
 
     @property
     def per_gradient(self) -> bool:

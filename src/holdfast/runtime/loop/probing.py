@@ -34,7 +34,6 @@ class _Probing:
     """Carries a script as far as its loop."""
 
     def __init__(self, job: Job) -> None:
-        self.seed = job.train.seed
         self.per_gradient = sums_gradients(job)
         self.worker = "0.0"
 
@@ -109,7 +108,7 @@ def _as_told(job: Job, loop: Loop) -> Job:
         grid = Grid(layout=rows, microbatch_size=size, workers_per_node=per_node)
     else:
         grid = Grid(pipelines=workers, stages=1, microbatches=base, microbatch_size=size, workers_per_node=per_node)
-    return replace(job, grid=grid, train=replace(job.train, steps=loop.steps))
+    return replace(job, grid=grid, train=replace(job.train, steps=loop.steps, seed=loop.seed))
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -33,6 +33,7 @@ from holdfast.runtime.loop.alone import Alone
 from holdfast.runtime.loop.buckets import BUCKET_BYTES
 from holdfast.runtime.loop.failing import SimulatedFailure
 from holdfast.runtime.loop.hosting import Host, Loop, host, hosted
+from holdfast.runtime.loop.launched import give_way
 from holdfast.runtime.loop.prepared import Prepared, Stateful, prepare
 from holdfast.runtime.loop.stage import Gradients, LoopStage
 from holdfast.runtime.loop.turns import Item, Turns
@@ -47,28 +48,32 @@ _sessions: list[Session] = []
 def session(*, seed: int = 0) -> Session:
     """Returns the session of this process; seeds torch, numpy and random, so that all workers build the same model.
 
+    Under torchrun this does not return: the first process becomes ``holdfast run`` with as many workers, and is told
+    what the environment variable ``HOLDFAST_RUN`` holds besides; the others end.
+
     Args:
-        seed: of the model's first weights, and of what is drawn in every item. Under ``holdfast run`` that of
-            ``--set train.seed=``, if it is given.
+        seed: of the model's first weights, and of what is drawn in every item.
     """
     if not _sessions:
         if host() is None:
-            hosted(Alone(seed))
+            give_way()
+            hosted(Alone())
         by = host()
         assert by is not None, "a host was set just now"
-        _sessions.append(Session(by))
+        _sessions.append(Session(by, seed))
     return _sessions[0]
 
 
 class Session:
     """A script's part in a job; made by :func:`session`."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, seed: int) -> None:
         self._host = host
+        self._seed = seed
         self._prepared: Prepared | None = None
         self._objects: list[Stateful] = []
         self._began = False
-        seed_all(host.seed)
+        seed_all(seed)
 
     @property
     def worker(self) -> str:
@@ -144,6 +149,7 @@ class Session:
         steps: int | None = None,
         epochs: float | None = None,
         collate: Callable[[list[Any]], Any] = default_collate,
+        logs: Sequence[str] = (),
     ) -> Iterator[Step]:
         """Yields the steps of the job, each an iterable of items.
 
@@ -157,21 +163,22 @@ class Session:
             steps: how many steps; None: as many as ``epochs`` take, which is 1 unless told.
             epochs: passes over the dataset.
             collate: makes what is yielded of the samples of an item.
+            logs: names that ``step.log`` is given.
 
         Raises:
             ConfigError: the loop cannot be carried; or it left out an item, or its backward pass.
         """
-        loop = self._loop(dataset, microbatches, size, steps, epochs)
+        loop = replace(self._loop(dataset, microbatches, size, steps, epochs), logs=tuple(logs))
         turns = Turns()
         stage = self._host.begin(loop, turns)
-        runner = _Runner(self._host.seed, loop, turns, stage, collate)
+        runner = _Runner(loop, turns, stage, collate)
         while (next_one := turns.next_step()) is not None:
             counted, shown = next_one
-            seed_all(self._host.seed, shown)
+            seed_all(loop.seed, shown)
             step = Step(shown, runner, counted)
             yield step
             step.check_ended()
-        seed_all(self._host.seed, loop.steps)
+        seed_all(loop.seed, loop.steps)
 
     def _loop(self, dataset: Any, microbatches: int, size: int, steps: int | None, epochs: float | None) -> Loop:
         if self._began:
@@ -191,14 +198,20 @@ class Session:
             steps = max(1, -int(-(1 if epochs is None else epochs) * len(dataset) // (microbatches * size)))
         self._prepared.fail(microbatches, max(1, len(dataset) // (microbatches * size)))
         self._began = True
-        return Loop(prepared=self._prepared, dataset=dataset, microbatches=microbatches, size=size, steps=steps)
+        return Loop(
+            seed=self._seed,
+            prepared=self._prepared,
+            dataset=dataset,
+            microbatches=microbatches,
+            size=size,
+            steps=steps,
+        )
 
 
 @dataclass(slots=True)
 class _Runner:
     """What the items of all steps have in common."""
 
-    seed: int
     loop: Loop
     turns: Turns
     stage: LoopStage
@@ -206,7 +219,7 @@ class _Runner:
 
     def load(self, item: Item) -> Any:
         loop = self.loop
-        indices = sample_indices(self.seed, item.shown, item.number, loop.microbatches, loop.size, len(loop.dataset))
+        indices = sample_indices(loop.seed, item.shown, item.number, loop.microbatches, loop.size, len(loop.dataset))
         return self.collate(load_items(loop.dataset, indices))
 
 
@@ -224,6 +237,8 @@ class Step:
     """The step as the job counts it."""
     _item: Item | None = None
     _losses: list[Tensor] = field(default_factory=list)
+    _values: list[tuple[str, float]] = field(default_factory=list)
+    _logged: dict[str, float] | None = None
     _skipped: bool = False
     _ended: bool = False
 
@@ -241,8 +256,8 @@ class Step:
                 self._check(model, versions)
                 taken = stats.taken() if stats.width and not self._skipped else None
             self._hand_over(taken)
-        self._ended = True
-        seed_all(self._runner.seed, self.number, self._runner.loop.microbatches)  # whichever items were ours
+        self._ended, self._logged = True, self._runner.stage.take_logged(self._counted)
+        seed_all(self._runner.loop.seed, self.number, self._runner.loop.microbatches)  # whichever items were ours
 
     @property
     def item(self) -> int:
@@ -279,6 +294,35 @@ class Step:
             raise ConfigError(f"{self._where()}: step.skip() behind step.backward(loss), which counts; expected before")
         self._skipped = True
 
+    def log(self, name: str, value: float | Tensor) -> None:
+        """Logs something of the item that runs; several values of one name count as so many.
+
+        Whoever runs it again logs it again, and it counts once: so nothing that a lost worker has counted is missing.
+
+        Raises:
+            ConfigError: no item runs, the name is none of ``logs``, or the value is not one number.
+        """
+        if self._item is None:
+            raise ConfigError(f"step {self.number}: step.log outside of the loop over its items")
+        if name not in self._runner.loop.logs:
+            raise ConfigError(f"{self._where()}: step.log({name!r}): hf.steps was told logs={self._runner.loop.logs}")
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ConfigError(f"{self._where()}: step.log({name!r}): {tuple(value.shape)}; expected one number")
+        self._values.append((name, float(value)))
+
+    @property
+    def logged(self) -> dict[str, float]:
+        """The mean of what was logged of all items of the step, whoever has run them, by name; the same everywhere.
+
+        A name of which nothing was logged is missing.
+
+        Raises:
+            ConfigError: the loop over the items has not come to its end.
+        """
+        if self._logged is None:
+            raise ConfigError(f"{self._where()}: step.logged is known behind the loop over its items")
+        return self._logged
+
     def check_ended(self) -> None:
         """Checks that the loop over the items came to its end."""
         if not self._ended:
@@ -290,7 +334,8 @@ class Step:
     def _begin(self, item: Item) -> None:
         self._item, self._skipped = item, False
         self._losses.clear()
-        seed_all(self._runner.seed, item.shown, item.number)
+        self._values.clear()
+        seed_all(self._runner.loop.seed, item.shown, item.number)
         for parameter in self._runner.loop.prepared.model.parameters():
             parameter.grad = None
 
@@ -317,7 +362,14 @@ class Step:
         if width and stats is None:
             stats = torch.zeros(width)
         self._item = None
-        runner.turns.done(Gradients(of=tuple(rows), loss=loss, stats=stats))
+        runner.turns.done(Gradients(of=tuple(rows), loss=loss, stats=stats, logged=self._tell_logged()))
+
+    def _tell_logged(self) -> Tensor | None:
+        names = self._runner.loop.logs
+        if not names:
+            return None
+        sums = [sum(value for each, value in self._values if each == name) for name in names]
+        return torch.tensor([*sums, *(sum(each == name for each, _ in self._values) for name in names)])
 
     def _where(self) -> str:
         return f"step {self.number}" if self._item is None else f"step {self.number}, item {self._item.number}"

@@ -20,7 +20,7 @@ from holdfast.core.progress import Progress
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError
-from holdfast.optim.accumulate import Numerics, Reduced
+from holdfast.optim.accumulate import Numerics, Reduced, present
 from holdfast.optim.committed import Committed
 from holdfast.optim.digest import LayerState, layer_file, save_layer
 from holdfast.optim.factory import OptimizerFactory
@@ -45,11 +45,13 @@ class Gradients:
         of: per bucket, the gradients of its trained parameters, scaled as the loss was; None where there is none.
         loss: float32, of one element.
         stats: those of batch-norm; None if there are none.
+        logged: float32, the sum of each name's values, and behind all sums how many there were of each.
     """
 
     of: tuple[tuple[Tensor | None, ...], ...]
     loss: Tensor
     stats: Tensor | None = None
+    logged: Tensor | None = None
 
 
 class LoopStage(Stage):
@@ -64,12 +66,21 @@ class LoopStage(Stage):
         owned: the buckets that are held or followed: all or none.
         numerics: ``exact`` or ``fast``.
         num_microbatches: items of a step, over all workers.
+        logs: names of what is logged of items.
     """
 
     def __init__(
-        self, *, prepared: Prepared, turns: Turns, owned: Sequence[int], numerics: Numerics, num_microbatches: int
+        self,
+        *,
+        prepared: Prepared,
+        turns: Turns,
+        owned: Sequence[int],
+        numerics: Numerics,
+        num_microbatches: int,
+        logs: tuple[str, ...] = (),
     ) -> None:
-        self._prepared, self._turns = prepared, turns
+        self._prepared, self._turns, self._logs = prepared, turns, logs
+        self._means: dict[int, dict[str, float]] = {}  # of what was logged, by step, until the loop asks
         self._items: dict[int, list[tuple[Tensor | None, ...]]] = {}  # what is not added yet, by micro-batch
         self._records: dict[int, Tensor] = {}
         self._last: tuple[int, dict[ReducedLayers, Reduced]] = (-1, {})
@@ -140,7 +151,8 @@ class LoopStage(Stage):
             Item(step=step, shown=shown, number=microbatch, loss_scale=None if scale is None else scale.value)
         )
         self._items[microbatch] = list(found.of)
-        self._records[microbatch] = found.loss if found.stats is None else torch.cat([found.loss, found.stats])
+        parts = (found.loss, found.stats, found.logged)
+        self._records[microbatch] = torch.cat([part for part in parts if part is not None])
 
     def backward(
         self,
@@ -171,17 +183,35 @@ class LoopStage(Stage):
     def accept(self, reduction: ReducedLayers, reduced: Tensor) -> None:
         """Take a sum; nobody asks for the one of the step before any more. See `Stage.accept`."""
         super().accept(reduction, reduced)
-        self._drop_last(reduction)
+        self._taken(reduction)
 
     def take_sum(self, reduction: ReducedLayers, message: Tensor) -> None:
         """Take a sum that another owner has completed; see `Stage.take_sum`."""
         super().take_sum(reduction, message)
-        self._drop_last(reduction)
+        self._taken(reduction)
 
-    def _drop_last(self, reduction: ReducedLayers) -> None:
+    def _taken(self, reduction: ReducedLayers) -> None:
         step, sums = self._last
         if step != self._step:
             sums.pop(reduction, None)
+        if self._logs and reduction == (self.num_layers - 1,) and self._step is not None:
+            sums_of, times = (
+                present(self._reduced[reduction].records)[:, -2 * len(self._logs) :].double().sum(0).chunk(2)
+            )
+            means = zip(self._logs, sums_of.tolist(), times.tolist(), strict=True)
+            self._means[self._step] = {name: total / count for name, total, count in means if count}
+
+    def take_logged(self, step: int) -> dict[str, float]:
+        """Return the mean of all that was logged of a step's items, by name, without names of which nothing was.
+
+        What was logged of earlier steps is dropped.
+        """
+        for earlier in [each for each in self._means if each < step]:
+            del self._means[earlier]
+        return self._means.pop(step, {})
+
+    def _record_width(self, layer: int) -> int:
+        return super()._record_width(layer) + (2 * len(self._logs) if layer == self.num_layers - 1 else 0)
 
     def _swap(self, layer: int) -> None:
         again, step = _live(self._owned[layer]).ahead, self._owned[layer].committed.step

@@ -49,11 +49,6 @@ class ScriptProcess(WorkerProcess):
     # --- for the session ----------------------------------------------------------------------------------------------
 
     @property
-    def seed(self) -> int:
-        """The job's seed."""
-        return self._spec.job.train.seed
-
-    @property
     def per_gradient(self) -> bool:
         """Whether each gradient is summed by itself."""
         return sums_gradients(self._spec.job)
@@ -97,11 +92,11 @@ class ScriptProcess(WorkerProcess):
             ConfigError: it is not the same in each process.
         """
         job = self._spec.job
-        ours = (loop.microbatches, loop.size, loop.steps)
-        planned = (job.global_microbatches, job.grid.microbatch_size, job.train.steps)
+        ours = (loop.microbatches, loop.size, loop.steps, loop.seed)
+        planned = (job.global_microbatches, job.grid.microbatch_size, job.train.steps, job.train.seed)
         if ours != planned:
             raise ConfigError(
-                f"hf.steps: microbatches, size and steps are {ours} here, and were {planned} when the script was "
+                f"hf.steps: microbatches, size, steps and seed are {ours} here, and were {planned} when the script was "
                 "tried; expected the same in every process"
             )
         if fingerprint(loop.prepared.model) != self._spec.model:
@@ -152,6 +147,7 @@ class ScriptProcess(WorkerProcess):
             owned=plan.placement.layers_of(self._spec.worker) if self._spec.worker in plan.workers else (),
             numerics=job.train.numerics,
             num_microbatches=job.global_microbatches,
+            logs=self._loop.logs,
         )
         return StageParts(
             stage=stage,
