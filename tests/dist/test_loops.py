@@ -37,13 +37,14 @@ FAULTS = {
     "hang": ["hang:1.0@3:backward"],
     "leave": ["leave:1.0@3"],
     "comes-back": ["kill:1.0@2:backward", "join:1.0@3"],
+    "dormant": ["suspend:1.0@2", "wake:1.0@8", "kill:2.0@14:backward"],
     "newcomer": ["kill:3.0@1:backward", "join:new@2", "kill:0.0@8:backward"],
 }
-STEPS = {"newcomer": 12, "comes-back": 12}
+STEPS = {"dormant": 20, "newcomer": 12, "comes-back": 12}
 EVERYTHING = {
     *[("norm", name) for name in FAULTS],
     *[("scaled", name) for name in ("backward", "commit", "comes-back")],
-    *[("tied", name) for name in ("forward", "reduce", "newcomer")],
+    *[("tied", name) for name in ("forward", "reduce", "newcomer", "dormant")],
     *[("own", name) for name in ("update", "leave", "comes-back", "one-after-the-other")],
 }
 
@@ -116,6 +117,12 @@ def test_a_fault(runs, tmp_path, variant, fault):
     redone = [item for item, times in everything.items() if times > 1]
     assert len(redone) <= 3 * len(summary.report.failures), "at most what the lost had of a step, and only once"
     assert len(given) == (5 if comes else 4), "whoever comes takes part"
+    if fault == "dormant":
+        (items,) = (items for process, items in given.items() if process.startswith("1.0-"))
+        idle = sorted(set(range(20)) - {step for step, _ in items})
+        assert idle, "it rested"
+        assert idle == list(range(idle[0], idle[-1] + 1)), "once"
+        assert 2 < idle[0] <= idle[-1] < 19, "from the step behind the notice on, and not to the end"
 
 
 def test_a_script_by_itself_is_one_worker_with_the_same_bits(runs, tmp_path):

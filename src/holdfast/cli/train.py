@@ -38,8 +38,9 @@ _EVERY_S = 10.0
 _NAMED = 4
 _FAULT_HELP = (
     "KIND:TARGET@STEP[:POINT]; may be repeated. Of a worker: kill:1.2@5:backward, hang (stopped), stall (its thread is "
-    "stuck), slow:1.2@5:3x, leave (told to go), join:1.2@30 or join:new@30 (comes), partition (its node's link is "
-    "cut). Of a node: kill-node:2@5. Points of a step: start (default), forward, backward, reduce, gradients:50 (half "
+    "stuck), slow:1.2@5:3x, leave (told to go), suspend and wake (told to compute nothing, and to compute again), "
+    "join:1.2@30 or join:new@30 (comes), partition (its node's link is cut). Of a node: kill-node:2@5. Points of a "
+    "step: start (default), forward, backward, reduce, gradients:50 (half "
     "of its sums are there), verdict, update, commit; of a checkpoint: checkpoint; of a recovery: detect, install, "
     "copy, replay. Of the coordinator: kill-coordinator@10[:POINT]: when a step begins (start), or in a recovery: "
     "detect, persist, broadcast, install, copy"

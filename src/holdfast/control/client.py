@@ -15,6 +15,7 @@ from holdfast.config.job import Tls
 from holdfast.control.coordinator import METHOD, SERVICE
 from holdfast.control.messages import (
     Command,
+    Dormant,
     Exited,
     Failure,
     Heartbeat,
@@ -52,7 +53,7 @@ _IMPATIENT = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 1000,
 RETRY_S = 0.05
 _CONNECT_S = 1.0
 
-_IN_HELLO = (Heartbeat, Started, Exited, WorkerOffer, Strike, Leaving)
+_IN_HELLO = (Heartbeat, Started, Exited, WorkerOffer, Strike, Leaving, Dormant)
 """What a new stream needs not carry: the hello at its beginning says as much, or more."""
 
 Problem = ConfigError | CoordinatorUnavailable | None

@@ -261,8 +261,9 @@ class Decider:
             self.note(f"no answer could be prepared for the loss of {names}: {recovery}")
             self._unplannable.add((before.generation, lost))
             return True
-        if self.membership.generation != before.generation or lost not in unplanned(self.membership):
-            return False  # somebody was lost or has moved meanwhile: other answers are needed now
+        now = self.membership
+        if (now.generation, now.dormant) != (before.generation, before.dormant) or lost not in unplanned(now):
+            return False  # somebody was lost, has moved or rests meanwhile: other answers are needed now
         self.take([AnswerPlanned(lost=lost, recovery=recovery)])
         return True
 

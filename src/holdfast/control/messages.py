@@ -145,9 +145,8 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     It repeats whatever may have been lost with an earlier connection. Of a worker: ``generation``, ``activity`` and
     ``step`` say where it stands (it waits until it was told to run steps, and again from when it gives them up);
     ``prepared`` is the generation that it is to go over to, 0 if there is none; ``here``: where it listens, if it has
-    links; ``has_state``: it is not following its
-    peers without any state; ``leaving``: it was told to go; ``raised``: why it has stopped; ``strikes``: faults that
-    the agent is to carry out for it.
+    links; ``has_state``: it is not following its peers without any state; ``leaving``: it was told to go; ``dormant``:
+    to compute nothing; ``raised``: why it has stopped; ``strikes``: faults that the agent is to carry out for it.
     Of the agent: ``generation`` is the newest that ran a step; ``exits`` are all that it has seen; ``offers`` those not
     yet taken up; ``coming`` the workers whose newest process was started on demand, and lives; ``started`` the
     processes that live; ``preempted``: see Preempted.
@@ -162,6 +161,7 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     here: Here | None = None
     has_state: bool = True
     leaving: bool = False
+    dormant: bool = False
     raised: Raised | None = None
     strikes: tuple[str, ...] = ()
     exits: tuple[Exited, ...] = ()
@@ -274,6 +274,13 @@ class Leaving(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker was told to go (SIGTERM); it works on until a plan without it is installed."""
 
     worker: WorkerId
+
+
+class Dormant(_Wire, frozen=True, tag=True, kw_only=True):
+    """A worker was told to compute nothing (SIGUSR1), or to compute again (SIGUSR2); it takes part in sums always."""
+
+    worker: WorkerId
+    dormant: bool
 
 
 class Left(_Wire, frozen=True, tag=True, kw_only=True):
@@ -648,6 +655,7 @@ Message = (
     | Blob
     | Joined
     | Leaving
+    | Dormant
     | Left
     | CaughtUp
     | WorkerOffer

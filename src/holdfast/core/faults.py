@@ -17,9 +17,10 @@ class FaultKind(StrEnum):
     """What happens to the target.
 
     ``kill`` SIGKILL; ``hang`` SIGSTOP; ``stall`` the computing thread stops, the process's heartbeats go on; ``slow``
-    every operation takes a multiple of its time from then on; ``leave`` SIGTERM, a notice to go; ``join`` a worker
-    comes: a lost one's id again, or ``new``; ``partition`` the node's network link goes down; ``kill-node`` SIGKILL to
-    all workers of a node at once; ``kill-coordinator`` SIGKILL to the coordinator.
+    every operation takes a multiple of its time from then on; ``leave`` SIGTERM, a notice to go; ``suspend`` SIGUSR1, a
+    notice to compute nothing, ``wake`` SIGUSR2, to compute again; ``join`` a worker comes: a lost one's id again, or
+    ``new``; ``partition`` the node's network link goes down; ``kill-node`` SIGKILL to all workers of a node at once;
+    ``kill-coordinator`` SIGKILL to the coordinator.
     """
 
     KILL = "kill"
@@ -27,6 +28,8 @@ class FaultKind(StrEnum):
     STALL = "stall"
     SLOW = "slow"
     LEAVE = "leave"
+    SUSPEND = "suspend"
+    WAKE = "wake"
     JOIN = "join"
     PARTITION = "partition"
     KILL_NODE = "kill-node"

@@ -327,7 +327,13 @@ class WorkerProtocol:
         return Unreadable(worker=self.worker, generation=self.generation, step=step, detail=str(error))
 
     def hello(
-        self, newest: int = 0, prepared: Install | None = None, *, leaving: bool = False, strikes: tuple[str, ...] = ()
+        self,
+        newest: int = 0,
+        prepared: Install | None = None,
+        *,
+        leaving: bool = False,
+        dormant: bool = False,
+        strikes: tuple[str, ...] = (),
     ) -> Hello:
         """Who we are and where we stand, for a coordinator that may know nothing of it.
 
@@ -335,6 +341,7 @@ class WorkerProtocol:
             newest: the newest generation that our driver has heard of: we wait, if that is yet to reach us.
             prepared: the order that is to be gone over to; None if there is none.
             leaving: whether we were told to go.
+            dormant: whether we were told to compute nothing.
             strikes: faults that the agent was asked to carry out.
         """
         generation, activity = self.standing
@@ -348,6 +355,7 @@ class WorkerProtocol:
             prepared=prepared.generation if prepared is not None else 0,
             has_state=len(ours.followed) < len(ours.layers),
             leaving=leaving,
+            dormant=dormant,
             raised=self.raised,
             strikes=strikes,
         )

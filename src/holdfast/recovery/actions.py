@@ -248,6 +248,7 @@ class ClusterView:
         baseline: the plan of the whole grid.
         lost: workers of it that cannot compute: gone, leaving, or without state.
         entering: those of them that are there and get their state now.
+        dormant: workers of it that hold their state and are to compute nothing, where all layers have other owners.
         checkpoint: the step of the newest state that can be loaded; None if there is none.
         wait_s: how long to wait for new workers before a smaller grid is chosen.
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
@@ -271,6 +272,7 @@ class ClusterView:
     baseline: Plan
     lost: frozenset[WorkerId]
     entering: frozenset[WorkerId] = frozenset()
+    dormant: frozenset[WorkerId] = frozenset()
     checkpoint: int | None = None
     wait_s: float = 0.0
     terms: Terms | None = None

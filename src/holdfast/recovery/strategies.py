@@ -12,7 +12,7 @@ from types import MappingProxyType
 from holdfast.core.builders import adaptive_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking
-from holdfast.core.plan import Plan, with_followers
+from holdfast.core.plan import Plan, with_followers, with_listeners
 from holdfast.core.shrink import shrunken_plan
 from holdfast.core.takeover import takeover_plan
 from holdfast.core.validate import validate
@@ -140,7 +140,13 @@ def _reroute(view: ClusterView, name: str, *then: Action, keeps: bool = False) -
 
 
 def _without_lost(view: ClusterView) -> Rerouted:
-    """The plan in which the others do what the lost did, proved right."""
+    """The plan in which the others do what the lost and the dormant did, proved right; the dormant, if they must."""
+    dormant, placement = view.dormant - view.lost, view.baseline.placement
+    if dormant and not placement.unowned_layers(view.lost | dormant):
+        found = _without_lost(replace(view, lost=view.lost | dormant, dormant=frozenset(), offer=None))
+        plan = with_listeners(found.plan, [row for row in placement.ranges if row[0] in dormant])
+        validate(plan)
+        return replace(found, plan=plan)
     if view.offer is not None:
         return view.offer
     if view.terms is not None:

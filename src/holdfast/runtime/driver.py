@@ -205,6 +205,7 @@ class Driver:
         memory: bytes that the process has in memory.
         on_effect: called with each effect before it is performed; may wait, as any call that is yielded.
         leaving: whether the worker was told to go.
+        dormant: whether it was told to compute nothing.
     """
 
     protocol: WorkerProtocol
@@ -229,6 +230,7 @@ class Driver:
     memory: Callable[[], int] = resident_bytes
     on_effect: Callable[[WorkerEffect], None] = lambda effect: None
     leaving: bool = False
+    dormant: bool = False
     _prepared: Install | None = None
     _newest: int = 0
     _upcoming: deque[tuple[Receive, int]] = field(default_factory=deque)
@@ -249,7 +251,8 @@ class Driver:
 
     def hello(self) -> Hello:
         """Where the worker stands, in any thread."""
-        return self.protocol.hello(self._newest, self._prepared, leaving=self.leaving, strikes=self.injector.asked)
+        told = {"leaving": self.leaving, "dormant": self.dormant}
+        return self.protocol.hello(self._newest, self._prepared, **told, strikes=self.injector.asked)
 
     def on_command(self, command: Command) -> None:
         """Takes a command, in the control thread; a newer generation interrupts the older one at once."""

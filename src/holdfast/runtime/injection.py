@@ -18,7 +18,13 @@ from holdfast.telemetry.events import Event, EventLog, FaultInjected, Summed, re
 
 __all__ = ["Means", "OnThisProcess", "WorkerInjector"]
 
-_SIGNALS = {FaultKind.KILL: signal.SIGKILL, FaultKind.HANG: signal.SIGSTOP, FaultKind.LEAVE: signal.SIGTERM}
+_SIGNALS = {
+    FaultKind.KILL: signal.SIGKILL,
+    FaultKind.HANG: signal.SIGSTOP,
+    FaultKind.LEAVE: signal.SIGTERM,
+    FaultKind.SUSPEND: signal.SIGUSR1,
+    FaultKind.WAKE: signal.SIGUSR2,
+}
 _LOOK_S = 0.005
 _OF_THE_AGENT = (FaultKind.KILL_NODE, FaultKind.PARTITION)
 

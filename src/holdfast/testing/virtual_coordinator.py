@@ -24,13 +24,14 @@ __all__ = ["TICK_S", "VirtualCoordinator", "VirtualStore"]
 
 TICK_S = 0.2
 REATTACH_S = 60.0
-_ANSWERS: dict[tuple[str, Plan, frozenset[WorkerId], Terms | None, bool], RecoveryPlan] = {}
+_ANSWERS: dict[tuple[str, Plan, frozenset[WorkerId], frozenset[WorkerId], Terms | None, bool], RecoveryPlan] = {}
 _MOST_ANSWERS = 4096
 
 
 def _answered(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan | HoldfastError:
     """What :func:`plan_recovery` comes to: a function of a few values, and many runs ask for the same ones."""
-    about = (state.rules.strategy, state.grid.baseline, lost, state.rules.terms, state.rules.keeping is not None)
+    rules = state.rules
+    about = (rules.strategy, state.grid.baseline, lost, state.dormant, rules.terms, rules.keeping is not None)
     if about not in _ANSWERS:
         if len(_ANSWERS) >= _MOST_ANSWERS:
             _ANSWERS.clear()

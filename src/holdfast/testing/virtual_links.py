@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from holdfast.control.decider import Happening
 from holdfast.control.membership import Closed
-from holdfast.control.messages import Heartbeat, Leaving, Message, Strike
+from holdfast.control.messages import Dormant, Heartbeat, Leaving, Message, Strike
 from holdfast.testing.scenario import Range
 from holdfast.testing.virtual_time import VirtualTime
 
@@ -56,7 +56,7 @@ class ControlLinks:
         """A process sends; while it has no connection, its messages wait, but for what its hello says too."""
         if pid in self._open:
             self._carry(pid, "up", lambda: self._up(message))
-        elif pid != AGENT and not isinstance(message, Heartbeat | Strike | Leaving):
+        elif pid != AGENT and not isinstance(message, Heartbeat | Strike | Leaving | Dormant):
             self._outboxes[pid].append(message)
 
     def tell(self, pid: int, deliver: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 
 from holdfast.control.detection import PATIENCE
 from holdfast.control.membership import Closed
-from holdfast.control.messages import Command, Failure, Leaving, Message, StateAt
+from holdfast.control.messages import Command, Dormant, Failure, Leaving, Message, StateAt
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import Receive
@@ -245,9 +245,12 @@ class VirtualWorker:
             self.kill()
         elif number == signal.SIGSTOP:
             self.stop()
-        else:
+        elif number == signal.SIGTERM:
             self.driver.leaving = True
             self.say(Leaving(worker=self.worker))
+        else:
+            self.driver.dormant = number == signal.SIGUSR1
+            self.say(Dormant(worker=self.worker, dormant=self.driver.dormant))
 
     def stand_still(self) -> None:
         """See Means: it beats on, unless it is cut off."""

@@ -27,7 +27,7 @@ from holdfast.telemetry.events import (
     WorkerReady,
 )
 
-KINDS = "kill, hang, stall, slow, leave, join, partition, kill-node, kill-coordinator"
+KINDS = "kill, hang, stall, slow, leave, suspend, wake, join, partition, kill-node, kill-coordinator"
 JOB = """
 name: tiny
 model: {kind: convnet, width: 2}

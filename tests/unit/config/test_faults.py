@@ -25,6 +25,8 @@ def test_the_text_form_round_trips(point):
         "kill:2.0@5:gradients:50",
         "stall:0.0@1:start",
         "leave:0.3@7:commit",
+        "suspend:1.0@2:start",
+        "wake:1.0@4:reduce",
         "partition:2.1@4:forward",
         "slow:1.2@5:2.5x",
         "join:1.2@30",

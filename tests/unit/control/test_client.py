@@ -11,6 +11,7 @@ import pytest
 from holdfast.control.client import ControlClient, _Outbox
 from holdfast.control.messages import (
     Attached,
+    Dormant,
     Ended,
     Exited,
     Failure,
@@ -229,6 +230,7 @@ IN_HELLO = [
     WorkerOffer(worker=None),
     Strike(worker=A, spec="kill-node:0@1"),
     Leaving(worker=A),
+    Dormant(worker=A, dormant=True),
 ]
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "change_members",
     "improves",
     "on_checkpointed",
+    "on_dormant",
     "on_improved",
     "on_joined",
     "on_joined_upcoming",
@@ -74,7 +75,7 @@ def _change_members(state: Membership) -> Decision:
     entering = state.roster.arriving
     if state.preempted:  # then nobody comes or goes any more
         going = entering = frozenset()
-    if not (entering or state.roster.entering or going):
+    if not (entering or state.roster.entering or going or state.dormant != state.running.dormant):
         return _go_on(state) if state.grid.target is None or state.preempted else _hand_over(state, state.grid.target)
     full = frozenset(state.alive) - going  # nobody goes over before whoever is entering now has caught up
     lost = frozenset(state.grid.baseline.workers) - full
@@ -89,6 +90,23 @@ def _change_members(state: Membership) -> Decision:
         state = replace(state, roster=replace(state.roster, leaving=state.roster.leaving - going))
         return prefixed(notices, change_members(state))
     return carry_out(state, recovery)
+
+
+def on_dormant(state: Membership, worker: WorkerId, dormant: bool) -> Decision:
+    """A worker is to compute nothing, or to compute again; it holds its layers and takes part in their sums all along.
+
+    What it would do falls to their other owners, so there must be some.
+    """
+    if dormant == (worker in state.roster.dormant):
+        return state, ()
+    others = state.absent | state.roster.dormant | {worker}
+    if dormant and (layers := state.grid.baseline.placement.unowned_layers(others)):
+        names = ", ".join(map(str, layers))
+        return state, (notice(worker, f"told to rest, but nobody else computes layer(s) {names}: it works on"),)
+    roster = state.roster.told_to_rest(worker, dormant)
+    state = replace(state, roster=roster, prospects=replace(state.prospects, planned={}, promised=None))
+    told = notice(worker, "rests: others compute what it would" if dormant else "works again")
+    return prefixed((told,), change_members(state))
 
 
 def _stay_for_now(state: Membership) -> bool:

@@ -43,6 +43,7 @@ from holdfast.control.membership.auditing import is_news, on_audited, on_weighed
 from holdfast.control.membership.boundary import (
     change_members,
     on_checkpointed,
+    on_dormant,
     on_improved,
     on_joined,
     on_joined_upcoming,
@@ -80,6 +81,7 @@ from holdfast.control.messages import (
     Audited,
     Blob,
     CaughtUp,
+    Dormant,
     Exited,
     Failure,
     Finished,
@@ -173,6 +175,8 @@ def _decide(
             return change_members(replace(state, roster=state.roster.told_to_go(worker)))
         case Leaving(worker=worker) if worker in state.roster.spares:
             return on_spare_leaving(state, worker)
+        case Dormant(worker=worker, dormant=dormant) if worker in state.present:
+            return on_dormant(state, worker, dormant)
         case WorkerOffer(worker=worker):
             return on_offer(state, worker)
         case Preempted():

@@ -49,5 +49,6 @@ def prepare(
         baseline=baseline,
         pins=order.pins,
         checkpoint_every=order.checkpoint_every,
+        dormant=state.dormant,
     )
     return replace(state, running=replace(state.running, upcoming=upcoming)), told

@@ -26,6 +26,7 @@ class Roster:
         entering: members of this generation without state.
         synced: members of this generation that followed layers, those of ``entering`` or others, and have caught up.
         leaving: workers that were told to go; one without state goes when it has caught up.
+        dormant: workers that were told to compute nothing as long as others can.
         expected: lost workers for which a new process is being started.
         kept: lost workers that have stopped and whose process stays until it is known whose fault it was.
         spares: workers that are there and have no place in the grid: they own nothing and are in no plan.
@@ -37,6 +38,7 @@ class Roster:
     entering: frozenset[WorkerId] = _NOBODY
     synced: frozenset[WorkerId] = _NOBODY
     leaving: frozenset[WorkerId] = _NOBODY
+    dormant: frozenset[WorkerId] = _NOBODY
     expected: frozenset[WorkerId] = _NOBODY
     kept: frozenset[WorkerId] = _NOBODY
     spares: frozenset[WorkerId] = _NOBODY
@@ -50,6 +52,7 @@ class Roster:
             entering=self.entering - gone,
             synced=self.synced - gone,
             leaving=self.leaving - gone,
+            dormant=self.dormant - gone,
             spares=self.spares - gone,
         )
 
@@ -105,6 +108,10 @@ class Roster:
     def told_to_go(self, worker: WorkerId) -> Roster:
         """Returns the roster once a worker was told to go."""
         return replace(self, leaving=self.leaving | {worker})
+
+    def told_to_rest(self, worker: WorkerId, dormant: bool) -> Roster:
+        """Returns the roster once a worker was told to compute nothing, or to compute again."""
+        return replace(self, dormant=self.dormant | {worker} if dormant else self.dormant - {worker})
 
     def caught_up(self, worker: WorkerId) -> Roster:
         """Returns the roster once a worker that entered holds its layers' state."""

@@ -26,11 +26,13 @@ class Upcoming:
         baseline: the plan of the whole grid from then on; None if it stays as it is.
         pins: whether a checkpoint is pinned at the boundary before it.
         checkpoint_every: steps between two checkpoints from then on; 0 if the job says that once and for all.
+        dormant: workers that are in it and compute nothing, if that is possible.
     """
 
     generation: int
     plan: Plan
     entering: frozenset[WorkerId]
+    dormant: frozenset[WorkerId] = frozenset()
     period: float | None = None
     baseline: Plan | None = None
     pins: bool = False
@@ -44,6 +46,7 @@ class Running:
     Attributes:
         plan: the plan of this generation; None while gathering and when no plan is possible any more.
         period: what the planner expects a step of that plan to take; None if it did not make it.
+        dormant: workers that are in the plan and compute nothing, if that is possible.
         upcoming: the generation that is prepared; None if none is.
         staggered: whether updates are made ahead of the verdict.
         refusals: the last steps in which that had to be made up for because gradients were scaled.
@@ -52,6 +55,7 @@ class Running:
 
     plan: Plan | None = None
     period: float | None = None
+    dormant: frozenset[WorkerId] = frozenset()
     upcoming: Upcoming | None = None
     staggered: bool = False
     refusals: tuple[int, ...] = ()
@@ -61,13 +65,13 @@ class Running:
         """Returns it where the micro-batches of a step are run once more."""
         return replace(self, repeated=tuple(sorted({*self.repeated, step})))
 
-    def of(self, plan: Plan | None, period: float | None) -> Running:
+    def of(self, plan: Plan | None, period: float | None, dormant: frozenset[WorkerId] = frozenset()) -> Running:
         """Returns it once another plan runs, or none."""
-        return replace(self, plan=plan, period=period)
+        return replace(self, plan=plan, period=period, dormant=dormant)
 
     def gone_over(self, upcoming: Upcoming) -> Running:
         """Returns it behind the boundary: what was prepared is what runs."""
-        return replace(self, plan=upcoming.plan, period=upcoming.period, upcoming=None)
+        return replace(self.of(upcoming.plan, upcoming.period, upcoming.dormant), upcoming=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

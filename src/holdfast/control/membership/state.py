@@ -261,6 +261,11 @@ class Membership:
         return self.roster.leaving & frozenset(self.full)
 
     @property
+    def dormant(self) -> frozenset[WorkerId]:
+        """The members that hold their layers' state and were told to compute nothing."""
+        return self.roster.dormant & frozenset(self.full)
+
+    @property
     def situation(self) -> Situation:
         """What an adviser goes by."""
         return Situation(absent=self.absent, going=self.going, spares=self.roster.spares - self.contact.detached.keys())

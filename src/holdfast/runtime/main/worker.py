@@ -21,7 +21,7 @@ import torch
 from holdfast.control.awake import AwakeClock
 from holdfast.control.client import ControlClient
 from holdfast.control.detection import PATIENCE
-from holdfast.control.messages import Failure, Hello, Here, Leaving, Remark, Shutdown, StateAt
+from holdfast.control.messages import Dormant, Failure, Hello, Here, Leaving, Remark, Shutdown, StateAt
 from holdfast.control.tls import link_contexts
 from holdfast.core.plan import Plan
 from holdfast.errors import (
@@ -66,6 +66,7 @@ from holdfast.telemetry.events import (
 __all__ = ["WorkerProcess", "load_layers", "run_worker"]
 
 _TELL_S = 10.0
+_RESTS = {signal.SIGUSR1: True, signal.SIGUSR2: False}
 _SAME_S = 2.0
 """Within so many seconds of a companion's exception, one of the worker itself is the same one."""
 _ASK_AGAIN_S = (0.5, 2.0, 5.0)
@@ -124,6 +125,8 @@ class WorkerProcess:
 
     def run(self) -> None:
         """Lives, and ends the process."""
+        for number in _RESTS:
+            signal.signal(number, signal.SIG_IGN)  # by default it would end us, and nobody can be asked yet
         try:
             self._live()
         except ConfigError as error:
@@ -164,6 +167,9 @@ class WorkerProcess:
         self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid()))
         threading.Thread(target=self._beat, args=(driver,), name="heartbeat", daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: self._leave(driver))
+        for number, dormant in _RESTS.items():
+            if signal.getsignal(number) is signal.SIG_IGN:  # else it means something to a user's script
+                signal.signal(number, lambda *_, dormant=dormant: self._rest(driver, dormant))
         return driver
 
     def _end(self, driver: Driver) -> None:
@@ -303,6 +309,11 @@ class WorkerProcess:
             os._exit(0)
         driver.leaving = True
         self._client.send(Leaving(worker=driver.protocol.worker))
+
+    def _rest(self, driver: Driver, dormant: bool) -> None:
+        """SIGUSR1: compute nothing, until SIGUSR2. We go on to take part in sums, and hold what we hold."""
+        driver.dormant = dormant
+        self._client.send(Dormant(worker=driver.protocol.worker, dormant=dormant))
 
     def _expelled(self, reason: str) -> None:
         """We were held for lost: whatever we do can only disturb. Says where every thread was, and ends."""
