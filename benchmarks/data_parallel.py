@@ -21,7 +21,10 @@ from measure import ROOT, Recorder, interval, print_table, progress, ratio_inter
 
 WORKER = Path(__file__).with_name("data_parallel_worker.py")
 SIDES = ("ddp", "fast", "exact")
-TARGETS = {"emulated": {"fast": 1.02, "exact": 1.05}, "computed": {"fast": 1.00, "exact": None}}
+TARGETS: dict[str, dict[str, float | None]] = {
+    "emulated": {"fast": 1.02, "exact": 1.05},
+    "computed": {"fast": 1.00, "exact": None},
+}
 _WARM = 10
 
 

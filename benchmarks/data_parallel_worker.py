@@ -40,22 +40,23 @@ class Slow(torch.autograd.Function):
 
 
 class Emulated(nn.Module):
-    """So many parameters, of which every pass takes so many seconds."""
+    """Eight square matrices, over which every pass takes so many seconds."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, side: int) -> None:
         super().__init__()
         self.seconds = seconds
-        self.layers = nn.ParameterList([nn.Parameter(torch.zeros(256, 256)) for _ in range(8)])
+        self.layers = nn.ParameterList([nn.Parameter(torch.zeros(side, side)) for _ in range(8)])
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return Slow.apply(self.seconds, *self.layers)
+        output: torch.Tensor = Slow.apply(self.seconds, *self.layers)
+        return output
 
 
 def build(options: argparse.Namespace) -> tuple[nn.Module, TensorDataset]:
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(4096, 1, 16, 16), torch.randint(10, (4096,)))
     if options.emulate:
-        return Emulated(options.emulate), data
+        return Emulated(options.emulate, options.side), data
     width = options.width
     model = nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1),
@@ -82,13 +83,15 @@ class Times:
     """Wall and processor time at the end of each step."""
 
     def __init__(self, path: str) -> None:
-        self._path, self._rows = path, []
+        self._path = path
+        self._rows: list[tuple[float, float]] = []
 
     def step(self) -> None:
         self._rows.append((time.monotonic(), time.process_time()))
 
-    def write(self, loss: float) -> None:
-        Path(f"{self._path}-{os.getpid()}.json").write_text(json.dumps({"rows": self._rows, "loss": loss}))
+    def write(self, loss: torch.Tensor) -> None:
+        if self._path:
+            Path(f"{self._path}-{os.getpid()}.json").write_text(json.dumps({"rows": self._rows, "loss": loss.item()}))
 
 
 def with_holdfast(options: argparse.Namespace) -> None:
@@ -104,7 +107,7 @@ def with_holdfast(options: argparse.Namespace) -> None:
             value = loss_of(options, model(x), y)
             step.backward(value)
         times.step()
-    times.write(float(value))
+    times.write(value.detach())
 
 
 def items(data: TensorDataset, options: argparse.Namespace, step: int) -> Iterator[Any]:
@@ -131,7 +134,7 @@ def with_ddp(options: argparse.Namespace) -> None:
                 (value / options.microbatches).backward()
         optimizer.step()
         times.step()
-    times.write(float(value))
+    times.write(value.detach())
     dist.barrier()
     dist.destroy_process_group()
 
@@ -180,7 +183,7 @@ def with_torchft(options: argparse.Namespace) -> None:
         if manager.should_commit():
             optimizer.step()
         times.step()
-    times.write(float(value))
+    times.write(value.detach())
     print("done", flush=True)
     sys.stdin.readline()  # who leaves early would break the last step of the others
 
@@ -194,8 +197,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--emulate", type=float, default=0.0)
     parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--side", type=int, default=256, help="of the matrices of the model that is emulated")
     parser.add_argument("--store", default="")
-    parser.add_argument("--times", required=True)
+    parser.add_argument("--times", default="", help="where to tell them; nowhere unless told")
     options = parser.parse_args()
     torch.set_num_threads(1)
     {"holdfast": with_holdfast, "ddp": with_ddp, "torchft": with_torchft}[options.by](options)
