@@ -57,6 +57,8 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/healthy_step.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/remainder.py
+	$(BIN)/python benchmarks/loop_recovery.py
+	$(BIN)/python benchmarks/simulated_failures.py
 	$(BIN)/python benchmarks/replays.py
 	$(BIN)/python benchmarks/replays.py --models bert vit
 	$(BIN)/python benchmarks/prices.py

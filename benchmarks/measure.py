@@ -26,6 +26,7 @@ import psutil
 __all__ = [
     "RESULTS",
     "ROOT",
+    "Countdown",
     "Interval",
     "Recorder",
     "cpu_seconds",
@@ -45,6 +46,37 @@ _RESAMPLES = 4000
 def progress(text: str) -> None:
     """Prints a line for the person who waits; stdout is kept for the table."""
     print(f"[{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.2f}] {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(slots=True)
+class Countdown:
+    """Tells how many of a benchmark's runs are done, and how long the others will take.
+
+    Attributes:
+        total: how many there are.
+        seconds: what each is likely to take, as long as nothing is known.
+        done: how many are over.
+        began: when the first one did.
+    """
+
+    total: int
+    seconds: float
+    done: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def next(self, text: str) -> None:
+        """One more is done."""
+        self.done += 1
+        progress(f"{self.done}/{self.total}, {self._left()} left: {text}")
+
+    def announce(self) -> None:
+        """Nothing is done yet."""
+        progress(f"{self.total} runs, about {self._left()}")
+
+    def _left(self) -> str:
+        each = (time.monotonic() - self.began) / self.done if self.done else self.seconds
+        seconds = round(each * (self.total - self.done))
+        return f"{seconds // 60} min {seconds % 60:02d} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
