@@ -74,6 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--variant", choices=("norm", "scaled", "tied", "own"), default="norm")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--told", help="a folder in which every item is told")
     parser.add_argument("--digest", help="a file for what the script itself ends with")
     parser.add_argument("--fault", default="", help="what the script does wrong, and in which worker: KIND[:WORKER]")
@@ -89,6 +90,8 @@ def main() -> None:
     images = torch.tensor(digits.images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     data = TensorDataset(images[:500], torch.tensor(digits.target[:500]))
     model = Tied() if args.variant == "tied" else net()
+    if args.compiled:
+        model = torch.compile(model, backend="aot_eager")
     options: dict = {}
     if args.variant == "norm":
         optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)]
@@ -135,7 +138,8 @@ def main() -> None:
                 step.log("right", (output.argmax(1) == y).float().mean())
                 for odd in (y[y % 2 == 1]).tolist():
                     step.log("odd", odd)
-                step.backward(loss_fn(output, y))
+                loss = loss_fn(output, y)
+                step.backward(loss * os.getpid() if args.fault == "own-bits" else loss)
         if args.logged:
             with (Path(args.logged) / f"{hf.worker}-{os.getpid()}.logged").open("a") as file:
                 file.write(json.dumps([step.number, step.logged]) + "\n")

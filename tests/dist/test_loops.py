@@ -17,7 +17,7 @@ import pytest
 
 from holdfast import Fault, train
 from holdfast.errors import ConfigError, ProgramFailed, StateUnavailable
-from holdfast.telemetry.events import Agreed, FaultInjected, StepOmitted, StepOps, WorkerReady, read_events
+from holdfast.telemetry.events import Agreed, FaultInjected, Notice, StepOmitted, StepOps, WorkerReady, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -178,6 +178,19 @@ def test_torchrun_starts_it_and_does_not_see_what_dies(runs, tmp_path):
     assert {str(e.spec) for _, e in read_events(run_dir / "events.jsonl") if isinstance(e, FaultInjected)} == {
         str(Fault.parse(fault)) for fault in faults
     }
+
+
+def test_a_compiled_model_has_the_same_bits_in_all_processes(runs):
+    compiled = (with_arguments(runs, "norm", "--compiled"),)
+    summary = runs.survives("loop-norm", "kill:1.0@3:backward", overrides=compiled)
+    assert "other bits" not in (summary.run_dir / "events.jsonl").read_text()
+
+
+def test_a_compiled_model_with_other_bits_in_each_process_is_told(runs):
+    overrides = (with_arguments(runs, "norm", "--compiled", "--fault", "own-bits"),)
+    summary = runs.train("loop-norm", overrides=overrides)
+    told = [e.text for _, e in read_events(summary.run_dir / "events.jsonl") if isinstance(e, Notice)]
+    assert "the first item has other bits in another process: weights may differ from a run without failures" in told
 
 
 def test_a_scaled_loss_omits_steps_for_all(runs):

@@ -72,7 +72,7 @@ def test_at_any_moment_with_deaths_of_others_and_of_the_coordinator():
         deaths = ((rng.uniform(0.1, 2.0), rng.uniform(0.0, 0.5)),) if seed % 3 == 0 else ()
         result = survives((3, 2, 3), *faults, seed=seed, coordinator_deaths=deaths)
         rested += len(busy(result, str(sleeper))) < 12
-        assert busy(result, str(sleeper))[-1] == 11, "it works in the end"
+        assert busy(result, str(sleeper))[-1] == 11, f"seed {seed}: it works in the end"
     assert rested > SEEDS / 3
 
 

@@ -91,6 +91,7 @@ class WorkerSpec:
         nodes: the workers that share a node.
         job_id: tells this job's logs from those of all others.
         model: digest of the model's first weights.
+        first_item: what the probe had of a script's first item; empty if nobody compares it.
         witnesses: the workers that live through faults in the middle of sums; none if there are no such faults.
         fellows: of a worker that is struck there, those that are in the same step.
         faults: what is to happen to this worker.
@@ -118,6 +119,7 @@ class WorkerSpec:
     nodes: tuple[tuple[WorkerId, ...], ...] = ()
     job_id: str = ""
     model: str = ""
+    first_item: str = ""
     witnesses: tuple[WorkerId, ...] = ()
     fellows: tuple[WorkerId, ...] = ()
 
@@ -210,6 +212,7 @@ class Probed:
         item: what every item of the data is like; None if it is emulated.
         warnings: what a person should know, a line each.
         job: as its script says; None if its file says all.
+        first_item: digest of what comes of a script's first item; empty if that is sure to be the same everywhere.
     """
 
     boundaries: tuple[TensorSpec, ...]
@@ -219,6 +222,7 @@ class Probed:
     item: ItemSpec | None = None
     warnings: tuple[str, ...] = ()
     job: Job | None = None
+    first_item: str = ""
 
 
 def emulated_probe(job: Job, profile: Profile) -> Probed:

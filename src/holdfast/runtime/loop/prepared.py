@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
+from torch._dynamo import OptimizedModule
 from torch.optim import Optimizer
 
 from holdfast.errors import ConfigError
@@ -74,6 +75,14 @@ class Prepared:
     objects: list[Stateful] = field(default_factory=list)
     failure: SimulatedFailure | None = None
     failing: Failing | None = None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether some of the model is compiled: then nobody promises that all processes compute the same bits."""
+        return any(
+            isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+            for module in self.model.modules()
+        )
 
     def fail(self, microbatches: int, steps_per_epoch: int) -> None:
         """Learns how many micro-batches a step has, and steps an epoch, by which a simulated failure strikes.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NoReturn
+import threading
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -15,35 +16,56 @@ from holdfast.optim.digest import tensors_sha256
 from holdfast.recovery.choice import Sizes
 from holdfast.runtime.loop.hosting import Loop, hosted
 from holdfast.runtime.loop.script import print_trace, quiet, run_script, told
-from holdfast.runtime.loop.stage import HANDED_ON
-from holdfast.runtime.loop.turns import Turns
+from holdfast.runtime.loop.stage import HANDED_ON, LoopStage
+from holdfast.runtime.loop.turns import Item, LoopAbandoned, Turns
 from holdfast.runtime.specs import Probed, facts_of
 from holdfast.runtime.tensors import num_bytes
 
 __all__ = ["fingerprint", "probe_script", "sums_gradients"]
 
+_LOOK_S = 3600.0
+
 
 class _Reached(BaseException):
     """The loop is reached: the script must not go on, whatever it catches."""
 
-    def __init__(self, loop: Loop) -> None:
-        self.loop = loop
-
 
 class _Probing:
-    """Carries a script as far as its loop."""
+    """Carries a script as far as its loop; or, where its model is compiled, behind its first item."""
 
     def __init__(self, job: Job) -> None:
         self.per_gradient = sums_gradients(job)
         self.worker = "0.0"
+        self.loop: Loop | None = None
+        self.first_item = ""
 
     def is_first(self) -> bool:
         """As far as the loop nobody knows who is; nothing is to be printed or saved."""
         return False
 
-    def begin(self, loop: Loop, turns: Turns) -> NoReturn:
-        """This is as far as it goes."""
-        raise _Reached(loop)
+    def begin(self, loop: Loop, turns: Turns) -> LoopStage:
+        """This is as far as it goes, unless it is to be known what comes of an item."""
+        self.loop = loop
+        if not loop.prepared.compiled:
+            raise _Reached
+        stage = LoopStage(
+            prepared=loop.prepared,
+            turns=turns,
+            owned=range(len(loop.prepared.buckets)),
+            numerics="exact",
+            num_microbatches=loop.microbatches,
+            logs=loop.logs,
+        )
+        threading.Thread(target=self._run_first, args=(loop, turns), name="driver", daemon=True).start()
+        return stage
+
+    def _run_first(self, loop: Loop, turns: Turns) -> None:
+        scaling = loop.prepared.scaling
+        while not turns.between(0, _LOOK_S):
+            pass
+        item = Item(step=0, shown=0, number=0, loss_scale=None if scaling is None else scaling.initial)
+        self.first_item = turns.run(item).digest
+        turns.end(finished=False)
 
 
 def probe_script(job: Job) -> Probed:
@@ -53,7 +75,9 @@ def probe_script(job: Job) -> Probed:
         ConfigError: it cannot be trained, or the script raised; it has printed where.
     """
     assert isinstance(job.model, ScriptModel), "only a script is run"
-    loop = _reached(job.model, job)
+    probing = _reached(job.model, job)
+    loop = probing.loop
+    assert loop is not None, "it was reached"
     if loop.prepared.failing is not None and loop.prepared.failing.replays:
         raise ConfigError("SimulatedFailure: recovery: rollback is simulated in one process only: python SCRIPT")
     job = _as_told(job, loop)
@@ -67,6 +91,7 @@ def probe_script(job: Job) -> Probed:
         facts=facts_of(job, layers=len(buckets), model=fingerprint(loop.prepared.model), data=_data(loop.dataset)),
         sizes=sizes,
         job=job,
+        first_item=probing.first_item,
     )
 
 
@@ -75,14 +100,15 @@ def sums_gradients(job: Job) -> bool:
     return job.resilience.strategy in LOSSY
 
 
-def _reached(script: ScriptModel, job: Job) -> Loop:
+def _reached(script: ScriptModel, job: Job) -> _Probing:
     torch.set_num_threads(1)
-    hosted(_Probing(job))
+    probing = _Probing(job)
+    hosted(probing)
     try:
         with quiet():
             run_script(script)
-    except _Reached as reached:
-        return reached.loop
+    except (_Reached, LoopAbandoned):
+        return probing
     except ConfigError as error:
         raise ConfigError(told(script, error)) from None
     except BaseException as error:  # noqa: BLE001 - nobody can know what somebody else's script raises

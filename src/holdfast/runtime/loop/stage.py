@@ -22,7 +22,7 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError
 from holdfast.optim.accumulate import Numerics, Reduced, present
 from holdfast.optim.committed import Committed
-from holdfast.optim.digest import LayerState, layer_file, save_layer
+from holdfast.optim.digest import LayerState, layer_file, save_layer, tensors_sha256
 from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.live import LiveLayer
 from holdfast.optim.running_stats import RunningStats
@@ -53,6 +53,12 @@ class Gradients:
     stats: Tensor | None = None
     logged: Tensor | None = None
 
+    @property
+    def digest(self) -> str:
+        """A digest of all bits."""
+        flat = {f"{i}.{j}": each for i, row in enumerate(self.of) for j, each in enumerate(row) if each is not None}
+        return tensors_sha256({**flat, "loss": self.loss})
+
 
 class LoopStage(Stage):
     """Computes by having a loop run items.
@@ -67,6 +73,7 @@ class LoopStage(Stage):
         numerics: ``exact`` or ``fast``.
         num_microbatches: items of a step, over all workers.
         logs: names of what is logged of items.
+        watch: called with each item that was run, and what came of it.
     """
 
     def __init__(
@@ -78,8 +85,9 @@ class LoopStage(Stage):
         numerics: Numerics,
         num_microbatches: int,
         logs: tuple[str, ...] = (),
+        watch: Callable[[Item, Gradients], None] = lambda item, found: None,
     ) -> None:
-        self._prepared, self._turns, self._logs = prepared, turns, logs
+        self._prepared, self._turns, self._logs, self._seen = prepared, turns, logs, watch
         self._means: dict[int, dict[str, float]] = {}  # of what was logged, by step, until the loop asks
         self._items: dict[int, list[tuple[Tensor | None, ...]]] = {}  # what is not added yet, by micro-batch
         self._records: dict[int, Tensor] = {}
@@ -147,9 +155,9 @@ class LoopStage(Stage):
             raise InternalError(f"item {microbatch} of step {step} on weights that have made this step already")
         scale = self._owned[self.num_layers - 1].committed.loss_scale
         shown = step - sum(each < step for each in self.repeated)
-        found: Gradients = self._turns.run(
-            Item(step=step, shown=shown, number=microbatch, loss_scale=None if scale is None else scale.value)
-        )
+        item = Item(step=step, shown=shown, number=microbatch, loss_scale=None if scale is None else scale.value)
+        found: Gradients = self._turns.run(item)
+        self._seen(item, found)
         self._items[microbatch] = list(found.of)
         parts = (found.loss, found.stats, found.logged)
         self._records[microbatch] = torch.cat([part for part in parts if part is not None])

@@ -18,8 +18,8 @@ from holdfast.runtime.engine.build import StageParts
 from holdfast.runtime.loop.hosting import Loop, hosted
 from holdfast.runtime.loop.probing import fingerprint, sums_gradients
 from holdfast.runtime.loop.script import print_trace, run_script, told
-from holdfast.runtime.loop.stage import HANDED_ON, LoopStage
-from holdfast.runtime.loop.turns import LoopAbandoned, Turns
+from holdfast.runtime.loop.stage import HANDED_ON, Gradients, LoopStage
+from holdfast.runtime.loop.turns import Item, LoopAbandoned, Turns
 from holdfast.runtime.main.driving import drive_beside
 from holdfast.runtime.main.worker import WorkerProcess, load_layers
 from holdfast.runtime.specs import WorkerSpec
@@ -148,6 +148,7 @@ class ScriptProcess(WorkerProcess):
             numerics=job.train.numerics,
             num_microbatches=job.global_microbatches,
             logs=self._loop.logs,
+            watch=self._compare,
         )
         return StageParts(
             stage=stage,
@@ -155,6 +156,15 @@ class ScriptProcess(WorkerProcess):
             boundaries=(HANDED_ON,) * num_layers,
             vote=TensorSpec(shape=(num_layers, 3), dtype="float64"),
         )
+
+    def _compare(self, item: Item, found: Gradients) -> None:
+        """Another process has run the first item, too; if it has other bits there, so may every one that is lost."""
+        wanted = self._spec.first_item
+        if not wanted or (item.step, item.number) != (0, 0) or found.digest == wanted:
+            return
+        text = "the first item has other bits in another process: weights may differ from a run without failures"
+        self._note(text)
+        self._complain("bits", f"worker {self.worker}: {text}; the model is compiled")
 
     def _rebuild(self, plan: Plan, state: StateAt | None) -> tuple[Engine, SpecOf]:
         parts = self._build(plan)

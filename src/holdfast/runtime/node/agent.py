@@ -673,6 +673,7 @@ class Agent:
                 nodes=nodes,
                 job_id=coordinator.job_id,
                 model=probed.facts.model,
+                first_item=probed.first_item,
                 witnesses=self._witnesses(plan),
                 fellows=self._fellows(worker),
             ),
