@@ -199,3 +199,17 @@ def test_with_fewer_workers_than_are_to_go_on_all_is_saved():
     assert templates(view(W10, W21, fewest=5, spares=1)).plan is not None
     assert templates(view(W10, W21, fewest=5, entering=frozenset({W21}))).plan is not None
     assert templates(view(W10, W21)).plan is not None
+
+
+@pytest.mark.parametrize("terms", [None, Terms(technique=Technique.STAGGERED, costs=unit_costs(4), in_flight=4)])
+def test_the_dormant_hold_their_layers_and_compute_nothing(terms):
+    plan = adaptive(view(W10, dormant=frozenset([W21]), terms=terms)).plan
+    assert plan.placement == PLAN.placement.without([W10])
+    assert plan.orders.of(W21) == ()
+    assert all(plan.orders.of(worker) for worker in (W00, W01, W11, W20))
+    assert all(W21 not in route.workers for route in plan.routes.routes)
+
+
+def test_the_dormant_compute_where_nobody_else_could():
+    assert adaptive(view(W01, W11, dormant=frozenset([W21]))) == adaptive(view(W01, W11))
+    assert adaptive(view(W10, dormant=frozenset([W10]))) == adaptive(view(W10)), "the lost do not rest"
