@@ -64,6 +64,22 @@ JOBS = {
         "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9},
         "train": {"steps": 4, "seed": 3},
     },
+    "resnet": {
+        "name": "resnet",
+        "model": {"kind": "resnet", "width": 4},
+        "data": {"kind": "digits"},
+        "grid": {"pipelines": 3, "stages": 4, "microbatches": 3, "microbatch_size": 8},
+        "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9},
+        "train": {"steps": 4, "seed": 3},
+    },
+    "nt3": {
+        "name": "nt3",
+        "model": {"kind": "nt3", "width": 8},
+        "data": {"kind": "breast-cancer"},
+        "grid": {"pipelines": 3, "stages": 4, "microbatches": 3, "microbatch_size": 4},
+        "optimizer": {"kind": "sgd", "lr": 0.05},
+        "train": {"steps": 4, "seed": 3},
+    },
     "unlike": {
         "name": "unlike",
         "model": {"kind": "gpt", "layers": 4, "width": 16, "heads": 2, "context": 16, "dropout": 0.1},

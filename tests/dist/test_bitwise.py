@@ -29,6 +29,11 @@ def test_one_kill_at_each_point_of_a_step(runs, name, point):
     assert 0 < failure.detected_s < failure.resumed_s
 
 
+@pytest.mark.parametrize("name", ["resnet", "nt3"])
+def test_one_kill_of_other_models(runs, name):
+    runs.survives(name, "kill:1.2@2:backward")
+
+
 @pytest.mark.parametrize("point", ["forward", "backward", "reduce"])
 @pytest.mark.parametrize("name", MODELS)
 def test_only_what_the_lost_worker_had_run_is_run_again(runs, name, point):

@@ -17,10 +17,12 @@ from holdfast.config.job import (
     Grid,
     Job,
     LossScaleSettings,
+    Nt3Model,
     Optimizer,
     PythonData,
     PythonModel,
     Resilience,
+    ResnetModel,
     TextData,
     Train,
     VitModel,
@@ -75,7 +77,11 @@ def jobs(draw):
     vit = VitModel(layers=gpt.layers, width=gpt.width, heads=heads, patch=draw(st.sampled_from([1, 2, 4, 8])))
     python = PythonModel(target=draw(text), loss=draw(st.none() | text), arguments=draw(arguments))
     transformers = [(each, each.layers + 2) for each in (gpt, bert, vit)]
-    model, most_stages = draw(st.sampled_from([*transformers, (ConvnetModel(width=2), 7), (python, 40)]))
+    model, most_stages = draw(
+        st.sampled_from(
+            [*transformers, (ConvnetModel(width=2), 7), (ResnetModel(depth=50), 19), (Nt3Model(), 5), (python, 40)]
+        )
+    )
     pipelines = draw(st.integers(1, 5))
     return Job(
         name=draw(

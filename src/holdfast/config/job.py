@@ -12,6 +12,7 @@ from holdfast.core.ids import Batch, WorkerId
 
 __all__ = [
     "BertModel",
+    "BreastCancerData",
     "Checkpoint",
     "Control",
     "ConvnetModel",
@@ -25,14 +26,18 @@ __all__ = [
     "Logging",
     "LossScaleSettings",
     "ModelSettings",
+    "Nt3Data",
+    "Nt3Model",
     "Optimizer",
     "PipelineLayout",
     "PythonData",
     "PythonModel",
     "Resilience",
+    "ResnetModel",
     "ScriptData",
     "ScriptModel",
     "TextData",
+    "TinyImageNetData",
     "Tls",
     "Train",
     "VitModel",
@@ -102,6 +107,28 @@ class ConvnetModel(_Section, tag="convnet", frozen=True, kw_only=True):
     checkpoint_activations: Checkpointed = False
 
 
+class ResnetModel(_Section, tag="resnet", frozen=True, kw_only=True):
+    """A residual network with batch-norm: ``depth`` small, of ``width`` channels at first, or 50, of 64 as published.
+
+    ``width``: 8 for a small one unless told.
+    """
+
+    depth: Literal["small", 50] = "small"
+    width: Positive | None = None
+    checkpoint_activations: Checkpointed = False
+
+    def __post_init__(self) -> None:
+        if self.depth == 50 and self.width is not None:
+            raise ValueError(f"Expected no width with depth 50, which has 64 channels at first, got {self.width}")
+
+
+class Nt3Model(_Section, tag="nt3", frozen=True, kw_only=True):
+    """CANDLE's NT3, a 1-D convolutional classifier; ``width`` channels, 128 as published."""
+
+    width: Positive = 128
+    checkpoint_activations: Checkpointed = False
+
+
 class PythonModel(_Section, tag="python", frozen=True, kw_only=True):
     """One's own model: ``target`` names a function that returns the ordered list of modules.
 
@@ -131,6 +158,22 @@ class DigitsData(_Section, tag="digits", frozen=True, kw_only=True):
     """scikit-learn's handwritten digits."""
 
 
+class TinyImageNetData(_Section, tag="tinyimagenet", frozen=True, kw_only=True):
+    """The training images of TinyImageNet, in the folder ``path`` in which it was unpacked."""
+
+    path: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class BreastCancerData(_Section, tag="breast-cancer", frozen=True, kw_only=True):
+    """scikit-learn's breast-cancer data: 30 values each, standardised, as one channel."""
+
+
+class Nt3Data(_Section, tag="nt3", frozen=True, kw_only=True):
+    """Gene expressions in the CSV file ``path`` of CANDLE's NT3: 0 or 1, then the values."""
+
+    path: Annotated[str, msgspec.Meta(min_length=1)]
+
+
 class PythonData(_Section, tag="python", frozen=True, kw_only=True):
     """One's own map-style dataset: ``target`` names a function that returns it."""
 
@@ -142,8 +185,8 @@ class ScriptData(_Section, tag="script", frozen=True, kw_only=True):
     """Whatever the script of the model gives to ``holdfast.session().steps``."""
 
 
-ModelSettings = GptModel | BertModel | ConvnetModel | VitModel | PythonModel | ScriptModel
-Data = TextData | DigitsData | PythonData | ScriptData
+ModelSettings = GptModel | BertModel | ConvnetModel | VitModel | ResnetModel | Nt3Model | PythonModel | ScriptModel
+Data = TextData | DigitsData | TinyImageNetData | BreastCancerData | Nt3Data | PythonData | ScriptData
 
 
 class PipelineLayout(_Plain, frozen=True, kw_only=True, omit_defaults=True):

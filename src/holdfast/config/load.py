@@ -26,8 +26,10 @@ from holdfast.config.job import (
     GptModel,
     Grid,
     Job,
+    Nt3Model,
     Optimizer,
     PythonModel,
+    ResnetModel,
     ScriptData,
     ScriptModel,
     Train,
@@ -570,5 +572,9 @@ def num_layers(job: Job) -> int | None:
             return blocks + 2
         case ConvnetModel():
             return 7
+        case ResnetModel(depth=depth):
+            return 19 if depth == 50 else 6
+        case Nt3Model():
+            return 5
         case PythonModel() | ScriptModel():
             return None

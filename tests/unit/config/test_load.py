@@ -131,8 +131,16 @@ def complaint(tree, *overrides):
         ("optimizer.dampening", 1.0, "optimizer.dampening: expected `float` < 1.0, got 1.0"),
         ("optimizer", {"kind": "lamb", "amsgrad": True}, "optimizer.amsgrad: needs kind adam or adamw"),
         ("optimizer", {"kind": "mine:make", "amsgrad": True}, "optimizer.amsgrad: needs kind adam or adamw"),
-        ("model.kind", "gtp", "model.kind: expected one of gpt, bert, convnet, vit, python, script, got 'gtp'"),
-        ("data.kind", "texts", "data.kind: expected one of text, digits, python, script, got 'texts'"),
+        (
+            "model.kind",
+            "gtp",
+            "model.kind: expected one of gpt, bert, convnet, vit, resnet, nt3, python, script, got 'gtp'",
+        ),
+        (
+            "data.kind",
+            "texts",
+            "data.kind: expected one of text, digits, tinyimagenet, breast-cancer, nt3, python, script, got 'texts'",
+        ),
         ("train.numerics", "exakt", "train.numerics: expected one of exact, fast, got 'exakt'"),
         ("train.technique", "2f2b", "train.technique: expected one of 1f1b, gpipe, decoupled, staggered, got '2f2b'"),
         ("optimizer.schedule", "step", "optimizer.schedule: expected one of constant, cosine, linear, got 'step'"),

@@ -9,7 +9,7 @@ from holdfast.cli.main import main
 from holdfast.cli.plan import add_plan_parser
 from holdfast.config.profiles import load_profile
 from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
-from holdfast.models import bert, convnet, gpt, vit
+from holdfast.models import bert, convnet, gpt, nt3, resnet, vit
 
 
 def call(*flags):
@@ -285,6 +285,9 @@ def test_the_profile_of_another_model_is_refused(tmp_path, profiled):
         ("{kind: gpt, layers: 3}", len(gpt.build(layers=3, width=16, heads=2, context=8))),
         ("{kind: bert, layers: 3}", len(bert.build(layers=3, width=16, heads=2, context=8))),
         ("{kind: convnet}", len(convnet.build())),
+        ("{kind: resnet}", len(resnet.build())),
+        ("{kind: resnet, depth: 50}", len(resnet.build_50())),
+        ("{kind: nt3}", len(nt3.build(width=2, values=30))),
         ("{kind: vit, layers: 3}", len(vit.build(layers=3, width=16, heads=2))),
     ],
 )

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from holdfast.data.digits import Digits
+from holdfast.data.images import TinyImageNet
+from holdfast.data.rows import Expressions, count_values
 from holdfast.data.sampler import load_microbatch, sample_indices
 from holdfast.data.text import MASK, MaskedText, Text, text_files
 from holdfast.errors import ConfigError
@@ -182,3 +184,41 @@ def test_masks_are_drawn_from_the_seeded_generator(folder: Path) -> None:
     assert drawn[0] == drawn[1]
     assert any(drawn[0] != other for other in drawn[2:])
     assert all(len([each for each in target if each != -100]) == 1 for _, target in drawn), "at least one"
+
+
+def test_expressions_are_divided_by_the_largest_of_their_gene(tmp_path: Path) -> None:
+    file = tmp_path / "nt.csv"
+    file.write_text("1,2,-8,0\n0,-4,4,0\n")
+    data = Expressions(str(file))
+    assert [(values.tolist(), int(label)) for values, label in (data[0], data[1])] == [
+        ([[0.5, -1.0, 0.0]], 1),
+        ([[-1.0, 0.5, 0.0]], 0),
+    ]
+    assert count_values(str(file)) == 3
+
+
+@pytest.mark.parametrize("text", ["", "2,1,1\n", "1\n", "1,x\n", "1,2\n1,2,3\n"])
+def test_what_is_no_file_of_nt3_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "nt.csv"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"data\.path: .*nt\.csv"):
+        Expressions(str(file))
+    with pytest.raises(ConfigError, match="there is no such file"):
+        count_values(str(tmp_path / "missing.csv"))
+
+
+def test_tinyimagenet_has_a_class_for_each_folder(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for number, (name, mode) in enumerate((("n02", "L"), ("n01", "RGB"))):
+        folder = tmp_path / "train" / name / "images"
+        folder.mkdir(parents=True)
+        image.new(mode, (64, 64), (255 * number,) * 3 if mode == "RGB" else 0).save(folder / "0.JPEG")
+    data = TinyImageNet(str(tmp_path))
+    assert [(tuple(pixels.shape), int(label)) for pixels, label in data] == [((3, 64, 64), 0), ((3, 64, 64), 1)]
+    assert data[0][0][0, 0, 0] == pytest.approx((1 - 0.485) / 0.229, abs=0.02)
+    assert data[1][0][0, 0, 0] == pytest.approx(-0.485 / 0.229, abs=0.02)
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected images in train/CLASS/images"):
+        TinyImageNet(str(tmp_path))

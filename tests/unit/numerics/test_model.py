@@ -9,9 +9,10 @@ from torch import nn
 
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.data.digits import Digits
+from holdfast.data.rows import BreastCancer
 from holdfast.data.text import MASK, MaskedText
 from holdfast.errors import ConfigError
-from holdfast.models import bert, convnet, gpt, vit
+from holdfast.models import bert, convnet, gpt, nt3, resnet, vit
 from holdfast.optim.factory import make_optimizer
 from holdfast.runtime.engine.model import Model, Tie, find_ties, tie_groups, untie
 from holdfast.runtime.engine.stage import Stage
@@ -135,6 +136,8 @@ def test_built_models_depend_on_their_seed_alone() -> None:
         partial(gpt.build, **small),
         partial(bert.build, **small),
         convnet.build,
+        resnet.build,
+        partial(nt3.build, width=2, values=30),
         partial(vit.build, **small),
     ):
         one, same, other = build(seed=1), build(seed=1), build(seed=2)
@@ -223,6 +226,51 @@ def test_vit_learns_digits() -> None:
     assert float(right.float().mean()) > 0.7, "of those that it has not seen"
 
 
+def test_resnet_learns_digits() -> None:
+    digits = Digits()
+    images, labels = (torch.stack(each) for each in zip(*(digits[i] for i in range(600)), strict=True))
+    layers = resnet.build(width=4)
+
+    def data() -> tuple[torch.Tensor, torch.Tensor]:
+        some = torch.randint(500, (32,))
+        return images[some], labels[some]
+
+    torch.manual_seed(0)
+    train_for(layers, data, resnet.loss, steps=60, lr=1e-2)
+    right = run(layers, images[500:]).argmax(dim=1) == labels[500:]
+    assert float(right.float().mean()) > 0.7, "of those that it has not seen"
+
+
+def test_nt3_learns_what_tumours_are_malignant() -> None:
+    tumours = BreastCancer()
+    values, classes = (torch.stack(each) for each in zip(*(tumours[i] for i in range(569)), strict=True))
+    assert values.shape == (569, 1, 30)
+    assert torch.allclose(values.mean(0), torch.zeros(30), atol=1e-5)
+    layers = nt3.build(width=8, values=30)
+
+    def data() -> tuple[torch.Tensor, torch.Tensor]:
+        some = torch.randint(400, (20,))
+        return values[some], classes[some]
+
+    torch.manual_seed(0)
+    train_for(layers, data, nt3.loss, steps=60, lr=1e-2)
+    right = run(layers, values[400:]).argmax(dim=1) == classes[400:]
+    assert float(right.float().mean()) > 0.85, "of those that it has not seen"
+
+
+def test_nt3_as_published_pools_by_ten() -> None:
+    layers = nt3.build(width=2, values=60483)
+    assert [tuple(layer(torch.zeros(1, 1, 60483)).shape) for layer in layers[:1]] == [(1, 2, 60464)]
+    assert layers[1](torch.zeros(1, 2, 60464)).shape == (1, 2 * 6045)
+    assert sum(p.numel() for p in nt3.build().__getitem__(2).parameters()) == 128 * 6045 * 200 + 200
+
+
+def test_resnet_50_has_the_parameters_that_it_is_known_for() -> None:
+    with torch.device("meta"):
+        layers = resnet.build_50(classes=1000)
+    assert sum(p.numel() for layer in layers for p in layer.parameters()) == 25_557_032
+
+
 def test_patches_of_vit_are_squares() -> None:
     (patches, *_) = vit.build(layers=1, width=16, heads=2, patch=4, dropout=0.0)
     images = torch.zeros(4, 1, 8, 8)
@@ -247,6 +295,8 @@ def test_convnet_has_enough_layers() -> None:
         partial(vit.build, heads=3),
         partial(vit.build, patch=3),
         partial(convnet.build, blocks=1),
+        partial(resnet.build, classes=1),
+        partial(nt3.build, values=28),
     ],
 )
 def test_impossible_sizes_are_refused(build: object) -> None:

@@ -17,15 +17,21 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.config.job import (
     BertModel,
+    BreastCancerData,
     ConvnetModel,
+    Data,
     DigitsData,
     GptModel,
     Job,
+    Nt3Data,
+    Nt3Model,
     PythonData,
     PythonModel,
+    ResnetModel,
     ScriptData,
     ScriptModel,
     TextData,
+    TinyImageNetData,
     VitModel,
 )
 from holdfast.core.ids import WorkerId
@@ -34,11 +40,13 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.data.digits import Digits
+from holdfast.data.images import NUM_CLASSES, TinyImageNet
 from holdfast.data.items import pair_of, spec_of
+from holdfast.data.rows import BreastCancer, Expressions, count_values
 from holdfast.data.sampler import load_microbatch, sample_indices
 from holdfast.data.text import MaskedText, Text
 from holdfast.errors import ConfigError, NotUndoable
-from holdfast.models import bert, convnet, gpt, vit
+from holdfast.models import bert, convnet, gpt, nt3, resnet, vit
 from holdfast.optim.digest import tensor_sha256
 from holdfast.optim.factory import OptimizerFactory, learning_rate_scale, make_optimizer
 from holdfast.optim.loss_scale import LossScaling
@@ -126,11 +134,23 @@ def build_model(job: Job) -> Model:
             return Model.build(modules, vit.loss)
         case ConvnetModel(width=width):
             return Model.build(convnet.build(width=width, seed=job.train.seed), convnet.loss)
+        case ResnetModel():
+            return Model.build(_resnet_of(job.model, job.data, job.train.seed), resnet.loss)
+        case Nt3Model(width=width):
+            values = count_values(job.data.path) if isinstance(job.data, Nt3Data) else 30
+            return Model.build(nt3.build(width=width, values=values, seed=job.train.seed), nt3.loss)
         case PythonModel(target=target, loss=loss, arguments=arguments):
             modules = _layers_of(call_target(target, "model.target", arguments), target)
             return Model.build(modules, _default_loss if loss is None else _loss_of(loss))
         case ScriptModel(path=path):
             raise ConfigError(f"model.kind: script: only {path} itself has this model, whose loop is run as it is")
+
+
+def _resnet_of(model: ResnetModel, data: Data, seed: int) -> list[nn.Module]:
+    shape = {"channels": 3, "classes": NUM_CLASSES} if isinstance(data, TinyImageNetData) else {}
+    if model.depth == 50:
+        return resnet.build_50(**{"channels": 1, "classes": 10, **shape}, seed=seed)
+    return resnet.build(width=model.width or 8, **shape, seed=seed)
 
 
 def _layers_of(built: object, target: str) -> list[nn.Module]:
@@ -182,6 +202,12 @@ def build_dataset(job: Job) -> Any:
             return Text(path, context=job.model.context if isinstance(job.model, GptModel) else 128)
         case DigitsData():
             return Digits()
+        case TinyImageNetData(path=path):
+            return TinyImageNet(path)
+        case BreastCancerData():
+            return BreastCancer()
+        case Nt3Data(path=path):
+            return Expressions(path)
         case ScriptData():
             raise ConfigError("data.kind: script: only the script itself has this data")
         case python:
