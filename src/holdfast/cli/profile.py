@@ -8,11 +8,10 @@ in seconds, for one micro-batch; the file is JSON. Nothing is trained that anybo
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from pathlib import Path
 
-from holdfast.cli.arguments import add_overrides, hours, whole_number
+from holdfast.cli.arguments import add_overrides, whole_number
+from holdfast.cli.counting import CountingLine
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.config.profiles import save_profile
@@ -21,8 +20,6 @@ from holdfast.errors import ConfigError
 from holdfast.profiling.profiler import measure_profile
 
 __all__ = ["add_profile_parser", "describe"]
-
-_SHOWN_EVERY_S = 10.0
 
 
 def add_profile_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
     job = load_job(args.job, args.overrides)
     _check_free(Path(args.out), force=args.force)
     gpus = _gpus_of(job) if args.gpus is None else args.gpus
-    line = _ProgressLine(args.iterations * (1 + len(gpus)), quiet=args.quiet)
+    line, total = CountingLine("iteration", quiet=args.quiet), args.iterations * (1 + len(gpus))
     options = {"iterations": args.iterations, "device": args.device, "gpus": gpus}
     try:
-        profile = measure_profile(job, **options, on_iteration=line.show)
+        profile = measure_profile(job, **options, on_iteration=lambda done: line.show(done, total))
     finally:
         line.end()
     save_profile(profile, args.out)
@@ -83,39 +80,6 @@ def _check_free(out: Path, *, force: bool) -> None:
         raise ConfigError(f"--out {out}: is a folder; expected a file")
     if out.exists() and not force:
         raise ConfigError(f"--out {out}: exists already, nothing was overwritten; choose another file or use --force")
-
-
-class _ProgressLine:
-    """One line that tells iterations done and time left; a new line per ten seconds off a terminal."""
-
-    def __init__(self, iterations: int, *, quiet: bool) -> None:
-        self._iterations = iterations
-        self._quiet = quiet
-        self._terminal = sys.stderr.isatty()
-        self._begin: tuple[int, float] | None = None
-        self._shown = 0.0
-        self._open = False
-
-    def show(self, done: int) -> None:
-        """Shows that so many iterations are done."""
-        now = time.monotonic()
-        first, since = self._begin = self._begin or (done, now)
-        if self._quiet or not (self._terminal or done == self._iterations or now - self._shown >= _SHOWN_EVERY_S):
-            return
-        self._shown = now
-        text = f"iteration {done}/{self._iterations}"
-        if done > first:
-            left = round((self._iterations - done) * (now - since) / (done - first))
-            text += f"  left {hours(left)}"
-        print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr)
-        self._open = self._terminal
-        sys.stderr.flush()
-
-    def end(self) -> None:
-        """Ends the line."""
-        if self._open:
-            print(file=sys.stderr)
-            self._open = False
 
 
 def describe(profile: Profile) -> str:

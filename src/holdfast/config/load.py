@@ -273,8 +273,8 @@ def _check(job: Job, source: str) -> None:
     layers = num_layers(job)
     if layers is not None:
         check_cuts(job.grid, layers, f"{source}: ", "model")
-    if job.model.__struct_config__.tag == "gpt" and job.model.width % job.model.heads:  # type: ignore[union-attr]
-        raise ConfigError(f"{source}: model.heads: must divide model.width ({job.model.width})")  # type: ignore[union-attr]
+    if isinstance(job.model, GptModel) and job.model.width % job.model.heads:
+        raise ConfigError(f"{source}: model.heads: must divide model.width ({job.model.width})")
     if complaint := _wrong_optimizer(job.optimizer):
         raise ConfigError(f"{source}: optimizer.{complaint}")
     if job.control.coordinators > 1 and (job.control.store == "sqlite" or job.control.port):

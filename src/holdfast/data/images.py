@@ -17,7 +17,8 @@ __all__ = ["NUM_CLASSES", "TinyImageNet"]
 
 NUM_CLASSES = 200
 """Of TinyImageNet."""
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MEAN = np.array((0.485, 0.456, 0.406), np.float32)
+_DEVIATION = np.array((0.229, 0.224, 0.225), np.float32)
 
 
 class TinyImageNet:
@@ -51,5 +52,4 @@ class TinyImageNet:
         file, label = self._files[index]
         with self._image.open(file) as image:  # some of them are grey
             pixels = np.asarray(image.convert("RGB"), dtype=np.float32) / np.float32(255)
-        scaled = (pixels - np.float32(_MEAN)) / np.float32(_DEVIATION)
-        return torch.from_numpy(scaled).permute(2, 0, 1).contiguous(), torch.tensor(label)
+        return torch.from_numpy((pixels - _MEAN) / _DEVIATION).permute(2, 0, 1).contiguous(), torch.tensor(label)

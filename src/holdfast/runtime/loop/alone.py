@@ -12,7 +12,7 @@ from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.stage import LoopStage
 from holdfast.runtime.loop.turns import Turns
 
-__all__ = ["Alone"]
+__all__ = ["Alone", "run_step"]
 
 _FOREVER_S = 3600.0
 
@@ -48,11 +48,7 @@ def _drive(stage: LoopStage, loop: Loop, turns: Turns) -> None:
         for step in range(loop.steps):
             while not turns.between(step, _FOREVER_S):
                 pass
-            _run_step(stage, loop, step)
-            failing = loop.prepared.failing
-            if failing is not None and failing.replays and failing.step == step:
-                stage.count_back()
-                _run_step(stage, loop, step)
+            run_step(stage, loop, step)
         turns.between(loop.steps, 0.0, begins=False)
     except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
         turns.end(error)
@@ -60,7 +56,16 @@ def _drive(stage: LoopStage, loop: Loop, turns: Turns) -> None:
         turns.end()
 
 
-def _run_step(stage: LoopStage, loop: Loop, step: int) -> None:
+def run_step(stage: LoopStage, loop: Loop, step: int) -> None:
+    """Runs a step with all its items; one in which a failure is simulated that is answered by a replay, twice."""
+    _run_once(stage, loop, step)
+    failing = loop.prepared.failing
+    if failing is not None and failing.replays and failing.step == step:
+        stage.count_back()
+        _run_once(stage, loop, step)
+
+
+def _run_once(stage: LoopStage, loop: Loop, step: int) -> None:
     layers = LayerRange(0, stage.num_layers)
     stage.begin(step)
     for number in range(loop.microbatches):

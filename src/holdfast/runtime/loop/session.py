@@ -36,9 +36,9 @@ from holdfast.runtime.loop.hosting import Host, Loop, host, hosted
 from holdfast.runtime.loop.launched import give_way
 from holdfast.runtime.loop.prepared import Prepared, Stateful, prepare
 from holdfast.runtime.loop.stage import Gradients, LoopStage
-from holdfast.runtime.loop.turns import Item, Turns
+from holdfast.runtime.loop.turns import GivesItems, Item, Turns
 
-__all__ = ["Session", "Step", "seed_all", "session"]
+__all__ = ["Runner", "Session", "Step", "seed_all", "session"]
 
 
 _sessions: list[Session] = []
@@ -171,7 +171,7 @@ class Session:
         loop = replace(self._loop(dataset, microbatches, size, steps, epochs), logs=tuple(logs))
         turns = Turns()
         stage = self._host.begin(loop, turns)
-        runner = _Runner(loop, turns, stage, collate)
+        runner = Runner(loop, turns, stage, collate)
         while (next_one := turns.next_step()) is not None:
             counted, shown = next_one
             seed_all(loop.seed, shown)
@@ -209,15 +209,16 @@ class Session:
 
 
 @dataclass(slots=True)
-class _Runner:
+class Runner:
     """What the items of all steps have in common."""
 
     loop: Loop
-    turns: Turns
+    turns: GivesItems
     stage: LoopStage
     collate: Callable[[list[Any]], Any]
 
     def load(self, item: Item) -> Any:
+        """Returns what an item's samples are collated to."""
         loop = self.loop
         indices = sample_indices(loop.seed, item.shown, item.number, loop.microbatches, loop.size, len(loop.dataset))
         return self.collate(load_items(loop.dataset, indices))
@@ -232,7 +233,7 @@ class Step:
     """
 
     number: int
-    _runner: _Runner
+    _runner: Runner
     _counted: int
     """The step as the job counts it."""
     _item: Item | None = None

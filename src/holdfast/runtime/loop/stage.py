@@ -29,7 +29,7 @@ from holdfast.optim.running_stats import RunningStats
 from holdfast.runtime.engine.stage import Stage, _Cell, _Context, _Owned
 from holdfast.runtime.engine.stepped import ReducedLayers
 from holdfast.runtime.loop.prepared import Failing, Prepared
-from holdfast.runtime.loop.turns import Item, Turns
+from holdfast.runtime.loop.turns import Item, RunsItems
 
 __all__ = ["HANDED_ON", "Gradients", "LoopStage"]
 
@@ -80,7 +80,7 @@ class LoopStage(Stage):
         self,
         *,
         prepared: Prepared,
-        turns: Turns,
+        turns: RunsItems,
         owned: Sequence[int],
         numerics: Numerics,
         num_microbatches: int,

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.core.work import WorkPhase, working
 from holdfast.errors import ConfigError, HoldfastError, InternalError
 
-__all__ = ["Item", "LoopAbandoned", "Turns"]
+__all__ = ["GivesItems", "Item", "LoopAbandoned", "RunsItems", "Turns"]
 
 
 class LoopAbandoned(BaseException):
@@ -35,6 +35,23 @@ class Item:
     shown: int
     number: int
     loss_scale: float | None = None
+
+
+class GivesItems(Protocol):
+    """Whatever says to a step which items it is to run."""
+
+    def next_item(self, step: int, /) -> Item | None:
+        """Returns the next item of a step; None if there is none left."""
+
+    def done(self, result: Any, /) -> None:
+        """The item that was given is done."""
+
+
+class RunsItems(Protocol):
+    """Whatever computes an item when it is asked to."""
+
+    def run(self, item: Item, /) -> Any:
+        """Returns what came of an item."""
 
 
 @dataclass(slots=True)

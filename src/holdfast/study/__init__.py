@@ -1,0 +1,1 @@
+"""Strategies of data-parallel training that leave other weights, compared from one state."""

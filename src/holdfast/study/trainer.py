@@ -1,0 +1,220 @@
+"""One process that trains as W workers would, one micro-batch after another, with simulated failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import default_collate
+
+from holdfast.config.job import Job
+from holdfast.data.items import pair_of
+from holdfast.data.sampler import load_items
+from holdfast.optim.digest import LayerState, digest_states, layer_file, load_layer, save_layer
+from holdfast.optim.factory import learning_rate_scale
+from holdfast.runtime.engine.build import build_dataset, build_model, build_optimizer, build_scaling
+from holdfast.runtime.loop.alone import run_step
+from holdfast.runtime.loop.failing import SimulatedFailure
+from holdfast.runtime.loop.hosting import Loop
+from holdfast.runtime.loop.prepared import prepare
+from holdfast.runtime.loop.session import Runner, Step
+from holdfast.runtime.loop.stage import LoopStage
+from holdfast.runtime.loop.turns import Item
+from holdfast.study.outcomes import Held
+from holdfast.study.scenarios import Scenario, steps_per_epoch
+
+__all__ = ["Split", "Trainer", "load_states", "save_states"]
+
+_ONE_IN = 5
+"""One item of so many is held out."""
+_MOST_HELD_OUT, _AT_ONCE = 2048, 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Part:
+    """Some items of a dataset."""
+
+    whole: Any
+    indices: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return pair_of(self.indices[index], self.whole[self.indices[index]])
+
+
+class Split:
+    """A job's data in two: every fifth item is held out, the others are trained on.
+
+    Args:
+        job: whose data.
+    """
+
+    def __init__(self, job: Job) -> None:
+        whole = build_dataset(job)
+        held = range(_ONE_IN - 1, len(whole), _ONE_IN)
+        self.training = _Part(whole=whole, indices=tuple(set(range(len(whole))) - set(held)))
+        chosen = held[:: -(-len(held) // _MOST_HELD_OUT) or 1]
+        torch.manual_seed(0)  # of data that draws
+        self.held_out: Sequence[tuple[Tensor, Tensor]] = [
+            default_collate(load_items(_Part(whole=whole, indices=tuple(chosen[at : at + _AT_ONCE])), range(size)))
+            for at in range(0, len(chosen), _AT_ONCE)
+            if (size := min(_AT_ONCE, len(chosen) - at))
+        ]
+
+
+class Trainer:
+    """A model that is trained; fresh, with the bits that depend on the job's seed alone.
+
+    Args:
+        job: what is trained, by as many workers as it has pipelines.
+        split: its data.
+        scenario: what fails; None: nothing does.
+    """
+
+    def __init__(self, job: Job, split: Split, scenario: Scenario | None = None) -> None:
+        built = build_model(job)
+        self._loss, self._split = built.loss, split
+        self._model = nn.Sequential(*built.layers)
+        optimizer = build_optimizer(job)([each for each in self._model.parameters() if each.requires_grad])
+        prepared = prepare(
+            self._model,
+            (optimizer if scenario is None else _failing(optimizer, scenario, len(job.grid.depths)),),
+            schedulers=(LambdaLR(optimizer, _scale_of(job)),),
+            clip_norm=job.train.clip_norm,
+            per_gradient=True,
+        )
+        prepared.scaling = build_scaling(job)
+        count, size = job.global_microbatches, job.grid.microbatch_size
+        prepared.fail(count, steps_per_epoch(job, len(split.training)))
+        self._loop = Loop(
+            seed=job.train.seed,
+            prepared=prepared,
+            dataset=split.training,
+            microbatches=count,
+            size=size,
+            steps=job.train.steps,
+        )
+        items = _Items(self._run_item)
+        self._stage = LoopStage(
+            prepared=prepared,
+            turns=items,
+            owned=range(len(prepared.buckets)),
+            numerics=job.train.numerics,
+            num_microbatches=count,
+        )
+        self._runner = Runner(self._loop, items, self._stage, default_collate)
+
+    def run(self, step: int) -> None:
+        """Runs a step: the one that its state is at."""
+        run_step(self._stage, self._loop, step)
+
+    def held_out(self, steps: int) -> Held:
+        """Returns loss and accuracy of the held-out data; ``steps``: how many were made."""
+        batches = self._split.held_out
+        self._model.eval()
+        with torch.no_grad():
+            told = [_judge(self._model(x), y, self._loss) for x, y in batches]
+        self._model.train()
+        sizes = [len(y) for _, y in batches]
+        loss = sum(each * size for (each, _, _), size in zip(told, sizes, strict=True)) / sum(sizes)
+        asked = sum(each for _, _, each in told)
+        return Held(steps=steps, loss=loss, accuracy=sum(each for _, each, _ in told) / asked if asked else None)
+
+    def states(self) -> list[LayerState]:
+        """Returns its state, a copy."""
+        return [self._stage.export(layer).clone() for layer in self._stage.layers]
+
+    def take(self, states: Sequence[LayerState]) -> None:
+        """Takes a state; the states stay as they are."""
+        for layer, state in enumerate(states):
+            self._stage.install(layer, state.clone())
+
+    def weights_sha256(self) -> str:
+        """Returns the digest of its weights."""
+        return digest_states(self.states()).weights_sha256
+
+    def _run_item(self, item: Item) -> None:
+        step = Step(item.shown, self._runner, item.step)
+        for inputs, targets in step:
+            step.backward(self._loss(self._model(inputs), targets))
+
+
+class _Items:
+    """Runs an item as soon as it is asked for, in the same thread."""
+
+    def __init__(self, run_item: Callable[[Item], None]) -> None:
+        self._run_item = run_item
+        self._item: Item | None = None
+        self._result: Any = None
+
+    def run(self, item: Item) -> Any:
+        """Returns what came of an item."""
+        self._item = item
+        self._run_item(item)
+        return self._result
+
+    def next_item(self, step: int) -> Item | None:
+        """Returns the item that is asked for, once."""
+        item, self._item = self._item, None
+        return item
+
+    def done(self, result: Any) -> None:
+        """It is done."""
+        self._result = result
+
+
+def _failing(optimizer: torch.optim.Optimizer, scenario: Scenario, workers: int) -> SimulatedFailure:
+    survivors = scenario.survivors or 0
+    return SimulatedFailure(
+        optimizer,
+        step=scenario.at,
+        casualties=workers - survivors,
+        workers=workers,
+        progress=scenario.progress,
+        recovery=scenario.strategy,  # type: ignore[arg-type]  # of those that can be simulated
+    )
+
+
+def _scale_of(job: Job) -> Callable[[int], float]:
+    return partial(
+        learning_rate_scale,
+        warmup_steps=job.optimizer.warmup_steps,
+        total_steps=job.train.steps,
+        schedule=job.optimizer.schedule,
+    )
+
+
+def _judge(output: Tensor, target: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> tuple[float, int, int]:
+    """The mean loss; how many classes are right, and of how many."""
+    mean = float(loss(output, target))
+    if target.is_floating_point() or output.shape[:-1] != target.shape:
+        return mean, 0, 0
+    asked = target >= 0  # what is not asked for is negative
+    return mean, int((output.argmax(-1) == target)[asked].sum()), int(asked.sum())
+
+
+def save_states(folder: Path, states: Sequence[LayerState]) -> None:
+    """Writes a state, a file for each gradient; the folder is there once it is whole."""
+    temporary = folder.with_name(folder.name + ".tmp")
+    temporary.mkdir(parents=True, exist_ok=True)
+    for state in states:
+        save_layer(layer_file(temporary, state.layer), state)
+    if not folder.exists():
+        temporary.replace(folder)
+
+
+def load_states(folder: Path) -> list[LayerState]:
+    """Returns a state that was written.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    return [load_layer(file) for file in sorted(folder.glob("layer-*.safetensors"))]
