@@ -11,6 +11,7 @@ from holdfast.drawing.svg import canvas, element, legend, rect, text, title
 __all__ = ["Bar", "bars_to_svg"]
 
 _LEFT, _TOP, _WIDTH, _RIGHT, _ROW, _GAP = 190, 34, 420, 130, 18, 4
+_LEGEND = 20
 _COLOURS = ("#a0aec0", "#4a5568", "#2b6cb0", "#c05621", "#6b46c1", "#2f855a")
 
 
@@ -40,7 +41,7 @@ def bars_to_svg(bars: Sequence[Bar], caption: str, unit: str = "") -> str:
     body = [text(_LEFT, 18, caption), *axis.ticks(_TOP, bottom, unit, stroke="#e2e2e2")]
     for row, bar in enumerate(bars):
         body += _row(bar, axis, _TOP + _GAP + row * _ROW, colours[bar.group])
-    body += legend(_LEFT, bottom + 24, {name: {"fill": colours[name]} for name in groups}, letter=7)
+    body += legend(_LEGEND, bottom + 24, {name: {"fill": colours[name]} for name in groups}, letter=7)
     style = element("style", "text { font-family: sans-serif; font-size: 12px }")
     return canvas(_LEFT + _WIDTH + _RIGHT, bottom + 46, style, body)
 

@@ -72,8 +72,10 @@ def to_markdown(found: Findings) -> str:
         "![replay](replay.svg)\n",
     ]
     for at in _steps(found):
-        parts += [f"## Step {at}\n", f"![loss](loss-step-{at}.svg)\n", f"![slowdown](slowdown-step-{at}.svg)\n"]
-        parts += [*_table(found, at), ""]
+        parts += [f"## Step {at}\n", f"![loss](loss-step-{at}.svg)\n"]
+        if all(each.accuracy is not None for each in found.after(at)):
+            parts.append(f"![accuracy](accuracy-step-{at}.svg)\n")
+        parts += [f"![slowdown](slowdown-step-{at}.svg)\n", *_table(found, at), ""]
     return "\n".join(parts)
 
 
@@ -85,6 +87,7 @@ def _table(found: Findings, at: int) -> Iterator[str]:
     """Loss and its difference right after a step, later, and at the end."""
     rows = [each for each in found.findings if each.at == at]
     times = sorted({each.later for each in rows if each.later >= 0})
+    rows = [msgspec.structs.replace(each, later=max(0, each.later)) for each in rows]  # before it: in the first column
     heads = [f"{'end' if each == found.steps - at - 1 else f'+{each}'}" for each in times]
     yield "| scenario | " + " | ".join(f"loss {head} | difference" for head in heads) + " |"
     yield "|---|" + "---:|---:|" * len(times)
@@ -106,13 +109,15 @@ def _judged(found: Findings) -> Iterator[str]:
         if each.strategy == "rollback" and each.later == 0
     }
     pairs = [each.loss_difference <= back[each.at, each.progress] for each in lossy if (each.at, each.progress) in back]
-    yield f"- lossy-forward differs no more than rollback in {sum(pairs)} of {len(pairs)} scenarios"
+    if pairs:
+        yield f"- lossy-forward differs no more than rollback in {sum(pairs)} of {len(pairs)} scenarios"
     more = {
         "with more survivors": _falls(lossy, "survivors", "progress"),
         "with more progress": _falls(lossy, "progress", "survivors"),
     }
     for what, falls in more.items():
-        yield f"- lossy-forward differs less {what} in {sum(falls)} of {len(falls)} comparisons"
+        if falls:
+            yield f"- lossy-forward differs less {what} in {sum(falls)} of {len(falls)} comparisons"
     near = [each.near for each in found.costs]
     yield f"- costs are as predicted, within 10 % or 50 ms, in {sum(near)} of {len(near)} scenarios"
 

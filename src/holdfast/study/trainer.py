@@ -89,7 +89,7 @@ class Trainer:
             (optimizer if scenario is None else _failing(optimizer, scenario, len(job.grid.depths)),),
             schedulers=(LambdaLR(optimizer, _scale_of(job)),),
             clip_norm=job.train.clip_norm,
-            per_gradient=True,
+            bucket_bytes=1,  # each gradient by itself, also where nothing fails
         )
         prepared.scaling = build_scaling(job)
         count, size = job.global_microbatches, job.grid.microbatch_size
