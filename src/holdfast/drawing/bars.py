@@ -32,16 +32,23 @@ class Bar:
     told: str = ""
 
 
-def bars_to_svg(bars: Sequence[Bar], caption: str, unit: str = "") -> str:
-    """Returns a picture of bars; ``unit`` stands behind the numbers of the axis."""
+def bars_to_svg(bars: Sequence[Bar], caption: str, unit: str = "", *, groups: Sequence[str] = ()) -> str:
+    """Returns a picture of bars.
+
+    Args:
+        bars: from top to bottom.
+        caption: stands above.
+        unit: stands behind the numbers of the axis.
+        groups: all that there may be, so that they have the same colours in several pictures; empty: those of the bars.
+    """
     axis = TimeAxis(left=_LEFT, width=_WIDTH, duration=max((bar.value for bar in bars), default=0.0))
     bottom = _TOP + _ROW * len(bars) + _GAP
-    groups = list(dict.fromkeys(bar.group for bar in bars))
-    colours = dict(zip(groups, _COLOURS, strict=False))
+    present = list(dict.fromkeys(bar.group for bar in bars))
+    colours = dict(zip(groups or present, _COLOURS, strict=False))
     body = [text(_LEFT, 18, caption), *axis.ticks(_TOP, bottom, unit, stroke="#e2e2e2")]
     for row, bar in enumerate(bars):
         body += _row(bar, axis, _TOP + _GAP + row * _ROW, colours[bar.group])
-    body += legend(_LEGEND, bottom + 24, {name: {"fill": colours[name]} for name in groups}, letter=7)
+    body += legend(_LEGEND, bottom + 24, {name: {"fill": colours[name]} for name in present}, letter=7)
     style = element("style", "text { font-family: sans-serif; font-size: 12px }")
     return canvas(_LEFT + _WIDTH + _RIGHT, bottom + 46, style, body)
 

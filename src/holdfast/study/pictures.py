@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from functools import partial
 
 from holdfast.drawing.bars import Bar, bars_to_svg
 from holdfast.drawing.curves import curves_to_svg
 from holdfast.study.findings import Finding, Findings
+from holdfast.study.scenarios import STRATEGIES
 
 __all__ = ["draw"]
+
+_bars = partial(bars_to_svg, groups=("before", "baseline", *STRATEGIES))
 
 
 def draw(found: Findings) -> Iterator[tuple[str, str]]:
@@ -17,16 +21,16 @@ def draw(found: Findings) -> Iterator[tuple[str, str]]:
     steps = tuple(dict.fromkeys(each.at for each in found.findings))
     for at in steps:
         rows = found.after(at)
-        yield f"loss-step-{at}.svg", bars_to_svg(_losses(rows), f"Held-out loss after step {at}; {_means(found)}")
+        yield f"loss-step-{at}.svg", _bars(_losses(rows), f"Held-out loss after step {at}; {_means(found)}")
         if all(each.accuracy is not None for each in rows):
             caption = f"Held-out accuracy after step {at}, percent; {_means(found)}"
-            yield f"accuracy-step-{at}.svg", bars_to_svg(_accuracies(rows), caption)
+            yield f"accuracy-step-{at}.svg", _bars(_accuracies(rows), caption)
         costs = [each for each in found.costs if each.at == at and each.strategy != "checkpoint-restart"]
         told = [Bar(name=c.name, value=c.slowdown, group=c.strategy, told=f"{c.slowdown:.2f}x") for c in costs]
         caption = f"Duration of the mini-batch of step {at} by the baseline's (processor time)"
         yield (
             f"slowdown-step-{at}.svg",
-            bars_to_svg([Bar(name="baseline", value=1.0, group="baseline"), *told], caption),
+            _bars([Bar(name="baseline", value=1.0, group="baseline"), *told], caption),
         )
     marks = {f"{at}": float(at) for at in steps}
     yield "curve-loss.svg", curves_to_svg(_curve(found, accuracy=False), "Held-out loss by step", marks=marks)
