@@ -78,14 +78,14 @@ def run(args: argparse.Namespace) -> int:
         seeds=args.seeds,
     )
     out = Path(args.out or Path("studies", job.name))
-    claim(out, job)
     line = CountingLine("scenario", quiet=args.quiet)
-    try:
-        records = run_study(job, study, out, line.show)
-    finally:
-        line.end()
-    found = find(len(job.grid.depths), job.train.steps, records.baselines, records.outcomes)
-    _write(out, found)
+    with claim(out, job):
+        try:
+            records = run_study(job, study, out, line.show)
+        finally:
+            line.end()
+        found = find(len(job.grid.depths), job.train.steps, records.baselines, records.outcomes)
+        _write(out, found)
     sys.stdout.write(_FORMATS[args.format](found))
     if args.format == "text":
         print(f"written to {out}: report.md, study.json, study.csv and pictures")

@@ -55,10 +55,11 @@ class Claim:
 
     Args:
         run_dir: the directory; it need not exist.
+        flag: what names it on the command line, for messages.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
+    def __init__(self, run_dir: Path, flag: str = "--run-dir") -> None:
+        self._run_dir, self._flag = run_dir, flag
         self._file: int | None = None
 
     def __enter__(self) -> Claim:
@@ -82,14 +83,14 @@ class Claim:
             self._run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             file = os.open(self._run_dir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise ConfigError(f"--run-dir {self._run_dir}: cannot be written: {error.strerror}") from None
+            raise ConfigError(f"{self._flag} {self._run_dir}: cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.read(file, 20).decode("ascii", "replace").strip()
             os.close(file)
             raise ConfigError(
-                f"--run-dir {self._run_dir}: another holdfast (process {owner or 'unknown'}) trains there; wait "
+                f"{self._flag} {self._run_dir}: another holdfast (process {owner or 'unknown'}) trains there; wait "
                 "until it has ended, or choose another directory"
             ) from None
         self._file = file  # whatever comes now, it is given up when this is closed
@@ -97,7 +98,7 @@ class Claim:
             os.ftruncate(file, 0)
             os.pwrite(file, b"%d\n" % os.getpid(), 0)
         except OSError as error:
-            raise ConfigError(f"--run-dir {self._run_dir}: cannot be written: {error.strerror}") from None
+            raise ConfigError(f"{self._flag} {self._run_dir}: cannot be written: {error.strerror}") from None
 
     def check_empty(self) -> None:
         """Raises ConfigError if there is anything in the directory."""

@@ -15,6 +15,7 @@ from holdfast.errors import ConfigError, InternalError
 from holdfast.runtime.node.children import Children
 from holdfast.runtime.node.entries import Entry
 from holdfast.runtime.node.forks import FORKS
+from holdfast.runtime.rundir import Claim
 from holdfast.study.outcomes import Baseline, Outcome, load
 from holdfast.study.places import baseline_file, outcome_file, state_folder
 from holdfast.study.scenarios import Scenario, Study
@@ -24,6 +25,9 @@ __all__ = ["Records", "claim", "run_study"]
 BASELINE = Entry("baseline", "holdfast.study.children:run_baseline")
 SCENARIO = Entry("scenario", "holdfast.study.children:run_scenario")
 _SIDE_BY_SIDE = 2
+_JOB = "job.yaml"
+_BEGUN = {"lock", "job.part"}
+"""What a study that was ended at once may have left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,24 +43,25 @@ class Records:
     outcomes: tuple[Outcome, ...]
 
 
-def claim(out: Path, job: Job) -> None:
-    """Makes a folder the study of a job, or goes on with it.
+@contextlib.contextmanager
+def claim(out: Path, job: Job) -> Iterator[None]:
+    """Makes a folder the study of a job, or goes on with it; as long as the context lasts, nobody else does.
 
     Raises:
-        ConfigError: it is the study of another job, holds something else, or cannot be written.
+        ConfigError: it is the study of another job, holds something else, is in use, or cannot be written.
     """
-    file = out / "job.yaml"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if file.exists():
-            if file.read_text() != dump_job(job):
-                raise ConfigError(f"--out {out}: holds the study of another job (job.yaml); choose another folder")
-        elif any(out.iterdir()):
-            raise ConfigError(f"--out {out}: is not empty, and holds no study; choose another folder")
-        else:
-            file.write_text(dump_job(job))
-    except OSError as error:
-        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from None
+    there = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if there - _BEGUN and _JOB not in there:
+        raise ConfigError(f"--out {out}: is not empty, and holds no study; choose another folder")
+    with Claim(out, "--out") as claimed:
+        claimed.take()
+        file = out / _JOB
+        if not file.exists():
+            file.with_suffix(".part").write_text(dump_job(job))
+            file.with_suffix(".part").replace(file)
+        elif file.read_text() != dump_job(job):
+            raise ConfigError(f"--out {out}: holds the study of another job ({_JOB}); choose another folder")
+        yield
 
 
 def run_study(
