@@ -12,7 +12,8 @@ __all__ = ["Bar", "bars_to_svg"]
 
 _LEFT, _TOP, _WIDTH, _RIGHT, _ROW, _GAP = 190, 34, 420, 130, 18, 4
 _LEGEND = 20
-_COLOURS = ("#a0aec0", "#4a5568", "#2b6cb0", "#c05621", "#6b46c1", "#2f855a")
+_LETTER = 7
+_COLOURS = ("#a0aec0", "#4a5568", "#b7791f", "#2b6cb0", "#c05621", "#6b46c1", "#2f855a")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class Bar:
     Attributes:
         name: stands before it.
         value: 0 or more.
-        group: bars of one have one colour; at most six groups.
+        group: bars of one have one colour; at most seven groups.
         told: stands behind it.
     """
 
@@ -45,12 +46,13 @@ def bars_to_svg(bars: Sequence[Bar], caption: str, unit: str = "", *, groups: Se
     bottom = _TOP + _ROW * len(bars) + _GAP
     present = list(dict.fromkeys(bar.group for bar in bars))
     colours = dict(zip(groups or present, _COLOURS, strict=False))
-    body = [text(_LEFT, 18, caption), *axis.ticks(_TOP, bottom, unit, stroke="#e2e2e2")]
+    body = [text(_LEGEND, 18, caption), *axis.ticks(_TOP, bottom, unit, stroke="#e2e2e2")]
     for row, bar in enumerate(bars):
         body += _row(bar, axis, _TOP + _GAP + row * _ROW, colours[bar.group])
-    body += legend(_LEGEND, bottom + 24, {name: {"fill": colours[name]} for name in present}, letter=7)
+    body += legend(_LEGEND, bottom + 24, {name: {"fill": colours[name]} for name in present}, letter=_LETTER)
     style = element("style", "text { font-family: sans-serif; font-size: 12px }")
-    return canvas(_LEFT + _WIDTH + _RIGHT, bottom + 46, style, body)
+    width = max(_LEFT + _WIDTH + _RIGHT, _LEGEND + _LETTER * len(caption))
+    return canvas(width, bottom + 46, style, body)
 
 
 def _row(bar: Bar, axis: TimeAxis, top: int, colour: str) -> Iterator[str]:

@@ -23,6 +23,12 @@ def test_bars_are_as_long_as_their_numbers_and_told():
     assert {"told", "a", "b", "+1 %", "x", "y", "2 s"} <= set(words(picture))
 
 
+def test_a_long_caption_is_shown_whole():
+    picture = ElementTree.fromstring(bars_to_svg([Bar(name="a", value=1.0, group="x")], "a" * 130))
+    caption = next(each for each in picture.iter(f"{SVG}text") if each.text == "a" * 130)
+    assert float(picture.get("width")) >= float(caption.get("x")) + 7 * 130
+
+
 def test_no_bars_and_bars_of_nothing_can_be_drawn():
     ElementTree.fromstring(bars_to_svg([], ""))
     ElementTree.fromstring(bars_to_svg([Bar(name="a", value=0.0, group="x")], ""))
