@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,12 @@ import xml.etree.ElementTree as ElementTree
 
 import psutil
 import pytest
+import yaml
+
+from holdfast.config.load import parse_job
+from holdfast.errors import ConfigError
+from holdfast.study.running import run_study
+from holdfast.study.scenarios import plan_study
 
 pytestmark = pytest.mark.dist
 
@@ -23,7 +30,7 @@ optimizer: {kind: sgd, lr: 0.1, momentum: 0.9}
 train: {steps: 6, seed: 3}
 """
 ASKED = ("--at", "1,4", "--progress", "50", "--survivors", "2", "--seeds", "3,", "--format", "json")
-NUM_RECORDS = 1 + 2 * 4
+NUM_RECORDS = 1 + 2 * 5
 
 
 @pytest.fixture
@@ -81,6 +88,7 @@ def _check(found, out):
     for at in (1, 4):
         whole = baseline["weights_sha256"][str(at)]
         assert by_name[at, "checkpoint-restart"]["weights_sha256"] == whole
+        assert by_name[at, "adaptive"]["weights_sha256"] == whole
         assert by_name[at, "checkpoint-restart"]["replayed"] == at
         others = {by_name[at, name]["weights_sha256"] for name in ("lossy-forward", "rollback", "skip")}
         assert len(others | {whole}) == 4
@@ -103,7 +111,31 @@ def test_what_cannot_be_studied_is_refused_before_anything_is_written(command, t
     assert "is not empty, and holds no study" in done.stderr
 
 
-def test_what_is_wrong_with_the_data_is_told(command):
-    done = subprocess.run([*command, "--set", "data={kind: nt3, path: missing.csv}"], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data={kind: nt3, path: missing.csv}", "missing.csv: there is no such file"),
+        ("data={kind: breast-cancer}", "layer 0 (Sequential)"),
+    ],
+    ids=["missing", "of-another-shape"],
+)
+def test_what_is_wrong_with_the_data_is_told(command, override, message):
+    done = subprocess.run([*command, "--set", override], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "missing.csv: there is no such file" in done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_state_is_told_and_made_again(tmp_path):
+    job = parse_job(yaml.safe_load(JOB))
+    states, record = tmp_path / "seed-3" / "states", tmp_path / "seed-3" / "step-1" / "skip-50.json"
+    first, other = (plan_study(job, strategies=("skip",), progress=(50,), at=(at,)) for at in (1, 4))
+    outcome = run_study(job, first, tmp_path).outcomes[0]
+    (states / "step-1" / "layer-0000.safetensors").write_bytes(b"half")
+    record.unlink()
+    with pytest.raises(ConfigError, match=f"delete {states} to have it made again"):
+        run_study(job, first, tmp_path)
+    shutil.rmtree(states)
+    assert run_study(job, other, tmp_path).baselines[0].before.keys() == {1, 4}, "what was asked for before, too"
+    assert run_study(job, first, tmp_path).outcomes[0].weights_sha256 == outcome.weights_sha256
+    assert not list(tmp_path.rglob("*.tmp"))

@@ -12,12 +12,13 @@ import msgspec
 import torch
 
 from holdfast.config.job import Job
-from holdfast.errors import InternalError
+from holdfast.errors import ConfigError, InternalError, StorageError
 from holdfast.optim.digest import LayerState
+from holdfast.runtime.engine.build import probe
 from holdfast.runtime.main.lookups import answering
 from holdfast.study.outcomes import Baseline, Held, Outcome, Spent, load, points, save
 from holdfast.study.places import baseline_file, outcome_file, state_folder
-from holdfast.study.scenarios import Scenario, steps_per_epoch
+from holdfast.study.scenarios import EXACT, Scenario, steps_per_epoch
 from holdfast.study.trainer import Split, Trainer, load_states, save_states
 
 __all__ = ["run_baseline", "run_scenario"]
@@ -28,11 +29,16 @@ _ON_A_CURVE = 60
 
 
 def run_baseline(job: Job, seed: int, at: tuple[int, ...], out: str, answer: Connection) -> None:
-    """Trains without a failure, and keeps the states that scenarios begin with; sends ``ok``, or what is wrong."""
+    """Trains without a failure, and keeps the states that scenarios begin with; sends ``ok``, or what is wrong.
+
+    The job is tried out before, as any that is trained.
+    """
     torch.set_num_threads(1)
 
     def work() -> str:
-        save(baseline_file(Path(out), seed), _baseline(_seeded(job, seed), at, Path(out)))
+        seeded = _seeded(job, seed)
+        probe(seeded)
+        save(baseline_file(Path(out), seed), _baseline(seeded, at, Path(out)))
         return ""
 
     answering(answer, work)
@@ -53,7 +59,13 @@ def run_scenario(job: Job, scenario: Scenario, began: float, out: str, answer: C
     def work() -> str:
         seeded = _seeded(job, scenario.seed)
         restarted = scenario.strategy == "checkpoint-restart"
-        outcome = _restarted(seeded, scenario, began, Path(out)) if restarted else _struck(seeded, scenario, Path(out))
+        try:
+            outcome = (
+                _restarted(seeded, scenario, began, Path(out)) if restarted else _struck(seeded, scenario, Path(out))
+            )
+        except StorageError as error:
+            states = state_folder(Path(out), scenario.seed, scenario.at).parent
+            raise ConfigError(f"{error}; delete {states} to have it made again") from error
         save(outcome_file(Path(out), scenario), outcome)
         return ""
 
@@ -103,7 +115,7 @@ def _baseline(job: Job, at: tuple[int, ...], out: Path) -> Baseline:
 
 
 def _struck(job: Job, scenario: Scenario, out: Path) -> Outcome:
-    split, at, steps = Split(job), scenario.at, job.train.steps
+    split, at = Split(job), scenario.at
     before = load_states(state_folder(out, scenario.seed, at))
     without, with_it = [], []
     for _ in range(_REPEATS):
@@ -111,13 +123,30 @@ def _struck(job: Job, scenario: Scenario, out: Path) -> Outcome:
         trainer, seconds = _timed(job, split, scenario, at, before)
         with_it.append(seconds)
     digest = trainer.weights_sha256()
+    exact = scenario.strategy in EXACT
+    after = _unchanged(scenario, digest, out) if exact else _gone_on(trainer, at, job.train.steps)
+    return _outcome(scenario, after, digest, statistics.median(with_it), statistics.median(without))
+
+
+def _gone_on(trainer: Trainer, at: int, steps: int) -> tuple[Held, ...]:
+    """To the end of the run."""
     after = []
     for step in range(at + 1, steps + 1):
         if step in points(at, steps):
             after.append(trainer.held_out(step))
         if step < steps:
             trainer.run(step)
-    return _outcome(scenario, after, digest, statistics.median(with_it), statistics.median(without))
+    return tuple(after)
+
+
+def _unchanged(scenario: Scenario, digest: str, out: Path) -> tuple[Held, ...]:
+    """What comes of weights that are the baseline's: the same."""
+    baseline = load(baseline_file(out, scenario.seed), Baseline)
+    if baseline is None:
+        raise InternalError(f"{scenario.path}: its baseline is missing")
+    if digest != baseline.weights_sha256[scenario.at]:
+        raise InternalError(f"step {scenario.at}: after {scenario.name} the weights are not those of the baseline")
+    return baseline.after[scenario.at]
 
 
 def _timed(
@@ -133,9 +162,6 @@ def _restarted(job: Job, scenario: Scenario, began: float, out: Path) -> Outcome
     """From the checkpoint that the epoch began with: the same bits, once all mini-batches since are made again."""
     trainer = Trainer(job, split := Split(job))
     init = Spent(wall_s=time.monotonic() - began, cpu_s=time.process_time())
-    baseline = load(baseline_file(out, scenario.seed), Baseline)
-    if baseline is None:
-        raise InternalError(f"{scenario.path}: its baseline is missing")
     at = scenario.at
     start = at - at % steps_per_epoch(job, len(split.training))
     restart = _spent(lambda: trainer.take(load_states(state_folder(out, scenario.seed, start))))
@@ -147,20 +173,20 @@ def _restarted(job: Job, scenario: Scenario, began: float, out: Path) -> Outcome
     again = _spent(replay)
     last = _spent(lambda: trainer.run(at))
     digest = trainer.weights_sha256()
-    if digest != baseline.weights_sha256[at]:
-        raise InternalError(f"step {at}: after a restart from step {start} the weights are not those of the baseline")
-    outcome = _outcome(scenario, list(baseline.after[at]), digest, last.cpu_s, last.cpu_s)
+    outcome = _outcome(scenario, _unchanged(scenario, digest, out), digest, last.cpu_s, last.cpu_s)
     return msgspec.structs.replace(outcome, init=init, restart=restart, replay=again, replayed=at - start)
 
 
-def _outcome(scenario: Scenario, after: list[Held], digest: str, minibatch_s: float, baseline_s: float) -> Outcome:
+def _outcome(
+    scenario: Scenario, after: tuple[Held, ...], digest: str, minibatch_s: float, baseline_s: float
+) -> Outcome:
     return Outcome(
         seed=scenario.seed,
         at=scenario.at,
         strategy=scenario.strategy,
         progress=scenario.progress,
         survivors=scenario.survivors,
-        after=tuple(after),
+        after=after,
         weights_sha256=digest,
         minibatch_s=minibatch_s,
         baseline_s=baseline_s,

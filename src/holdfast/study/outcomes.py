@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.errors import ConfigError
+from holdfast.study.scenarios import name_of
 
 __all__ = ["Baseline", "Held", "Outcome", "Spent", "load", "points", "save"]
 
@@ -97,8 +98,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """As of its scenario."""
-        told = (f"{self.progress} %" if self.progress is not None else "", str(self.survivors or ""))
-        return " ".join([self.strategy, *filter(None, told)])
+        return name_of(self.strategy, self.progress, self.survivors)
 
 
 def points(at: int, steps: int) -> tuple[int, ...]:

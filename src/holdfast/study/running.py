@@ -82,7 +82,7 @@ def run_study(
 
     After failure: no process is left; what is done is kept, and the same call goes on.
     """
-    missing = [seed for seed in study.seeds if not _has_baseline(out, seed, study)]
+    missing = [seed for seed in study.seeds if not _has_baseline(out, seed, study.at)]
     waiting = [each for each in study.every if load(outcome_file(out, each), Outcome) is None]
     total = len(study.seeds) + len(study.every)
     on_done(total - len(missing) - len(waiting), total)
@@ -103,12 +103,18 @@ def run_study(
     )
 
 
-def _has_baseline(out: Path, seed: int, study: Study) -> bool:
+def _has_baseline(out: Path, seed: int, steps: tuple[int, ...]) -> bool:
     found = load(baseline_file(out, seed), Baseline)
-    if found is None or not set(study.at) <= set(found.before):
+    if found is None or not set(steps) <= set(found.before):
         return False
-    needed = (step for at in study.at for step in (at, at - at % found.steps_per_epoch))
+    needed = (step for at in steps for step in (at, at - at % found.steps_per_epoch))
     return all(state_folder(out, seed, step).is_dir() for step in needed)
+
+
+def _all_steps(out: Path, seed: int, steps: tuple[int, ...]) -> tuple[int, ...]:
+    """Those that are asked for, and those of the record that is there: it has them, too, when it is made again."""
+    found = load(baseline_file(out, seed), Baseline)
+    return tuple(sorted({*steps, *(found.before if found is not None else ())}))
 
 
 def _next(missing: list[int], waiting: list[Scenario], running: set[int]) -> int | Scenario | None:
@@ -138,7 +144,8 @@ class _Processes(contextlib.AbstractContextManager["_Processes"]):
         if isinstance(task, Scenario):
             child = self._children.start(SCENARIO, job, task, time.monotonic(), str(out), theirs, name=SCENARIO.name)
         else:
-            child = self._children.start(BASELINE, job, task, study.at, str(out), theirs, name=BASELINE.name)
+            steps = _all_steps(out, task, study.at)
+            child = self._children.start(BASELINE, job, task, steps, str(out), theirs, name=BASELINE.name)
         self._children.attend(child)
         theirs.close()
         self.running[ours] = task
@@ -158,7 +165,7 @@ class _Processes(contextlib.AbstractContextManager["_Processes"]):
             answer.close()
             what = task.path if isinstance(task, Scenario) else f"baseline of seed {task}"
             if kind == "error":
-                raise ConfigError(text)
+                raise ConfigError(text if isinstance(task, int) else f"{what}: {text}")
             if kind != "ok":
                 raise InternalError(f"{what}: {text}")
 

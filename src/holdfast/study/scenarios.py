@@ -8,11 +8,25 @@ from dataclasses import dataclass
 from holdfast.config.job import Job
 from holdfast.errors import ConfigError
 
-__all__ = ["STRATEGIES", "Scenario", "Study", "check", "plan_study", "steps_per_epoch"]
+__all__ = ["EXACT", "STRATEGIES", "Scenario", "Study", "check", "name_of", "plan_study", "steps_per_epoch"]
 
-STRATEGIES = ("lossy-forward", "rollback", "skip", "checkpoint-restart")
+STRATEGIES = ("adaptive", "lossy-forward", "rollback", "skip", "checkpoint-restart")
 """Those that can be compared, in the order in which they are told."""
+EXACT = frozenset({"adaptive", "checkpoint-restart"})
+"""Those that leave the bits of the run without failures."""
 PROGRESS = (25, 50, 75)
+_BY_PROGRESS = frozenset(STRATEGIES) - EXACT
+_BY_SURVIVORS = ("adaptive", "lossy-forward")
+
+
+def name_of(strategy: str, progress: int | None, survivors: int | None) -> str:
+    """Returns what a scenario is called within its step.
+
+    >>> name_of("lossy-forward", 50, 4), name_of("rollback", 50, None)
+    ('lossy-forward 50 % 4', 'rollback 50 %')
+    """
+    told = ("" if progress is None else f"{progress} %", "" if survivors is None else str(survivors))
+    return " ".join([strategy, *filter(None, told)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +49,8 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """What it is called within its step: ``lossy-forward 50 % 4``."""
-        parts = (self.progress is not None and f"{self.progress} %", self.survivors is not None and f"{self.survivors}")
-        return " ".join([self.strategy, *(part for part in parts if part)])
+        """What it is called within its step."""
+        return name_of(self.strategy, self.progress, self.survivors)
 
     @property
     def path(self) -> str:
@@ -52,7 +65,7 @@ class Study:
     Attributes:
         strategies: of `STRATEGIES`.
         progress: percent of the gradients.
-        survivors: numbers of workers that go on with ``lossy-forward``.
+        survivors: numbers of workers that go on with ``adaptive`` and ``lossy-forward``.
         at: steps.
         seeds: of runs.
     """
@@ -70,17 +83,16 @@ class Study:
             raise ConfigError(f"--progress: expected 0 to 100 percent of the gradients, got {wrong[0]}")
         for name in ("strategies", "progress", "survivors", "at", "seeds"):
             told = getattr(self, name)
+            if not told and name != "survivors":
+                raise ConfigError(f"--{name}: expected at least one, got none")
             if len(set(told)) < len(told):
                 raise ConfigError(f"--{name}: expected each once, got {','.join(map(str, told))}")
 
     def scenarios(self, seed: int, at: int) -> Iterator[Scenario]:
         """Yields what is compared at one step of one run."""
         for strategy in self.strategies:
-            if strategy == "checkpoint-restart":
-                yield Scenario(seed=seed, at=at, strategy=strategy)
-                continue
-            for progress in self.progress:
-                for survivors in self.survivors if strategy == "lossy-forward" else (None,):
+            for progress in self.progress if strategy in _BY_PROGRESS else (None,):
+                for survivors in self.survivors if strategy in _BY_SURVIVORS else (None,):
                     yield Scenario(seed=seed, at=at, strategy=strategy, progress=progress, survivors=survivors)
 
     @property
@@ -141,19 +153,28 @@ def check(job: Job, study: Study) -> None:
         )
     if workers < 2:
         raise ConfigError("grid.pipelines: a study is of workers that fail beside others; expected at least 2, got 1")
-    lossy = "lossy-forward" in study.strategies
-    if lossy and not study.survivors:
-        raise ConfigError("--survivors: lossy-forward goes on with survivors; expected at least one number")
-    if lossy and min(study.survivors) < 1:
-        raise ConfigError(f"--survivors: lossy-forward needs survivors; expected 1 or more, got {min(study.survivors)}")
-    if lossy and max(study.survivors) > workers:
+    if len(set(job.grid.batch.counts)) > 1:
+        counts = ", ".join(map(str, job.grid.batch.counts))
         raise ConfigError(
-            f"--survivors: there are {workers} workers (grid.pipelines), of which {max(study.survivors)} cannot survive"
+            f"grid.layout: workers of a study have the same number of micro-batches each; expected one, got {counts}"
         )
+    if needing := [each for each in study.strategies if each in _BY_SURVIVORS]:
+        _check_survivors(study.survivors, workers, needing[0])
     if beyond := [at for at in study.at if not 0 <= at < job.train.steps]:
         raise ConfigError(
             f"--at: step {beyond[0]} is beyond the end; with train.steps {job.train.steps} steps are 0 to "
             f"{job.train.steps - 1}"
+        )
+
+
+def _check_survivors(survivors: tuple[int, ...], workers: int, strategy: str) -> None:
+    if not survivors:
+        raise ConfigError(f"--survivors: {strategy} goes on with survivors; expected at least one number")
+    if min(survivors) < 1:
+        raise ConfigError(f"--survivors: {strategy} needs survivors; expected 1 or more, got {min(survivors)}")
+    if max(survivors) > workers:
+        raise ConfigError(
+            f"--survivors: there are {workers} workers (grid.pipelines), of which {max(survivors)} cannot survive"
         )
 
 

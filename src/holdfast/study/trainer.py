@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +18,11 @@ from torch.utils.data import default_collate
 from holdfast.config.job import Job
 from holdfast.data.items import pair_of
 from holdfast.data.sampler import load_items
+from holdfast.errors import ConfigError, StorageError
 from holdfast.optim.digest import LayerState, digest_states, layer_file, load_layer, save_layer
 from holdfast.optim.factory import learning_rate_scale
 from holdfast.runtime.engine.build import build_dataset, build_model, build_optimizer, build_scaling
+from holdfast.runtime.engine.model import retie
 from holdfast.runtime.loop.alone import run_step
 from holdfast.runtime.loop.failing import SimulatedFailure
 from holdfast.runtime.loop.hosting import Loop
@@ -27,7 +31,7 @@ from holdfast.runtime.loop.session import Runner, Step
 from holdfast.runtime.loop.stage import LoopStage
 from holdfast.runtime.loop.turns import Item
 from holdfast.study.outcomes import Held
-from holdfast.study.scenarios import Scenario, steps_per_epoch
+from holdfast.study.scenarios import EXACT, Scenario, steps_per_epoch
 
 __all__ = ["Split", "Trainer", "load_states", "save_states"]
 
@@ -55,13 +59,18 @@ class Split:
 
     Args:
         job: whose data.
+
+    Raises:
+        ConfigError: there is nothing to hold out.
     """
 
     def __init__(self, job: Job) -> None:
         whole = build_dataset(job)
         held = range(_ONE_IN - 1, len(whole), _ONE_IN)
-        self.training = _Part(whole=whole, indices=tuple(set(range(len(whole))) - set(held)))
-        chosen = held[:: -(-len(held) // _MOST_HELD_OUT) or 1]
+        if not held:
+            raise ConfigError(f"data: a study holds out every fifth item; expected 5 items or more, got {len(whole)}")
+        self.training = _Part(whole=whole, indices=tuple(each for each in range(len(whole)) if each not in held))
+        chosen = held[:: -(-len(held) // _MOST_HELD_OUT)]
         torch.manual_seed(0)  # of data that draws
         self.held_out: Sequence[tuple[Tensor, Tensor]] = [
             default_collate(load_items(_Part(whole=whole, indices=tuple(chosen[at : at + _AT_ONCE])), range(size)))
@@ -82,17 +91,19 @@ class Trainer:
     def __init__(self, job: Job, split: Split, scenario: Scenario | None = None) -> None:
         built = build_model(job)
         self._loss, self._split = built.loss, split
+        retie(built.layers, built.ties)
         self._model = nn.Sequential(*built.layers)
         optimizer = build_optimizer(job)([each for each in self._model.parameters() if each.requires_grad])
         prepared = prepare(
             self._model,
-            (optimizer if scenario is None else _failing(optimizer, scenario, len(job.grid.depths)),),
+            (_failing(optimizer, scenario, len(job.grid.depths)),),
             schedulers=(LambdaLR(optimizer, _scale_of(job)),),
             clip_norm=job.train.clip_norm,
             bucket_bytes=1,  # each gradient by itself, also where nothing fails
         )
         prepared.scaling = build_scaling(job)
         count, size = job.global_microbatches, job.grid.microbatch_size
+        self._in_vain = _in_vain(job, scenario)
         prepared.fail(count, steps_per_epoch(job, len(split.training)))
         self._loop = Loop(
             seed=job.train.seed,
@@ -114,10 +125,19 @@ class Trainer:
 
     def run(self, step: int) -> None:
         """Runs a step: the one that its state is at."""
+        if lost := self._in_vain.get(step):
+            self._stage.begin(step)
+            for microbatch in lost:
+                self._stage.forward(step, microbatch, None)
+            self._stage.discard()
         run_step(self._stage, self._loop, step)
 
     def held_out(self, steps: int) -> Held:
-        """Returns loss and accuracy of the held-out data; ``steps``: how many were made."""
+        """Returns loss and accuracy of the held-out data; ``steps``: how many were made.
+
+        Raises:
+            ConfigError: the loss is no number any more.
+        """
         batches = self._split.held_out
         self._model.eval()
         with torch.no_grad():
@@ -125,6 +145,11 @@ class Trainer:
         self._model.train()
         sizes = [len(y) for _, y in batches]
         loss = sum(each * size for (each, _, _), size in zip(told, sizes, strict=True)) / sum(sizes)
+        if not math.isfinite(loss):
+            raise ConfigError(
+                f"after {steps} steps the held-out loss is {loss}, of which there is no difference to tell; a smaller "
+                "optimizer.lr may help"
+            )
         asked = sum(each for _, _, each in told)
         return Held(steps=steps, loss=loss, accuracy=sum(each for _, each, _ in told) / asked if asked else None)
 
@@ -133,7 +158,13 @@ class Trainer:
         return [self._stage.export(layer).clone() for layer in self._stage.layers]
 
     def take(self, states: Sequence[LayerState]) -> None:
-        """Takes a state; the states stay as they are."""
+        """Takes a state; the states stay as they are.
+
+        Raises:
+            StorageError: some of it is missing.
+        """
+        if len(states) != len(self._stage.layers):
+            raise StorageError(f"a state of {len(states)} gradients; expected {len(self._stage.layers)}")
         for layer, state in enumerate(states):
             self._stage.install(layer, state.clone())
 
@@ -171,7 +202,19 @@ class _Items:
         self._result = result
 
 
-def _failing(optimizer: torch.optim.Optimizer, scenario: Scenario, workers: int) -> SimulatedFailure:
+def _in_vain(job: Job, scenario: Scenario | None) -> dict[int, range]:
+    """By step, the micro-batches whose gradients are lost with their workers, and which others compute once more."""
+    if scenario is None or scenario.strategy != "adaptive":
+        return {}
+    count = job.global_microbatches
+    return {scenario.at: range(count * (scenario.survivors or 0) // len(job.grid.depths), count)}
+
+
+def _failing(
+    optimizer: torch.optim.Optimizer, scenario: Scenario | None, workers: int
+) -> torch.optim.Optimizer | SimulatedFailure:
+    if scenario is None or scenario.strategy in EXACT:
+        return optimizer
     survivors = scenario.survivors or 0
     return SimulatedFailure(
         optimizer,
@@ -202,13 +245,14 @@ def _judge(output: Tensor, target: Tensor, loss: Callable[[Tensor, Tensor], Tens
 
 
 def save_states(folder: Path, states: Sequence[LayerState]) -> None:
-    """Writes a state, a file for each gradient; the folder is there once it is whole."""
+    """Writes a state, a file for each gradient, in place of what was there; the folder is there once it is whole."""
     temporary = folder.with_name(folder.name + ".tmp")
     temporary.mkdir(parents=True, exist_ok=True)
     for state in states:
         save_layer(layer_file(temporary, state.layer), state)
-    if not folder.exists():
-        temporary.replace(folder)
+    if folder.exists():
+        shutil.rmtree(folder)
+    temporary.replace(folder)
 
 
 def load_states(folder: Path) -> list[LayerState]:

@@ -14,7 +14,7 @@ from holdfast.data.text import MASK, MaskedText
 from holdfast.errors import ConfigError
 from holdfast.models import bert, convnet, gpt, nt3, resnet, vit
 from holdfast.optim.factory import make_optimizer
-from holdfast.runtime.engine.model import Model, Tie, find_ties, tie_groups, untie
+from holdfast.runtime.engine.model import Model, Tie, find_ties, retie, tie_groups, untie
 from holdfast.runtime.engine.stage import Stage
 from holdfast.runtime.engine.trial import try_model
 from holdfast.runtime.tensors import num_bytes, torch_dtype
@@ -44,6 +44,8 @@ def test_a_weight_used_twice_within_one_layer_is_no_tie() -> None:
     apart = untie(layers, ties)
     assert apart[1][0].weight is apart[1][1].weight
     assert apart[1][0].weight is not apart[0].weight
+    retie(apart, ties)
+    assert apart[1][0].weight is apart[1][1].weight is apart[0].weight
 
 
 def test_a_whole_layer_used_twice() -> None:

@@ -20,13 +20,14 @@ def test_what_is_compared_unless_told():
     study = plan_study(parse_job(JOB))
     assert (study.strategies, study.progress, study.survivors) == (STRATEGIES, (25, 50, 75), (2, 4, 6))
     assert (study.at, study.seeds) == ((12, 100, 200), (4,))
-    assert len(study.every) == 3 * (9 + 3 + 3 + 1)
+    assert len(study.every) == 3 * (3 + 9 + 3 + 3 + 1)
     assert len({each.path for each in study.every}) == len(study.every)
 
 
-def test_only_lossy_forward_has_survivors_and_a_restart_no_progress():
+def test_only_what_makes_a_difference_is_varied():
     study = plan_study(parse_job(JOB), progress=(50,), survivors=(2,), at=(3,))
     assert [(each.strategy, each.progress, each.survivors) for each in study.every] == [
+        ("adaptive", None, 2),
         ("lossy-forward", 50, 2),
         ("rollback", 50, None),
         ("skip", 50, None),
@@ -51,12 +52,26 @@ def test_few_workers_have_fewer_numbers_of_survivors(workers):
 @pytest.mark.parametrize(
     ("overrides", "asked", "message"),
     [
-        ((), {"strategies": ("hope",)}, "--strategies: there is no 'hope'; expected some of lossy-forward"),
+        ((), {"strategies": ("hope",)}, "--strategies: there is no 'hope'; expected some of adaptive"),
         ((), {"progress": (50, 101)}, "--progress: expected 0 to 100 percent of the gradients, got 101"),
         ((), {"progress": (-1,)}, "got -1"),
         ((), {"survivors": (9,)}, "there are 8 workers .*, of which 9 cannot survive"),
-        ((), {"survivors": (0,)}, "--survivors: lossy-forward needs survivors; expected 1 or more, got 0"),
+        ((), {"survivors": (0,)}, "--survivors: adaptive needs survivors; expected 1 or more, got 0"),
+        (
+            (),
+            {"survivors": (0,), "strategies": ("skip", "lossy-forward")},
+            "--survivors: lossy-forward needs survivors",
+        ),
         ((), {"survivors": ()}, "--survivors: .* expected at least one number"),
+        ((), {"strategies": ()}, "--strategies: expected at least one"),
+        ((), {"progress": ()}, "--progress: expected at least one"),
+        ((), {"at": ()}, "--at: expected at least one"),
+        ((), {"seeds": ()}, "--seeds: expected at least one"),
+        (
+            ("grid={layout: [{stages: [5], microbatches: 2}, {stages: [5], microbatches: 1}]}",),
+            {},
+            "grid.layout: .* the same number of micro-batches each; expected one, got 2, 1",
+        ),
         ((), {"at": (300,)}, "--at: step 300 is beyond the end; with train.steps 300 steps are 0 to 299"),
         ((), {"at": (3, 3)}, "--at: expected each once, got 3,3"),
         (("grid.stages=2",), {}, "grid.stages: 16 workers in pipelines of 2 stages"),

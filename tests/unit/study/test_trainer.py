@@ -10,6 +10,7 @@ from torch import nn
 
 from holdfast.config.load import parse_job
 from holdfast.data.sampler import load_microbatch
+from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.engine.build import build_model
 from holdfast.study.scenarios import Scenario
 from holdfast.study.trainer import Split, Trainer, load_states, save_states
@@ -130,6 +131,64 @@ def test_survivors_average_their_own_gradients(job, split, before):
     rate = 0.125 * (1 - AT / 9)
     for ours, was, parameter, momentum in zip(weights(lossy), found, model.parameters(), momenta, strict=True):
         assert torch.allclose(ours, was - rate * (0.5 * momentum + parameter.grad), atol=1e-6)
+
+
+@pytest.mark.parametrize("survivors", [1, 3, 4])
+def test_others_compute_what_was_lost_and_the_bits_are_those_of_no_failure(job, split, before, survivors):
+    trainer = Trainer(job, split, Scenario(seed=3, at=AT, strategy="adaptive", survivors=survivors))
+    trainer.take(before)
+    ran = []
+    trainer._model.register_forward_hook(lambda *_: ran.append(1))
+    trainer.run(AT)
+    assert len(ran) == 4 + (4 - survivors)
+    assert trainer.weights_sha256() == after(job, split, before).weights_sha256()
+    trainer.run(AT + 1)
+    assert len(ran) == 4 + (4 - survivors) + 4
+
+
+def build_tied():
+    layers = [nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)]
+    layers[2].weight = layers[1].weight
+    return layers
+
+
+def test_a_weight_that_two_layers_share_is_one(split):
+    job = parse_job({**copy.deepcopy(JOB), "model": {**JOB["model"], "target": f"{__file__}:build_tied"}})
+    trainer = Trainer(job, split)
+    trainer.run(0)
+    _, first, second, _ = trainer._model
+    assert first.weight is second.weight
+    assert sum(state.parameter_bytes for state in trainer.states()) == 4 * (64 * 64 + 2 * 64 + 64 * 10 + 10)
+
+
+def test_a_state_takes_the_place_of_one_that_is_there_and_a_part_of_it_is_refused(job, split, before, tmp_path):
+    folder = tmp_path / "state"
+    for _ in range(2):
+        save_states(folder, before)
+    assert list(tmp_path.iterdir()) == [folder]
+    assert len(load_states(folder)) == len(before)
+    (folder / "layer-0006.safetensors").unlink()
+    with pytest.raises(StorageError, match="a state of 6 gradients; expected 7"):
+        Trainer(job, split).take(load_states(folder))
+
+
+def few():
+    return [(torch.zeros(1, 8, 8), torch.tensor(0))] * 4
+
+
+def test_too_few_items_to_hold_any_out_are_refused():
+    with pytest.raises(ConfigError, match="expected 5 items or more, got 4"):
+        Split(parse_job({**copy.deepcopy(JOB), "data": {"kind": "python", "target": f"{__file__}:few"}}))
+
+
+def no_number(output, target):
+    return output.square().mean() * float("nan")
+
+
+def test_a_loss_that_is_no_number_is_told(split):
+    job = parse_job({**copy.deepcopy(JOB), "model": {**JOB["model"], "loss": f"{__file__}:no_number"}})
+    with pytest.raises(ConfigError, match="after 4 steps the held-out loss is nan"):
+        Trainer(job, split).held_out(4)
 
 
 def test_targets_that_are_no_classes_have_a_loss_alone(split, job):

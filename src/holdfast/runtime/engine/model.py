@@ -25,6 +25,7 @@ __all__ = [
     "check_output",
     "find_ties",
     "name_of",
+    "retie",
     "tie_groups",
     "untie",
 ]
@@ -156,6 +157,14 @@ def untie(layers: Sequence[nn.Module], ties: Sequence[Tie]) -> tuple[nn.Module, 
             own = nn.Parameter(original.detach().clone(), requires_grad=original.requires_grad)
             _replace(separate[index], original, own)
     return tuple(separate)
+
+
+def retie(layers: Sequence[nn.Module], ties: Sequence[Tie]) -> None:
+    """Have layers share the weights again that `untie` took apart, for whoever trains all of them as one module."""
+    for tie in ties:
+        (first, name), *others = tie.places
+        for index, own in others:
+            _replace(layers[index], layers[index].get_parameter(own), layers[first].get_parameter(name))
 
 
 def _separate_modules(layers: Sequence[nn.Module]) -> list[nn.Module]:
