@@ -47,13 +47,16 @@ def add_study_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "--survivors",
         type=_numbers,
         metavar="N,...",
-        help="workers that go on with lossy-forward; default a quarter, a half and three quarters of all",
+        help="workers that adaptive and lossy-forward go on with; default a quarter, a half and three quarters of all",
     )
     parser.add_argument(
         "--at", type=_numbers, metavar="STEP,...", help="steps that fail; default early, after a third and two thirds"
     )
     parser.add_argument(
-        "--seeds", type=_seeds, metavar="N|A,B,...", help="so many runs, or with these seeds; default the job's"
+        "--seeds",
+        type=_seeds,
+        metavar="N|A,B,...",
+        help="so many runs, or with these seeds (3, is seed 3 alone); default the job's",
     )
     parser.add_argument("--out", metavar="DIR", help="where to write; default studies/NAME; one that was begun goes on")
     parser.add_argument("--format", choices=sorted(_FORMATS), default="text", help="of what is printed; default text")
@@ -84,7 +87,13 @@ def run(args: argparse.Namespace) -> int:
             records = run_study(job, study, out, line.show)
         finally:
             line.end()
-        found = find(len(job.grid.depths), job.train.steps, records.baselines, records.outcomes)
+        found = find(
+            records.baselines,
+            records.outcomes,
+            workers=len(job.grid.depths),
+            microbatches=job.global_microbatches,
+            steps=job.train.steps,
+        )
         _write(out, found)
     sys.stdout.write(_FORMATS[args.format](found))
     if args.format == "text":

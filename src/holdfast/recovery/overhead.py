@@ -4,7 +4,7 @@ With t seconds of a mini-batch, N mini-batches of an epoch, of which k were made
 micro-batches each, B bytes of state, a checkpoint of C seconds at each epoch's end, R seconds to load one, I seconds to
 initialise, D seconds until a failure is known of:
 
-    adaptive            D + ceil((M / W) / (W - 1)) t / (M / W)   what the lost one ran, by the others
+    adaptive            D + ceil((M / W) / (W - 1)) t / (M / W)   what one lost worker ran, by the others
     lossy-forward       D                                         survivors go on without a replacement
     skip                D                                         the mini-batch ends as it is
     rollback            D + I + B / bandwidth + t                 new workers are given the state; one mini-batch again
@@ -27,7 +27,7 @@ from types import MappingProxyType
 
 from holdfast.errors import ConfigError
 
-__all__ = ["MODELLED", "DataParallel", "FailureCost", "per_failure", "per_run"]
+__all__ = ["MODELLED", "DataParallel", "FailureCost", "per_failure", "per_run", "work_again"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class DataParallel:
         minibatches: of the whole run, S.
         workers: W, at least 2.
         microbatches: of a mini-batch over all workers, M, at least W.
-        model_bytes: what a new worker is given, B.
+        state_bytes: of weights and of the optimizer, which a new worker is given, B.
         bandwidth: bytes per second at which it is.
         checkpoint_s: to write a checkpoint, while training stands still, C.
         restart_s: to load one, R.
@@ -57,7 +57,7 @@ class DataParallel:
     minibatches: int
     workers: int
     microbatches: int
-    model_bytes: int
+    state_bytes: int
     bandwidth: float = math.inf
     checkpoint_s: float = 0.0
     restart_s: float = 0.0
@@ -104,17 +104,36 @@ def per_failure(strategy: str, of: DataParallel, since_epoch: int | None = None)
         since_epoch: mini-batches made since the epoch began; None: on average.
 
     Raises:
-        ConfigError: there is no formula for the strategy.
+        ConfigError: there is no formula for the strategy, or an epoch has fewer mini-batches.
 
     >>> resnet = DataParallel(minibatch_s=0.17, minibatches_per_epoch=390, minibatches=35100, workers=8,
-    ...     microbatches=8, model_bytes=91 << 20, checkpoint_s=0.48, restart_s=4.09, init_s=3.0)
+    ...     microbatches=8, state_bytes=91 << 20, checkpoint_s=0.48, restart_s=4.09, init_s=3.0)
     >>> round(per_failure("checkpoint-restart", resnet).replay_s, 2)
     33.15
     """
     if strategy not in MODELLED:
         raise ConfigError(f"strategy: there is no formula for {strategy!r}; known: {', '.join(MODELLED)}")
+    if since_epoch is not None and not 0 <= since_epoch <= of.minibatches_per_epoch:
+        raise ConfigError(f"since_epoch: expected 0 to {of.minibatches_per_epoch} mini-batches, got {since_epoch}")
     made = of.minibatches_per_epoch / 2 if since_epoch is None else since_epoch
     return MODELLED[strategy](of, made)
+
+
+def work_again(strategy: str, of: DataParallel, casualties: int = 1, since_epoch: int | None = None) -> float:
+    """Returns the processor seconds, over all workers together, of what a failure has computed once more.
+
+    By the clock it is the same where all workers take part. With ``adaptive`` those who are left share whole
+    micro-batches, and wait for whoever has most: of that `per_failure` tells.
+
+    Args:
+        strategy: one of `MODELLED`.
+        of: the job; a mini-batch in processor seconds over all workers, too.
+        casualties: workers that are lost.
+        since_epoch: as of `per_failure`.
+    """
+    if strategy == "adaptive":
+        return casualties / of.workers * of.minibatch_s
+    return per_failure(strategy, of, since_epoch).replay_s
 
 
 def per_run(strategy: str, of: DataParallel) -> float:
@@ -135,7 +154,7 @@ def _nothing(of: DataParallel, made: float) -> FailureCost:
 
 
 def _rollback(of: DataParallel, made: float) -> FailureCost:
-    given_s = of.model_bytes / of.bandwidth
+    given_s = of.state_bytes / of.bandwidth
     return FailureCost(detection_s=of.detection_s, start_s=of.init_s + given_s, replay_s=of.minibatch_s)
 
 

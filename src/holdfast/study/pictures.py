@@ -37,7 +37,8 @@ def draw(found: Findings) -> Iterator[tuple[str, str]]:
     if found.baselines[0].curve[0].accuracy is not None:
         caption = "Held-out accuracy by step, percent"
         yield "curve-accuracy.svg", curves_to_svg(_curve(found, accuracy=True), caption, marks=marks)
-    yield "replay.svg", _replay(found)
+    if found.parts.init:
+        yield "replay.svg", _replay(found)
 
 
 def _means(found: Findings) -> str:
@@ -64,21 +65,21 @@ def _accuracies(rows: tuple[Finding, ...]) -> list[Bar]:
 
 
 def _curve(found: Findings, *, accuracy: bool) -> dict[str, list[tuple[float, float]]]:
-    columns = zip(*(each.curve for each in found.baselines), strict=True)
-    points = [
-        (
-            float(column[0].steps),
-            statistics.fmean(100 * (each.accuracy or 0.0) if accuracy else each.loss for each in column),
-        )
-        for column in columns
-    ]
+    """Means at the steps at which all runs were looked at."""
+    runs = [{each.steps: each for each in baseline.curve} for baseline in found.baselines]
+    points = []
+    for step in runs[0]:
+        column = [run[step] for run in runs if step in run]
+        if len(column) == len(runs):
+            values = (100 * (each.accuracy or 0.0) if accuracy else each.loss for each in column)
+            points.append((float(step), statistics.fmean(values)))
     return {"baseline": points}
 
 
 def _replay(found: Findings) -> str:
     """Seconds of the replay by the position in the epoch: the formula's line, and what was measured."""
     epoch = found.baselines[0].steps_per_epoch
-    mean_s = statistics.fmean(each.minibatch_s for each in found.baselines)
+    mean_s = found.parts.minibatch_s
     measured = [
         (float(each.replayed), each.replay.cpu_s)
         for each in found.outcomes

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import csv
 import io
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
 
-from holdfast.recovery.overhead import DataParallel, per_failure, per_run
+from holdfast.recovery.overhead import MODELLED, DataParallel, per_failure, per_run
 from holdfast.study.findings import Finding, Findings
+from holdfast.study.outcomes import Held
 
 __all__ = ["to_csv", "to_json", "to_markdown", "to_text"]
 
 _HOUR_S = 3600.0
 _COLUMNS = (
     *("seed", "at", "strategy", "progress", "survivors", "steps", "loss", "accuracy"),
-    *("baseline_loss", "baseline_accuracy", "minibatch_s", "baseline_s", "weights_sha256"),
+    *("baseline_loss", "baseline_accuracy", "minibatch_s", "baseline_s"),
+    *("init_s", "restart_s", "replay_s", "replayed", "weights_sha256"),
 )
 
 
@@ -28,17 +29,26 @@ def to_json(found: Findings) -> str:
 
 
 def to_csv(found: Findings) -> str:
-    """Returns a line for each scenario, seed and time after the failure."""
+    """Returns a line for each scenario, seed and time after the failure, and for the state before; processor time."""
     file = io.StringIO()
     write = csv.writer(file, lineterminator="\n").writerow
     write(_COLUMNS)
+    steps = _steps(found)
+    for each in found.baselines:
+        for at in steps:
+            write((each.seed, at, "before", None, None, *_held(each.before[at], each.after[at][0]), *[None] * 7))
     by_seed = {each.seed: each for each in found.baselines}
-    for each in found.outcomes:
-        for ours, theirs in zip(each.after, by_seed[each.seed].after[each.at], strict=True):
-            head = (each.seed, each.at, each.strategy, each.progress, each.survivors, ours.steps)
-            held = (ours.loss, ours.accuracy, theirs.loss, theirs.accuracy)
-            write((*head, *held, each.minibatch_s, each.baseline_s, each.weights_sha256))
+    for outcome in found.outcomes:
+        head = (outcome.seed, outcome.at, outcome.strategy, outcome.progress, outcome.survivors)
+        parts = (part and part.cpu_s for part in (outcome.init, outcome.restart, outcome.replay))
+        tail = (outcome.minibatch_s, outcome.baseline_s, *parts, outcome.replayed, outcome.weights_sha256)
+        for ours, theirs in zip(outcome.after, by_seed[outcome.seed].after[outcome.at], strict=True):
+            write((*head, *_held(ours, theirs), *tail))
     return file.getvalue()
+
+
+def _held(ours: Held, theirs: Held) -> tuple[float | None, ...]:
+    return ours.steps, ours.loss, ours.accuracy, theirs.loss, theirs.accuracy
 
 
 def to_text(found: Findings) -> str:
@@ -69,13 +79,14 @@ def to_markdown(found: Findings) -> str:
         "## Costs\n",
         *_overheads(found),
         "",
-        "![replay](replay.svg)\n",
     ]
+    if found.parts.init:
+        parts.append("![replay](replay.svg)\n")
     for at in _steps(found):
-        parts += [f"## Step {at}\n", f"![loss](loss-step-{at}.svg)\n"]
+        parts += [f"## Step {at}\n", f"![loss](loss-step-{at}.svg)\n", *_table(found, at, "loss", _loss), ""]
         if all(each.accuracy is not None for each in found.after(at)):
-            parts.append(f"![accuracy](accuracy-step-{at}.svg)\n")
-        parts += [f"![slowdown](slowdown-step-{at}.svg)\n", *_table(found, at), ""]
+            parts += [f"![accuracy](accuracy-step-{at}.svg)\n", *_table(found, at, "accuracy", _accuracy), ""]
+        parts.append(f"![slowdown](slowdown-step-{at}.svg)\n")
     return "\n".join(parts)
 
 
@@ -83,21 +94,24 @@ def _steps(found: Findings) -> tuple[int, ...]:
     return tuple(dict.fromkeys(each.at for each in found.findings))
 
 
-def _table(found: Findings, at: int) -> Iterator[str]:
-    """Loss and its difference right after a step, later, and at the end."""
+def _table(found: Findings, at: int, what: str, cell: Callable[[Finding], str]) -> Iterator[str]:
+    """One figure and its difference right after a step, later, and at the end."""
     rows = [each for each in found.findings if each.at == at]
     times = sorted({each.later for each in rows if each.later >= 0})
-    rows = [msgspec.structs.replace(each, later=max(0, each.later)) for each in rows]  # before it: in the first column
-    heads = [f"{'end' if each == found.steps - at - 1 else f'+{each}'}" for each in times]
-    yield "| scenario | " + " | ".join(f"loss {head} | difference" for head in heads) + " |"
+    cells = {(each.name, max(0, each.later)): cell(each) for each in rows}  # what is before it: in the first column
+    heads = ["end" if each == found.steps - at - 1 else f"+{each}" for each in times]
+    yield "| scenario | " + " | ".join(f"{what} {head} | difference" for head in heads) + " |"
     yield "|---|" + "---:|---:|" * len(times)
     for name in dict.fromkeys(each.name for each in rows):
-        cells = [_cell([each for each in rows if each.name == name and each.later == later]) for later in times]
-        yield f"| {name} | " + " | ".join(cells) + " |"
+        yield f"| {name} | " + " | ".join(cells.get((name, later), " | ") for later in times) + " |"
 
 
-def _cell(found: Sequence[Finding]) -> str:
-    return f"{found[0].loss:.4f} | {100 * found[0].loss_difference:.2f} %" if found else " | "
+def _loss(found: Finding) -> str:
+    return f"{found.loss:.4f} | {100 * found.loss_difference:.2f} %"
+
+
+def _accuracy(found: Finding) -> str:
+    return f"{_percent(found.accuracy)} | {100 * (found.accuracy_difference or 0.0):+.2f}"
 
 
 def _judged(found: Findings) -> Iterator[str]:
@@ -119,7 +133,7 @@ def _judged(found: Findings) -> Iterator[str]:
         if falls:
             yield f"- lossy-forward differs less {what} in {sum(falls)} of {len(falls)} comparisons"
     near = [each.near for each in found.costs]
-    yield f"- costs are as predicted, within 10 % or 50 ms, in {sum(near)} of {len(near)} scenarios"
+    yield f"- costs are as predicted, within 10 % or a quarter of a mini-batch, in {sum(near)} of {len(near)} scenarios"
 
 
 def _falls(rows: Sequence[Finding], along: str, fixed: str) -> list[bool]:
@@ -133,43 +147,33 @@ def _falls(rows: Sequence[Finding], along: str, fixed: str) -> list[bool]:
 
 
 def _overheads(found: Findings) -> Iterator[str]:
-    restarts = [each for each in found.outcomes if each.init is not None and each.restart is not None]
-    first = found.baselines[0]
-    mean_s = statistics.fmean(each.minibatch_s for each in found.baselines)
+    """Yields the parts of overheads, what each scenario cost beside the formula, and what the formulas say of a run."""
+    parts = found.parts
     yield "| part | processor s | by the clock, s |"
     yield "|---|---:|---:|"
-    yield f"| mini-batch, all workers | {mean_s:.4f} | |"
-    checkpoint_s = statistics.fmean(each.checkpoint.cpu_s for each in found.baselines)
-    yield f"| checkpoint | {checkpoint_s:.4f} | {statistics.fmean(e.checkpoint.wall_s for e in found.baselines):.4f} |"
-    restart_s = init_s = 0.0
-    if restarts:
-        init = [each.init for each in restarts if each.init is not None]
-        restart = [each.restart for each in restarts if each.restart is not None]
-        init_s, restart_s = (statistics.fmean(each.cpu_s for each in row) for row in (init, restart))
-        yield f"| initialisation | {init_s:.4f} | {statistics.fmean(each.wall_s for each in init):.4f} |"
-        yield f"| restart | {restart_s:.4f} | {statistics.fmean(each.wall_s for each in restart):.4f} |"
+    yield f"| mini-batch, all workers | {parts.minibatch_s:.4f} | |"
+    named = (("checkpoint", parts.checkpoint), ("initialisation", parts.init), ("restart", parts.restart))
+    for name, spent in named:
+        if spent is not None:
+            yield f"| {name} | {spent.cpu_s:.4f} | {spent.wall_s:.4f} |"
     yield ""
-    yield "| step | scenario | measured, s | predicted, s | within 10 % or 50 ms |"
+    yield "| step | scenario | measured, s | predicted, s | within 10 % or a quarter of a mini-batch |"
     yield "|---:|---|---:|---:|---|"
     for each in found.costs:
         near = "yes" if each.near else "no"
         yield f"| {each.at} | {each.name} | {each.measured_s:.3f} | {each.predicted_s:.3f} | {near} |"
-    of = DataParallel(
-        minibatch_s=mean_s,
-        minibatches_per_epoch=first.steps_per_epoch,
-        minibatches=found.steps,
-        workers=found.workers,
-        microbatches=found.workers,
-        model_bytes=first.model_bytes,
-        checkpoint_s=checkpoint_s,
-        restart_s=restart_s,
-        init_s=init_s,
-        mtbf_s=_HOUR_S,
+    if parts.init is not None:  # else nothing is known of what formulas need
+        yield from _expected(found.data_parallel(_HOUR_S))
+
+
+def _expected(of: DataParallel) -> Iterator[str]:
+    yield (
+        "\nBy the formulas, if a mini-batch of all workers, side by side, took as long as here one after another; of "
+        "`adaptive` one worker fails:\n"
     )
-    yield ""
     yield "| strategy | a failure on average, s | a run with one failure an hour, s |"
     yield "|---|---:|---:|"
-    for strategy in ("adaptive", "lossy-forward", "skip", "rollback", "checkpoint-restart"):
+    for strategy in MODELLED:
         yield f"| {strategy} | {per_failure(strategy, of).seconds:.3f} | {per_run(strategy, of):.3f} |"
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.recovery.overhead import MODELLED, DataParallel, per_failure, per_run
+from holdfast.recovery.overhead import MODELLED, DataParallel, per_failure, per_run, work_again
 
 RESNET = DataParallel(
     minibatch_s=0.17,
@@ -15,7 +15,7 @@ RESNET = DataParallel(
     minibatches=35100,
     workers=8,
     microbatches=8,
-    model_bytes=91 << 20,
+    state_bytes=91 << 20,
     checkpoint_s=0.48,
     restart_s=4.09,
     init_s=3.0,
@@ -44,6 +44,19 @@ def test_going_forward_costs_what_it_takes_to_know(strategy):
 @pytest.mark.parametrize(("microbatches", "again_s"), [(8, 0.17), (56, 0.17 / 7), (64, 2 * 0.17 / 8)])
 def test_the_others_share_what_the_lost_worker_had(microbatches, again_s):
     assert per_failure("adaptive", replace(RESNET, microbatches=microbatches)).seconds == pytest.approx(again_s)
+
+
+def test_work_is_that_of_all_workers_whoever_waits_by_the_clock():
+    assert work_again("adaptive", RESNET, 2) == pytest.approx(0.17 * 2 / 8)
+    assert work_again("rollback", RESNET, 8) == pytest.approx(0.17)
+    assert work_again("checkpoint-restart", RESNET, 8, 100) == pytest.approx(17.0)
+    assert work_again("lossy-forward", RESNET, 2) == work_again("skip", RESNET, 8) == 0
+
+
+@pytest.mark.parametrize("since", [-1, 391])
+def test_an_epoch_has_no_such_mini_batch(since):
+    with pytest.raises(ConfigError, match=f"since_epoch: expected 0 to 390 mini-batches, got {since}"):
+        per_failure("checkpoint-restart", RESNET, since)
 
 
 def test_a_run_has_as_many_failures_as_fit_and_checkpoints_besides():
