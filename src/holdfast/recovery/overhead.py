@@ -11,7 +11,8 @@ initialise, D seconds until a failure is known of:
     checkpoint-restart  D + I + R + k t                           k = N / 2 on average
 
 A run of S mini-batches has S t / MTBF failures, and with checkpoint-restart S / N checkpoints of C seconds besides.
-What is slower after a failure because a worker is missing does not count here.
+What is slower after a failure because a worker is missing does not count here. For ``adaptive`` it is an upper bound: t
+holds sums and updates besides the passes, and only these are run once more.
 
 Source: Nicolae et al., sections IV-C and IV-E (which overheads there are; the replay overhead is the number of
 mini-batches since the epoch began times the average duration of one, half an epoch on average). There D is not counted,

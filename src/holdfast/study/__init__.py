@@ -1,1 +1,1 @@
-"""Strategies of data-parallel training that leave other weights, compared from one state."""
+"""Strategies that answer failures of data-parallel training, compared from one state."""
