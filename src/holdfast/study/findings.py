@@ -72,9 +72,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def near(self) -> bool:
-        """Whether the prediction is within 10 %, or a quarter of a mini-batch."""
+        """Whether the prediction is within 10 %, or a quarter of a mini-batch; of ``adaptive`` it is an upper bound."""
         margin = max(_SHARE * abs(self.measured_s), _OF_A_MINIBATCH * self.minibatch_s)
-        return abs(self.predicted_s - self.measured_s) <= margin
+        more = self.measured_s - self.predicted_s
+        return (more if self.strategy == "adaptive" else abs(more)) <= margin
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):

@@ -133,7 +133,10 @@ def _judged(found: Findings) -> Iterator[str]:
         if falls:
             yield f"- lossy-forward differs less {what} in {sum(falls)} of {len(falls)} comparisons"
     near = [each.near for each in found.costs]
-    yield f"- costs are as predicted, within 10 % or a quarter of a mini-batch, in {sum(near)} of {len(near)} scenarios"
+    yield (
+        "- costs are as predicted, within 10 % or a quarter of a mini-batch (adaptive: at most so much), in "
+        f"{sum(near)} of {len(near)} scenarios"
+    )
 
 
 def _falls(rows: Sequence[Finding], along: str, fixed: str) -> list[bool]:
