@@ -42,7 +42,7 @@ def run(runs, path, optimizer, strategy, faults):
         "model": {"kind": "script", "path": str(SCRIPT), "arguments": arguments},
         "data": {"kind": "script"},
         "grid": {"pipelines": 4, "stages": 1, "microbatches": 1},
-        "train": {"steps": 1, "seed": 2},
+        "train": {"steps": 1},
         "resilience": {"strategy": strategy},
         "control": {"hang_s": 15},
     }

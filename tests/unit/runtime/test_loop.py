@@ -457,3 +457,6 @@ def test_a_failure_is_at_a_step_or_a_mini_batch_of_an_epoch():
     assert failure(casualties=1, step=(2, 4)).step_of(10) == 24
     with pytest.raises(ConfigError, match="an epoch has 10 mini-batches, got 10"):
         failure(casualties=1, step=(2, 10)).step_of(10)
+    for step in (-1, (0, -2), (-1, 3)):
+        with pytest.raises(ConfigError, match="step: expected 0 or more"):
+            failure(casualties=1, step=step)

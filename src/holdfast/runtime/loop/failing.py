@@ -57,6 +57,8 @@ class SimulatedFailure:
             raise ConfigError(f"SimulatedFailure: progress: expected 0 to 100 percent, got {progress}")
         if recovery not in ("lossy-forward", "skip", "rollback"):
             raise ConfigError(f"SimulatedFailure: recovery: expected lossy-forward, skip or rollback, got {recovery!r}")
+        if min(step) < 0 if isinstance(step, tuple) else step < 0:
+            raise ConfigError(f"SimulatedFailure: step: expected 0 or more, got {step}")
         self.optimizer = optimizer
         self.workers, self.recovery = workers, recovery
         self.casualties = _casualties(casualties, workers, recovery)

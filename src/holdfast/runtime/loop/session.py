@@ -197,6 +197,11 @@ class Session:
         if steps is None:
             steps = max(1, -int(-(1 if epochs is None else epochs) * len(dataset) // (microbatches * size)))
         self._prepared.fail(microbatches, max(1, len(dataset) // (microbatches * size)))
+        failing = self._prepared.failing
+        if failing is not None and failing.step >= steps:
+            raise ConfigError(
+                f"SimulatedFailure: step: {failing.step} is behind the last of {steps} steps, counted from 0"
+            )
         self._began = True
         return Loop(
             seed=self._seed,
