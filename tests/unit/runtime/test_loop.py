@@ -431,6 +431,26 @@ def test_the_state_of_objects_comes_back_as_it_was():
         other.take(prepared.tell())
 
 
+def test_what_is_trained_stays_what_it_was():
+    whole = model()
+    first, *_, last = whole.parameters()
+    last.requires_grad_(False)
+    optimizer = torch.optim.SGD([first], lr=0.1)
+    prepared = prepare(whole, (optimizer,), bucket_bytes=60)
+    prepared.check_unchanged()
+    last.requires_grad_(True)
+    with pytest.raises(ConfigError, match=r"parameter 4\.bias is trained, and was frozen"):
+        prepared.check_unchanged()
+    last.requires_grad_(False)
+    first.requires_grad_(False)
+    with pytest.raises(ConfigError, match=r"parameter 0\.weight is frozen, and was trained"):
+        prepared.check_unchanged()
+    first.requires_grad_(True)
+    optimizer.add_param_group({"params": [last]})
+    with pytest.raises(ConfigError, match="SGD was given 1 more parameters"):
+        prepared.check_unchanged()
+
+
 # --- simulated failures -----------------------------------------------------------------------------------------------
 
 

@@ -72,9 +72,37 @@ class Prepared:
     scaling: LossScaling | None
     clip_norm: float | None
     buckets: tuple[Bucket, ...]
+    trained: tuple[tuple[nn.Parameter, ...], ...] = field(init=False)
+    """Per bucket, the parameters that have gradients."""
+    _given: frozenset[int] = field(init=False)
+    """The identities of all that the optimizers have."""
     objects: list[Stateful] = field(default_factory=list)
     failure: SimulatedFailure | None = None
     failing: Failing | None = None
+
+    def __post_init__(self) -> None:
+        """What is trained stays what it was when it was handed over."""
+        self.trained = tuple(tuple(p for p in bucket.parameters() if p.requires_grad) for bucket in self.buckets)
+        self._given = frozenset(id(p) for o in self.optimizers for group in o.param_groups for p in group["params"])
+
+    def check_unchanged(self) -> None:
+        """Checks that the same parameters are trained, by the same optimizers, as when they were handed over.
+
+        Raises:
+            ConfigError: they are not; it names one of them.
+        """
+        known = {id(parameter) for row in self.trained for parameter in row}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad != (id(parameter) in known):
+                now, before = ("trained", "frozen") if parameter.requires_grad else ("frozen", "trained")
+                raise ConfigError(
+                    f"parameter {name} is {now}, and was {before} at hf.prepare; expected the same to the end"
+                )
+        for optimizer in self.optimizers:
+            if strange := sum(id(p) not in self._given for group in optimizer.param_groups for p in group["params"]):
+                raise ConfigError(
+                    f"{type(optimizer).__name__} was given {strange} more parameters behind hf.prepare; expected before"
+                )
 
     @property
     def compiled(self) -> bool:
@@ -106,7 +134,7 @@ class Prepared:
 
     def factory_of(self, bucket: int) -> OptimizerFactory:
         """Returns what makes the optimizer of one bucket."""
-        trained = [p for p in self.buckets[bucket].parameters() if p.requires_grad]
+        trained = self.trained[bucket]
         owner = next((o for o in map(self.optimizer_of, trained) if o is not None), self.optimizers[0])
         return Mirror(owner, trained)
 

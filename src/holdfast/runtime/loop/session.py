@@ -178,6 +178,7 @@ class Session:
             step = Step(shown, runner, counted)
             yield step
             step.check_ended()
+            loop.prepared.check_unchanged()
         seed_all(loop.seed, loop.steps)
 
     def _loop(self, dataset: Any, microbatches: int, size: int, steps: int | None, epochs: float | None) -> Loop:
@@ -358,8 +359,7 @@ class Step:
 
     def _hand_over(self, stats: Tensor | None) -> None:
         runner, rows = self._runner, []
-        for bucket in runner.loop.prepared.buckets:
-            trained = [parameter for parameter in bucket.parameters() if parameter.requires_grad]
+        for trained in runner.loop.prepared.trained:
             rows.append(tuple(None if self._skipped else parameter.grad for parameter in trained))
             for parameter in trained:
                 parameter.grad = None
