@@ -155,6 +155,33 @@ def test_what_is_logged_of_an_item_counts_once(runs, tmp_path):
     assert all(each == known[: len(each)] for each in lines), "whoever ran an item, it was counted, and once"
 
 
+@pytest.mark.parametrize("who", ["spare", "newcomer"])
+def test_whoever_comes_knows_what_was_logged(runs, tmp_path, who):
+    """It is given the whole model while the others train, by an engine that it did not begin with."""
+    told, go, run_dir = tmp_path / "told", tmp_path / "go", runs.folder()
+    told.mkdir()
+    faults = ["kill:3.0@1:backward", *(["join:new@2"] if who == "newcomer" else [])]
+    arguments = ("--steps", 12, "--logged", told, "--outside", go)
+    overrides = (with_arguments(runs, "norm", *arguments), *(["resilience.spares=1"] if who == "spare" else []))
+    healthy = runs.healthy("loop-norm", (with_arguments(runs, "norm", "--steps", 12),))
+    with while_outside(run_dir, go, until=has_come):
+        runs.survives("loop-norm", *faults, overrides=overrides, healthy=healthy, run_dir=run_dir)
+    whole, *others = sorted(logged(told), key=len, reverse=True)
+    assert len(others) == 4
+    assert len(whole) == 12
+    known = dict(whole)
+    assert all(known[step] == means for lines in others for step, means in lines)
+    assert max(lines[-1][0] for lines in others if lines[0][0]) == 11, "also whoever has come"
+
+
+def test_where_a_whole_step_is_left_out_nothing_was_logged_of_it(runs, tmp_path):
+    overrides = (with_arguments(runs, "norm", "--logged", tmp_path), "resilience.strategy=skip")
+    summary = runs.train("loop-norm", "kill:1.0@3:forward", overrides=overrides)
+    assert [failure.worker for failure in summary.report.failures] == ["1.0"]
+    for lines in logged(tmp_path):
+        assert all((means["right"] != means["right"]) == (step == 3) for step, means in lines)
+
+
 def logged(folder: Path) -> list[list[tuple[int, dict[str, float]]]]:
     """Per process, what was logged of each step."""
     return [
@@ -228,14 +255,19 @@ def test_whoever_leaves_does_not_run_what_comes_behind_the_loop(runs, tmp_path):
 def test_a_step_that_ends_without_items_of_ours_is_a_step_of_the_loop(runs, tmp_path, strategy):
     """One worker is away while another dies: the step ends for the others, and its turn in the loop comes all the same.
 
-    Each counts its steps in the state; at the end all owners' states are compared.
+    Each counts its steps in the state; at the end all owners' states are compared. All show the same steps.
     """
     go, run_dir = tmp_path / "go", runs.folder()
-    overrides = (with_arguments(runs, "own", "--outside", go), f"resilience.strategy={strategy}")
+    overrides = (
+        with_arguments(runs, "own", "--outside", go, "--logged", tmp_path),
+        f"resilience.strategy={strategy}",
+    )
     with while_outside(run_dir, go, until=has_recovered, strike="3.0"):
         summary = runs.train("loop-own", overrides=overrides, run_dir=run_dir)
     assert [failure.worker for failure in summary.report.failures] == ["3.0"]
     assert summary.steps in (8, 9)
+    *survivors, _ = sorted(([step for step, _ in lines] for lines in logged(tmp_path)), key=len, reverse=True)
+    assert survivors[0] == survivors[1] == survivors[2]
 
 
 def test_a_run_goes_on_from_a_checkpoint(runs):

@@ -9,7 +9,7 @@ import pytest
 from tests.sim.test_coming_and_going import of, run, survives
 
 from holdfast.core.ids import WorkerId
-from holdfast.telemetry.events import Agreed, Installed, Notice, StepOps
+from holdfast.telemetry.events import Agreed, Installed, StepOps
 from holdfast.telemetry.report import report
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "60"))
@@ -48,14 +48,38 @@ def test_whoever_is_needed_works_though_it_was_suspended():
 
 def test_the_last_one_cannot_rest():
     result = survives((2, 2, 3), "suspend:0.1@2", "suspend:1.1@5")
-    (told,) = [event.text for event in of(result, Notice) if event.worker == "1.1"]
-    assert told == "told to rest, but nobody else computes layer(s) 2, 3: it works on"
     assert busy(result, "1.1") == list(range(12))
+    assert 8 not in busy(result, "0.1"), "whoever rests is not woken by that"
+
+
+def test_whoever_could_not_rest_does_once_somebody_else_works():
+    result = survives((2, 2, 3), "suspend:0.1@2", "suspend:1.1@3", "wake:0.1@6")
+    assert 5 not in busy(result, "0.1")
+    assert 10 not in busy(result, "1.1")
+
+
+def test_of_two_that_rest_only_the_one_that_is_needed_is_woken():
+    result = survives((2, 2, 3), "suspend:0.1@2", "suspend:1.0@2", "kill:1.1@9:forward")
+    assert {8, 10, 11}.isdisjoint(busy(result, "1.0"))
+    assert 8 not in busy(result, "0.1")
+    assert 11 in busy(result, "0.1")
+
+
+@pytest.mark.parametrize("at", [0.9, 1.3, 1.7])
+def test_a_coordinator_that_is_started_again_wakes_nobody(at):
+    result = survives((3, 2, 3), "suspend:1.1@1", coordinator_deaths=((at, 0.3),))
+    assert busy(result, "1.1")[-1] < 4
+
+
+def test_whoever_is_told_before_the_first_step_rests_from_the_first_boundary_on():
+    result = survives((3, 2, 3), "suspend:1.1@0")
+    assert busy(result, "1.1")[-1] < 3
 
 
 def test_whoever_dies_dormant_comes_back_to_work():
     result = survives((3, 2, 3), "suspend:1.1@2", "kill:1.1@5", "join:1.1@6")
     assert busy(result, "1.1")[-1] == 11
+    assert 4 not in busy(result, "1.1"), "it rested"
 
 
 def test_at_any_moment_with_deaths_of_others_and_of_the_coordinator():

@@ -262,7 +262,8 @@ class Decider:
             self._unplannable.add((before.generation, lost))
             return True
         now = self.membership
-        if (now.generation, now.dormant) != (before.generation, before.dormant) or lost not in unplanned(now):
+        same = (now.generation, now.roster.dormant) == (before.generation, before.roster.dormant)
+        if not same or lost not in unplanned(now):
             return False  # somebody was lost, has moved or rests meanwhile: other answers are needed now
         self.take([AnswerPlanned(lost=lost, recovery=recovery)])
         return True

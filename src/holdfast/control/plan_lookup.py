@@ -37,7 +37,7 @@ class PlanLookup:
 
         Cost: microseconds if neither the folder nor the membership has changed; else plans are read and proved.
         """
-        if state.phase is not Phase.RUNNING or state.rules.terms is None or state.dormant:
+        if state.phase is not Phase.RUNNING or state.rules.terms is None or state.roster.dormant:
             return ()  # what is in the library has work for everybody
         seen = (
             self._stamp(),

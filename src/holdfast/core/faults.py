@@ -197,6 +197,8 @@ def _read_point(kind: FaultKind, text_of_point: str | None, text: str) -> Point:
     allowed: list[Point] = _OF_COORDINATOR if kind is FaultKind.KILL_COORDINATOR else _OF_WORKERS
     if kind is FaultKind.JOIN:
         allowed = [Point.START]
+    elif kind is FaultKind.WAKE:  # whoever computes nothing is at no other
+        allowed = [Point.START, Point.REDUCE, Point.VERDICT, Point.UPDATE, Point.COMMIT]
     elif kind not in _OF_WORKERS_ALONE:
         allowed = [each for each in allowed if each is not Point.GRADIENTS]
     if point not in allowed:

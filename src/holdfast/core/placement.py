@@ -18,6 +18,7 @@ __all__ = [
     "home_placement",
     "lacking",
     "regular_placement",
+    "spared",
     "split_evenly",
 ]
 
@@ -175,6 +176,23 @@ def lacking(
         missing = (layer for layer in target.held_layers(worker) if layer not in held)
         rows += ((worker, part) for part in _ranges(missing))
     return tuple(rows)
+
+
+def spared(placement: Placement, lost: Iterable[WorkerId], wishes: Iterable[WorkerId]) -> frozenset[WorkerId]:
+    """Returns who of ``wishes`` can rest: all their layers have other owners, who neither are lost nor rest.
+
+    Where not all can, those with lower ids do.
+    """
+    left = placement.without(lost)
+    owners = [set(each) for each in left.owners_by_layer]
+    found = set[WorkerId]()
+    for worker in sorted(frozenset(wishes).intersection(left.workers)):
+        layers = left.held_layers(worker)
+        if layers and all(len(owners[layer]) > 1 for layer in layers):
+            found.add(worker)
+            for layer in layers:
+                owners[layer].discard(worker)
+    return frozenset(found)
 
 
 def _indices(ranges: Iterable[LayerRange]) -> tuple[int, ...]:

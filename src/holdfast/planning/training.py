@@ -73,10 +73,12 @@ class Rerouted:
     Attributes:
         plan: it.
         period: what the planner expects a step to take, in the units of the costs; None if it did not make the plan.
+        dormant: who of it computes nothing because of being told so.
     """
 
     plan: Plan
     period: float | None = None
+    dormant: frozenset[WorkerId] = frozenset()
 
 
 def within_limit(terms: Terms) -> Costs:

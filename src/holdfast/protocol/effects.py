@@ -39,12 +39,12 @@ __all__ = [
 class Asked:
     """Wait until the loop whose steps these are waits for an item of this one; all before it are over.
 
-    ``repeats``: how many steps before it were run once more. ``begins``: whether there is such a step; else the loop is
-    to come to its end.
+    ``repeated``: the steps that were run once more, in a step behind. ``begins``: whether there is such a step; else
+    the loop is to come to its end.
     """
 
     step: int
-    repeats: int = 0
+    repeated: tuple[int, ...] = ()
     begins: bool = True
 
 

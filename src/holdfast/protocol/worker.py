@@ -695,8 +695,7 @@ class WorkerProtocol:
             yield self._ask(step)
 
     def _ask(self, step: int) -> Asked:
-        repeats = sum(each < step for each in self.repeated)
-        return Asked(step, repeats, begins=step < self.num_steps)
+        return Asked(step, self.repeated, begins=step < self.num_steps)
 
     def _closes(self, step: int, *, after_recovery: bool) -> bool:
         """Whether a step is settled at its end: if something needs the settled state then.

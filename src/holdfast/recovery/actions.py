@@ -223,11 +223,13 @@ class RecoveryPlan:
     """What takes the job from one plan to the next, in order, and the strategy that chose it.
 
     ``period``: what the planner expects a step of its plan to take; None if the planner did not make it.
+    ``dormant``: who of the plan computes nothing because of being told so.
     """
 
     strategy: str
     actions: tuple[Action, ...]
     period: float | None = None
+    dormant: frozenset[WorkerId] = frozenset()
 
     @property
     def plan(self) -> Plan | None:
@@ -248,7 +250,7 @@ class ClusterView:
         baseline: the plan of the whole grid.
         lost: workers of it that cannot compute: gone, leaving, or without state.
         entering: those of them that are there and get their state now.
-        dormant: workers of it that hold their state and are to compute nothing, where all layers have other owners.
+        dormant: workers of it that hold their state and are to compute nothing, where their layers have other owners.
         checkpoint: the step of the newest state that can be loaded; None if there is none.
         wait_s: how long to wait for new workers before a smaller grid is chosen.
         terms: what the planner goes by; None if plans keep to 1F1B's rules.

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from holdfast.core.builders import adaptive_plan
 from holdfast.core.ids import WorkerId
-from holdfast.core.placement import lacking
+from holdfast.core.placement import lacking, spared
 from holdfast.core.plan import Plan, with_followers, with_listeners
 from holdfast.core.shrink import shrunken_plan
 from holdfast.core.takeover import takeover_plan
@@ -136,17 +136,20 @@ def _reroute(view: ClusterView, name: str, *then: Action, keeps: bool = False) -
     keeps = keeps or (view.keeps and not then)
     on: tuple[Action, ...] = then or ((FinishStep(),) if keeps else (TakeBack(), Recompute()))
     actions: tuple[Action, ...] = (Abort(), InstallPlan(plan=found.plan, keeps=keeps), *on)
-    return RecoveryPlan(strategy=name, actions=actions, period=found.period)
+    return RecoveryPlan(strategy=name, actions=actions, period=found.period, dormant=found.dormant)
 
 
 def _without_lost(view: ClusterView) -> Rerouted:
     """The plan in which the others do what the lost and the dormant did, proved right; the dormant, if they must."""
-    dormant, placement = view.dormant - view.lost, view.baseline.placement
-    if dormant and not placement.unowned_layers(view.lost | dormant):
-        found = _without_lost(replace(view, lost=view.lost | dormant, dormant=frozenset(), offer=None))
+    placement = view.baseline.placement
+    if dormant := spared(placement, view.lost, view.dormant):
+        try:
+            found = _without_lost(replace(view, lost=view.lost | dormant, dormant=frozenset(), offer=None))
+        except InfeasiblePlan:  # they would need more memory than they have
+            return _without_lost(replace(view, dormant=frozenset()))
         plan = with_listeners(found.plan, [row for row in placement.ranges if row[0] in dormant])
         validate(plan)
-        return replace(found, plan=plan)
+        return replace(found, plan=plan, dormant=dormant)
     if view.offer is not None:
         return view.offer
     if view.terms is not None:
@@ -293,7 +296,7 @@ def at_boundary(view: ClusterView, grid: Plan | None = None) -> RecoveryPlan:
     validate(plan)
     copies = tuple(CopyState(layers=layers, target=worker) for worker, layers in rows)
     actions: tuple[Action, ...] = (*copies, InstallPlan(plan=plan, at_boundary=True, grid=grid))
-    return RecoveryPlan(strategy=answer.strategy, actions=actions, period=answer.period)
+    return RecoveryPlan(strategy=answer.strategy, actions=actions, period=answer.period, dormant=answer.dormant)
 
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(

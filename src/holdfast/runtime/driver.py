@@ -563,7 +563,7 @@ class Driver:
         """
         assert self.asks is not None, "only a loop asks for steps"
         since = self.clock()
-        while not (yield partial(self.asks, asked.step, MOMENT_S, repeats=asked.repeats, begins=asked.begins)):
+        while not (yield partial(self.asks, asked.step, MOMENT_S, repeated=asked.repeated, begins=asked.begins)):
             self._refuse_stale()
             self.pace.move(waiting=True)
             if self.clock() - since > self.outside_s:

@@ -121,7 +121,7 @@ class Trainer:
             numerics=job.train.numerics,
             num_microbatches=count,
         )
-        self._runner = Runner(self._loop, items, self._stage, default_collate)
+        self._runner = Runner(self._loop, items, lambda: self._stage, default_collate)
 
     def run(self, step: int) -> None:
         """Runs a step: the one that its state is at."""

@@ -31,7 +31,7 @@ _MOST_ANSWERS = 4096
 def _answered(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan | HoldfastError:
     """What :func:`plan_recovery` comes to: a function of a few values, and many runs ask for the same ones."""
     rules = state.rules
-    about = (rules.strategy, state.grid.baseline, lost, state.dormant, rules.terms, rules.keeping is not None)
+    about = (rules.strategy, state.grid.baseline, lost, state.roster.dormant, rules.terms, rules.keeping is not None)
     if about not in _ANSWERS:
         if len(_ANSWERS) >= _MOST_ANSWERS:
             _ANSWERS.clear()

@@ -264,9 +264,9 @@ def test_a_loop_is_given_every_step_in_order_whether_or_not_it_has_items():
     assert not turns.between(6, 0.0), "two steps are over meanwhile"
     with a_loop(turns) as seen:
         assert turns.between(6, 5.0)
-        assert turns.between(7, 5.0, repeats=1)
+        assert turns.between(7, 5.0, repeated=(5,))
         turns.run(item(7, 0))
-        assert turns.between(8, 5.0, repeats=1, begins=False)
+        assert turns.between(8, 5.0, repeated=(5,), begins=False)
         turns.end()
     assert seen[:2] == [("begin", 6, 6), ("begin", 7, 6)], (
         "the first is where it came in; the second is shown as run once more"

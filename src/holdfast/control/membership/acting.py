@@ -91,7 +91,7 @@ def _install(state: Membership, action: InstallPlan) -> Decision:
         return install(state, action.plan, keeps=action.keeps)
     entering = frozenset(worker for worker in state.forming.copying if not action.plan.placement.held_by(worker))
     state = replace(state, forming=replace(state.forming, copying=frozenset()))
-    return prepare(state, action.plan, state.forming.period, entering, action.grid)
+    return prepare(state, action.plan, state.forming.period, entering, action.grid, state.forming.dormant)
 
 
 def _copy_state(state: Membership, action: CopyState) -> Decision:

@@ -63,6 +63,11 @@ class Forming:
         return self.answer.strategy if self.answer is not None else ""
 
     @property
+    def dormant(self) -> frozenset[WorkerId]:
+        """Who computes nothing by the plan of the answer, because of being told so."""
+        return self.answer.dormant if self.answer is not None else frozenset()
+
+    @property
     def period(self) -> float | None:
         """What the planner expects of the plan of the answer; None if it did not make it."""
         return self.answer.period if self.answer is not None else None

@@ -70,12 +70,12 @@ def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
         return prefixed(told, _admit(replace(state, roster=state.roster.released({worker})), worker, hello))
     if worker not in state.grid.baseline.workers:
         return _admit_spare(state, worker, hello)
-    new = worker in state.roster.lost
+    new, rests = worker in state.roster.lost, worker in state.roster.dormant
     state = _came(state.attached(worker, hello.pid, arriving=new), worker)
     state = replace(
         state,
-        roster=state.roster.not_awaiting({worker}),
-        prospects=replace(state.prospects, planned={}) if new else state.prospects,
+        roster=state.roster.not_awaiting({worker}).told_to_rest(worker, hello.dormant),
+        prospects=replace(state.prospects, planned={}) if new or rests != hello.dormant else state.prospects,
     )
     if state.generation:
         return on_return(state, worker, hello)
@@ -95,7 +95,7 @@ def _admit_spare(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     """There is no place for it so far: it waits for one, unless it was told to go."""
     known = worker in state.roster.spares
     state = _came(state.with_spare(worker, hello.pid), worker)
-    state = replace(state, roster=state.roster.not_awaiting({worker}))
+    state = replace(state, roster=state.roster.not_awaiting({worker}).told_to_rest(worker, hello.dormant))
     if hello.raised is not None:
         return on_raised(state, hello.raised)
     if hello.leaving:

@@ -27,13 +27,13 @@ from holdfast.control.membership.vacancies import seat
 from holdfast.control.membership.viewing import view_of
 from holdfast.control.messages import CaughtUp, Joined, Left, Remark, Resume
 from holdfast.core.ids import WorkerId
-from holdfast.core.placement import lacking
+from holdfast.core.placement import lacking, spared
 from holdfast.core.plan import Plan, with_listeners
 from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import WORTHWHILE
-from holdfast.recovery.actions import ClusterView
+from holdfast.recovery.actions import ClusterView, RecoveryPlan
 from holdfast.recovery.strategies import at_boundary
 from holdfast.telemetry.events import HandingOver, Migrating, Notice, Parted, PlanImproved, Rebuilt, Synced
 
@@ -89,24 +89,29 @@ def _change_members(state: Membership) -> Decision:
         notices = (notice(worker, text) for worker in sorted(going))
         state = replace(state, roster=replace(state.roster, leaving=state.roster.leaving - going))
         return prefixed(notices, change_members(state))
+    if kept := _too_much_for_others(state, recovery, lost):
+        text = "told to rest, but others have no memory for what it does: it works on"
+        state = replace(state, roster=replace(state.roster, dormant=state.roster.dormant - kept))
+        return prefixed([notice(worker, text) for worker in sorted(kept)], carry_out(state, recovery))
     return carry_out(state, recovery)
 
 
 def on_dormant(state: Membership, worker: WorkerId, dormant: bool) -> Decision:
     """A worker is to compute nothing, or to compute again; it holds its layers and takes part in their sums all along.
 
-    What it would do falls to their other owners, so there must be some.
+    What it would do falls to their other owners. Where there are none it works until there are.
     """
     if dormant == (worker in state.roster.dormant):
         return state, ()
-    others = state.absent | state.roster.dormant | {worker}
-    if dormant and (layers := state.grid.baseline.placement.unowned_layers(others)):
-        names = ", ".join(map(str, layers))
-        return state, (notice(worker, f"told to rest, but nobody else computes layer(s) {names}: it works on"),)
     roster = state.roster.told_to_rest(worker, dormant)
     state = replace(state, roster=roster, prospects=replace(state.prospects, planned={}, promised=None))
-    told = notice(worker, "rests: others compute what it would" if dormant else "works again")
+    told = notice(worker, "told to rest, as soon as others can do what it does" if dormant else "told to work again")
     return prefixed((told,), change_members(state))
+
+
+def _too_much_for_others(state: Membership, recovery: RecoveryPlan, lost: frozenset[WorkerId]) -> frozenset[WorkerId]:
+    """Those who were told to rest and work by the plan all the same, though their layers have other owners."""
+    return spared(state.grid.baseline.placement, lost, state.roster.dormant) - recovery.dormant
 
 
 def _stay_for_now(state: Membership) -> bool:
@@ -174,7 +179,7 @@ def _go_on(state: Membership) -> Decision:
     other = state.cadence is not None and state.cadence.wanted != state.cadence.every
     if state.running.plan is None or not (must_pin(state) or other):
         return state, ()
-    return prepare(state, state.running.plan, state.running.period, frozenset())
+    return prepare(state, state.running.plan, state.running.period, frozenset(), dormant=state.running.dormant)
 
 
 def on_checkpointed(state: Membership) -> Decision:

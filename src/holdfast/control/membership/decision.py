@@ -175,7 +175,7 @@ def _decide(
             return change_members(replace(state, roster=state.roster.told_to_go(worker)))
         case Leaving(worker=worker) if worker in state.roster.spares:
             return on_spare_leaving(state, worker)
-        case Dormant(worker=worker, dormant=dormant) if worker in state.present:
+        case Dormant(worker=worker, dormant=dormant) if worker in state.present | state.roster.spares:
             return on_dormant(state, worker, dormant)
         case WorkerOffer(worker=worker):
             return on_offer(state, worker)

@@ -71,7 +71,7 @@ def install(state: Membership, plan: Plan | None, *, keeps: bool = False) -> Dec
         return end_job(state, "program" if state.exceptions.blame else "lost", state.exceptions.blame or nothing, "")
     state = replace(
         state,
-        running=state.running.of(plan, state.forming.period, state.dormant),
+        running=state.running.of(plan, state.forming.period, state.forming.dormant),
         generations=state.generations + (plan is not None),
         restoring=replace(state.restoring, loading=loading),
         cadence=state.cadence and replace(state.cadence, every=state.interval),

@@ -26,8 +26,9 @@ def prepare(
     period: float | None,
     entering: frozenset[WorkerId],
     baseline: Plan | None = None,
+    dormant: frozenset[WorkerId] = frozenset(),
 ) -> Decision:
-    """Tells everyone of the generation to go over to."""
+    """Tells everyone of the generation to go over to; ``dormant``: who computes nothing in it, being told so."""
     generation = state.generation + 1
     order = Install(
         generation=generation,
@@ -49,6 +50,6 @@ def prepare(
         baseline=baseline,
         pins=order.pins,
         checkpoint_every=order.checkpoint_every,
-        dormant=state.dormant,
+        dormant=dormant,
     )
     return replace(state, running=replace(state.running, upcoming=upcoming)), told

@@ -26,7 +26,7 @@ class Roster:
         entering: members of this generation without state.
         synced: members of this generation that followed layers, those of ``entering`` or others, and have caught up.
         leaving: workers that were told to go; one without state goes when it has caught up.
-        dormant: workers that were told to compute nothing as long as others can.
+        dormant: workers that were told to compute nothing, if others can do what they would.
         expected: lost workers for which a new process is being started.
         kept: lost workers that have stopped and whose process stays until it is known whose fault it was.
         spares: workers that are there and have no place in the grid: they own nothing and are in no plan.

@@ -26,7 +26,7 @@ class Upcoming:
         baseline: the plan of the whole grid from then on; None if it stays as it is.
         pins: whether a checkpoint is pinned at the boundary before it.
         checkpoint_every: steps between two checkpoints from then on; 0 if the job says that once and for all.
-        dormant: workers that are in it and compute nothing, if that is possible.
+        dormant: workers that are in it and compute nothing, as they were told.
     """
 
     generation: int
@@ -46,7 +46,7 @@ class Running:
     Attributes:
         plan: the plan of this generation; None while gathering and when no plan is possible any more.
         period: what the planner expects a step of that plan to take; None if it did not make it.
-        dormant: workers that are in the plan and compute nothing, if that is possible.
+        dormant: workers that are in the plan and compute nothing, as they were told.
         upcoming: the generation that is prepared; None if none is.
         staggered: whether updates are made ahead of the verdict.
         refusals: the last steps in which that had to be made up for because gradients were scaled.

@@ -19,6 +19,7 @@ from holdfast.control.membership.running import Prospects, Refused, Reports, Run
 from holdfast.control.membership.starting import Vacancies
 from holdfast.control.messages import Command, Ended, Expel, Fence, Raised
 from holdfast.core.ids import WorkerId
+from holdfast.core.placement import spared
 from holdfast.core.plan import Plan
 from holdfast.planning.migration import Migration
 from holdfast.planning.replays import logged_boundaries
@@ -262,8 +263,8 @@ class Membership:
 
     @property
     def dormant(self) -> frozenset[WorkerId]:
-        """The members that hold their layers' state and were told to compute nothing."""
-        return self.roster.dormant & frozenset(self.full)
+        """Who of those that were told to compute nothing can be spared, now that nobody else is there than who is."""
+        return spared(self.grid.baseline.placement, self.absent, self.roster.dormant)
 
     @property
     def situation(self) -> Situation:

@@ -23,7 +23,7 @@ def view_of(state: Membership, lost: frozenset[WorkerId]) -> ClusterView:
         baseline=state.grid.baseline,
         lost=lost,
         entering=state.roster.arriving,
-        dormant=state.dormant,
+        dormant=state.roster.dormant,
         checkpoint=restorable[0].step if restorable else None,
         wait_s=state.rules.wait_s,
         terms=state.rules.terms,

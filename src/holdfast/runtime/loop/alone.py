@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -28,7 +29,7 @@ class Alone:
         """There is no other."""
         return True
 
-    def begin(self, loop: Loop, turns: Turns) -> LoopStage:
+    def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """Begins to take turns, in a thread."""
         stage = LoopStage(
             prepared=loop.prepared,
@@ -39,7 +40,7 @@ class Alone:
             logs=loop.logs,
         )
         threading.Thread(target=_drive, args=(stage, loop, turns), name="driver", daemon=True).start()
-        return stage
+        return lambda: stage
 
 
 def _drive(stage: LoopStage, loop: Loop, turns: Turns) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,8 +47,8 @@ class Host(Protocol):
     def worker(self) -> str:
         """Who this process is."""
 
-    def begin(self, loop: Loop, turns: Turns) -> LoopStage:
-        """Begins to take turns with the loop; returns what computes by it."""
+    def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
+        """Begins to take turns with the loop; returns what tells which engine computes by it now."""
 
     def is_first(self) -> bool:
         """Whether this worker is the first of those that live, as of the step that runs."""

@@ -50,6 +50,7 @@ def give_way() -> None:
     if command is None:
         os._exit(0)
     environment = {k: v for k, v in os.environ.items() if k not in _THEIRS and not k.startswith("TORCHELASTIC_")}
+    environment["PYTHONUNBUFFERED"] = "1"  # as torchrun has started us
     os.execve(sys.executable, [sys.executable, *command], environment)
 
 

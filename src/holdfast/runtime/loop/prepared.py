@@ -77,6 +77,8 @@ class Prepared:
     _given: frozenset[int] = field(init=False)
     """The identities of all that the optimizers have."""
     objects: list[Stateful] = field(default_factory=list)
+    logged: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Means of what was logged, by step, until the loop asks."""
     failure: SimulatedFailure | None = None
     failing: Failing | None = None
 
@@ -144,6 +146,12 @@ class Prepared:
             if any(parameter is each for group in optimizer.param_groups for each in group["params"]):
                 return optimizer
         return None
+
+    def take_logged(self, step: int) -> dict[str, float]:
+        """Returns the means of what was logged of a step's items; what there is of earlier steps is dropped."""
+        for earlier in [each for each in list(self.logged) if each < step]:
+            del self.logged[earlier]
+        return self.logged.pop(step, {})
 
     def advance(self) -> None:
         """A step is over: schedulers take theirs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class _Probing:
         """As far as the loop nobody knows who is; nothing is to be printed or saved."""
         return False
 
-    def begin(self, loop: Loop, turns: Turns) -> LoopStage:
+    def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """This is as far as it goes, unless it is to be known what comes of an item."""
         self.loop = loop
         if not loop.prepared.compiled:
@@ -57,7 +58,7 @@ class _Probing:
             logs=loop.logs,
         )
         threading.Thread(target=self._run_first, args=(loop, turns), name="driver", daemon=True).start()
-        return stage
+        return lambda: stage
 
     def _run_first(self, loop: Loop, turns: Turns) -> None:
         scaling = loop.prepared.scaling

@@ -17,7 +17,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -54,6 +54,8 @@ def session(*, seed: int = 0) -> Session:
     Args:
         seed: of the model's first weights, and of what is drawn in every item.
     """
+    if not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"holdfast.session: seed: expected a whole number from 0, got {seed!r}")
     if not _sessions:
         if host() is None:
             give_way()
@@ -168,7 +170,7 @@ class Session:
         Raises:
             ConfigError: the loop cannot be carried; or it left out an item, or its backward pass.
         """
-        loop = replace(self._loop(dataset, microbatches, size, steps, epochs), logs=tuple(logs))
+        loop = self._loop(dataset, microbatches, size, steps, epochs, logs)
         turns = Turns()
         stage = self._host.begin(loop, turns)
         runner = Runner(loop, turns, stage, collate)
@@ -181,7 +183,15 @@ class Session:
             loop.prepared.check_unchanged()
         seed_all(loop.seed, loop.steps)
 
-    def _loop(self, dataset: Any, microbatches: int, size: int, steps: int | None, epochs: float | None) -> Loop:
+    def _loop(
+        self,
+        dataset: Any,
+        microbatches: int,
+        size: int,
+        steps: int | None,
+        epochs: float | None,
+        logs: Sequence[str],
+    ) -> Loop:
         if self._began:
             raise ConfigError("hf.steps: a script has one loop over all its steps; expected one call, with epochs=")
         if self._prepared is None:
@@ -189,6 +199,8 @@ class Session:
         for name, value in (("microbatches", microbatches), ("size", size), ("steps", steps)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"hf.steps: {name}: expected a whole number from 1, got {value!r}")
+        if isinstance(logs, str):
+            raise ConfigError(f"hf.steps: logs: expected names, such as ({logs!r},), got a text")
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise ConfigError(f"hf.steps: a {type(dataset).__name__} has no length, or no items by index")
         if not len(dataset):
@@ -211,6 +223,7 @@ class Session:
             microbatches=microbatches,
             size=size,
             steps=steps,
+            logs=tuple(logs),
         )
 
 
@@ -220,7 +233,8 @@ class Runner:
 
     loop: Loop
     turns: GivesItems
-    stage: LoopStage
+    stage: Callable[[], LoopStage]
+    """The engine that computes now."""
     collate: Callable[[list[Any]], Any]
 
     def load(self, item: Item) -> Any:
@@ -255,7 +269,7 @@ class Step:
         while (item := turns.next_item(self._counted)) is not None:
             with ExitStack() as stack:
                 self._begin(item)
-                stats = self._runner.stage.stats
+                stats = self._runner.stage().stats
                 if stats.width:
                     stack.enter_context(stats.apart())
                 versions = _versions(model, stats.buffer_names)
@@ -263,7 +277,7 @@ class Step:
                 self._check(model, versions)
                 taken = stats.taken() if stats.width and not self._skipped else None
             self._hand_over(taken)
-        self._ended, self._logged = True, self._runner.stage.take_logged(self._counted)
+        self._ended, self._logged = True, self._runner.loop.prepared.take_logged(self._counted)
         seed_all(self._runner.loop.seed, self.number, self._runner.loop.microbatches)  # whichever items were ours
 
     @property
@@ -321,7 +335,7 @@ class Step:
     def logged(self) -> dict[str, float]:
         """The mean of what was logged of all items of the step, whoever has run them, by name; the same everywhere.
 
-        A name of which nothing was logged is missing.
+        Where nothing was, as where a lossy strategy has left the whole step out, it is not a number.
 
         Raises:
             ConfigError: the loop over the items has not come to its end.
@@ -363,10 +377,10 @@ class Step:
             rows.append(tuple(None if self._skipped else parameter.grad for parameter in trained))
             for parameter in trained:
                 parameter.grad = None
-        loss = torch.stack(self._losses).sum(0) if self._losses and not self._skipped else torch.zeros(1)
-        width = runner.stage.stats.width
+        loss = torch.stack(self._losses).sum(0) if self._losses and not self._skipped else _none(1)
+        width = runner.stage().stats.width
         if width and stats is None:
-            stats = torch.zeros(width)
+            stats = _none(width)
         self._item = None
         runner.turns.done(Gradients(of=tuple(rows), loss=loss, stats=stats, logged=self._tell_logged()))
 
@@ -375,10 +389,16 @@ class Step:
         if not names:
             return None
         sums = [sum(value for each, value in self._values if each == name) for name in names]
-        return torch.tensor([*sums, *(sum(each == name for each, _ in self._values) for name in names)])
+        counts = [sum(each == name for each, _ in self._values) for name in names]
+        return torch.tensor([*sums, *counts], dtype=torch.float32, device="cpu")
 
     def _where(self) -> str:
         return f"step {self.number}" if self._item is None else f"step {self.number}, item {self._item.number}"
+
+
+def _none(width: int) -> Tensor:
+    """Of an item that counts with zeros; whatever the script's defaults are."""
+    return torch.zeros(width, dtype=torch.float32, device="cpu")
 
 
 def _versions(model: nn.Module, but: frozenset[str]) -> list[tuple[str, Tensor, int]]:

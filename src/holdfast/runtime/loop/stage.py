@@ -88,7 +88,6 @@ class LoopStage(Stage):
         watch: Callable[[Item, Gradients], None] = lambda item, found: None,
     ) -> None:
         self._prepared, self._turns, self._logs, self._seen = prepared, turns, logs, watch
-        self._means: dict[int, dict[str, float]] = {}  # of what was logged, by step, until the loop asks
         self._items: dict[int, list[tuple[Tensor | None, ...]]] = {}  # what is not added yet, by micro-batch
         self._records: dict[int, Tensor] = {}
         self._last: tuple[int, dict[ReducedLayers, Reduced]] = (-1, {})
@@ -206,17 +205,8 @@ class LoopStage(Stage):
             sums_of, times = (
                 present(self._reduced[reduction].records)[:, -2 * len(self._logs) :].double().sum(0).chunk(2)
             )
-            means = zip(self._logs, sums_of.tolist(), times.tolist(), strict=True)
-            self._means[self._step] = {name: total / count for name, total, count in means if count}
-
-    def take_logged(self, step: int) -> dict[str, float]:
-        """Return the mean of all that was logged of a step's items, by name, without names of which nothing was.
-
-        What was logged of earlier steps is dropped.
-        """
-        for earlier in [each for each in self._means if each < step]:
-            del self._means[earlier]
-        return self._means.pop(step, {})
+            means = zip(self._logs, (sums_of / times).tolist(), strict=True)  # of nothing it is not a number
+            self._prepared.logged[self._step] = dict(means)
 
     def _record_width(self, layer: int) -> int:
         return super()._record_width(layer) + (2 * len(self._logs) if layer == self.num_layers - 1 else 0)

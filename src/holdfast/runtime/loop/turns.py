@@ -59,8 +59,8 @@ class Turns:
     """What the two threads know of each other; every field is guarded by one lock."""
 
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _begun: tuple[int, int] | None = None
-    """The newest step that may begin, and what is taken off its number before it is shown."""
+    _begun: tuple[int, tuple[int, ...]] | None = None
+    """The newest step that may begin, and the steps that were run once more, of which a number is shown again."""
     _given: int | None = None
     """The newest step that the loop was given."""
     _inside: int | None = None
@@ -81,13 +81,13 @@ class Turns:
 
     # --- the driver ---------------------------------------------------------------------------------------------------
 
-    def between(self, step: int, limit_s: float, *, repeats: int = 0, begins: bool = True) -> bool:
+    def between(self, step: int, limit_s: float, *, repeated: tuple[int, ...] = (), begins: bool = True) -> bool:
         """All steps before ``step`` are over, and it may begin; or, unless it ``begins``, there is none any more.
 
         Args:
             step: as the job counts.
             limit_s: how long to wait at most, in seconds.
-            repeats: how many steps before it were run once more.
+            repeated: the steps that were run once more, each in the step behind it.
             begins: whether there is such a step.
 
         Returns:
@@ -99,7 +99,7 @@ class Turns:
         with self._changed:
             self._over_before = max(self._over_before, step)
             if begins and (self._begun is None or self._begun[0] < step):
-                self._begun = (step, repeats)
+                self._begun = (step, repeated)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_at(step, begins) or self._error is not None, limit_s)
             self._raise_if_failed()
@@ -156,7 +156,7 @@ class Turns:
                 return None
             assert self._begun is not None, "a step may begin"
             self._given = self._inside = step
-            return step, step - self._begun[1]
+            return step, step - sum(each < step for each in self._begun[1])
 
     def _may_begin(self) -> int | None:
         """The next step, if it may begin: the first one is whichever begins first, the others come in order."""

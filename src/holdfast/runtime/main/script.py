@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -64,15 +65,13 @@ class ScriptProcess(WorkerProcess):
         holders = self._spec.plan.workers if plan is None else plan.placement.owners(0)
         return min(holders) == self._spec.worker
 
-    def begin(self, loop: Loop, turns: Turns) -> LoopStage:
+    def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """The script has reached its loop: from now on this worker takes part in the job."""
         self._check(loop)
         self._loop, self._turns = loop, turns
         driver = self._begin()
         driver.asks, driver.outside_s = turns.between, self._spec.job.control.outside_s
         driver.protocol.asked = True
-        stage = driver.protocol.stage
-        assert isinstance(stage, LoopStage), "a script's loop runs its operations"
 
         def on_end(problem: BaseException | None) -> None:
             self._problem = problem
@@ -81,6 +80,11 @@ class ScriptProcess(WorkerProcess):
                     self._end(driver)
             finally:
                 turns.end(problem, finished=driver.protocol.standing[1] == "finished")
+
+        def stage() -> LoopStage:
+            now = driver.protocol.stage
+            assert isinstance(now, LoopStage), "a script's loop runs its operations"
+            return now
 
         drive_beside(driver, on_end)
         return stage

@@ -107,6 +107,7 @@ class WorkerProcess:
         self._ranks: Ranks | None = None
         self._log = EventLog(spec.events, complain=self._complain)
         self._driver: Driver | None = None
+        self._dormant = False
         self._emulated_bytes: tuple[int, ...] = ()
         self._unused: Model | None = None
         self._data = cache(lambda: build_dataset(spec.job))
@@ -125,8 +126,8 @@ class WorkerProcess:
 
     def run(self) -> None:
         """Lives, and ends the process."""
-        for number in _RESTS:
-            signal.signal(number, signal.SIG_IGN)  # by default it would end us, and nobody can be asked yet
+        for number, dormant in _RESTS.items():
+            signal.signal(number, lambda *_, dormant=dormant: self._rest(dormant))
         try:
             self._live()
         except ConfigError as error:
@@ -162,14 +163,12 @@ class WorkerProcess:
         if spec.resume is not None:
             _restore(parts.stage, spec.resume)
         self._driver = driver = self._make_driver(parts)
+        driver.dormant = self._dormant
         gc.collect()
         gc.freeze()  # a collection in the middle of a recovery would cost more than the recovery
         self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid()))
         threading.Thread(target=self._beat, args=(driver,), name="heartbeat", daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: self._leave(driver))
-        for number, dormant in _RESTS.items():
-            if signal.getsignal(number) is signal.SIG_IGN:  # else it means something to a user's script
-                signal.signal(number, lambda *_, dormant=dormant: self._rest(driver, dormant))
         return driver
 
     def _end(self, driver: Driver) -> None:
@@ -310,10 +309,12 @@ class WorkerProcess:
         driver.leaving = True
         self._client.send(Leaving(worker=driver.protocol.worker))
 
-    def _rest(self, driver: Driver, dormant: bool) -> None:
+    def _rest(self, dormant: bool) -> None:
         """SIGUSR1: compute nothing, until SIGUSR2. We go on to take part in sums, and hold what we hold."""
-        driver.dormant = dormant
-        self._client.send(Dormant(worker=driver.protocol.worker, dormant=dormant))
+        self._dormant = dormant
+        if self._driver is not None:
+            self._driver.dormant = dormant
+            self._client.send(Dormant(worker=self._spec.worker, dormant=dormant))
 
     def _expelled(self, reason: str) -> None:
         """We were held for lost: whatever we do can only disturb. Says where every thread was, and ends."""
