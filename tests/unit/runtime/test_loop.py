@@ -273,6 +273,21 @@ def test_a_loop_is_given_every_step_in_order_whether_or_not_it_has_items():
     )
 
 
+def test_a_loop_that_is_behind_a_step_does_not_come_back_for_those_who_have_not_ended_it():
+    turns = Turns()
+    with a_loop(turns) as seen:
+        assert turns.between(0, 5.0)
+        turns.run(item(0, 0))
+        assert turns.between(1, 5.0)
+        assert turns.between(0, 5.0), "it waits in step 1"
+        turns.run(item(1, 0))
+        assert turns.between(2, 5.0, begins=False)
+        assert turns.between(1, 5.0), "it waits behind step 1"
+        assert turns.between(2, 5.0, begins=False)
+        turns.end()
+    assert seen == [("begin", 0, 0), (0, 0), ("begin", 1, 1), (1, 0), "end"]
+
+
 def test_a_loop_that_the_job_ends_without_does_not_come_to_its_end():
     turns = Turns()
     with a_loop(turns) as seen:

@@ -91,7 +91,7 @@ class Turns:
             begins: whether there is such a step.
 
         Returns:
-            Whether the loop waits for an item of it; or for a step behind the last one.
+            Whether the loop waits for an item of it, or is done with it; or waits for a step behind the last one.
 
         Raises:
             WorkFailed: the loop has raised.
@@ -106,8 +106,8 @@ class Turns:
             return self._is_at(step, begins)
 
     def _is_at(self, step: int, begins: bool) -> bool:
-        if begins:
-            return self._inside == step and self._idle
+        if begins:  # or behind it, where we have ended it and others have not
+            return (self._idle or self._asks) and self._given is not None and self._given >= step
         return self._asks and (self._given is None or self._given + 1 == step)
 
     def run(self, item: Item) -> Any:
