@@ -110,12 +110,17 @@ def test_a_fault(runs, tmp_path, variant, fault):
             f"loop-{variant}", *FAULTS[fault], overrides=overrides, healthy=healthy, run_dir=run_dir
         )
     given = told(tmp_path)
+    agreed = [event for _, event in read_events(run_dir / "events.jsonl") if isinstance(event, Agreed)]
+    dropped = sum(event.dropped for event in agreed)  # by who was in the next step already, while others lacked sums
     for process, items in given.items():
-        assert max(Counter(items).values()) == 1, f"{process} was given an item twice"
+        twice = [item for item, times in Counter(items).items() if times > 1]
+        assert len(twice) <= dropped, f"{process} was given {twice} twice"
     everything = Counter(item for items in given.values() for item in items)
     assert set(everything) == {(step, item) for step in range(STEPS.get(fault, 8)) for item in range(8)}
     redone = [item for item, times in everything.items() if times > 1]
-    assert len(redone) <= 3 * len(summary.report.failures), "at most what the lost had of a step, and only once"
+    assert len(redone) <= 3 * len(summary.report.failures) + dropped, (
+        "at most what the lost had of a step, and only once"
+    )
     assert len(given) == (5 if comes else 4), "whoever comes takes part"
     if fault == "dormant":
         (items,) = (items for process, items in given.items() if process.startswith("1.0-"))
