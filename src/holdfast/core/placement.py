@@ -183,10 +183,13 @@ def spared(placement: Placement, lost: Iterable[WorkerId], wishes: Iterable[Work
 
     Where not all can, those with lower ids do.
     """
+    wanted = frozenset(wishes)
+    if not wanted:  # nearly always, and whoever plans asks
+        return wanted
     left = placement.without(lost)
     owners = [set(each) for each in left.owners_by_layer]
     found = set[WorkerId]()
-    for worker in sorted(frozenset(wishes).intersection(left.workers)):
+    for worker in sorted(wanted.intersection(left.workers)):
         layers = left.held_layers(worker)
         if layers and all(len(owners[layer]) > 1 for layer in layers):
             found.add(worker)

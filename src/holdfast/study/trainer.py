@@ -23,12 +23,11 @@ from holdfast.optim.digest import LayerState, digest_states, layer_file, load_la
 from holdfast.optim.factory import learning_rate_scale
 from holdfast.runtime.engine.build import build_dataset, build_model, build_optimizer, build_scaling
 from holdfast.runtime.engine.model import retie
-from holdfast.runtime.loop.alone import run_step
+from holdfast.runtime.loop.alone import run_step, whole_stage
 from holdfast.runtime.loop.failing import SimulatedFailure
 from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.prepared import prepare
 from holdfast.runtime.loop.session import Runner, Step
-from holdfast.runtime.loop.stage import LoopStage
 from holdfast.runtime.loop.turns import Item
 from holdfast.study.outcomes import Held
 from holdfast.study.scenarios import EXACT, Scenario, steps_per_epoch
@@ -114,13 +113,7 @@ class Trainer:
             steps=job.train.steps,
         )
         items = _Items(self._run_item)
-        self._stage = LoopStage(
-            prepared=prepared,
-            turns=items,
-            owned=range(len(prepared.buckets)),
-            numerics=job.train.numerics,
-            num_microbatches=count,
-        )
+        self._stage = whole_stage(self._loop, items, job.train.numerics)
         self._runner = Runner(self._loop, items, lambda: self._stage, default_collate)
 
     def run(self, step: int) -> None:

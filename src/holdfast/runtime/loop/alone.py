@@ -9,13 +9,12 @@ import torch
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
+from holdfast.optim.accumulate import Numerics
 from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.stage import LoopStage
-from holdfast.runtime.loop.turns import Turns
+from holdfast.runtime.loop.turns import RunsItems, Turns
 
-__all__ = ["Alone", "run_step"]
-
-_FOREVER_S = 3600.0
+__all__ = ["Alone", "run_step", "whole_stage"]
 
 
 class Alone:
@@ -31,24 +30,28 @@ class Alone:
 
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """Begins to take turns, in a thread."""
-        stage = LoopStage(
-            prepared=loop.prepared,
-            turns=turns,
-            owned=range(len(loop.prepared.buckets)),
-            numerics="exact",
-            num_microbatches=loop.microbatches,
-            logs=loop.logs,
-        )
+        stage = whole_stage(loop, turns)
         threading.Thread(target=_drive, args=(stage, loop, turns), name="driver", daemon=True).start()
         return lambda: stage
+
+
+def whole_stage(loop: Loop, turns: RunsItems, numerics: Numerics = "exact") -> LoopStage:
+    """Returns an engine that holds all of a loop's model."""
+    return LoopStage(
+        prepared=loop.prepared,
+        turns=turns,
+        owned=range(len(loop.prepared.buckets)),
+        numerics=numerics,
+        num_microbatches=loop.microbatches,
+        logs=loop.logs,
+    )
 
 
 def _drive(stage: LoopStage, loop: Loop, turns: Turns) -> None:
     torch.set_num_threads(1)  # the limit is each thread's own
     try:
         for step in range(loop.steps):
-            while not turns.between(step, _FOREVER_S):
-                pass
+            turns.between(step)
             run_step(stage, loop, step)
         turns.between(loop.steps, 0.0, begins=False)
     except BaseException as error:  # noqa: BLE001 - handed to the thread that waits

@@ -10,7 +10,6 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
-from torch._dynamo import OptimizedModule
 from torch.optim import Optimizer
 
 from holdfast.errors import ConfigError
@@ -110,7 +109,7 @@ class Prepared:
     def compiled(self) -> bool:
         """Whether some of the model is compiled: then nobody promises that all processes compute the same bits."""
         return any(
-            isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+            isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
             for module in self.model.modules()
         )
 

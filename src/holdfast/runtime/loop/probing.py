@@ -15,6 +15,7 @@ from holdfast.config.job import LOSSY, Grid, Job, PipelineLayout, ScriptModel
 from holdfast.errors import ConfigError
 from holdfast.optim.digest import tensors_sha256
 from holdfast.recovery.choice import Sizes
+from holdfast.runtime.loop.alone import whole_stage
 from holdfast.runtime.loop.hosting import Loop, hosted
 from holdfast.runtime.loop.script import print_trace, quiet, run_script, told
 from holdfast.runtime.loop.stage import HANDED_ON, LoopStage
@@ -23,8 +24,6 @@ from holdfast.runtime.specs import Probed, facts_of
 from holdfast.runtime.tensors import num_bytes
 
 __all__ = ["fingerprint", "probe_script", "sums_gradients"]
-
-_LOOK_S = 3600.0
 
 
 class _Reached(BaseException):
@@ -49,21 +48,13 @@ class _Probing:
         self.loop = loop
         if not loop.prepared.compiled:
             raise _Reached
-        stage = LoopStage(
-            prepared=loop.prepared,
-            turns=turns,
-            owned=range(len(loop.prepared.buckets)),
-            numerics="exact",
-            num_microbatches=loop.microbatches,
-            logs=loop.logs,
-        )
+        stage = whole_stage(loop, turns)
         threading.Thread(target=self._run_first, args=(loop, turns), name="driver", daemon=True).start()
         return lambda: stage
 
     def _run_first(self, loop: Loop, turns: Turns) -> None:
         scaling = loop.prepared.scaling
-        while not turns.between(0, _LOOK_S):
-            pass
+        turns.between(0)
         item = Item(step=0, shown=0, number=0, loss_scale=None if scaling is None else scaling.initial)
         self.first_item = turns.run(item).digest
         turns.end(finished=False)

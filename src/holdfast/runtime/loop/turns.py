@@ -81,12 +81,14 @@ class Turns:
 
     # --- the driver ---------------------------------------------------------------------------------------------------
 
-    def between(self, step: int, limit_s: float, *, repeated: tuple[int, ...] = (), begins: bool = True) -> bool:
+    def between(
+        self, step: int, limit_s: float | None = None, *, repeated: tuple[int, ...] = (), begins: bool = True
+    ) -> bool:
         """All steps before ``step`` are over, and it may begin; or, unless it ``begins``, there is none any more.
 
         Args:
             step: as the job counts.
-            limit_s: how long to wait at most, in seconds.
+            limit_s: how long to wait at most, in seconds; None: as long as it takes.
             repeated: the steps that were run once more, each in the step behind it.
             begins: whether there is such a step.
 
