@@ -197,6 +197,25 @@ def test_a_new_process_of_a_worker_takes_the_place_of_the_old_one(links):
     exchange(a, b, 2)
 
 
+def test_a_generation_may_be_known_before_the_new_process_that_takes_part_in_it(links):
+    """What was said to nobody yet but that we have come is said to the new process, though the old one was called."""
+    a, b = [links.start(worker) for worker in (A, B)]
+    build([a, b], 1)
+    links.kill(B)
+    assert links.died(B)
+    a.abort(1)
+    del links.here_now[B], links.peers[A]
+    b = links.start(B)
+    assert here(links, B)
+    calls = begin([a, b], 2)
+    assert all(call.is_blocked() for call in calls)
+    links.peers[A] = a
+    links.tell_all()
+    for call in calls:
+        call.result()
+    exchange(a, b, 2)
+
+
 def test_a_stranger_who_says_what_a_worker_said_is_sent_away(links):
     """A recorded handshake is worth nothing: the other end draws another number each time."""
     with listened_to(links) as (a, b, line):

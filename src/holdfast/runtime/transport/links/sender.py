@@ -63,7 +63,8 @@ class Sender:
         self._opening: Opening | None = None
         self._called = self._blocked = False
         self._over, self._entered, self._dropped = over, 0, False
-        self._enter: Label | None = None  # while nothing but ENTER was said in this generation, for the first time
+        self._enter: Label | None = None  # while nothing but ENTER was said in this generation
+        self._said_again = False  # that, to the same process
         self._sent: Counter[Kind] = Counter()
 
     # For any thread
@@ -85,7 +86,7 @@ class Sender:
             if label.generation <= self._over:
                 return
             if label.kind is Kind.ENTER:
-                self._entered, self._enter, self._dropped = label.generation, label, False
+                self._entered, self._enter, self._dropped, self._said_again = label.generation, label, False, False
             elif label.kind not in BACKGROUND:
                 if label.generation != self._entered:  # said by who has yet to hear that the generation is over
                     return
@@ -108,12 +109,19 @@ class Sender:
             self._outbox.drop(generation)
 
     def renew(self) -> None:
-        """Leaves a process of the past, with all that was meant for it."""
+        """Leaves a process of the past, with all that was meant for it; an ENTER alone is meant for the new one, too.
+
+        Whoever is told of a generation before it is told of a new process in it has called the old one.
+        """
         with self._lock:
             if self._peer is None or self._peers.is_current(self._peer):
                 return
             before, self._connection, self._peer = self._connection, None, None
-            self._outbox, self._blocked, self._entered, self._enter = Outbox(), False, 0, None
+            self._outbox, self._blocked, self._said_again = Outbox(), False, False
+            if self._enter is not None and self._enter.generation > self._over:
+                self._outbox.put(self._enter, _NOTHING)
+            else:
+                self._entered, self._enter = 0, None
         if before is not None:
             self._loop.do(partial(self._loop.hang_up, before))
 
@@ -223,10 +231,11 @@ class Sender:
         with self._lock:
             if self._connection is not connection:
                 return
-            peer, entered, enter, self._enter = self._peer, self._entered, self._enter, None
+            peer, entered, enter = self._peer, self._entered, None if self._said_again else self._enter
             self._dropped = self._dropped or (enter is None and self._outbox.owes)
             self._connection, self._blocked, self._outbox = None, False, Outbox()
             if enter is not None and enter.generation > self._over:
+                self._said_again = True
                 self._outbox.put(enter, _NOTHING)
                 self._go_on()
         self._loop.hang_up(connection)
