@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import peers
-from measure import ROOT, Recorder, interval, print_table, progress, ratio_interval
+from measure import Recorder, interval, print_table, progress, ratio_interval
+from processes import PeerFailed, Processes
 
 WORKER = Path(__file__).with_name("data_parallel_worker.py")
 SIDES = ("ddp", "fast", "exact")
@@ -31,65 +30,41 @@ _WARM = 10
 def run_side(side: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Returns medians over the steps behind the first ones: seconds per step, and processor seconds of all workers."""
     common = [f"--workers={options.workers}", f"--steps={options.steps}", f"--microbatches={options.microbatches}"]
-    common += [f"--emulate={options.emulate}", f"--width={options.width}", f"--times={folder / 'times'}"]
-    if side in ("fast", "exact"):
-        command = [sys.executable, "-m", "holdfast", "run", "--quiet", f"--workers={options.workers}"]
-        command += [
-            "--run-dir",
-            str(folder / "run"),
-            "--set",
-            f"train.numerics={side}",
-            str(WORKER),
-            "holdfast",
-            *common,
-        ]
-        processes = [_start(command)]
-    elif side == "ddp":
-        ranks = range(options.workers)
-        store = f"--store={folder / 'store'}"
-        processes = [_start([sys.executable, str(WORKER), "ddp", *common, store, f"--rank={rank}"]) for rank in ranks]
-    else:
-        processes = _start_torchft(options, common)
-    for process in processes:
-        _, errors = process.communicate(timeout=options.limit_s)
-        if process.returncode:
-            return {"error": f"{side}: exit code {process.returncode}: {errors.decode()[-300:]}"}
+    common += [f"--emulate={options.emulate}", f"--side={options.side}", f"--width={options.width}"]
+    common += [f"--times={folder / 'times'}"]
+    try:
+        with Processes(options.limit_s, peers.environment()) as processes:
+            if side == "ddp":
+                _run_ddp(processes, options.workers, [*common, f"--store={folder / 'store'}"])
+            elif side == "torchft":
+                _run_torchft(processes, options.workers, common)
+            else:
+                _run_holdfast(processes, side, folder / "run", options.workers, common)
+    except PeerFailed as error:
+        return {"error": f"{side}: {error}"}
     return _read(folder)
 
 
-def _start(command: list[str], **named: Any) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **named)
+def _run_holdfast(processes: Processes, numerics: str, run_dir: Path, workers: int, common: list[str]) -> None:
+    command = [sys.executable, "-m", "holdfast", "run", "--quiet", f"--workers={workers}", f"--run-dir={run_dir}"]
+    command += ["--set", f"train.numerics={numerics}", str(WORKER), "holdfast", *common]
+    processes.wait([processes.start(command)], may_die=0)
 
 
-def _start_torchft(options: argparse.Namespace, common: list[str]) -> list[subprocess.Popen[bytes]]:
+def _run_ddp(processes: Processes, workers: int, common: list[str]) -> None:
+    command = [sys.executable, str(WORKER), "ddp", *common]
+    processes.wait([processes.start([*command, f"--rank={rank}"]) for rank in range(workers)], may_die=0)
+
+
+def _run_torchft(processes: Processes, workers: int, common: list[str]) -> None:
     python = str(peers.PYTHON)
-    lighthouse = subprocess.Popen(
-        [python, str(peers._WORKER), "lighthouse", "--heartbeat-ms=5000", "--join-ms=60000"],
-        env=peers._environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    assert lighthouse.stdout is not None
-    store = f"--store=http://127.0.0.1:{lighthouse.stdout.readline().decode().strip()}"
-    ranks = range(options.workers)
-    workers = [
-        _start([python, str(WORKER), "torchft", *common, store, f"--rank={rank}"], stdin=subprocess.PIPE)
-        for rank in ranks
-    ]
-    for worker in workers:
-        assert worker.stdout is not None
-        worker.stdout.readline()
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write(b"\n")
-        worker.stdin.flush()
-    for worker in workers:
-        worker.wait(options.limit_s)
-    lighthouse.kill()
-    lighthouse.communicate()
-    return workers
+    lighthouse = processes.start([python, str(peers.WORKER), "lighthouse"])
+    store = f"--store=http://127.0.0.1:{processes.line(lighthouse)}"
+    command = [python, str(WORKER), "torchft", *common, store]
+    ranks = [processes.start([*command, f"--rank={rank}"]) for rank in range(workers)]
+    processes.lines(ranks, "done")
+    processes.release(ranks)
+    processes.wait(ranks, may_die=0)
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -107,6 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, default=6, help="of each worker in a step")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--emulate", type=float, default=0.02, help="seconds of an item; 0 computes")
+    parser.add_argument("--side", type=int, default=256, help="of the eight matrices of the model that is emulated")
     parser.add_argument("--width", type=int, default=32, help="of the model that is computed")
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--torchft", action="store_true", help="with torchft, installed into an environment of its own")

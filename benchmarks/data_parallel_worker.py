@@ -140,9 +140,7 @@ def with_ddp(options: argparse.Namespace) -> None:
 
 
 def with_torchft(options: argparse.Namespace) -> None:
-    import torch.distributed as dist
-    import torchft.manager
-    from torchft.process_group import ProcessGroupGloo
+    from torchft_manager import make_manager
 
     model, data = build(options)
     parameters = list(model.parameters())
@@ -152,25 +150,13 @@ def with_torchft(options: argparse.Namespace) -> None:
     for parameter in parameters:
         parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
         start += parameter.numel()
-    server = torchft.manager.ManagerServer
-    torchft.manager.ManagerServer = lambda **named: server(**{**named, "bind": "127.0.0.1:0"})
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    manager = torchft.manager.Manager(
-        pg=ProcessGroupGloo(timeout=_TIMEOUT),
-        load_state_dict=lambda state: None,
-        state_dict=dict,
-        min_replica_size=options.workers,
-        replica_id=f"replica-{options.rank}",
-        store_addr="127.0.0.1",
-        store_port=store.port,
-        rank=0,
-        world_size=1,
-        lighthouse_addr=options.store,
-        hostname="127.0.0.1",
-        init_sync=False,
+    manager = make_manager(
+        rank=options.rank,
+        lighthouse=options.store,
+        least=options.workers,
         timeout=_TIMEOUT,
-        quorum_timeout=_TIMEOUT,
-        connect_timeout=_TIMEOUT,
+        state=dict,
+        load=lambda state: None,
     )
     times, value = Times(options.times), torch.zeros(())
     while manager.current_step() < options.steps:

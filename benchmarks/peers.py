@@ -8,23 +8,19 @@ that fails or reaches its time limit, is reported as such.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from holdfast.config.job import Job
 from holdfast.config.load import dump_job, parse_job
@@ -36,16 +32,13 @@ from holdfast.runtime.node.agent import Interrupted
 from holdfast.runtime.train import train
 from holdfast.telemetry.events import Installed, StepOps, read_events
 from measure import ROOT, Interval, Recorder, interval, print_table, progress, time_limit
+from processes import PeerFailed, Processes
 
 VENV = Path(__file__).resolve().parent / ".peers-venv"
 PYTHON = VENV / "bin" / "python"
-_WORKER = Path(__file__).resolve().parent / "peers_worker.py"
+WORKER = Path(__file__).resolve().parent / "peers_worker.py"
 _REPLICAS = 3
 _VICTIM = 1
-
-
-class PeerFailed(Exception):
-    """A run of another system did not come to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +123,11 @@ def _works() -> bool:
     if not PYTHON.exists():
         return False
     command = [str(PYTHON), "-c", "import torchft.manager, holdfast.runtime.engine.build"]
-    return subprocess.run(command, capture_output=True, timeout=120, env=_environment(), check=False).returncode == 0
+    return subprocess.run(command, capture_output=True, timeout=120, env=environment(), check=False).returncode == 0
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Returns that of processes which import Holdfast from here and speak to this machine only."""
     own = {"PYTHONPATH": str(ROOT / "src"), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     return {**os.environ, **own, "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
 
@@ -217,9 +211,9 @@ def run_torchft(*, heartbeat_ms: int, join_ms: int) -> Runner:
     """Returns what trains with torchft: three replica groups of one worker, and a lighthouse."""
 
     def run(job: Job, directory: Path, options: argparse.Namespace, kill: bool) -> Outcome:
-        with _Processes(options.limit_s) as processes:
+        with Processes(options.limit_s, environment()) as processes:
             times = [f"--heartbeat-ms={heartbeat_ms}", f"--join-ms={join_ms}"]
-            lighthouse = processes.start([str(PYTHON), str(_WORKER), "lighthouse", *times])
+            lighthouse = processes.start([str(PYTHON), str(WORKER), "lighthouse", *times])
             address = f"http://127.0.0.1:{processes.line(lighthouse)}"
             command = [*_command(job, directory, options, kill, "torchft"), f"--lighthouse={address}"]
             workers = [processes.start([*command, f"--rank={rank}"]) for rank in range(_REPLICAS)]
@@ -242,7 +236,7 @@ def run_torchrun(*, own_prefix: bool) -> Runner:
             *(str(PYTHON), "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"),
             *(f"--nproc-per-node={_REPLICAS}", "--max-restarts=3"),
         ]
-        with _Processes(options.limit_s) as processes:
+        with Processes(options.limit_s, environment()) as processes:
             agent = processes.start([*launcher, *command, *(["--own-prefix"] if own_prefix else [])])
             processes.wait([agent], may_die=0)
         return _read(job, directory, options, kill)
@@ -252,98 +246,12 @@ def run_torchrun(*, own_prefix: bool) -> Runner:
 
 def _command(job: Job, directory: Path, options: argparse.Namespace, kill: bool, part: str) -> list[str]:
     (directory / "job.yaml").write_text(dump_job(job))
-    command = [str(PYTHON), str(_WORKER), part, f"--job={directory / 'job.yaml'}", f"--events={_events(directory)}"]
+    command = [str(PYTHON), str(WORKER), part, f"--job={directory / 'job.yaml'}", f"--events={_events(directory)}"]
     return [*command, f"--kill-rank={_VICTIM}", f"--kill-step={options.kill_step}"] if kill else command
 
 
 def _events(directory: Path) -> Path:
     return directory / "events.jsonl"
-
-
-class _Processes(contextlib.AbstractContextManager["_Processes"]):
-    """Processes that we start, and that are all gone at the end, with their children."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._deadline = time.monotonic() + limit_s
-        self._started: list[subprocess.Popen[str]] = []
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
-
-    def start(self, command: list[str]) -> subprocess.Popen[str]:
-        """Starts a command with pipes to its standard input and output."""
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=_environment(),
-        )
-        self._started.append(process)
-        return process
-
-    def line(self, process: subprocess.Popen[str]) -> str:
-        """Returns the next line that a process prints; empty if it ended, or was ended at the time limit."""
-        assert process.stdout is not None
-        timer = threading.Timer(self._left(), process.kill)
-        timer.start()
-        try:
-            text = process.stdout.readline()
-        finally:
-            timer.cancel()
-        return text.strip()
-
-    def lines(self, processes: list[subprocess.Popen[str]], expected: str, *, may_die: int = 0) -> None:
-        """Waits until every process has printed ``expected``; no more than ``may_die`` may end instead."""
-        found = [self.line(process) for process in processes]
-        if sum(text != expected for text in found) > may_die:
-            raise PeerFailed(f"expected {expected!r} of every process, got {found}: {self._said()}")
-
-    def release(self, processes: list[subprocess.Popen[str]]) -> None:
-        """Lets those that wait for a line go on."""
-        for process in processes:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write("go\n")
-                process.stdin.flush()
-
-    def wait(self, processes: list[subprocess.Popen[str]], *, may_die: int) -> None:
-        """Waits until all have ended; no more than ``may_die`` of them may end with anything but 0."""
-        for process in processes:
-            try:
-                process.wait(self._left())
-            except subprocess.TimeoutExpired:
-                raise PeerFailed(f"not done at the time limit: {self._said()}") from None
-        codes = [process.returncode for process in processes]
-        if sum(code != 0 for code in codes) > may_die:
-            raise PeerFailed(f"exit codes {codes}: {self._said()}")
-
-    def _left(self) -> float:
-        return max(0.1, self._deadline - time.monotonic())
-
-    def _said(self) -> str:
-        self._errors.seek(0)
-        lines = [line.strip() for line in self._errors if "Error" in line or "error" in line]
-        return (lines or ["no error was printed"])[-1][:300]
-
-    def __exit__(self, *exception: object) -> None:
-        for process in self._started:
-            for child in _family(process.pid):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
-        self._errors.close()
-
-
-def _family(pid: int) -> Iterator[psutil.Process]:
-    """A process and all that it started, the children first."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        yield from process.children(recursive=True)
-        yield process
 
 
 def _read(job: Job, directory: Path, options: argparse.Namespace, kill: bool) -> Outcome:

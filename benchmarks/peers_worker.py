@@ -24,6 +24,7 @@ from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.data.sampler import load_microbatch
 from holdfast.runtime.engine.build import build_dataset, build_model, build_optimizer
+from torchft_manager import make_manager
 
 _PR_SET_PDEATHSIG = 1
 _TIMEOUT = timedelta(seconds=20)
@@ -129,7 +130,14 @@ def run_lighthouse(options: argparse.Namespace) -> None:
 
 def run_torchft(trainer: Trainer, options: argparse.Namespace) -> None:
     """Trains under torchft's manager: a step that fails is not committed and is tried again by whoever is left."""
-    manager = _manager(trainer, options)
+    manager = make_manager(
+        rank=options.rank,
+        lighthouse=options.lighthouse,
+        least=2,
+        timeout=_TIMEOUT,
+        state=trainer.state,
+        load=trainer.load_state,
+    )
     print("ready", flush=True)
     sys.stdin.readline()
     while manager.current_step() < trainer.job.train.steps:
@@ -145,32 +153,6 @@ def run_torchft(trainer: Trainer, options: argparse.Namespace) -> None:
     trainer.finish()
     print("done", flush=True)
     sys.stdin.readline()  # who leaves early would break the last step of the others
-
-
-def _manager(trainer: Trainer, options: argparse.Namespace) -> Any:
-    import torchft.manager
-    from torchft.process_group import ProcessGroupGloo
-
-    server = torchft.manager.ManagerServer
-    torchft.manager.ManagerServer = lambda **named: server(**{**named, "bind": "127.0.0.1:0"})  # not on all interfaces
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    return torchft.manager.Manager(
-        pg=ProcessGroupGloo(timeout=_TIMEOUT),
-        load_state_dict=trainer.load_state,
-        state_dict=trainer.state,
-        min_replica_size=2,
-        replica_id=f"replica-{options.rank}",
-        store_addr="127.0.0.1",
-        store_port=store.port,
-        rank=0,
-        world_size=1,
-        lighthouse_addr=options.lighthouse,
-        hostname="127.0.0.1",
-        init_sync=False,
-        timeout=_TIMEOUT,
-        quorum_timeout=_TIMEOUT,
-        connect_timeout=_TIMEOUT,
-    )
 
 
 def run_torchrun(trainer: Trainer, options: argparse.Namespace) -> None:
