@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from functools import cache
@@ -21,6 +22,7 @@ from holdfast.testing.virtual import VirtualCluster
 
 PLAN = regular_plan(3, split_evenly(8, 4), 6)
 PAIRS = 8 * 18
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "60"))
 STEPS = 3
 VICTIM = WorkerId(1, 2)
 
@@ -43,8 +45,8 @@ def answers(result):
 
 def test_of_many_losses_only_what_was_lost_is_run_again(staggered):
     """A loss anywhere: nearly always the step is gone on with, and far less is run again than without that."""
-    told, whole = Counter(), 0
-    for seed in range(40):
+    told, whole, seeds = Counter(), 0, 2 * SEEDS // 3
+    for seed in range(seeds):
         source = random.Random(seed)
         victims = source.sample(PLAN.workers, source.randint(1, 2))
         effects = healthy(staggered).effects
@@ -62,7 +64,9 @@ def test_of_many_losses_only_what_was_lost_is_run_again(staggered):
         whole += sum(event.recomputed_microbatches for event in answers(again))
         assert not any(event.goes_on for event in answers(again))
     assert told["gone on with"] > 3 * told["run whole"], told
-    assert told["run whole, and much again"] <= 1, "only where the plan's order is faster than what is left"
+    assert told["run whole, and much again"] <= max(1, seeds // 40), (
+        "only where the plan's order is faster than what is left"
+    )
     assert told["again"] < 0.25 * whole, (told, whole)
     assert told["concluded"] > 0 or staggered, told
     assert (told["dropped"] > 0) == staggered, told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError, InternalError, WorkFailed
 from holdfast.optim.live import LiveLayer
 from holdfast.optim.mirror import Mirror
+from holdfast.runtime.loop.alone import run_step
 from holdfast.runtime.loop.buckets import make_buckets
 from holdfast.runtime.loop.failing import SimulatedFailure
 from holdfast.runtime.loop.prepared import prepare
@@ -495,3 +497,42 @@ def test_a_failure_is_at_a_step_or_a_mini_batch_of_an_epoch():
     for step in (-1, (0, -2), (-1, 3)):
         with pytest.raises(ConfigError, match="step: expected 0 or more"):
             failure(casualties=1, step=step)
+
+
+def simulated(**options):
+    """What training with a failure in its second step ends with, and how many buckets there were."""
+    whole = model()
+    kinds = {key: options.pop(key) for key in ("bucket_bytes", "clip_norm") if key in options}
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=0.1)
+    wrapped = SimulatedFailure(optimizer, **{"step": 1, "workers": 4, "casualties": 2, **options})
+    prepared = prepare(whole, (wrapped,), **kinds)
+    prepared.fail(MICROBATCHES, 10)
+    turns, owned = AtOnce(prepared), range(len(prepared.buckets))
+    stage = LoopStage(prepared=prepared, turns=turns, owned=owned, numerics="exact", num_microbatches=MICROBATCHES)
+    for step in range(3):
+        run_step(stage, SimpleNamespace(prepared=prepared, microbatches=MICROBATCHES), step)
+    return [p.detach().clone() for p in whole.parameters()], len(owned)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"progress": 50},
+        {"progress": 0},
+        {"progress": None, "layer": "2"},
+        {"progress": 70, "casualties": None, "recovery": "skip"},
+        {"progress": 34, "casualties": None, "recovery": "rollback"},
+    ],
+)
+def test_no_bucket_is_both_behind_a_simulated_failure_and_before_it(options):
+    """Whole buckets suffice: the bits are those of each gradient summed by itself."""
+    weights, buckets = simulated(**options)
+    apart, gradients = simulated(**options, bucket_bytes=1)
+    assert same(weights, apart)
+    assert buckets == (1 if options["progress"] == 0 else 2)
+    assert gradients == 6
+    assert not same(weights, simulated(**{**options, "step": 0})[0])
+
+
+def test_with_clipping_each_gradient_is_summed_by_itself_where_a_failure_is_simulated():
+    assert simulated(progress=50, clip_norm=0.1)[1] == 6

@@ -41,7 +41,7 @@ def make_buckets(
 
     Args:
         model: its parameters count once, those that are shared at their first use.
-        belongs_to: parameters of which this differs are in different buckets: their optimizers.
+        belongs_to: parameters of which this differs are in different buckets, such as their optimizers.
         bucket_bytes: a bucket is closed once it has so many; 1: each parameter that is trained has one of its own.
 
     Raises:
@@ -72,7 +72,7 @@ def _cut(
     size, owner = 0, None
     for name, parameter in named:
         theirs = belongs_to(parameter) if parameter.requires_grad else owner
-        if row and (size >= most or (owner is not None and theirs is not owner)):
+        if row and (size >= most or (owner is not None and theirs != owner)):
             yield row
             row, size, owner = {}, 0, None
         row[name] = parameter

@@ -124,11 +124,10 @@ class Prepared:
             return
         if failure.workers > microbatches:
             raise ConfigError(f"SimulatedFailure: {failure.workers} workers, and a step has {microbatches} items")
-        backward = range(len(self.buckets) - 1, -1, -1)  # a bucket for each gradient
-        names = [next(n for n, p in self.buckets[at].named_parameters() if p.requires_grad) for at in backward]
+        absent = _absent(self.model, failure)
         self.failing = Failing(
             step=failure.step_of(steps_per_epoch),
-            layers=frozenset(backward[failure.standing(names) :]),
+            layers=frozenset(at for at, row in enumerate(self.trained) if any(id(p) in absent for p in row)),
             microbatches=failure.microbatches(microbatches),
             replays=failure.recovery == "rollback",
         )
@@ -197,7 +196,8 @@ def prepare(
 ) -> Prepared:
     """Takes over what a script trains: its optimizers and schedulers are stepped by us from now on.
 
-    Where a failure is simulated, each gradient is summed by itself, whatever ``bucket_bytes`` says.
+    Where a failure is simulated, no bucket is both behind it and before it; with ``clip_norm`` each gradient has one of
+    its own, as in a real failure, since a norm's last bit depends on what is summed together.
 
     Raises:
         ConfigError: it cannot be trained like that.
@@ -221,6 +221,8 @@ def prepare(
         if optimizer.state:
             raise ConfigError(f"hf.prepare: {type(optimizer).__name__} has made steps before; expected a new one")
     owners = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    failure = failures[0] if failures else None
+    absent = frozenset() if failure is None else _absent(model, failure)
     prepared = Prepared(
         model=model,
         optimizers=optimizers,
@@ -228,9 +230,11 @@ def prepare(
         scaling=None if scaler is None else _scaling_of(scaler),
         clip_norm=clip_norm,
         buckets=make_buckets(
-            model, lambda parameter: owners.get(id(parameter)), bucket_bytes=1 if failures else bucket_bytes
+            model,
+            lambda parameter: (owners.get(id(parameter)), id(parameter) in absent),
+            bucket_bytes=1 if failure is not None and clip_norm is not None else bucket_bytes,
         ),
-        failure=failures[0] if failures else None,
+        failure=failure,
     )
     for optimizer in optimizers:
         _refuse(optimizer, "step", f"{type(optimizer).__name__}.step")
@@ -238,6 +242,12 @@ def prepare(
     if scaler is not None:
         _refuse(scaler, "step", "scaler.step")
     return prepared
+
+
+def _absent(model: nn.Module, failure: SimulatedFailure) -> frozenset[int]:
+    """Returns the identities of the parameters whose gradients are summed behind a failure, without the casualties'."""
+    backward = [(name, id(p)) for name, p in reversed(list(model.named_parameters())) if p.requires_grad]
+    return frozenset(parameter for _, parameter in backward[failure.standing([name for name, _ in backward]) :])
 
 
 def _refuse(owner: object, name: str, what: str) -> None:
