@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, default=6, help="of each worker in a step")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--emulate", type=float, default=0.02, help="seconds of an item; 0 computes")
-    parser.add_argument("--side", type=int, default=256, help="of the eight matrices of the model that is emulated")
+    parser.add_argument("--side", type=int, default=64, help="of the eight matrices of the model that is emulated")
     parser.add_argument("--width", type=int, default=32, help="of the model that is computed")
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--torchft", action="store_true", help="with torchft, installed into an environment of its own")
@@ -105,7 +105,7 @@ def main() -> int:
         else:
             progress(f"torchft: {problem}")
     kind = "emulated" if options.emulate else "computed"
-    recorder = Recorder(f"data_parallel_{kind}", vars(options))
+    recorder = Recorder(f"data_parallel_{kind}{options.side if options.emulate else options.width}", vars(options))
     for repetition in range(options.repetitions):
         for side in sides:
             recorder.begin()

@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--emulate", type=float, default=0.0)
     parser.add_argument("--width", type=int, default=32)
-    parser.add_argument("--side", type=int, default=256, help="of the matrices of the model that is emulated")
+    parser.add_argument("--side", type=int, default=64, help="of the matrices of the model that is emulated")
     parser.add_argument("--store", default="")
     parser.add_argument("--times", default="", help="where to tell them; nowhere unless told")
     options = parser.parse_args()
