@@ -173,6 +173,7 @@ class Accumulator(ABC):
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         self._device = device
+        self._records_at = sum(layout.sections[:-1])
         self.reset()
 
     _dtype: torch.dtype
@@ -220,8 +221,8 @@ class Accumulator(ABC):
 
     def record(self, microbatch: int, values: Tensor) -> None:
         """Store a micro-batch's record: float32 ``[record_width]``."""
-        *_, rows = torch.split(self._own(), self.layout.sections)
-        rows.view(self.layout.num_microbatches, self.layout.record_width)[microbatch] = self._widened(values)
+        rows = self._own()[self._records_at :].view(self.layout.num_microbatches, self.layout.record_width)
+        rows[microbatch] = self._widened(values)
 
     def leave_out(self, microbatches: Collection[int]) -> None:
         """Expect no contribution of these, until the next reset: the mean is that of all others.

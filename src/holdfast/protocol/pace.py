@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.control.messages import Heartbeat
 from holdfast.protocol.effects import (
@@ -26,9 +26,8 @@ WAITS = (Asked, Listen, Build, Take, FinishReduce, Drain, Fetched, Written, Flus
 """Effects for which a worker waits for others, or for a script to come back to its loop."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Present:
-    """What goes on: waiting for others, or work; and since when, by both clocks."""
+class _Present(NamedTuple):
+    """What goes on: waiting for others, or work; and since when, by both clocks. Made twice for each effect."""
 
     waiting: bool
     since: float
@@ -55,17 +54,15 @@ class Pace:
         self.warm = False
         self.computed = False
         self.slowest_s = 0.0
-        self._present = self._begin(waiting=True)
-
-    def _begin(self, *, waiting: bool) -> _Present:
-        return _Present(waiting=waiting, since=self._clock(), awake_since=self._awake())
+        self._present = _Present(True, clock(), awake())
 
     def move(self, *, waiting: bool) -> None:
         """Something was done; what comes next is waiting for others, or work."""
-        if not self._present.waiting:
-            self.slowest_s = max(self.slowest_s, self._spent_s(self._present))
+        present, now, awake = self._present, self._clock(), self._awake()
+        if not present.waiting:
+            self.slowest_s = max(self.slowest_s, self._spent_s(present, now, awake))
         self.moves += 1
-        self._present = self._begin(waiting=waiting)  # at once: the reader never sees work that began with a wait
+        self._present = _Present(waiting, now, awake)  # at once: the reader never sees work that began with a wait
 
     def compute(self) -> None:
         """An operation begins; the first one of a worker that only took part so far is as slow as any first."""
@@ -83,11 +80,11 @@ class Pace:
     def busy_s(self) -> float:
         """For how long the present work goes on; 0 while waiting."""
         present = self._present
-        return 0.0 if present.waiting else max(self._spent_s(present), 1e-6)
+        return 0.0 if present.waiting else max(self._spent_s(present, self._clock(), self._awake()), 1e-6)
 
-    def _spent_s(self, present: _Present) -> float:
+    def _spent_s(self, present: _Present, now: float, awake: float) -> float:
         """How long it goes on, without the pauses in it; those of more than ``excused_s`` count all the same."""
-        return max(self._awake() - present.awake_since, self._clock() - present.since - self._excused_s)
+        return max(awake - present.awake_since, now - present.since - self._excused_s)
 
 
 def heartbeat(protocol: WorkerProtocol, pace: Pace) -> Heartbeat:
