@@ -1,6 +1,8 @@
-"""A training script in which failures may be simulated; it says what it ended with."""
+"""A training script in which failures may be simulated; it says which items it was given, and what it ended with."""
 
 import argparse
+import json
+import os
 from pathlib import Path
 
 import torch
@@ -24,6 +26,7 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=MAKE, default="sgd")
     parser.add_argument("--simulate", help="casualties joined by +, percent, recovery")
     parser.add_argument("--digest")
+    parser.add_argument("--told", help="a folder, for a file of each process")
     args = parser.parse_args()
     hf = holdfast.session(seed=2)
     digits = load_digits()
@@ -46,6 +49,9 @@ def main() -> None:
     model, optimizer = hf.prepare(model, optimizer)
     for step in hf.steps(data, microbatches=8, size=3, steps=7):
         for x, y in step:
+            if args.told:
+                with (Path(args.told) / f"{hf.worker}-{os.getpid()}.jsonl").open("a") as file:
+                    file.write(json.dumps([step.number, step.item]) + "\n")
             step.backward(nn.functional.cross_entropy(model(x), y))
     if args.digest and hf.is_first:
         Path(args.digest).write_text(tensors_sha256(dict(model.state_dict())))

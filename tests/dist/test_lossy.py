@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,8 +37,14 @@ def alone(path, *arguments):
     return path.read_text()
 
 
+def told(folder):
+    """Per worker, the items that it was given, in order."""
+    rows = {path.name.split("-")[0]: path.read_text().splitlines() for path in folder.glob("*.jsonl")}
+    return {worker: [tuple(json.loads(line)) for line in lines] for worker, lines in rows.items()}
+
+
 def run(runs, path, optimizer, strategy, faults):
-    arguments = ["--optimizer", optimizer, "--digest", str(path)]
+    arguments = ["--optimizer", optimizer, "--digest", str(path), "--told", str(path.parent)]
     runs_job = {
         "name": "lossy",
         "model": {"kind": "script", "path": str(SCRIPT), "arguments": arguments},
@@ -65,6 +73,15 @@ def test_a_real_failure_and_a_simulated_one_end_in_the_same_bits(
     assert real != alone(tmp_path / "healthy", "--optimizer", optimizer)
     agreed = [e for _, e in read_events(summary.run_dir / "events.jsonl") if isinstance(e, Agreed) and e.goes_on]
     assert all(not each.redone and not each.regenerated for each in agreed), "nothing is run again"
+    given = told(tmp_path)
+    assert len(given) == 4
+    times = Counter(item for items in given.values() for item in items)
+    mini_batches = 1 + (strategy == "rollback")
+    assert times == {(step, item): mini_batches if step == 3 else 1 for step in range(7) for item in range(8)}
+    for worker, items in given.items():
+        assert items == sorted(items) or strategy == "rollback"
+        lost = f"kill:{worker}@3:gradients:{percent}" in faults
+        assert max(items)[0] == (3 if lost else 6), "the lost have ended the backward passes of their last step"
 
 
 def test_rollback_is_the_same_mini_batch_on_half_updated_weights(tmp_path):
