@@ -42,7 +42,7 @@ def run_side(side: str, options: argparse.Namespace, folder: Path) -> dict[str, 
                 _run_holdfast(processes, side, folder / "run", options.workers, common)
     except PeerFailed as error:
         return {"error": f"{side}: {error}"}
-    return _read(folder)
+    return _read(folder, options)
 
 
 def _run_holdfast(processes: Processes, numerics: str, run_dir: Path, workers: int, common: list[str]) -> None:
@@ -58,17 +58,21 @@ def _run_ddp(processes: Processes, workers: int, common: list[str]) -> None:
 
 def _run_torchft(processes: Processes, workers: int, common: list[str]) -> None:
     python = str(peers.PYTHON)
-    lighthouse = processes.start([python, str(peers.WORKER), "lighthouse"])
+    lighthouse = processes.start([python, str(peers.WORKER), "lighthouse"], talks=True)
     store = f"--store=http://127.0.0.1:{processes.line(lighthouse)}"
     command = [python, str(WORKER), "torchft", *common, store]
-    ranks = [processes.start([*command, f"--rank={rank}"]) for rank in range(workers)]
+    ranks = [processes.start([*command, f"--rank={rank}"], talks=True) for rank in range(workers)]
+    processes.lines(ranks, "ready")  # their heartbeats have begun
+    processes.release(ranks)
     processes.lines(ranks, "done")
     processes.release(ranks)
     processes.wait(ranks, may_die=0)
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     runs = [json.loads(path.read_text())["rows"] for path in folder.glob("times-*.json")]
+    if [len(rows) for rows in runs] != [options.steps] * options.workers:
+        return {"error": f"steps of each worker: {[len(rows) for rows in runs]}, expected {options.steps}"}
     walls = [
         after[0] - before[0] for rows in runs for before, after in zip(rows[_WARM:], rows[_WARM + 1 :], strict=False)
     ]

@@ -159,6 +159,8 @@ def with_torchft(options: argparse.Namespace) -> None:
         load=lambda state: None,
     )
     times, value = Times(options.times), torch.zeros(())
+    print("ready", flush=True)
+    sys.stdin.readline()
     while manager.current_step() < options.steps:
         manager.start_quorum()
         flat.zero_()
@@ -168,7 +170,7 @@ def with_torchft(options: argparse.Namespace) -> None:
         manager.allreduce(flat).wait()
         if manager.should_commit():
             optimizer.step()
-        times.step()
+            times.step()
     times.write(value.detach())
     print("done", flush=True)
     sys.stdin.readline()  # who leaves early would break the last step of the others

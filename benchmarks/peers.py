@@ -213,10 +213,10 @@ def run_torchft(*, heartbeat_ms: int, join_ms: int) -> Runner:
     def run(job: Job, directory: Path, options: argparse.Namespace, kill: bool) -> Outcome:
         with Processes(options.limit_s, environment()) as processes:
             times = [f"--heartbeat-ms={heartbeat_ms}", f"--join-ms={join_ms}"]
-            lighthouse = processes.start([str(PYTHON), str(WORKER), "lighthouse", *times])
+            lighthouse = processes.start([str(PYTHON), str(WORKER), "lighthouse", *times], talks=True)
             address = f"http://127.0.0.1:{processes.line(lighthouse)}"
             command = [*_command(job, directory, options, kill, "torchft"), f"--lighthouse={address}"]
-            workers = [processes.start([*command, f"--rank={rank}"]) for rank in range(_REPLICAS)]
+            workers = [processes.start([*command, f"--rank={rank}"], talks=True) for rank in range(_REPLICAS)]
             processes.lines(workers, "ready")  # their heartbeats have begun
             processes.release(workers)
             processes.lines(workers, "done", may_die=int(kill))

@@ -21,7 +21,7 @@ class PeerFailed(Exception):
 class Processes(contextlib.AbstractContextManager["Processes"]):
     """Processes that we start, and that are all gone at the end, with their children.
 
-    What they print as errors goes into a file, as a pipe that nobody reads would stop them once it is full.
+    What they print goes into a file unless it is for us, as a pipe that nobody reads would stop them once it is full.
 
     Args:
         limit_s: for all of them together, seconds.
@@ -34,12 +34,12 @@ class Processes(contextlib.AbstractContextManager["Processes"]):
         self._started: list[subprocess.Popen[str]] = []
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
 
-    def start(self, command: list[str]) -> subprocess.Popen[str]:
-        """Starts a command with pipes to its standard input and output."""
+    def start(self, command: list[str], *, talks: bool = False) -> subprocess.Popen[str]:
+        """Starts a command with a pipe to its standard input, and from its output if it ``talks`` to us."""
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE if talks else self._errors,
             stderr=self._errors,
             text=True,
             env=self._environment,

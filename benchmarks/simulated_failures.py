@@ -2,7 +2,7 @@
 
 The convnet of ``examples/ddp_digits.py`` is trained alone, once as it is (the baseline) and once with each way to
 recover from the failure of some of the workers in one step. Each run is a process of its own, the ways take turns.
-Where a failure is simulated each gradient is a sum of its own, in every step: what that costs is beside it.
+Where a failure is simulated a bucket ends where it strikes, in every step: what that costs is beside it.
 """
 
 from __future__ import annotations

@@ -216,6 +216,25 @@ def test_a_generation_may_be_known_before_the_new_process_that_takes_part_in_it(
     exchange(a, b, 2)
 
 
+def test_that_the_old_process_had_come_says_nothing_of_the_new_one(links):
+    a, b = [links.start(worker) for worker in (A, B)]
+    build([a, b], 1)
+    for peer in (a, b):
+        peer.abort(1)
+    assert b.call("build", 2, ((A, B),)).is_blocked(), "it has come, and waits for us"
+    links.kill(B)
+    assert links.died(B)
+    del links.here_now[B]
+    b = links.start(B)
+    assert here(links, B)
+    links.tell_all()
+    call = a.call("build", 2, ((A, B),))
+    assert call.is_blocked(), "the new one has yet to come"
+    b.do("build", 2, ((A, B),))
+    call.result()
+    exchange(a, b, 2)
+
+
 def test_a_stranger_who_says_what_a_worker_said_is_sent_away(links):
     """A recorded handshake is worth nothing: the other end draws another number each time."""
     with listened_to(links) as (a, b, line):

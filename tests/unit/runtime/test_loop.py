@@ -358,6 +358,32 @@ def test_parameters_of_other_optimizers_are_in_other_buckets():
     assert all(len({name.partition(".")[0] == "0" for name, _ in bucket.named_parameters()}) == 1 for bucket in buckets)
 
 
+def test_parameters_of_no_optimizer_are_in_whichever_bucket():
+    """They are summed, and updated by nobody: that cuts no bucket, and costs no sum."""
+    whole = model()
+    optimizer = torch.optim.SGD([p for p in whole.parameters() if p.ndim == 1], lr=0.1)
+    assert len(prepare(whole, (optimizer,)).buckets) == 1
+
+
+def test_what_lies_apart_shares_no_bucket_with_what_does_not():
+    whole = model()
+    whole[2].weight.requires_grad_(False)
+    apart = {id(whole[0].bias), id(whole[2].weight), id(whole[2].bias)}
+    buckets = make_buckets(whole, lambda p: None, apart=apart)
+    names = [[name for name, _ in bucket.named_parameters()] for bucket in buckets]
+    assert names == [["0.weight"], ["0.bias", "2.weight", "2.bias"], ["4.weight", "4.bias"]]
+
+
+def test_a_parameter_without_elements_is_no_gradient_of_a_simulated_failure():
+    whole = model()
+    whole[2].empty = nn.Parameter(torch.zeros(0))
+    wrapped = SimulatedFailure(torch.optim.SGD(whole.parameters(), lr=0.1), step=1, casualties=2, progress=50)
+    prepared = prepare(whole, (wrapped,))
+    prepared.fail(8, 10)
+    assert prepared.failing.layers == {0}
+    assert [len(row) for row in prepared.trained] == [3, 4]
+
+
 def test_a_model_without_anything_to_train_is_refused():
     with pytest.raises(ConfigError, match="no parameter that is trained"):
         make_buckets(nn.ReLU(), lambda p: None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from torch import Tensor, nn
 
@@ -35,13 +35,18 @@ class Bucket(nn.Module):
 
 
 def make_buckets(
-    model: nn.Module, belongs_to: Callable[[nn.Parameter], object], *, bucket_bytes: int = BUCKET_BYTES
+    model: nn.Module,
+    belongs_to: Callable[[nn.Parameter], object],
+    *,
+    apart: Collection[int] = (),
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> tuple[Bucket, ...]:
     """Returns the buckets of a model, in registration order; all buffers are in the last one.
 
     Args:
         model: its parameters count once, those that are shared at their first use.
-        belongs_to: parameters of which this differs are in different buckets, such as their optimizers.
+        belongs_to: parameters of which this differs are in different buckets: their optimizers; None: any will do.
+        apart: identities of parameters that share no bucket with any other.
         bucket_bytes: a bucket is closed once it has so many; 1: each parameter that is trained has one of its own.
 
     Raises:
@@ -50,7 +55,7 @@ def make_buckets(
     named = list(model.named_parameters())
     if not any(parameter.requires_grad for _, parameter in named):
         raise ConfigError(f"hf.prepare: {type(model).__name__} has no parameter that is trained")
-    *rows, tail = _cut(named, bucket_bytes, belongs_to)
+    *rows, tail = _cut(named, bucket_bytes, belongs_to, frozenset(apart))
     if rows and not any(p.requires_grad for p in tail.values()):
         rows[-1] |= tail  # what is never summed is no bucket
     else:
@@ -61,20 +66,21 @@ def make_buckets(
     return tuple(Bucket(row, buffers if index == last else {}) for index, row in enumerate(rows))
 
 
-def _trained_bytes(parameter: nn.Parameter) -> int:
-    return parameter.nbytes if parameter.requires_grad else 0
-
-
 def _cut(
-    named: Iterable[tuple[str, nn.Parameter]], most: int, belongs_to: Callable[[nn.Parameter], object]
+    named: Iterable[tuple[str, nn.Parameter]],
+    most: int,
+    belongs_to: Callable[[nn.Parameter], object],
+    apart: frozenset[int],
 ) -> Iterable[dict[str, nn.Parameter]]:
     row: dict[str, nn.Parameter] = {}
-    size, owner = 0, None
+    size, owner, is_apart = 0, None, None
     for name, parameter in named:
-        theirs = belongs_to(parameter) if parameter.requires_grad else owner
-        if row and (size >= most or (owner is not None and theirs != owner)):
+        trained, theirs, other = parameter.requires_grad, belongs_to(parameter), id(parameter) in apart
+        strange = (None not in (owner, theirs) and theirs is not owner) or is_apart not in (None, other)
+        if row and (size >= most or (trained and strange)):
             yield row
-            row, size, owner = {}, 0, None
+            row, size, owner, is_apart = {}, 0, None, None
         row[name] = parameter
-        size, owner = size + _trained_bytes(parameter), theirs if theirs is not None else owner
+        if trained:
+            size, owner, is_apart = size + parameter.nbytes, theirs if theirs is not None else owner, other
     yield row

@@ -231,7 +231,8 @@ def prepare(
         clip_norm=clip_norm,
         buckets=make_buckets(
             model,
-            lambda parameter: (owners.get(id(parameter)), id(parameter) in absent),
+            lambda parameter: owners.get(id(parameter)),
+            apart=absent,
             bucket_bytes=1 if failure is not None and clip_norm is not None else bucket_bytes,
         ),
         failure=failure,
@@ -246,7 +247,8 @@ def prepare(
 
 def _absent(model: nn.Module, failure: SimulatedFailure) -> frozenset[int]:
     """Returns the identities of the parameters whose gradients are summed behind a failure, without the casualties'."""
-    backward = [(name, id(p)) for name, p in reversed(list(model.named_parameters())) if p.requires_grad]
+    named = reversed(list(model.named_parameters()))
+    backward = [(name, id(p)) for name, p in named if p.requires_grad and p.numel()]
     return frozenset(parameter for _, parameter in backward[failure.standing([name for name, _ in backward]) :])
 
 

@@ -409,7 +409,7 @@ def seed_all(seed: int, *of: int) -> None:
     """Seeds torch, numpy and random from a seed and what is about to run: a step, and an item of it."""
     mixed = blake2b(struct.pack(f"<{1 + len(of)}q", seed, *of), digest_size=8).digest()
     value = int.from_bytes(mixed, "little") if of else seed
-    if torch.accelerator.is_available():
+    if torch.accelerator.current_accelerator() is not None:  # this torch knows one, whether it is here or not
         torch.manual_seed(value)
     else:  # it asks after every kind of device, which takes half a millisecond where the caches are cold
         torch.default_generator.manual_seed(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -146,6 +146,12 @@ class Inbox:
                 self._broken[peer] = reason
                 self._wake()
 
+    def await_anew(self, workers: Iterable[WorkerId]) -> None:
+        """These have other processes from now on, which have not come to any generation yet."""
+        with self._changed:
+            for worker in workers:
+                self._entered.pop(worker, None)
+
     def fail(self, error: BaseException) -> None:
         """Nothing comes any more, by a fault of ours: whoever waits is told."""
         with self._changed:
@@ -197,7 +203,7 @@ class Inbox:
         """
         self.wait(generation, lambda: [peer for peer in peers if self._entered.get(peer, _NEVER) < (generation,)])
         for peer in sorted(peers):
-            theirs = self._entered[peer][1]
+            theirs = self._entered.get(peer, _NEVER)[1]  # forgotten meanwhile if it has another process
             if step is not None and theirs not in (step, NO_STEP):
                 raise InternalError(f"{peer} comes to generation {generation} before step {theirs}, we before {step}")
 

@@ -120,6 +120,7 @@ class Sender:
             self._outbox, self._blocked, self._said_again = Outbox(), False, False
             if self._enter is not None and self._enter.generation > self._over:
                 self._outbox.put(self._enter, _NOTHING)
+                self._dropped = False  # what was lost with the old process is owed to the new one again
             else:
                 self._entered, self._enter = 0, None
         if before is not None:

@@ -69,7 +69,8 @@ class Switchboard:
     def meet(self, peers: Iterable[Peer]) -> None:
         """Learns who the others are now; a link with another process of the same worker is over from now on."""
         told = tuple(peers)
-        self._peers.learn(told)
+        self._inbox.await_anew({peer.worker for peer in told if not self._peers.is_current(peer)})
+        self._peers.learn(told)  # only now are new processes let in
         with self._lock:
             known = [self._senders[peer.worker] for peer in told if peer.worker in self._senders]
         for sender in known:
