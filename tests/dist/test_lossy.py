@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.dist.test_loops import told
 
 from holdfast import parse_job
 from holdfast.errors import ConfigError
@@ -35,12 +35,6 @@ def alone(path, *arguments):
     """What a script by itself ends with."""
     subprocess.run([sys.executable, SCRIPT, *arguments, "--digest", path], check=True, timeout=60)
     return path.read_text()
-
-
-def told(folder):
-    """Per worker, the items that it was given, in order."""
-    rows = {path.name.split("-")[0]: path.read_text().splitlines() for path in folder.glob("*.jsonl")}
-    return {worker: [tuple(json.loads(line)) for line in lines] for worker, lines in rows.items()}
 
 
 def run(runs, path, optimizer, strategy, faults):
@@ -78,9 +72,9 @@ def test_a_real_failure_and_a_simulated_one_end_in_the_same_bits(
     times = Counter(item for items in given.values() for item in items)
     mini_batches = 1 + (strategy == "rollback")
     assert times == {(step, item): mini_batches if step == 3 else 1 for step in range(7) for item in range(8)}
-    for worker, items in given.items():
+    for process, items in given.items():
         assert items == sorted(items) or strategy == "rollback"
-        lost = f"kill:{worker}@3:gradients:{percent}" in faults
+        lost = f"kill:{process.partition('-')[0]}@3:gradients:{percent}" in faults
         assert max(items)[0] == (3 if lost else 6), "the lost have ended the backward passes of their last step"
 
 
