@@ -51,6 +51,7 @@ soak: $(STAMP)  ## five rounds of real processes, 20,000 inputs per parser, 2,00
 	HOLDFAST_FUZZ_INPUTS=20000 $(BIN)/python -m pytest -n auto --timeout 7200 tests/fuzz
 	HOLDFAST_SEEDS=2000 HOLDFAST_AUDITED_STEPS=5000 $(BIN)/python -m pytest -n auto --timeout 7200 tests/sim
 	HOLDFAST_SOAK_FAULTS=300 HOLDFAST_HEALTHY_STEPS=5000 $(BIN)/python -m pytest tests/dist/test_soak.py
+	HOLDFAST_SOAK_FAULTS=200 $(BIN)/python -m pytest tests/dist/test_struck_scripts.py
 	HOLDFAST_SOAK_PAUSES=50 $(BIN)/python -m pytest tests/dist/test_pauses.py
 
 bench: $(STAMP)  ## all benchmarks, with targets and results
@@ -58,6 +59,7 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/remainder.py
 	$(BIN)/python benchmarks/loop_recovery.py
+	$(BIN)/python benchmarks/script_checks.py
 	$(BIN)/python benchmarks/simulated_failures.py
 	$(BIN)/python benchmarks/replays.py
 	$(BIN)/python benchmarks/replays.py --models bert vit

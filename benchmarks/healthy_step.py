@@ -17,8 +17,8 @@ from baseline_1f1b import BaselineFailed, run_baseline
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.errors import HoldfastError
-from holdfast.planning.jobs import healthy_plan
-from holdfast.runtime.node.agent import Interrupted
+from holdfast.runtime.node.signals import Interrupted
+from holdfast.settings.planning import healthy_plan
 from measure import Interval, Recorder, interval, print_table, progress, ratio_interval, time_limit, verdict
 from measured_run import CpuWindow, watched_run
 
@@ -141,7 +141,8 @@ def bytes_per_step(options: argparse.Namespace) -> dict[str, dict[str, dict[str,
 
 
 def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
-    from holdfast.core.lower import Reduce, Send, lower
+    from holdfast.core.instructions import Reduce, Send
+    from holdfast.core.lower import lower
     from holdfast.runtime.engine.build import build_stage, probe
     from holdfast.runtime.tensors import num_bytes
 

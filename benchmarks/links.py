@@ -1,5 +1,5 @@
-"""Messages and sums between processes: links, without and with TLS, next to torch's Gloo, by turns: latency and
-processor time.
+"""Messages and sums between processes: links, without and with TLS, next to torch's own process group (Gloo), by
+turns: latency and processor time.
 
 One worker sends a message to another, which sends it back: half of that is the latency of a message. Then 2 to 8
 workers sum 64-bit integers, as the exact numerics do, one sum after another. Processor time is that of all together.
@@ -24,10 +24,8 @@ from holdfast.control.introductions import Introductions
 from holdfast.control.messages import Hello
 from holdfast.control.tls import link_contexts
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, Reduction
+from holdfast.core.instructions import Payload, Reduction
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.runtime.transport.exchange import RelayExchange
-from holdfast.runtime.transport.gloo import GlooTransport
 from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import MessageKey, SumKey
 from measure import Recorder, print_table, progress, ratio_interval
@@ -49,7 +47,8 @@ def main() -> int:
             for owners in options.owners:
                 for carrier in CARRIERS[:: 1 if repetition % 2 else -1]:
                     recorder.begin()
-                    for row in _measure(carrier, tls, owners, options):
+                    meeting = f"{folder}/{carrier}-{owners}-{repetition}"
+                    for row in _measure(carrier, tls, owners, meeting, options):
                         recorder.add(carrier=carrier, owners=owners, repetition=repetition, **row)
                 progress(f"run {repetition + 1}/{options.repetitions}, {owners} workers")
     summary = _summary(recorder.rows)
@@ -67,13 +66,13 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure(carrier: str, tls: Tls, owners: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _measure(carrier: str, tls: Tls, owners: int, meeting: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Starts the workers, lets them measure, and returns what they found for every size."""
     workers = tuple(WorkerId(number, 0) for number in range(owners))
     context, pipes, processes = multiprocessing.get_context("spawn"), {}, []
     for worker in workers:
         pipes[worker], theirs = context.Pipe()
-        arguments = (carrier, tls, worker, workers, options.sizes, options.seconds, theirs)
+        arguments = (carrier, tls, worker, workers, meeting, options.sizes, options.seconds, theirs)
         processes.append(context.Process(target=_work, args=arguments, daemon=True))
         processes[-1].start()
         theirs.close()
@@ -107,16 +106,12 @@ def _relay(
     pids = dict.fromkeys(pipes, 0)
     while True:
         kind, *given = pipes[worker].recv()
-        if kind == "blob":
-            to, *blob = given
-            for target in to:
-                pipes[target].send(("deliver", *blob))
-        elif kind == "here":
+        if kind == "here":
             with telling:
                 introductions.heard(Hello(worker=worker, pid=0, here=given[0]))
                 for target, its in pipes.items():
                     if (news := introductions.news_for(target, pids)) is not None:
-                        its.send(("meet", news.peers))
+                        its.send(news.peers)
         else:
             found.put((worker, given[0]))
             return
@@ -127,6 +122,7 @@ def _work(
     tls: Tls,
     worker: WorkerId,
     workers: tuple[WorkerId, ...],
+    meeting: str,
     sizes: list[int],
     seconds: float,
     pipe: Connection,
@@ -135,28 +131,18 @@ def _work(
     import torch
 
     torch.set_num_threads(1)
-    sending = threading.Lock()
-
-    def say(*message: Any) -> None:
-        with sending:
-            pipe.send(message)
-
-    def relay(blob: Any) -> None:
-        say("blob", blob.to, blob.generation, blob.key, blob.value)
 
     def listen() -> None:
         while True:
-            kind, *given = pipe.recv()
-            (transport.meet if kind == "meet" else exchange.deliver)(*given)
+            transport.meet(pipe.recv())
 
-    exchange = RelayExchange(worker, relay)
     transport: Any
     if carrier == "gloo":
-        transport = GlooTransport(worker, exchange)
+        transport = _ProcessGroup(worker, len(workers), meeting)
     else:
         transport = LinkTransport(worker, tls=link_contexts(tls) if carrier == "tls" else None)
-        say("here", transport.here)
-    threading.Thread(target=listen, daemon=True).start()
+        pipe.send(("here", transport.here))
+        threading.Thread(target=listen, daemon=True).start()
     pairs = {(a, b) for a in workers for b in workers if a < b}
     transport.build(1, tuple(sorted(pairs | {workers})))
     found = {}
@@ -164,9 +150,49 @@ def _work(
         if len(workers) == 2:
             found["message", size] = _messages(transport, worker, workers, size, seconds)
         found["sum", size] = _sums(transport, workers, size, seconds)
-    say("found", found)
+    pipe.send(("found", found))
     transport.drain()
     time.sleep(0.2)  # so that nobody is cut off by our end
+
+
+class _ProcessGroup:
+    """torch's own process group, behind as much of the port as is measured."""
+
+    def __init__(self, worker: WorkerId, size: int, meeting: str) -> None:
+        import torch.distributed as dist
+
+        self._dist = dist
+        dist.init_process_group("gloo", store=dist.FileStore(meeting, size), rank=worker.pipeline, world_size=size)
+
+    def build(self, generation: int, groups: tuple[tuple[WorkerId, ...], ...]) -> None:
+        """It is built already."""
+
+    def send(self, key: MessageKey, peer: WorkerId, tensor: Any) -> None:
+        self._sent = self._dist.isend(tensor, peer.pipeline), tensor  # the next one goes when this one was answered
+
+    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> _Work:
+        import torch
+
+        tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+        return _Work(self._dist.irecv(tensor, peer.pipeline), tensor)
+
+    def all_reduce(self, key: SumKey, tensor: Any) -> _Work:
+        total = tensor.clone()
+        return _Work(self._dist.all_reduce(total, async_op=True), total)
+
+    def drain(self) -> None:
+        """What was sent last was answered."""
+
+
+class _Work:
+    """A receive or a sum of torch's, and where it goes to."""
+
+    def __init__(self, work: Any, tensor: Any) -> None:
+        self._work, self._tensor = work, tensor
+
+    def wait(self) -> Any:
+        self._work.wait()
+        return self._tensor
 
 
 def _messages(

@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.errors import HoldfastError
-from holdfast.runtime.node.agent import Interrupted
+from holdfast.runtime.node.signals import Interrupted
 from measure import Recorder, interval, print_table, progress, ratio_interval, time_limit, verdict
 from measured_run import CpuWindow, step_lengths, watched_run
 from memory import handed_on_bytes

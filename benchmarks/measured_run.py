@@ -16,7 +16,7 @@ from holdfast import Job, Summary, train
 from holdfast.control.messages import Progress
 from holdfast.core.profile import Profile, uniform_profile
 from holdfast.errors import HoldfastError
-from holdfast.runtime.node.agent import Interrupted
+from holdfast.runtime.node.signals import Interrupted
 from holdfast.telemetry.events import StepOps, WorkerReady, read_events
 from measure import cpu_seconds, time_limit
 

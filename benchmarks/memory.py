@@ -22,10 +22,10 @@ from holdfast.config.load import parse_job
 from holdfast.control.messages import Progress
 from holdfast.core.ids import WorkerId
 from holdfast.errors import HoldfastError
-from holdfast.planning.jobs import healthy_plan, stages_of
 from holdfast.planning.remainder import logged_bytes
 from holdfast.runtime.engine.build import build_model, probe
-from holdfast.runtime.node.agent import Interrupted
+from holdfast.runtime.node.signals import Interrupted
+from holdfast.settings.planning import healthy_plan, stages_of
 from holdfast.telemetry.events import WorkerReady, read_events
 from measure import Recorder, interval, print_table, progress, time_limit
 

@@ -28,7 +28,7 @@ from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.errors import HoldfastError
 from holdfast.optim.accumulate import Numerics
-from holdfast.runtime.node.agent import Interrupted
+from holdfast.runtime.node.signals import Interrupted
 from holdfast.runtime.train import train
 from holdfast.telemetry.events import Installed, StepOps, read_events
 from measure import ROOT, Interval, Recorder, interval, print_table, progress, time_limit

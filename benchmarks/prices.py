@@ -20,11 +20,11 @@ from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, Profile
-from holdfast.planning.jobs import healthy_plan
 from holdfast.recovery.actions import Abort, ClusterView, InstallPlan, Recompute
 from holdfast.recovery.price import Rates, priced, step_seconds
-from holdfast.recovery.strategies import adaptive
 from holdfast.runtime.train import Summary
+from holdfast.settings.planning import healthy_plan
+from holdfast.strategies.adaptive import adaptive
 from holdfast.telemetry.events import FaultInjected, StepOps, read_events
 from measure import Recorder, interval, print_table, progress
 from measured_run import measured_run, op_profile

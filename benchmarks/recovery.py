@@ -20,8 +20,8 @@ from holdfast.core.evaluate import evaluate
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Profile, costs_from_profile
-from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.train import Summary
+from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.report import FailureReport
 from measure import Interval, Recorder, interval, print_table, progress
 from measured_run import measured_run, op_profile

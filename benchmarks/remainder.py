@@ -26,8 +26,8 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile, costs_from_profile
 from holdfast.errors import HoldfastError
-from holdfast.planning.jobs import healthy_plan
 from holdfast.planning.remainder import plan_remainder, progress_at
+from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import Agreed, StepOps, WorkerReady, read_events
 from measure import Recorder, interval, print_table, progress, time_limit
 from measured_run import op_profile

@@ -21,7 +21,7 @@ from holdfast.config.load import parse_job
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Profile, costs_from_profile
-from holdfast.planning.jobs import healthy_plan
+from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import Agreed, Replaying, read_events
 from measure import Recorder, interval, print_table, progress
 from measured_run import measured_run, op_profile, step_lengths

@@ -24,7 +24,6 @@ import psutil
 import torch
 
 from holdfast.models.transformer import Block
-from holdfast.recovery.choice import bubble_share
 from holdfast.runtime.background_log import BackgroundLog, LogCondition, When
 from holdfast.storage.tensorlog.records import Key, LogOf, What
 from holdfast.storage.tensorlog.writer import LogWriter
@@ -141,7 +140,8 @@ class _Stage:
             self.log.end_step(self._steps)
         self._steps += 1
         busy = time.perf_counter() - began
-        share = bubble_share(self._options.stages, self._options.microbatches)
+        others = self._options.stages - 1
+        share = others / (self._options.microbatches + others)  # that a worker waits in: SWIFT, section 2.1
         with contextlib.nullcontext() if self.log is None else self.log.idle():
             time.sleep(busy * share / (1 - share))
         return busy

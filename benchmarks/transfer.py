@@ -24,7 +24,7 @@ from typing import Any
 from holdfast.control.messages import Here, Peer
 from holdfast.control.token import pair_key
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload
+from holdfast.core.instructions import Payload
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import PeerLost
 from holdfast.runtime.transport.links.transport import LinkTransport

@@ -5,7 +5,7 @@ holdfast run --workers 4 --fault kill:2.0@20:backward examples/ddp_digits.py    
 """
 
 import torch
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits  # pip install -e '.[digits]'
 from torch import nn
 from torch.utils.data import TensorDataset
 

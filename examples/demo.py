@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast import Fault, Job, Summary, load_job, train
 from holdfast.cli.train import ProgressLine
-from holdfast.runtime.node.agent import Interrupted
+from holdfast.runtime.node.signals import Interrupted
 
 FAULT = "kill:1.2@5:backward"
 

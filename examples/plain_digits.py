@@ -3,7 +3,7 @@
 from itertools import chain
 
 import torch
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits  # pip install -e '.[digits]'
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -11,8 +11,8 @@ HoldfastError
 │   ├── StaleGeneration         this generation was superseded: stop, join the newer one
 │   ├── StepRefused             an update ahead of its verdict does not stand: step
 │   ├── StepDisputed            what was computed a second time has other bits: step
-│   ├── CoordinatorUnavailable  the coordinator does not answer
-│   └── CommTimeout             an operation took longer than its limit
+│   ├── StepVoid                the script's loop was stopped before it: step
+│   └── CoordinatorUnavailable  the coordinator does not answer
 ├── RecoveryError
 │   ├── StateUnavailable        no living worker holds some layers: layers
 │   ├── TooFewWorkers           fewer are left than are to go on (exit code 3)
@@ -39,7 +39,6 @@ from holdfast.plain import one_line
 
 __all__ = [
     "ClusterError",
-    "CommTimeout",
     "ConfigError",
     "CoordinatorUnavailable",
     "CorruptBlob",
@@ -63,10 +62,12 @@ __all__ = [
     "StateUnavailable",
     "StepDisputed",
     "StepRefused",
+    "StepVoid",
     "StorageError",
     "StoreAway",
     "TooFewWorkers",
     "WorkFailed",
+    "installing",
 ]
 
 
@@ -159,6 +160,14 @@ class StepRefused(ClusterError):
         super().__init__(f"step {step} was updated ahead of its verdict, which refuses that")
 
 
+class StepVoid(ClusterError):
+    """Some worker's script had stopped its loop before this step: nobody updates with it, and it was the last."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        super().__init__(f"the loop was stopped before step {step}")
+
+
 class StepDisputed(ClusterError):
     """What was computed of a step a second time has other bits: it must not be committed.
 
@@ -175,10 +184,6 @@ class StepDisputed(ClusterError):
 
 class CoordinatorUnavailable(ClusterError):
     """The coordinator does not answer."""
-
-
-class CommTimeout(ClusterError):
-    """A message or a reduction took longer than its limit."""
 
 
 class RecoveryError(HoldfastError):
@@ -254,6 +259,15 @@ def place_of(phase: str, layer: int | None, item: int | None, microbatch: int | 
     of = f" of layer {layer}" if layer is not None else ""
     of += f" of item {item}" if item is not None else ""
     return f"{phase}{of}" + (f", micro-batch {microbatch}" if microbatch is not None else "")
+
+
+def installing(extra: str) -> str:
+    """Returns how what an extra of this package needs is installed.
+
+    >>> installing("tls")
+    "pip install 'holdfast[tls]', in a clone pip install -e '.[tls]'"
+    """
+    return f"pip install 'holdfast[{extra}]', in a clone pip install -e '.[{extra}]'"
 
 
 def describe_exit(status: int | None) -> str:

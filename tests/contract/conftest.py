@@ -1,4 +1,4 @@
-"""The ports behind one suite: links and Gloo between processes, memory between threads."""
+"""The port behind one suite: links between processes, memory between threads."""
 
 import contextlib
 import multiprocessing
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.memory_transport import MemoryHub, MemoryTransport
 
 import holdfast.errors
 from holdfast.control.certificates import make_certificates
@@ -18,7 +19,7 @@ from holdfast.control.messages import Hello, Here
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Link
 from holdfast.runtime.node.forks import FORKS, ForkedProcess
-from holdfast.testing.memory import MemoryHub
+from holdfast.runtime.transport.delayed import DelayedTransport
 
 WORKER = Path(__file__).with_name("transport_worker.py")
 LIMIT_S = 20.0
@@ -69,11 +70,11 @@ class Call:
 class Peer:
     """A test's end of one worker."""
 
-    def __init__(self, worker, connection, pid, post):
+    def __init__(self, worker, connection, pid, here=None):
         self.worker = worker
         self.pid = pid
         self._connection = connection
-        self._post = post
+        self._here = here
         self._calls = []
         self._sending = threading.Lock()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -101,8 +102,8 @@ class Peer:
                 kind, *given = self._connection.recv()
             except (EOFError, OSError):
                 return
-            if kind in ("blob", "here"):
-                self._post[kind](self.worker, *given)
+            if kind == "here":
+                self._here(self.worker, *given)
             else:
                 number, *rest = given
                 getattr(self._calls[number], kind)(*rest)
@@ -114,39 +115,36 @@ class Peer:
         self._connection.close()
 
 
-class ProcessCluster:
-    """Workers in processes of their own."""
+class LinkCluster:
+    """Over links, between workers in processes of their own."""
 
-    kind = ""
+    folder = ""
 
     def __init__(self):
         self._processes = {}
         self.peers = {}
-        self.held = {}
-        """(from, to) whose addresses are not passed on, and an event for when one was held back."""
+        self.here_now = {}
+        self.pids = {}
+        self.told = {}
+        """worker -> what it was told of each of the others."""
+        self.via = {}
+        """(from, to) whose link goes through somebody else, and where that listens."""
+        self._introductions = Introductions("secret")
+        self._telling = threading.Lock()
 
     def start(self, worker):
         ours, theirs = FORKS.Pipe()
         given = {
-            "init_globals": {"connection": theirs, "worker": worker, "kind": self.kind},
+            "init_globals": {"connection": theirs, "worker": worker, "folder": self.folder},
             "run_name": "transport_worker",
         }
         process = ForkedProcess(target=runpy.run_path, args=(str(WORKER),), kwargs=given, daemon=True)
         process.start()
         theirs.close()
         self._processes[worker] = process
-        self.peers[worker] = Peer(worker, ours, process.pid, {"blob": self._post, "here": self._here})
+        self.peers[worker] = Peer(worker, ours, process.pid, self._here)
+        self.tell_all()
         return self.peers[worker]
-
-    def _post(self, source, to, *blob):
-        for target in to:
-            if (source, target) in self.held:
-                self.held[source, target].set()
-            elif target in self._processes and self._processes[target].is_alive():
-                self.peers[target].tell("deliver", *blob)
-
-    def _here(self, worker, pid, here):
-        raise AssertionError("tells its address to nobody")
 
     def kill(self, worker):
         self._processes[worker].kill()
@@ -162,39 +160,11 @@ class ProcessCluster:
             process.join(LIMIT_S)
             process.close()
 
-
-class GlooCluster(ProcessCluster):
-    """Over Gloo."""
-
-    kind = "gloo"
-
-
-class LinkCluster(ProcessCluster):
-    """Over links."""
-
-    kind = "links"
-
-    def __init__(self):
-        super().__init__()
-        self.here_now = {}
-        self.pids = {}
-        self.told = {}
-        """worker -> what it was told of each of the others."""
-        self.via = {}
-        """(from, to) whose link goes through somebody else, and where that listens."""
-        self._introductions = Introductions("secret")
-        self._telling = threading.Lock()
-
     def _here(self, worker, pid, here):
         with self._telling:
             self._introductions.heard(Hello(worker=worker, pid=pid, here=here))
             self.here_now[worker], self.pids[worker] = here, pid
         self.tell_all()
-
-    def start(self, worker):
-        peer = super().start(worker)
-        self.tell_all()
-        return peer
 
     def pretend(self, worker, nonce=bytes(16)):
         """The others are told of a worker that the test plays itself; returns what it is told of them."""
@@ -221,13 +191,11 @@ class TlsCluster(LinkCluster):
 
     def __init__(self, folder):
         super().__init__()
-        self.kind = f"links {folder}"
+        self.folder = str(folder)
 
 
 class MemoryCluster:
     """Workers in threads of this process."""
-
-    link = None
 
     def __init__(self):
         self._hub = MemoryHub()
@@ -240,13 +208,16 @@ class MemoryCluster:
 
         def live():
             with theirs:
-                self._serve(theirs, worker, "memory", self._hub, self.link)
+                self._serve(theirs, lambda say: self._transport(worker))
 
         thread = threading.Thread(target=live, daemon=True)
         thread.start()
         self._threads.append(thread)
-        self.peers[worker] = Peer(worker, ours, "self", {})
+        self.peers[worker] = Peer(worker, ours, "self")
         return self.peers[worker]
+
+    def _transport(self, worker):
+        return MemoryTransport(worker, self._hub)
 
     def kill(self, worker):
         self._hub.kill(worker)
@@ -262,7 +233,9 @@ class MemoryCluster:
 class DelayedCluster(MemoryCluster):
     """The same with messages that take 2 ms."""
 
-    link = Link(latency_s=0.001, bytes_per_s=1e6)
+    def _transport(self, worker):
+        link = Link(latency_s=0.001, bytes_per_s=1e6)
+        return DelayedTransport(super()._transport(worker), link, lambda payload: 1_000)
 
 
 @pytest.fixture(scope="session")
@@ -276,7 +249,6 @@ def certificates(tmp_path_factory):
 CLUSTERS = {
     "links": LinkCluster,
     "tls": TlsCluster,
-    "gloo": GlooCluster,
     "memory": MemoryCluster,
     "delayed": DelayedCluster,
 }
@@ -300,13 +272,6 @@ def links():
 @pytest.fixture
 def tls(certificates):
     made = TlsCluster(certificates)
-    yield made
-    made.end()
-
-
-@pytest.fixture
-def gloo():
-    made = GlooCluster()
     yield made
     made.end()
 

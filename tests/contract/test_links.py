@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from holdfast.core.ids import MicroBatch, WorkerId
-from holdfast.core.lower import Payload, Receive, Reduction
+from holdfast.core.instructions import Payload, Receive, Reduction
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.transport.links.handshake import dialing

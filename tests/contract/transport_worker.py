@@ -1,7 +1,7 @@
 """One worker of the transport contract: does over a pipe what a test tells it, in a process or in a thread.
 
-Calls run one after another in a thread of their own; ``abort`` and what the exchange delivers are taken at once, as in
-a real worker, where they come from the control thread. Run by path, so that a forkserver can start it from any test.
+Calls run one after another in a thread of their own; ``abort`` and what is told of others are taken at once, as in a
+real worker, where they come from the control thread. Run by path, so that a forkserver can start it from any test.
 """
 
 import os
@@ -13,14 +13,10 @@ import torch
 
 from holdfast.config.job import Tls
 from holdfast.control.tls import link_contexts
-from holdfast.core.lower import Reduction
+from holdfast.core.instructions import Reduction
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.runtime.transport.delayed import DelayedTransport
-from holdfast.runtime.transport.exchange import RelayExchange
-from holdfast.runtime.transport.gloo import GlooTransport
 from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import SumKey
-from holdfast.testing.memory import MemoryTransport
 
 
 class Calls:
@@ -91,36 +87,27 @@ class Calls:
         return len(os.listdir("/proc/self/task"))
 
 
-def serve(connection, worker, kind="memory", hub=None, link=None):
-    """Serves one test until it says quit, or its end of the pipe is closed."""
+def serve(connection, transport_of):
+    """Serves one test until it says quit, or its end of the pipe is closed.
+
+    ``transport_of`` makes the transport; it is given what tells a test something.
+    """
     sending = threading.Lock()
 
     def say(*message):
         with sending:
             connection.send(message)
 
-    exchange = RelayExchange(worker, lambda blob: say("blob", blob.to, blob.generation, blob.key, blob.value))
-    if kind.startswith("links"):
-        folder = kind.removeprefix("links").strip()
-        files = {name: f"{folder}/{name}.pem" for name in ("ca", "cert", "key")}
-        transport = LinkTransport(worker, tls=link_contexts(Tls(**files)) if folder else None)
-        say("here", os.getpid(), transport.here)
-    else:
-        transport = GlooTransport(worker, exchange) if kind == "gloo" else MemoryTransport(worker, hub)
-    if link is not None:
-        transport = DelayedTransport(transport, link, lambda payload: 1_000)
+    transport = transport_of(say)
     calls = queue.SimpleQueue()
     threading.Thread(target=_work, args=(calls, Calls(transport), say), daemon=True).start()
     while True:
         kind, *given = connection.recv()
         if kind == "call":
             calls.put(given)
-        elif kind == "deliver":
-            exchange.deliver(*given)
         elif kind == "meet":
             transport.meet(*given)
         elif kind == "abort":
-            exchange.end(*given)
             transport.abort(*given)
         else:
             calls.put(None)
@@ -139,14 +126,26 @@ def _work(calls, target, say):
             say("done", number, result)
 
 
-def main(connection, worker, kind):
+def links_of(worker, folder):
+    """Makes the links of a worker, with the certificates of a folder if it has a name."""
+
+    def make(say):
+        files = {name: f"{folder}/{name}.pem" for name in ("ca", "cert", "key")}
+        transport = LinkTransport(worker, tls=link_contexts(Tls(**files)) if folder else None)
+        say("here", os.getpid(), transport.here)
+        return transport
+
+    return make
+
+
+def main(connection, worker, folder):
     """Entry point of a process; it ends without waiting for threads that a test left behind."""
     try:
         torch.set_num_threads(1)
-        serve(connection, worker, kind)
+        serve(connection, links_of(worker, folder))
     finally:
         os._exit(0)
 
 
 if __name__ == "transport_worker":
-    main(connection, worker, kind)  # noqa: F821 - given by who runs this file
+    main(connection, worker, folder)  # noqa: F821 - given by who runs this file

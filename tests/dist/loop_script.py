@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import holdfast
+from holdfast.data.digits import Digits
 
 
 class Tied(nn.Module):
@@ -86,9 +86,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     hf = holdfast.session(seed=3)
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    data = TensorDataset(images[:500], torch.tensor(digits.target[:500]))
+    digits = Digits()
+    data = TensorDataset(*map(torch.stack, zip(*(digits[index] for index in range(500)), strict=True)))
     model = Tied() if args.variant == "tied" else net()
     if args.compiled:
         model = torch.compile(model, backend="aot_eager")

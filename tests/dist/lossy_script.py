@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import holdfast
+from holdfast.data.digits import Digits
 from holdfast.optim.digest import tensors_sha256
 
 MAKE = {
@@ -29,9 +29,8 @@ def main() -> None:
     parser.add_argument("--told", help="a folder, for a file of each process")
     args = parser.parse_args()
     hf = holdfast.session(seed=2)
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    data = TensorDataset(images[:400], torch.tensor(digits.target[:400]))
+    digits = Digits()
+    data = TensorDataset(*map(torch.stack, zip(*(digits[index] for index in range(400)), strict=True)))
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 16), nn.Linear(16, 10)
     )

@@ -127,7 +127,7 @@ def test_of_two_owners_nobody_can_tell_who_is_wrong(tmp_path):
     ("name", "overrides"),
     [
         ("gpt", ("train.technique=decoupled", "model.checkpoint_activations=true")),
-        ("bert", ("control.data_plane=gloo",)),
+        ("bert", ()),
         ("convnet", ("train.technique=staggered",)),
         ("vit", ("grid.pipelines=1", "grid.microbatches=9", "grid.gpus_per_stage=2", "grid.workers_per_node=2")),
     ],

@@ -19,8 +19,14 @@ POINTS = ["start", "forward", "backward", "reduce", "verdict", "update", "commit
 MODELS = ["gpt", "convnet", "bert", "vit"]
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("name", MODELS)
+def each_by_turns(values):
+    """All values with the GPT, and by turns one with each other model: test_pairwise has every model at every point."""
+    return [("gpt", value) for value in values] + [
+        (name, values[turn % len(values)]) for turn, name in enumerate(MODELS[1:], 1)
+    ]
+
+
+@pytest.mark.parametrize(("name", "point"), each_by_turns(POINTS))
 def test_one_kill_at_each_point_of_a_step(runs, name, point):
     summary = runs.survives(name, f"kill:1.2@2:{point}")
     assert summary.generations == 2
@@ -34,8 +40,7 @@ def test_one_kill_of_other_models(runs, name):
     runs.survives(name, "kill:1.2@2:backward")
 
 
-@pytest.mark.parametrize("point", ["forward", "backward", "reduce"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "point"), each_by_turns(["forward", "backward", "reduce"]))
 def test_only_what_the_lost_worker_had_run_is_run_again(runs, name, point):
     summary = runs.survives(name, f"kill:1.2@2:{point}")
     events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
@@ -51,11 +56,12 @@ def test_only_what_the_lost_worker_had_run_is_run_again(runs, name, point):
         "only of a layer whose sum all had, beside one whose sum they lack"
     )
     (failure,) = summary.report.failures
-    assert failure.recomputed_microbatches == len(agreed.redone) + len(agreed.regenerated)
+    lost = len(agreed.redone) + len(agreed.regenerated)
+    assert failure.recomputed_microbatches - agreed.dropped == lost
+    assert failure.recomputed_at_most >= failure.recomputed_microbatches
 
 
-@pytest.mark.parametrize("worker", ["0.0", "2.1", "1.3"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "worker"), each_by_turns(["0.0", "2.1", "1.3"]))
 def test_first_middle_and_last_stage(runs, name, worker):
     runs.survives(name, f"kill:{worker}@1:backward")
 
@@ -70,24 +76,23 @@ def test_kill_in_the_first_and_in_the_last_step(runs):
     runs.survives("gpt", "kill:1.1@0:start", "kill:0.2@3:commit")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gpt", "vit"])
 def test_two_kills_in_one_step_in_different_stages(runs, name):
     runs.survives(name, "kill:0.1@2:forward", "kill:2.3@2:forward")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gpt", "convnet"])
 def test_two_kills_in_one_step_in_the_same_stage(runs, name):
     runs.survives(name, "kill:0.2@2:forward", "kill:1.2@2:forward")
 
 
-@pytest.mark.parametrize("point", ["detect", "install", "replay"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "point"), each_by_turns(["detect", "install", "replay"]))
 def test_kill_during_the_recovery_of_another(runs, name, point):
     summary = runs.survives(name, "kill:1.2@2:backward", f"kill:0.1@2:{point}")
     assert summary.generations == 3, "the second failure is one more generation"
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gpt", "convnet"])
 def test_eight_of_twelve_lost_one_after_another(runs, name):
     victims = ["0.0", "1.1", "2.2", "0.3", "1.0", "2.1", "0.2", "1.3"]
     faults = [f"kill:{worker}@{step}:{POINTS[step % 7]}" for step, worker in enumerate(victims)]
@@ -97,8 +102,7 @@ def test_eight_of_twelve_lost_one_after_another(runs, name):
     assert summary.generations == 9
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("grid", [(1, 4, 9), (1, 1, 9), (3, 2, 3)], ids=["1x4", "1x1", "3x2"])
+@pytest.mark.parametrize(("name", "grid"), each_by_turns([(1, 4, 9), (1, 1, 9), (3, 2, 3)]))
 def test_the_same_hash_from_every_grid_of_the_same_global_batch(runs, name, grid):
     pipelines, stages, microbatches = grid
     other = (f"grid.pipelines={pipelines}", f"grid.stages={stages}", f"grid.microbatches={microbatches}")
@@ -106,7 +110,7 @@ def test_the_same_hash_from_every_grid_of_the_same_global_batch(runs, name, grid
     assert runs.healthy(name, other).state_sha256 == runs.healthy(name).state_sha256
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gpt", "convnet"])
 def test_three_by_four_two_by_two_and_one_by_one(runs, name):
     """Twelve micro-batches, split three ways."""
     hashes = set()

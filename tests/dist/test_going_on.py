@@ -207,22 +207,26 @@ def test_without_any_checkpoint_it_begins_anew_and_says_so(runs):
     assert len(again.attempts) == 2
 
 
+NOTICE = "holdfast: {}: a checkpoint is made first, within 30 s; SIGTERM after more than 1 s, or Ctrl-C, ends the job"
+
+
 def end_of(process: subprocess.Popen) -> tuple[int, str]:
     _, errors = process.communicate(timeout=LIMIT_S)
     return process.returncode, errors
 
 
 def test_sigterm_makes_a_checkpoint_first_and_the_same_command_goes_on(launch):
-    """To the agent alone; to every process at once; and again before that is done, or where no checkpoint is wanted."""
+    """To the agent, as ``timeout`` sends it: twice; then SIGUSR1 to its whole group, as a batch system may."""
     launcher = launch({**JOB, "checkpoint": {"every": 1000, "on_sigterm": 30}})
     first = launcher.start()
     launcher.when(first, StepOps, 4)
-    first.terminate()
+    for _ in range(2):
+        first.terminate()
     code, errors = end_of(first)
     assert code == 143, errors
     (made,) = launcher.events(Checkpointed)
     assert made.step >= 4
-    assert "holdfast: SIGTERM: a checkpoint is made first, within 30 s; another signal ends the job at once" in errors
+    assert errors.count(NOTICE.format("SIGTERM")) == 1
     assert errors.splitlines()[-1] == (
         f"holdfast: SIGTERM: the checkpoint of step {made.step} is written; go on with --run-dir {launcher.run_dir} "
         "--resume auto; every process is ended"
@@ -230,9 +234,10 @@ def test_sigterm_makes_a_checkpoint_first_and_the_same_command_goes_on(launch):
     assert [event.outcome for event in launcher.events(JobEnded)] == ["preempted"]
     second = launcher.start(group=True)
     launcher.when(second, StepOps, made.step + 4)
-    os.killpg(second.pid, signal.SIGTERM)
+    os.killpg(second.pid, signal.SIGUSR1)
     code, errors = end_of(second)
-    assert code == 143, errors
+    assert code == 128 + signal.SIGUSR1, errors
+    assert errors.count(NOTICE.format("SIGUSR1")) == 1
     assert f"goes on from the checkpoint of step {made.step} in " in errors
     (later,) = launcher.events(Checkpointed)
     assert later.step >= made.step + 4
@@ -247,6 +252,17 @@ def test_sigterm_makes_a_checkpoint_first_and_the_same_command_goes_on(launch):
         assert told[key] == whole.summary()[key]
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2])
+def test_without_checkpoints_a_notice_ends_the_job_in_order(launch, number):
+    launcher = launch({**JOB, "train": {"steps": 100000}, "checkpoint": {}})
+    job = launcher.start()
+    launcher.when(job, StepOps, 1)
+    job.send_signal(number)
+    code, errors = end_of(job)
+    assert code == 128 + number
+    assert errors.splitlines()[-1] == f"holdfast: {number.name}: every process is ended"
+
+
 def test_a_second_sigterm_ends_at_once_and_so_does_the_grace(launch):
     """A worker that is stopped, and would not be missed for long, keeps the boundary from being crossed."""
     tree = {**JOB, "grid": {"pipelines": 1, "stages": 2, "microbatches": 4}, "control": {"hang_s": 1000}}
@@ -254,7 +270,10 @@ def test_a_second_sigterm_ends_at_once_and_so_does_the_grace(launch):
     first = launcher.start("--fault", "hang:0.1@8")
     launcher.when(first, FaultInjected, 8)
     first.terminate()
-    assert any("another signal ends the job at once" in line for line in first.stderr), "the phases come before it"
+    assert any("ends the job at once" in line for line in first.stderr), "the phases come before it"
+    first.terminate()  # the same notice
+    time.sleep(1.1)  # until it is no more
+    assert first.poll() is None
     first.terminate()
     code, errors = end_of(first)
     assert code == 143

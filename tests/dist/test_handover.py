@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.control.store import DecisionStore
 from holdfast.core.ids import WorkerId
-from holdfast.planning.jobs import healthy_plan
+from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import CoordinatorLost, HandingOver, Reattached, StepOps, Synced, read_events
 
 pytestmark = pytest.mark.dist

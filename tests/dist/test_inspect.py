@@ -69,8 +69,8 @@ def test_the_timeline_says_what_each_worker_lost(summary):
     rows = {row.worker: row for row in run_timeline(read_events(summary.run_dir / "events.jsonl")).rows}
     seen = {worker: [stretch.mode for stretch in row.stretches] for worker, row in rows.items()}
     assert seen["1.2"][-1] is Mode.MEMBER
-    assert {Mode.RECOVERING, Mode.ABSENT, Mode.ARRIVING, Mode.ENTERING} < set(seen["1.2"][1:])
-    assert seen["0.1"][-1] is Mode.ABSENT
+    assert {Mode.RECOVERING, Mode.LOST, Mode.ARRIVING, Mode.ENTERING} < set(seen["1.2"][1:])
+    assert seen["0.1"][-1] is Mode.LOST
     assert seen["2.3"][-1] is Mode.ABSENT
     assert Mode.ENTERING not in seen["0.0"]
     longest = max(s.end - s.start for s in rows["0.0"].stretches if s.mode is Mode.RECOVERING)

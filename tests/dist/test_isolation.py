@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.ids import WorkerId
-from holdfast.runtime.node.agent import Agent
+from holdfast.runtime.isolation import Networks
+from holdfast.runtime.launch import launcher
+from holdfast.runtime.launch.launcher import Launcher
+from holdfast.runtime.launch.request import RunRequest
 from holdfast.telemetry.events import Detected, Notice, WorkerReady, read_events
 
 pytestmark = [
@@ -32,13 +35,27 @@ def test_a_job_through_namespaces_ends_in_the_same_bits(runs, executed_as_ordere
             if isinstance(event, WorkerReady):
                 networks[event.worker] = Path(f"/proc/{event.pid}/ns/net").readlink()
 
-    outcome = Agent(job=runs.job("gpt"), run_dir=run_dir, isolate=True, on_progress=look).run()
+    request = RunRequest(job=runs.job("gpt"), run_dir=run_dir, isolate=True)
+    outcome = Launcher(request=request, on_progress=look).run()
     assert outcome.outcome == "done"
     executed_as_ordered(run_dir)
     assert outcome.weights_sha256 == runs.healthy("gpt").weights_sha256
     assert outcome.state_sha256 == runs.healthy("gpt").state_sha256
     assert len(networks) == 12
     assert len({*networks.values(), Path("/proc/self/ns/net").readlink()}) == 13, "each its own, none the host's"
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The networks that are made meanwhile."""
+    networks = []
+
+    def make(num_nodes):
+        networks.append(Networks(num_nodes))
+        return networks[-1]
+
+    monkeypatch.setattr(launcher, "Networks", make)
+    return networks
 
 
 def poll(condition, limit_s):
@@ -49,7 +66,7 @@ def poll(condition, limit_s):
 
 
 @pytest.mark.parametrize("healed", [False, True], ids=["for good", "healed later"])
-def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, executed_as_ordered, healed):
+def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, made, executed_as_ordered, healed):
     """Nobody is killed and no connection is closed: packets are lost, and that is all that anyone gets to see."""
     run_dir = runs.folder()
     job = runs.job("gpt", ("control.fence_grace_s=60", "control.reattach_s=1"))
@@ -60,18 +77,18 @@ def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, execu
         return [event.text for event in events if isinstance(event, Notice) and event.worker == str(VICTIM)]
 
     def cut_and_heal(progress):
-        """Called by the agent, so the job ends only when it has returned from the last step."""
+        """Called by the launcher's thread, so the job ends only when it has returned from the last step."""
         if progress.step == 1 and not done:
-            agent._cut(NODE)
+            made[0].cut(NODE)
             done.append("cut")
         if healed and progress.generation == 2 and done == ["cut"]:
-            agent._heal(NODE)
+            made[0].heal(NODE)
             done.append("healed")
         if progress.step == job.train.steps - 1:
             poll(told, LIMIT_S)
 
-    agent = Agent(job=job, run_dir=run_dir, isolate=True, on_progress=cut_and_heal)
-    outcome = agent.run()
+    request = RunRequest(job=job, run_dir=run_dir, isolate=True)
+    outcome = Launcher(request=request, on_progress=cut_and_heal).run()
     assert done == ["cut", "healed"][: 1 + healed]
     assert outcome.outcome == "done"
     assert outcome.generations == 2

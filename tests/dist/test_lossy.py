@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -19,22 +21,21 @@ pytestmark = pytest.mark.dist
 SCRIPT = Path(__file__).with_name("lossy_script.py")
 CASES = [
     ("sgd", "lossy-forward", "2+3", 50),
-    ("momentum", "lossy-forward", "3", 0),
     ("momentum", "lossy-forward", "1+2+3", 75),
-    ("adam", "lossy-forward", "0+2", 25),
-    ("adamw", "lossy-forward", "2+3", 90),
-    ("sgd", "skip", "3", 50),
-    ("momentum", "skip", "2+3", 25),
     ("adam", "skip", "3", 75),
-    ("momentum", "rollback", "3", 50),
-    ("adam", "rollback", "1+2", 75),
+    ("adamw", "lossy-forward", "0+2", 0),
+    ("momentum", "rollback", "1+2", 75),
 ]
+"""Every optimizer and strategy, and losses of one to three; whatever is decided at other points is in tests/sim."""
 
 
-def alone(path, *arguments):
+@functools.cache
+def alone(*arguments):
     """What a script by itself ends with."""
-    subprocess.run([sys.executable, SCRIPT, *arguments, "--digest", path], check=True, timeout=60)
-    return path.read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "digest"
+        subprocess.run([sys.executable, SCRIPT, *arguments, "--digest", path], check=True, timeout=60)
+        return path.read_text()
 
 
 def run(runs, path, optimizer, strategy, faults):
@@ -58,13 +59,13 @@ def test_a_real_failure_and_a_simulated_one_end_in_the_same_bits(
     runs, tmp_path, optimizer, strategy, casualties, percent
 ):
     simulated = casualties if strategy == "lossy-forward" else "0+1+2+3"
-    sim = alone(tmp_path / "sim", "--optimizer", optimizer, "--simulate", f"{simulated},{percent},{strategy}")
+    sim = alone("--optimizer", optimizer, "--simulate", f"{simulated},{percent},{strategy}")
     faults = [f"kill:{worker}.0@3:gradients:{percent}" for worker in casualties.split("+")]
     summary, real = run(runs, tmp_path / "real", optimizer, strategy, faults)
     assert summary.steps == 7 + (strategy == "rollback"), "what is run once more is a step of its own"
     assert sorted(f.worker for f in summary.report.failures) == [f"{worker}.0" for worker in casualties.split("+")]
     assert real == sim
-    assert real != alone(tmp_path / "healthy", "--optimizer", optimizer)
+    assert real != alone("--optimizer", optimizer)
     agreed = [e for _, e in read_events(summary.run_dir / "events.jsonl") if isinstance(e, Agreed) and e.goes_on]
     assert all(not each.redone and not each.regenerated for each in agreed), "nothing is run again"
     given = told(tmp_path)
@@ -78,15 +79,15 @@ def test_a_real_failure_and_a_simulated_one_end_in_the_same_bits(
         assert max(items)[0] == (3 if lost else 6), "the lost have ended the backward passes of their last step"
 
 
-def test_rollback_is_the_same_mini_batch_on_half_updated_weights(tmp_path):
-    ends = {percent: alone(tmp_path / "end", "--simulate", f"0+1+2+3,{percent},rollback") for percent in (0, 50)}
-    assert ends[0] == alone(tmp_path / "healthy"), "nothing was updated when it failed"
+def test_rollback_is_the_same_mini_batch_on_half_updated_weights():
+    ends = {percent: alone("--simulate", f"0+1+2+3,{percent},rollback") for percent in (0, 50)}
+    assert ends[0] == alone(), "nothing was updated when it failed"
     assert ends[50] != ends[0]
-    assert ends[50] != alone(tmp_path / "skipped", "--simulate", "0+1+2+3,50,skip")
+    assert ends[50] != alone("--simulate", "0+1+2+3,50,skip")
 
 
-def test_where_all_sums_are_there_nothing_is_left_out(tmp_path):
-    assert alone(tmp_path / "end", "--simulate", "2+3,100,lossy-forward") == alone(tmp_path / "healthy")
+def test_where_all_sums_are_there_nothing_is_left_out():
+    assert alone("--simulate", "2+3,100,lossy-forward") == alone()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -282,3 +283,16 @@ def test_a_node_that_is_cut_off_is_replayed(runs, point):
     fault = f"partition:0.2@7:{point}"
     summary = ends_as_if_nothing_had_failed(runs, "gpt", fault, more=("resilience.spares=1",))
     assert [event.workers for event in replayed(summary)] == [("1.0",)]
+
+
+def test_the_example_of_two_nodes_logs_what_its_documents_say(tmp_path):
+    """In a process of its own, as a job file is told to be run; the lost stage is replayed by whoever is left."""
+    job, run_dir = Path(__file__).parents[2] / "examples" / "two-nodes.yaml", tmp_path / "run"
+    more = ("train.steps=4", "checkpoint.every=2", "checkpoint.synchronous=true", "grid.microbatches=2")
+    command = [sys.executable, "-m", "holdfast", "train", str(job), "--fault", "kill:0.1@3:backward"]
+    command += ["--run-dir", str(run_dir), *(f"--set={text}" for text in more)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "for the loss of a node: log (1.049 MB cross nodes in a step, " in ended.stderr
+    events = [event for _, event in read_events(run_dir / "events.jsonl")]
+    assert [event.layers for event in events if isinstance(event, Replaying)] == [(4, 8)]

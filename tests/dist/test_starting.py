@@ -24,7 +24,7 @@ pytestmark = pytest.mark.dist
 
 MODEL = Path(__file__).with_name("slow_starters.py")
 PROFILE = Path(__file__).parents[2] / "profiles"
-LIMIT_S = 10.0
+LIMIT_S = 20.0
 """For what ought to be started in a second."""
 
 

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from holdfast.cli.inspect import narrate, sum_up
+from holdfast.cli.main import main
 from holdfast.cli.train import describe
 from holdfast.control.store import DecisionStore
 from holdfast.errors import DecisionsLost, InternalError
@@ -72,6 +73,35 @@ def test_a_run_that_ends_on_losses_that_are_not_finite_does_not_look_healthy(run
     assert f"OMITTED: {said}" in sum_up(events).splitlines()
     story = narrate(events)
     assert "step 3 done by 0.1, OMITTED: the loss was not finite" in story
+
+
+def test_a_run_in_which_no_step_changed_the_weights_is_no_success(runs, tmp_path, capsys):
+    job = tmp_path / "job.yaml"
+    job.write_text(msgspec.yaml.encode(runs.job("poisoned", ("model.arguments.one_in=1", "train.steps=3"))).decode())
+    folder = runs.folder()
+    command = ["train", str(job), "--run-dir", str(folder), "--resume", "auto", "--quiet"]
+    for _ in range(2):  # the same command finds that it is done
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert "no step has changed the weights: in each from 0 to 2 the loss or a gradient was not finite" in said
+    written = json.loads((folder / "summary.json").read_text())
+    assert (written["steps"], written["omitted_steps"]) == (3, 3)
+    assert len(list((folder / "final").glob("layer-*"))) == 4
+
+
+def test_a_script_in_which_no_step_changed_the_weights_is_no_success(runs, tmp_path, capfd):
+    script = tmp_path / "nan.py"
+    script.write_text(
+        "import holdfast, torch\n"
+        "hf = holdfast.session()\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "model, optimizer = hf.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "for step in hf.steps(torch.ones(8, 2), microbatches=4, size=1, steps=4):\n"
+        "    for x in step:\n"
+        "        step.backward(model(x).sum() * float('nan'))\n"
+    )
+    assert main(["run", "--workers", "2", "--run-dir", str(runs.folder() / "run"), str(script)]) == 2
+    assert "no step has changed the weights: in each from 0 to 3" in capfd.readouterr().err
 
 
 def test_events_are_deleted_and_the_summary_cannot_be_written(runs):
@@ -211,7 +241,7 @@ def test_a_full_disk_stops_nothing_but_decisions_and_those_only_while_it_is_full
     def strike(progress):
         if progress.step == 5:
             fill(filler)
-        if progress.step == 10:
+        if progress.step == 10 and not killed:  # it is told again where the recovery finds it open
             ready = [event for _, event in read_events(folder / "events.jsonl") if isinstance(event, WorkerReady)]
             killed.extend(event.pid for event in ready if event.worker == "1.1")
             os.kill(killed[0], signal.SIGKILL)

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
+from tests.plan_texts import orders_of
 
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs, unit_costs
-from holdfast.core.schedule import format_orders, parse_orders
+from holdfast.core.schedule import format_orders
 from holdfast.core.validate import validate
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.planner import Technique, make_plan
@@ -38,7 +39,7 @@ def test_schedule_is_as_recorded(name):
     plan, makespan = CASES[name]
     text = (FOLDER / f"{name}.txt").read_text()
     assert format_orders(plan.orders) == "".join(line for line in text.splitlines(True) if not line.startswith("#"))
-    assert parse_orders(text, plan.routes.batch) == plan.orders
+    assert orders_of(text, plan.routes.batch) == plan.orders
     validate(plan)
     assert evaluate(plan, unit_costs(plan.placement.num_layers)).makespan == makespan
 

@@ -53,16 +53,18 @@ data: st.SearchStrategy[Data] = (
 @st.composite
 def optimizers(draw):
     kind = draw(st.sampled_from(["sgd", "adam", "adamw", "lamb"]) | text)
-    momentum = draw(fraction)
-    nesterov = kind == "sgd" and momentum > 0 and draw(st.booleans())
+    own, sgd = ":" in kind, kind == "sgd"
+    momentum = draw(fraction) if sgd else 0.0
+    nesterov = momentum > 0 and draw(st.booleans())
+    unset = Optimizer()
     return Optimizer(
         kind=kind,
-        lr=draw(positive),
-        weight_decay=draw(st.floats(0, 1e9)),
+        lr=unset.lr if own else draw(positive),
+        weight_decay=0.0 if own else draw(st.floats(0, 1e9)),
         momentum=momentum,
         nesterov=nesterov,
-        dampening=draw(fraction) if kind == "sgd" and momentum > 0 and not nesterov else 0.0,
-        betas=draw(st.tuples(fraction, fraction)),
+        dampening=draw(fraction) if momentum > 0 and not nesterov else 0.0,
+        betas=unset.betas if own or sgd else draw(st.tuples(fraction, fraction)),
         amsgrad=kind in ("adam", "adamw") and draw(st.booleans()),
     )
 

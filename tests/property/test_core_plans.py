@@ -8,16 +8,19 @@ import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.plan_texts import instructions_of, orders_of, printed
 
 from holdfast.core.bounds import bound
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Reduce, format_instructions, groups, lower, parse_instructions
+from holdfast.core.instructions import Reduce
+from holdfast.core.lower import lower
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, parse_costs
-from holdfast.core.schedule import Op, OpKind, Orders, format_orders, parse_orders
+from holdfast.core.program import groups
+from holdfast.core.schedule import Op, OpKind, Orders, format_orders
 from holdfast.core.validate import validate
 from holdfast.errors import InvalidSchedule
 
@@ -184,11 +187,11 @@ def test_1f1b_with_equal_stages_takes_what_the_formula_says(dp, pp, m, f, b, w, 
 def test_texts_and_messages_round_trip(case):
     plan = case.plan
     batch = plan.routes.batch
-    assert parse_orders(format_orders(plan.orders), batch) == plan.orders
+    assert orders_of(format_orders(plan.orders), batch) == plan.orders
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=Plan) == plan
     for program in lower(plan):
         reductions = [i.reduction for i in program.instructions if isinstance(i, Reduce)]
-        assert parse_instructions(format_instructions(program.instructions), batch, reductions) == program.instructions
+        assert instructions_of(printed(program.instructions), batch, reductions) == program.instructions
 
 
 @FEW

@@ -41,6 +41,7 @@ from holdfast.control.messages import (
     Preempted,
     Progress,
     Raised,
+    Remark,
     Resume,
     Save,
     Saved,
@@ -55,13 +56,13 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.validate import validate
-from holdfast.core.work import WorkPhase
+from holdfast.core.work import Busy, WorkPhase
 from holdfast.telemetry.events import Detected, Installed, Parted
 
 STEPS = 9
 DURABLE = ("generation", "generations", "grid", "roster", "running", "restoring", "exceptions", "ended")
 OUTSIDERS = (WorkerId(8, 0), WorkerId(9, 1))
-FOR_THE_AGENT = (Progress, Fence, StartWorker, Ended)
+FOR_THE_AGENT = (Progress, Fence, StartWorker, Ended, Remark)
 
 
 class Cluster(RuleBasedStateMachine):
@@ -305,6 +306,10 @@ class Cluster(RuleBasedStateMachine):
         events = [output.event for output in outputs if isinstance(output, Record)]
         found = [event.worker for event in events if isinstance(event, Detected | Parted)]
         assert sorted(found) == sorted(str(worker) for worker in after.roster.lost - before.roster.lost)
+        how = [event.how for event in events if isinstance(event, Detected)]
+        if how and all(each.startswith("stuck") for each in how):
+            held = [state.grid.baseline.placement.unowned_layers(state.absent) for state in (before, after)]
+            assert held[0] == held[1], "whoever is only busy is not given up where nobody else has its layers"
         left = {event.worker for event in events if isinstance(event, Parted)}
         self.parted |= {(worker, after.roster.pids[worker]) for worker in self.workers if str(worker) in left}
         for event in events:
@@ -501,8 +506,8 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data())
     def heartbeat(self, data):
         generation = self.some_generation(data)
-        busy_s, slowest_s = data.draw(st.sampled_from([(0.0, 0.0), (0.0, 0.1), (0.0, 0.1), (5.0, 0.1)]))
-        beat = {"busy_s": busy_s, "slowest_s": slowest_s}
+        busy_s, slowest_s = data.draw(st.sampled_from([(0.0, 0.0), (0.0, 0.1), (0.0, 0.1), (5.0, 0.1), (900.0, 0.1)]))
+        beat = {"busy_s": busy_s, "slowest_s": slowest_s, "doing": data.draw(st.sampled_from(Busy))}
         self.give(Heartbeat(worker=self.anyone(data), generation=generation, step=self.front, op=1, **beat))
 
     @precondition(lambda self: self.state.generation)
@@ -533,13 +538,13 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: self.state.phase is not Phase.RUNNING or self.front == STEPS)
     @rule(data=st.data())
     def one_finished(self, data):
-        self.give(Finished(worker=self.anyone(data), generation=self.some_generation(data)))
+        self.give(Finished(worker=self.anyone(data), generation=self.some_generation(data), step=self.state.num_steps))
 
     @precondition(lambda self: self.state.phase is Phase.RUNNING and self.front == STEPS)
     @rule()
     def all_finished(self):
         for worker in self.workers:
-            self.give(Finished(worker=worker, generation=self.state.generation))
+            self.give(Finished(worker=worker, generation=self.state.generation, step=self.state.num_steps))
 
     @rule(data=st.data(), digest=st.sampled_from(["a", "a", "a", "b"]))
     def one_saved(self, data, digest):

@@ -8,19 +8,20 @@ from functools import cache
 
 import numpy
 import pytest
+from tests.detection import detection_rate
 
 from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
-from holdfast.recovery.audit import detection_rate, sample
+from holdfast.recovery.audit import sample
 from holdfast.runtime.engine.emulated import EmulatedStage
 from holdfast.telemetry.events import Detected, Installed, Notice, StepOps
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS, MICROBATCHES, STAGES = 6, 2, 2
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "60")) // 4
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20")) // 4
 LONG = int(os.environ.get("HOLDFAST_AUDITED_STEPS", "1000"))
 
 
@@ -36,8 +37,8 @@ class Wrong(EmulatedStage):
         super().__init__(**options)
         self._what, self._strikes, self._struck = what, strikes, False
 
-    def begin(self, step):
-        super().begin(step)
+    def begin(self, step, counted=None):
+        super().begin(step, counted)
         if self._what == "weight" and self._strikes(step, self.layers[0], 0) and not self._struck:
             self._struck = True
             self._weights[self.layers[0]][self._live[self.layers[0]]] = flipped(self._weight(self.layers[0]))

@@ -17,7 +17,7 @@ from holdfast.telemetry.events import Agreed, Checkpointed, Detected, Installed,
 from holdfast.testing.scenario import Delays, Scenario
 from holdfast.testing.virtual import VirtualCluster
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "60")) // 10
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20")) // 10
 STEPS = 9
 EVERY = 3
 GRID = (2, 3, 2)

@@ -10,9 +10,10 @@ import pytest
 from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.placement import split_evenly
-from holdfast.recovery import strategies
 from holdfast.recovery.actions import ClusterView, RecoveryPlan, Spawn
-from holdfast.recovery.strategies import adaptive
+from holdfast.strategies import registry
+from holdfast.strategies.adaptive import adaptive
+from holdfast.strategies.strategy import Strategy
 from holdfast.telemetry.events import Installed, Synced
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
@@ -32,7 +33,8 @@ def refill(view: ClusterView) -> RecoveryPlan:
 
 @pytest.fixture
 def refilling(monkeypatch):
-    monkeypatch.setattr(strategies, "STRATEGIES", MappingProxyType({**strategies.STRATEGIES, "refill": refill}))
+    row = Strategy(name="refill", answer=refill)
+    monkeypatch.setattr(registry, "STRATEGIES", MappingProxyType({**registry.STRATEGIES, row.name: row}))
 
 
 @pytest.mark.usefixtures("refilling")

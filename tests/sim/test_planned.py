@@ -21,7 +21,7 @@ from holdfast.telemetry.events import Agreed, Installed, Notice, PlanImproved, S
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "60")) // 5
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20")) // 5
 GRID, STEPS = (3, 3, 3), 10
 POINTS = ["start", "forward", "backward", "reduce", "update", "commit"]
 PLANNED = [Technique.DECOUPLED, Technique.STAGGERED]

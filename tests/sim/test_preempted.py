@@ -14,7 +14,7 @@ from holdfast.telemetry.events import Checkpointed, FaultInjected, Installed, Pa
 from holdfast.testing.scenario import Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "60")) // 12
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20")) // 12
 STEPS = 16
 GRID = (3, 2, 2)
 LAYERS = 5

@@ -29,7 +29,10 @@ from holdfast.recovery.actions import (
     TakeBack,
 )
 from holdfast.recovery.price import Rates, after, price, priced, step_seconds
-from holdfast.recovery.strategies import adaptive, checkpoint_restart, fall_back, snapshots
+from holdfast.strategies.adaptive import adaptive
+from holdfast.strategies.answers import fall_back
+from holdfast.strategies.checkpoint_restart import checkpoint_restart
+from holdfast.strategies.snapshots import snapshots
 from holdfast.telemetry.events import Agreed, Detected, Installed, Rebuilt, StepOps, Synced
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster

@@ -13,11 +13,12 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import Agreed, Notice, Replaying
+from holdfast.telemetry.report import report
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 STAGES, STEPS, EVERY = 4, 12, 5
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "60"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20"))
 POINTS = ["start", "forward", "backward", "reduce", "verdict", "update", "commit"]
 
 
@@ -59,6 +60,7 @@ def test_neighbours_replay_and_keep_what_was_lost(worker, point):
     check(result, fault)
     replayed_alone(result)
     assert [(event.start, event.stop - event.start > 1) for event in of(result, Replaying)] == [(5, True)]
+    assert [failure.strategy for failure in report(result.events).failures] == ["logging"]
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -17,8 +17,8 @@ from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, Pa
 
 from .test_unlike import alone, effects, plan_of, run
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "60"))
-CHUNK = 20
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20"))
+CHUNK = 10
 STEPS = 24
 LAYOUT = ((2, 2, 2, 2), (2, 2, 2, 2), (2, 2, 2, 2)), (3, 3, 3)
 
@@ -236,7 +236,8 @@ def test_with_too_few_left_all_is_saved_and_the_job_ends(staggered):
     result = run(
         LAYOUT, steps=STEPS, strategy="templates", fewest=11, weighs=True, better=Reshape(LAYOUT, 3), faults=faults
     )
-    assert (result.outcome, result.step) == ("too-few", 6)
+    assert result.outcome == "too-few"
+    assert result.step in ({5, 6} if staggered else {6})  # the verdict over step 5 may be on its way with step 6
     assert result.detail == "10 workers are left, and 11 are needed to tolerate as many failures as the job is to"
     assert [layer for layer, _ in result.saved] == list(range(8))
     allowed = run(LAYOUT, steps=STEPS, strategy="templates", weighs=True, better=Reshape(LAYOUT, 3), faults=faults)

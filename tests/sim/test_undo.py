@@ -12,8 +12,8 @@ from holdfast.core.builders import home_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, home_placement
-from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.engine.build import build_stage, probe
+from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import Agreed, HandingOver
 from holdfast.testing.scenario import Delays, Scenario
 from holdfast.testing.virtual import VirtualCluster

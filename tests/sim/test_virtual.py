@@ -17,18 +17,18 @@ from holdfast.config.load import parse_job
 from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault, Point
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload
+from holdfast.core.instructions import Payload
 from holdfast.core.placement import split_evenly
-from holdfast.planning.jobs import healthy_plan
 from holdfast.protocol.step_log import StepLog
 from holdfast.runtime.engine.build import build_stage, probe
+from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Installed, Reattached, StepOps
 from holdfast.telemetry.report import report
 from holdfast.testing.scenario import Pause, Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster
 from holdfast.testing.virtual_transport import VirtualTransport
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "60"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20"))
 CHUNK = 25
 STEPS = 3
 FIRST_EFFECT_AFTER_INSTALL = 4

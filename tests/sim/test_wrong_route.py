@@ -11,8 +11,8 @@ from holdfast.config.load import parse_job
 from holdfast.core.ids import WorkerId
 from holdfast.core.schedule import OpKind
 from holdfast.errors import LedgerError
-from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.engine.build import build_stage, probe
+from holdfast.settings.planning import healthy_plan
 
 JOB = {
     "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8, "dropout": 0.1},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -12,13 +13,17 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 DEVELOPERS = "dev"
+APART = {"hf": "transformers"}
+"""Extras that developers need not have, and by what they are known to be there."""
 
 
 def direct():
     """What the project asks for at run time, with every extra that a user may choose."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    return [*project["dependencies"], *(text for name in extras if name != DEVELOPERS for text in extras[name])]
+    away = {name for name, package in APART.items() if importlib.util.find_spec(package) is None}
+    named = [text for name in extras if name not in {DEVELOPERS, *away} for text in extras[name]]
+    return [*project["dependencies"], *named]
 
 
 def needed(texts, extras=frozenset({""}), found=None):

@@ -1,7 +1,7 @@
 """The commands of ``holdfast``, and how each may end.
 
 Exit codes: 0 done, 1 our bug, 2 the user's input, 3 no plan is possible any more (last committed step saved), 4 a
-scheduled fault never fired, 130 Ctrl-C, 143 SIGTERM.
+scheduled fault never fired, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1, 140 SIGUSR2.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from holdfast.cli.certs import add_certs_parser
+from holdfast.cli.export import add_export_parser
 from holdfast.cli.groups import add_groups_parser
 from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.plan import add_plan_parser
@@ -47,6 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_groups_parser(commands)
     add_profile_parser(commands)
     add_inspect_parser(commands)
+    add_export_parser(commands)
     add_study_parser(commands)
     add_certs_parser(commands)
     return parser

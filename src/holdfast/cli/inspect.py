@@ -8,8 +8,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from holdfast.cli.following import follow, tell_underway
 from holdfast.cli.ways_shown import tell_way, tell_way_in_full
-from holdfast.config.parsing import parsing
 from holdfast.control.store import DecisionStore
 from holdfast.core.plan import Plan
 from holdfast.drawing.run import run_to_svg
@@ -17,8 +17,9 @@ from holdfast.drawing.run_text import run_to_text
 from holdfast.drawing.run_trace import run_to_trace
 from holdfast.drawing.step import step_to_svg
 from holdfast.errors import ConfigError, StorageError, place_of
+from holdfast.parsing import parsing
 from holdfast.plain import one_line
-from holdfast.runtime.rundir import attempts
+from holdfast.runtime.rundir import attempts, owner
 from holdfast.telemetry.events import (
     Agreed,
     Checkpointed,
@@ -60,6 +61,7 @@ from holdfast.telemetry.events import (
 from holdfast.telemetry.report import FailureReport, attempt, report
 from holdfast.telemetry.shown import shown
 from holdfast.telemetry.timeline import BOUNDARY, run_timeline
+from holdfast.telemetry.underway import Underway, underway
 
 __all__ = ["add_inspect_parser", "narrate", "sum_up", "tell_checkpoint"]
 
@@ -84,12 +86,20 @@ def add_inspect_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
         help="print what every worker ran, beside its plan, as a trace for https://ui.perfetto.dev",
     )
     parser.add_argument("--step", type=int, help="with --format svg: what every worker ran in this step, 0-based")
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="tell how far a running job is, and what happens to it, until it ends; then exit with 0 if done, else 1",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the picture, or picture and story, of a run and returns 0."""
+    """Prints the picture, or picture and story, of a run and returns 0; for ``--follow`` see :func:`follow`."""
     path = Path(args.run_dir) / "events.jsonl"
+    if args.follow:
+        _check_follow(args)
+        return follow(Path(args.run_dir), _tell_at_once)
     if not path.is_file():
         raise ConfigError(f"{args.run_dir}: is no run directory, it has no events.jsonl")
     timed = _read(path)
@@ -104,10 +114,30 @@ def run(args: argparse.Namespace) -> int:
     elif args.format == "svg":
         print(run_to_svg(run_timeline(timed), _title(timed)), end="")
     elif args.format == "json":
-        print(_to_json(timed))
+        print(_to_json(timed, _running(Path(args.run_dir), timed)))
     else:
-        print(narrate_attempts(Path(args.run_dir)) + _text(timed, every=args.every))
+        running = _running(Path(args.run_dir), timed)
+        told = "" if running is None else tell_underway(*running)
+        print(narrate_attempts(Path(args.run_dir)) + _text(timed, every=args.every, running=told))
     return 0
+
+
+def _check_follow(args: argparse.Namespace) -> None:
+    if args.format != "text" or args.perfetto or args.every or args.step is not None:
+        raise ConfigError("--follow: tells what happens as it does; expected neither --format nor what else is drawn")
+
+
+def _tell_at_once(event: Event, beginning: bool) -> str | None:
+    """What a line is spent on while a job runs."""
+    return None if _is_routine(event, beginning) else _tell(event)
+
+
+def _running(run_dir: Path, timed: list[tuple[float, Event]]) -> tuple[int, Underway] | None:
+    """The process that runs a job, and how far it is; None if it has ended, or was killed."""
+    process = owner(run_dir)
+    if process is None or any(isinstance(event, JobEnded) for _, event in timed):
+        return None
+    return process, underway(timed, time.monotonic())
 
 
 def _read(path: Path) -> list[tuple[float, Event]]:
@@ -124,11 +154,11 @@ def _read(path: Path) -> list[tuple[float, Event]]:
         return [(time, shown(event)) for time, event in timed]
 
 
-def _text(timed: list[tuple[float, Event]], *, every: bool) -> str:
+def _text(timed: list[tuple[float, Event]], *, every: bool, running: str) -> str:
     """What matters, the picture, and the story."""
     if not timed:
         return "nothing happened yet"
-    return "\n\n".join([sum_up(timed), run_to_text(run_timeline(timed)), narrate(timed, every=every)])
+    return "\n\n".join([sum_up(timed, running), run_to_text(run_timeline(timed)), narrate(timed, every=every)])
 
 
 def narrate_attempts(run_dir: Path) -> str:
@@ -186,12 +216,13 @@ def _title(timed: list[tuple[float, Event]]) -> str:
     return "; ".join(text for text in told if text)
 
 
-def _to_json(timed: list[tuple[float, Event]]) -> str:
+def _to_json(timed: list[tuple[float, Event]], running: tuple[int, Underway] | None) -> str:
     """What matters of a run, as data; how it recovers from the loss of a node with all figures."""
     told, events = report(timed), [event for _, event in timed]
     found = {
         "name": next((event.name for event in events if isinstance(event, JobStarted)), None),
         "outcome": next((event.outcome for event in events if isinstance(event, JobEnded)), None),
+        "running": None if running is None else {"process": running[0], **running[1].to_json()},
         "recovery": next((event.figures() for event in events if isinstance(event, Chosen)), None),
         "resumed_from": told.resumed_from,
         "steps_committed": len(told.commits),
@@ -203,12 +234,15 @@ def _to_json(timed: list[tuple[float, Event]]) -> str:
     return json.dumps(found, indent=2)
 
 
-def sum_up(timed: list[tuple[float, Event]]) -> str:
-    """Returns what matters of a run in a few lines: how it ended, what it learnt, whom it lost, what to look at."""
+def sum_up(timed: list[tuple[float, Event]], running: str = "") -> str:
+    """Returns what matters of a run in a few lines: how it ended, what it learnt, whom it lost, what to look at.
+
+    ``running``: how far it is, if it has not ended.
+    """
     told, events = report(timed), [event for _, event in timed]
     started = [_tell_job(event) for event in events if isinstance(event, JobStarted)]
     ended = [_tell_job(event) for event in events if isinstance(event, JobEnded)]
-    lines = [text for text in (*started, *(ended or ["it has not ended, or was killed"])) if text]
+    lines = [text for text in (*started, *(ended or [running or "it has not ended, or was killed"])) if text]
     if told.commits:
         lines.append(f"{len(told.commits)} steps committed, {told.steps_per_s or 0:.2f} steps/s{_losses(events)}")
     lines += [_tell_failure(failure) for failure in told.failures]
@@ -249,16 +283,19 @@ def _tell_failure(failure: FailureReport) -> str:
             f": detected {_ms(failure.detected_s)}, agreed {_ms(failure.agreed_s)}, rebuilt {_ms(failure.rebuilt_s)}, "
             f"next commit {_ms(failure.resumed_s)} after the {failure.kind}"
         )
-    return f"{text}; {failure.recomputed_microbatches} (layer, micro-batch) pairs run again"
+    known, at_most = failure.recomputed_microbatches, failure.recomputed_at_most
+    number = str(known) if at_most <= known else f"{known} to {at_most}"
+    return f"{text}; {number} (layer, micro-batch) pairs run again"
 
 
 def _tell_rest(event: Agreed) -> str:
     """What was kept of a step that a loss interrupted."""
+    dropped = f", {event.dropped} of the step behind dropped" if event.dropped else ""
     if event.concluded:
-        return f"step {event.step} was over but for updates, which were made by the verdict that somebody knew"
+        return f"step {event.step} was over but for updates, which were made by the verdict that somebody knew{dropped}"
     text = f"step {event.step} was gone on with: {len(event.redone)} pairs were lost and run again"
     text += f", {len(event.regenerated)} more for a message that nobody had" if event.regenerated else ""
-    return text + (f", {event.dropped} of the step behind dropped" if event.dropped else "")
+    return text + dropped
 
 
 def narrate(timed: list[tuple[float, Event]], *, every: bool = True) -> str:

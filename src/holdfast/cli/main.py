@@ -1,4 +1,4 @@
-"""The ``holdfast`` command: answers Ctrl-C and SIGTERM first, and only then loads what takes long to load."""
+"""The ``holdfast`` command: answers signals first, and only then loads what takes long to load."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from types import FrameType
 
 __all__ = ["main"]
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code.
@@ -17,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: what follows the name of the command; None takes the process's own arguments, and its signals.
     """
     if argv is None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _ENDING:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as of a job in the background: left to whoever set it
                 signal.signal(number, _end)
     from holdfast.cli.commands import run_command  # not before: it loads a second's worth of code

@@ -26,7 +26,6 @@ from holdfast.core.routes import home_routes, reroute
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan
 from holdfast.planning.costed_grid import CostedGrid
-from holdfast.planning.jobs import grid_of, healthy_plan, in_flight_of, profile_of, stages_of, terms_of
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import Move, Normalisation, assigned, moves, normalised
 from holdfast.planning.partition import balanced_stages
@@ -38,7 +37,8 @@ from holdfast.planning.search import reached
 from holdfast.planning.timing import to_timeline
 from holdfast.planning.training import planned_grid, planned_routes, tries_for
 from holdfast.recovery.choice import sizes_of
-from holdfast.recovery.ways import decided
+from holdfast.settings.planning import grid_of, healthy_plan, in_flight_of, profile_of, stages_of, terms_of
+from holdfast.settings.ways import decided
 
 __all__ = ["add_plan_parser", "run"]
 

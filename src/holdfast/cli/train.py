@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +20,8 @@ from holdfast.core.faults import Fault
 from holdfast.core.profile import Profile
 from holdfast.errors import DecisionsLost, StateUnavailable, TooFewWorkers
 from holdfast.plain import one_line
-from holdfast.runtime.node.agent import Interrupted
+from holdfast.runtime.hardening import outlast_readers
+from holdfast.runtime.node.signals import Interrupted
 from holdfast.runtime.train import Summary, train
 from holdfast.telemetry.events import Chosen, Event, JobStarted, Notice, Preparing
 
@@ -115,6 +115,7 @@ def train_and_tell(
         then: its last words.
         emulate: see :func:`holdfast.runtime.train.train`.
     """
+    outlast_readers()
     faults = tuple(Fault.parse(text) for text in args.faults)
     line = ProgressLine(job, quiet=args.quiet)
     run_dir = Path(args.run_dir) if args.run_dir else None
@@ -133,7 +134,7 @@ def train_and_tell(
         line.end()
         told = f"{interruption.told}; " if interruption.told else ""
         print(f"holdfast: {interruption}: {told}every process is ended", file=sys.stderr)
-        return 130 if interruption.signal_number == signal.SIGINT else 143
+        return 128 + interruption.signal_number
     except (StateUnavailable, TooFewWorkers, DecisionsLost) as error:
         if error.resume:
             error.add_note(f"go on with: {_go_on(args, job, error.resume, words, then)}")

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.config.job import Job, PipelineLayout
 from holdfast.core.placement import split_evenly
 
-__all__ = ["GLOBAL_BATCH", "Difference", "compare", "covers", "deciding", "shown"]
+__all__ = ["GLOBAL_BATCH", "Difference", "compare", "compare_told", "covers", "deciding", "shown", "spelled"]
 
 GLOBAL_BATCH = "grid.pipelines x grid.microbatches"
 
@@ -26,6 +26,8 @@ _NEVER = (
     "data.path",  # what is found there counts, see Facts.contents
     "grid.workers_per_node",
     "train.audit_every",
+    "train.compare_every",
+    "train.time_limit",  # as where a loop is stopped
     "resilience",
     "checkpoint",
     "logging",
@@ -74,7 +76,7 @@ def deciding(job: Job) -> dict[str, Any]:
     for section in tree:
         if (arguments := getattr(getattr(job, section), "arguments", None)) is not None:
             tree[section]["arguments"] = arguments  # a set of them is none any more in the tree
-    tree = _spelled(tree)
+    tree = spelled(tree)
     left_out = (*_NEVER, *(() if job.train.numerics == "fast" else _IN_FAST_NUMERICS))
     if job.optimizer.schedule == "constant":
         left_out += ("train.steps",)
@@ -100,6 +102,22 @@ def compare(saved: Mapping[str, Any], job: Job) -> tuple[tuple[Difference, ...],
     found += [Difference(path=path, saved=saved[path], wanted=_NOT_THERE) for path in gone if _ARGUMENTS in path]
     unknown = tuple(path for path in gone if _ARGUMENTS not in path)
     return tuple(each for each in found if _text(each.saved) != _text(each.wanted)), unknown
+
+
+def compare_told(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """Returns where what a script says of itself differs from what it, or another one, once said.
+
+    Settings that are there only because of some kind of optimizer or scheduler do not count beside that.
+    """
+    kinds = {path for path in (*saved, *wanted) if path.endswith(".kind") and saved.get(path) != wanted.get(path)}
+    sections = tuple(path.removesuffix(".kind") for path in kinds)
+    found: list[Difference] = []
+    for path in dict.fromkeys((*saved, *wanted)):
+        one, other = saved.get(path, _NOT_THERE), wanted.get(path, _NOT_THERE)
+        follows = path not in kinds and _NOT_THERE in (one, other) and covers(sections, path)
+        if _text(one) != _text(other) and not follows:
+            found.append(Difference(path=path, saved=one, wanted=other))
+    return tuple(found)
 
 
 def _in_short(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -151,16 +169,16 @@ def _around(text: str, at: int) -> str:
     return f"{'...' if start else ''}{text[start:stop]}{'...' if stop < len(text) else ''}"
 
 
-def _spelled(value: Any) -> Any:
-    """A value such as JSON gives it back, without what JSON leaves open: numbers beyond it, other keys, sets' order."""
+def spelled(value: Any) -> Any:
+    """Returns a value such as JSON gives it back, without what that leaves open: numbers beyond it, sets' order."""
     if isinstance(value, float) and not math.isfinite(value):
         return _BEYOND_JSON[str(value)]
     if isinstance(value, dict):
-        return {key if isinstance(key, str) else f"({shown(key)})": _spelled(each) for key, each in value.items()}
+        return {key if isinstance(key, str) else f"({shown(key)})": spelled(each) for key, each in value.items()}
     if isinstance(value, set | frozenset):
-        return sorted(map(_spelled, value), key=_text)
+        return sorted(map(spelled, value), key=_text)
     if isinstance(value, list | tuple):
-        return [_spelled(each) for each in value]
+        return [spelled(each) for each in value]
     return msgspec.to_builtins(value, enc_hook=repr)
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from holdfast.core.ids import Batch, WorkerId
+from holdfast.strategies.registry import STRATEGIES, strategy_named
+from holdfast.strategies.strategy import Strategy
 
 __all__ = [
     "BertModel",
@@ -21,8 +23,6 @@ __all__ = [
     "GptModel",
     "Grid",
     "Job",
-    "LOGGED",
-    "LOSSY",
     "Logging",
     "LossScaleSettings",
     "ModelSettings",
@@ -62,16 +62,22 @@ class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 FIRST_INTERVAL = 10
 """Steps until the first checkpoint of a job that sets its interval by what they cost."""
-LOGGED = ("auto", "adaptive")
-"""The strategies that replay layers without a living owner from logs, where there are any."""
-LOSSY = ("lossy-forward", "rollback", "skip")
-"""The strategies that end an interrupted step with other weights than without a failure, for data parallelism."""
 Checkpointed = bool | tuple[Count, ...]
 """Layers that keep only their input and are run again for their backward pass: all, none, or those of these indices."""
 
 
 class _OverBytes(_Section, frozen=True, kw_only=True):
-    """Base of the transformers over bytes of texts."""
+    """Base of the transformers over bytes of texts.
+
+    Attributes:
+        layers: transformer blocks; the model has two layers more.
+        width: of the residual stream.
+        heads: of attention.
+        context: bytes of a sample.
+        dropout: probability.
+        checkpoint_activations: layers that keep only their input and are run again for their backward pass, all
+            (``true``) or some (``[1, 2]``); same bits.
+    """
 
     layers: Positive = 8
     width: Positive = 128
@@ -90,7 +96,17 @@ class BertModel(_OverBytes, tag="bert", frozen=True, kw_only=True):
 
 
 class VitModel(_Section, tag="vit", frozen=True, kw_only=True):
-    """A small vision transformer, for 8x8 images, of square patches of ``patch`` pixels a side."""
+    """A small vision transformer, for 8x8 images that are cut into squares.
+
+    Attributes:
+        layers: transformer blocks; the model has two layers more.
+        width: of the residual stream.
+        heads: of attention.
+        patch: pixels of a side of a square.
+        dropout: probability.
+        checkpoint_activations: layers that keep only their input and are run again for their backward pass, all
+            (``true``) or some (``[1, 2]``); same bits.
+    """
 
     layers: Positive = 4
     width: Positive = 64
@@ -101,16 +117,26 @@ class VitModel(_Section, tag="vit", frozen=True, kw_only=True):
 
 
 class ConvnetModel(_Section, tag="convnet", frozen=True, kw_only=True):
-    """A small convolutional net with batch-norm, for 8x8 images."""
+    """A small convolutional net of 7 layers with batch-norm, for 8x8 images.
+
+    Attributes:
+        width: channels at first.
+        checkpoint_activations: layers that keep only their input and are run again for their backward pass, all
+            (``true``) or some (``[1, 2]``); same bits.
+    """
 
     width: Positive = 16
     checkpoint_activations: Checkpointed = False
 
 
 class ResnetModel(_Section, tag="resnet", frozen=True, kw_only=True):
-    """A residual network with batch-norm: ``depth`` small, of ``width`` channels at first, or 50, of 64 as published.
+    """A residual network with batch-norm.
 
-    ``width``: 8 for a small one unless told.
+    Attributes:
+        depth: ``small``: 6 layers, for 8x8 images; 50: 19 layers, for TinyImageNet, as published.
+        width: channels at first; 8 unless told, and none to be told with depth 50, which has 64.
+        checkpoint_activations: layers that keep only their input and are run again for their backward pass, all
+            (``true``) or some (``[1, 2]``); same bits.
     """
 
     depth: Literal["small", 50] = "small"
@@ -123,16 +149,27 @@ class ResnetModel(_Section, tag="resnet", frozen=True, kw_only=True):
 
 
 class Nt3Model(_Section, tag="nt3", frozen=True, kw_only=True):
-    """CANDLE's NT3, a 1-D convolutional classifier; ``width`` channels, 128 as published."""
+    """CANDLE's NT3, a 1-D convolutional classifier of 5 layers.
+
+    Attributes:
+        width: channels; 128 as published.
+        checkpoint_activations: layers that keep only their input and are run again for their backward pass, all
+            (``true``) or some (``[1, 2]``); same bits.
+    """
 
     width: Positive = 128
     checkpoint_activations: Checkpointed = False
 
 
 class PythonModel(_Section, tag="python", frozen=True, kw_only=True):
-    """One's own model: ``target`` names a function that returns the ordered list of modules.
+    """One's own model (docs/own_model.md); functions are ``package.module:name`` or ``path/to/file.py:name``.
 
-    ``target`` and ``loss`` are ``package.module:name`` or ``path/to/file.py:name``.
+    Attributes:
+        target: a function that returns the ordered list of modules.
+        loss: a function of output and target; null: the GPT's.
+        arguments: what ``target`` is called with.
+        checkpoint_activations: layers that keep only their input and are run again for their backward pass, all
+            (``true``) or some (``[1, 2]``); same bits.
     """
 
     target: str
@@ -142,40 +179,62 @@ class PythonModel(_Section, tag="python", frozen=True, kw_only=True):
 
 
 class ScriptModel(_Section, tag="script", frozen=True, kw_only=True):
-    """Whatever the script ``path``, run with ``arguments``, gives to ``holdfast.session().prepare``."""
+    """Whatever a script gives to ``holdfast.session().prepare``; ``holdfast run`` makes it.
+
+    Attributes:
+        path: the script.
+        arguments: what it is run with.
+    """
 
     path: Annotated[str, msgspec.Meta(min_length=1)]
     arguments: tuple[str, ...] = ()
 
 
 class TextData(_Section, tag="text", frozen=True, kw_only=True):
-    """Bytes of text files: ``stdlib`` (Python's own sources), a file, a folder or a glob."""
+    """Bytes of text files.
+
+    Attributes:
+        path: ``stdlib`` (the Python sources of this interpreter), a file, a folder or a glob.
+    """
 
     path: str
 
 
 class DigitsData(_Section, tag="digits", frozen=True, kw_only=True):
-    """scikit-learn's handwritten digits."""
+    """scikit-learn's handwritten digits; ``pip install -e '.[digits]'``."""
 
 
 class TinyImageNetData(_Section, tag="tinyimagenet", frozen=True, kw_only=True):
-    """The training images of TinyImageNet, in the folder ``path`` in which it was unpacked."""
+    """The training images of TinyImageNet; it needs Pillow.
+
+    Attributes:
+        path: the folder that holds ``train/CLASS/images``.
+    """
 
     path: Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class BreastCancerData(_Section, tag="breast-cancer", frozen=True, kw_only=True):
-    """scikit-learn's breast-cancer data: 30 values each, standardised, as one channel."""
+    """scikit-learn's breast-cancer data: 30 values, standardised, as one channel; ``pip install -e '.[digits]'``."""
 
 
 class Nt3Data(_Section, tag="nt3", frozen=True, kw_only=True):
-    """Gene expressions in the CSV file ``path`` of CANDLE's NT3: 0 or 1, then the values."""
+    """Gene expressions of CANDLE's NT3.
+
+    Attributes:
+        path: its CSV file: 0 or 1, and then the values in each line.
+    """
 
     path: Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class PythonData(_Section, tag="python", frozen=True, kw_only=True):
-    """One's own map-style dataset: ``target`` names a function that returns it."""
+    """One's own dataset, by index (docs/own_model.md).
+
+    Attributes:
+        target: a function that returns it.
+        arguments: what ``target`` is called with.
+    """
 
     target: str
     arguments: dict[str, Any] = {}
@@ -190,9 +249,12 @@ Data = TextData | DigitsData | TinyImageNetData | BreastCancerData | Nt3Data | P
 
 
 class PipelineLayout(_Plain, frozen=True, kw_only=True, omit_defaults=True):
-    """One pipeline: how many layers and how many ``gpus`` each of its ``stages`` has, and its ``microbatches``.
+    """One pipeline.
 
-    ``gpus``: one number per stage; empty: one GPU each.
+    Attributes:
+        stages: layers of each of its stages.
+        microbatches: of the pipeline in a step.
+        gpus: one number per stage; empty: one GPU each.
     """
 
     stages: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
@@ -212,13 +274,23 @@ class PipelineLayout(_Plain, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Grid(_Plain, frozen=True, kw_only=True):
-    """The healthy grid; ``microbatches`` per pipeline. ``workers_per_node``: consecutive workers that fail together.
+    """The workers while nothing has failed, and the samples of a step: pipelines x microbatches x microbatch_size.
 
-    ``gpus_per_stage``: with ``numerics: exact`` a stage is so many workers of one node, which hold the same layers and
-    take a pipeline's micro-batches by turns; with ``fast`` it is one worker whose layers are sharded over so many
-    processes, which share the samples of each micro-batch.
+    Grids that differ in pipelines and stages but agree on pipelines x microbatches and on ``microbatch_size`` train to
+    the same bits.
 
-    ``layout``, in place of ``pipelines``, ``stages`` and ``microbatches``: pipelines that are not all alike.
+    Attributes:
+        pipelines: how many; workers are pipelines x stages x gpus_per_stage. Needed without ``layout``, as are the two
+            below.
+        stages: of each pipeline.
+        microbatches: per pipeline.
+        layout: pipelines that are not alike, in place of the three: a list of ``stages``, the layers of each stage,
+            ``microbatches``, and if stages have several GPUs ``gpus``, one number per stage. With ``--set`` it replaces
+            the file's three.
+        gpus_per_stage: GPUs of each stage: with ``exact`` numerics so many workers of one node, which hold the same
+            layers and take micro-batches by turns; with ``fast`` one worker, sharded (docs/stages.md).
+        microbatch_size: samples of a micro-batch.
+        workers_per_node: so many consecutive workers fail together.
     """
 
     pipelines: Positive | msgspec.UnsetType = msgspec.UNSET
@@ -262,9 +334,21 @@ class Grid(_Plain, frozen=True, kw_only=True):
 
 
 class Optimizer(_Plain, frozen=True, kw_only=True):
-    """``kind``: sgd, adam, adamw, lamb, or ``package.module:name`` of a function from parameters to an optimizer.
+    """How a layer is updated.
 
-    ``nesterov`` and ``dampening`` are for sgd with momentum, ``amsgrad`` for adam and adamw.
+    Attributes:
+        kind: ``sgd``, ``adam``, ``adamw``, ``lamb``, or ``package.module:name`` of a function from parameters to an
+            optimizer, for which ``schedule`` and ``warmup_steps`` count alone. What counts for nothing is refused.
+        lr: learning rate.
+        weight_decay: of all kinds.
+        momentum: of sgd.
+        nesterov: of sgd with momentum.
+        dampening: of sgd with momentum, without nesterov.
+        betas: of adam, adamw and lamb.
+        eps: of adam, adamw and lamb.
+        amsgrad: of adam and adamw.
+        schedule: of the learning rate; ``cosine`` and ``linear`` fall to 0 at the last step.
+        warmup_steps: in which the learning rate rises linearly.
     """
 
     kind: str = "adamw"
@@ -281,8 +365,11 @@ class Optimizer(_Plain, frozen=True, kw_only=True):
 
 
 class LossScaleSettings(_Plain, frozen=True, kw_only=True):
-    """``initial``: what the loss is multiplied by at first, a power of two; it is halved by every step that is omitted
-    and doubled after ``growth_every`` steps in a row that counted.
+    """For models in half precision (docs/assumptions.md#the-loss-scale).
+
+    Attributes:
+        initial: what the loss is multiplied by at first, a power of two; halved by every step that is omitted.
+        growth_every: it is doubled after so many steps in a row that counted.
     """
 
     initial: float = 65536.0
@@ -294,17 +381,27 @@ class LossScaleSettings(_Plain, frozen=True, kw_only=True):
 
 
 class Train(_Plain, frozen=True, kw_only=True):
-    """``numerics``: exact (same bits on any grid, whatever fails) or fast (fp32 sums).
+    """How it is trained.
 
-    ``technique``: how steps are scheduled: ``gpipe``; ``1f1b``; ``decoupled``, with the two halves of the backward pass
-    apart; ``staggered``, in which each layer is updated as soon as its own gradients are reduced, besides. The plans of
-    these two come from the planner. ``profile``: a file of `holdfast profile` that tells it what each layer costs;
-    without one all cost the same. ``in_flight``: micro-batches that a worker may hold at once, from the start of F to
-    the end of W; default: twice as many as stages.
-
-    ``loss_scale``: for models in half precision; null scales no loss. ``audit_every``: of so many steps in a row one
-    has a (layer, micro-batch) that another owner of the layer computes a second time, and is committed only if the bits
-    are the same; as often the owners of each layer compare it. 0: none; it needs ``numerics: exact``.
+    Attributes:
+        steps: optimizer steps.
+        seed: of the first weights, the order of samples and dropout.
+        numerics: ``exact``: same bits on any grid, whatever fails; ``fast``: float32 sums, and no such guarantee.
+        clip_norm: largest L2 norm of the whole model's mean gradient; null: no limit.
+        loss_scale: for half precision; null: losses are not scaled.
+        technique: how steps are scheduled, also after losses: ``1f1b``, ``gpipe``, or by the planner: ``decoupled``
+            (the two halves of the backward pass apart) or ``staggered`` (besides, each stage updates as soon as its own
+            gradients are summed, docs/staggered.md).
+        profile: a file of ``holdfast profile`` that tells the planner what each layer costs; null: all the same.
+        in_flight: micro-batches that a worker may hold at once, from the start of F to the end of W, for the planner;
+            null: twice as many as stages.
+        audit_every: in one of so many steps a (layer, micro-batch) is computed a second time, by another owner of the
+            layer, before the step is committed, and as often the owners of each layer compare it; 0: never. With
+            ``exact`` only (docs/audit.md).
+        compare_every: in the loop of a script, workers compare the bits of their weights once in so many steps, and two
+            of them run one item; null: as often as half a percent of the time allows; 0: at the end only. With
+            ``exact`` only (docs/audit.md#in-the-loop-of-a-script).
+        time_limit: seconds after which the loop of a script ends as by ``hf.stop()``; what stands behind it is run.
     """
 
     steps: Positive
@@ -316,6 +413,8 @@ class Train(_Plain, frozen=True, kw_only=True):
     profile: str | None = None
     in_flight: Positive | None = None
     audit_every: Count = 0
+    compare_every: Count | None = None
+    time_limit: PositiveFloat | None = None
 
     def __post_init__(self) -> None:
         if self.audit_every and self.numerics == "fast":
@@ -326,43 +425,40 @@ class Train(_Plain, frozen=True, kw_only=True):
 
 
 class Resilience(_Plain, frozen=True, kw_only=True):
-    """``strategy``: what answers a loss; ``auto`` is ``adaptive``; ``templates`` does the same and then makes other
-    pipelines of whoever is left, by handing layers over while all train; ``checkpoint-restart`` and ``checkfreq`` start
-    a new process and go back to the last checkpoint, ``snapshots`` goes back to copies in memory, all for comparison.
-    Three end in other weights than the run without failures: ``lossy-forward`` leaves what the lost had of a step out
-    of its means; ``skip`` ends the step as it is; ``rollback`` does that, and then runs its micro-batches once more.
+    """What is done when workers are lost (docs/recovery.md).
 
-    ``tolerate``: how many failures any of which the grid must survive; refused if it cannot.
-
-    ``commit``: how an unfinished step is taken back, ``shadow`` (from a second copy, bitwise) or ``undo`` (by inverting
-    the optimizer's step, without a copy, within a tolerance). ``wait_for_replacement``: seconds to wait for a worker to
-    come when some layer has no owner left (``checkpoint-restart``, ``checkfreq``: when anybody is lost), before whoever
-    is left goes on from the last checkpoint as a smaller grid. ``snapshot_every``: steps between two snapshots of
-    strategy ``snapshots``, more than 0; 0 for all others. ``failure_every_s``: seconds between two failures, as far as
-    you know; 0: as many as so far. Workers change places if they gain more by that in this time than it costs.
-    ``step_log``: whether workers keep what they hand on in a step, so that after a loss only what was lost of the step
-    is run again, not all of it. ``step_log_bytes``: how much of it a worker keeps at most, 0: as much as a step needs;
-    what is not kept is computed again if it is needed. ``spares``: processes that are started beside those of the grid,
-    own nothing, and take the places of lost workers.
-
-    For strategy ``templates``: ``smallest_pipeline``, the fewest workers of a pipeline, whose memory must suffice; 0:
-    as few as ``worker_memory`` bytes each (on all its GPUs together) suffice for, by the profile, or if that is 0, too,
-    as many as the shortest pipeline has in the job's grid. ``degraded``: what is done once fewer workers are left than
-    ``tolerate`` failures more take, one such pipeline for each and one besides: ``stop`` (all is saved and the job
-    ends) or ``allow``.
+    Attributes:
+        strategy: ``auto`` and ``adaptive`` are the same: re-routed where others hold the same layers, else replayed
+            from logs, else from a checkpoint; which of these and why is said at start (docs/logging.md). ``templates``
+            makes other pipelines of the surviving workers, too, while all train
+            (docs/recovery.md#strategy-templates). For
+            comparison: ``checkpoint-restart``, ``checkfreq``, ``snapshots`` (docs/baselines.md). With other weights
+            than without the failure, where pipelines have one stage: ``lossy-forward`` leaves what the lost workers had
+            of a step out of its means, ``skip`` ends the step as it is, ``rollback`` does that and runs its
+            micro-batches once more (docs/data_parallel.md#lossy-strategies).
+        commit: how an unfinished step is taken back: ``shadow`` from a second copy, bitwise; ``undo`` by inverting the
+            optimizer's step, within a tolerance (docs/undo.md).
+        tolerate: refuse a grid that does not survive any so many failures: at most pipelines - 1. More exceptions in
+            single workers than that (at least 1) within 100 steps end the job.
+        wait_for_replacement: seconds to wait for a worker when a layer has no owner left (``checkpoint-restart``,
+            ``checkfreq``: when anybody is lost), before the surviving workers go on as a smaller grid.
+        snapshot_every: for ``snapshots``: a snapshot in memory after so many steps.
+        failure_every_s: seconds between two failures, as far as you know; 0: as many as so far. Workers change places
+            if that pays until the next one (docs/recovery.md#a-worker-changes-places).
+        step_log: workers keep what they hand on in a step, so that after a loss only what was lost of the step is run
+            again, not all of it (docs/recovery.md#what-is-run-again).
+        step_log_bytes: how much of that a worker keeps at most, the rest is computed again; 0: as much as a step needs.
+        spares: processes beside those of the grid, on nodes behind its own: they wait, and take the places of lost
+            workers (docs/recovery.md#spares).
+        smallest_pipeline: for ``templates``: the fewest workers of a pipeline, whose memory must suffice; 0: by
+            ``worker_memory``, else as many as the shortest pipeline has at first.
+        worker_memory: for ``templates``: bytes of memory of a worker, on all its GPUs together; by the profile no stage
+            takes more. 0: no limit.
+        degraded: for ``templates``, once fewer workers are left than ``tolerate`` + 1 of the smallest pipelines take:
+            ``stop``: all is saved and the job ends with exit code 3; ``allow``: it goes on.
     """
 
-    strategy: Literal[
-        "auto",
-        "adaptive",
-        "templates",
-        "checkpoint-restart",
-        "checkfreq",
-        "snapshots",
-        "lossy-forward",
-        "rollback",
-        "skip",
-    ] = "auto"
+    strategy: Annotated[str, msgspec.Meta(extra={"one_of": tuple(STRATEGIES)})] = "auto"
     commit: Literal["shadow", "undo"] = "shadow"
     tolerate: Count = 0
     wait_for_replacement: NonNegative = 0.0
@@ -377,11 +473,15 @@ class Resilience(_Plain, frozen=True, kw_only=True):
 
 
 class Checkpoint(_Plain, frozen=True, kw_only=True):
-    """``every``: a checkpoint after so many steps (0: never, with strategy ``checkfreq`` as often as its rule says);
-    ``keep``: the newest so many; ``url``: a folder or
-    ``s3://BUCKET/PREFIX``, default ``checkpoints`` in the run directory; ``synchronous``: training stands still until
-    it is written, for comparison. ``on_sigterm``: seconds that SIGTERM leaves for one more checkpoint before the job
-    ends, if checkpoints are made at all; 0 for none.
+    """Checkpoints, written while training goes on (docs/checkpoints.md).
+
+    Attributes:
+        every: a checkpoint after so many steps; 0: none, with ``checkfreq`` as often as its rule says.
+        keep: the newest so many are kept.
+        url: a folder or ``s3://BUCKET/PREFIX``; null: ``checkpoints`` in the run directory.
+        synchronous: for comparison: training stands still until a checkpoint is written.
+        on_sigterm: seconds that SIGTERM leaves for one more checkpoint before the job ends, if any are made; 0: it ends
+            at once.
     """
 
     every: Count = 0
@@ -394,17 +494,21 @@ class Checkpoint(_Plain, frozen=True, kw_only=True):
 class Logging(_Plain, frozen=True, kw_only=True):
     """Logs of what workers send to other nodes, from which layers are computed again that no living worker holds.
 
-    ``use``: ``auto`` where replicas are missing and it costs less than it saves (``holdfast inspect`` tells both),
-    ``on``, or ``off``. It needs ``checkpoint.every``. ``when``: tensors are written while the worker waits (``idle``),
-    ``at-once``, or by the worker itself ``before-sending``, for comparison. ``most_bytes``: what waits to be written at
-    most; where more would, a step is left out of the log. ``precision``: of what is kept; less than ``exact`` makes a
-    replay not bitwise. ``directory``: a folder on each node's own disk, default ``logs`` in the run directory.
-    ``url``: a folder or ``s3://BUCKET/PREFIX`` that all nodes reach, where logs are sent: ``upload`` ``on-failure``, or
-    ``always`` as soon as a file of them is finished; without one all nodes must reach ``directory``. ``helpers``: how
-    many workers replay the same lost layers besides those that take them over, each some of the micro-batches; each
-    holds these layers, too, meanwhile. ``groups``: numbers of nodes that are replayed together, so that nothing is
-    logged between them; ``holdfast groups`` finds them for a limit of storage. ``bandwidth``: bytes per second at which
-    a worker copies what it logs.
+    They are explained in docs/logging.md.
+
+    Attributes:
+        use: ``auto``: where no other node holds the same layers and it costs less than it saves, ``on`` or ``off``. It
+            needs ``checkpoint.every``.
+        when: they are written while workers wait (``idle``); for comparison ``at-once``, or ``before-sending``.
+        most_bytes: where more would wait to be written, a step is left out.
+        precision: of what is kept; a replay from less than ``exact`` is not bitwise.
+        directory: a folder on each node's own disk; null: ``logs`` in the run directory.
+        url: a folder or ``s3://BUCKET/PREFIX`` that all nodes reach; null: all reach ``directory``.
+        upload: when finished logs are sent to ``url``: when somebody is lost (``on-failure``), or ``always``.
+        helpers: workers that replay the same lost layers besides those that take them over.
+        groups: numbers of nodes that are replayed together, as ``holdfast groups`` finds them: nothing is logged
+            between them.
+        bandwidth: bytes per second at which a worker copies what it logs, to tell whether it is worth it.
     """
 
     use: Literal["auto", "on", "off"] = "auto"
@@ -420,7 +524,13 @@ class Logging(_Plain, frozen=True, kw_only=True):
 
 
 class Tls(_Plain, frozen=True, kw_only=True):
-    """Paths of PEM files: the authority of both ends, our certificate and its key; ``holdfast certs`` makes them."""
+    """Certificates that both ends of a control connection show; ``holdfast certs`` makes them (docs/security.md).
+
+    Attributes:
+        ca: path of the PEM file of the authority of both ends.
+        cert: path of our certificate.
+        key: path of its key.
+    """
 
     ca: str
     cert: str
@@ -430,25 +540,33 @@ class Tls(_Plain, frozen=True, kw_only=True):
 class Control(_Plain, frozen=True, kw_only=True):
     """Where the coordinator listens, when a worker is given up, and what happens without a coordinator.
 
-    ``host``: the address that all processes listen on. Other than the machine's own, such as 127.0.0.1, it needs
-    ``tls``, or ``insecure``: true for a network in which nobody listens whom the job's token is not for.
-    ``port``: 0 for any free one. ``heartbeat_s``: how often workers tell of their progress. ``fence_grace_s``: how long
-    a process that was held for lost may take to end.
-
-    ``start_s``: how long a worker, the coordinator, or the process that tries out the model may take to start, building
-    the model, opening the data and loading a checkpoint included.
-
     A worker is given up at once when its process is seen to end; after 2 s without a connection, if the coordinator
     lives; after ``hang_s`` without a heartbeat, or stuck in one operation, if its connection stands (an operation may
-    always take eight times as long as the slowest so far). ``reattach_s`` is about the coordinator: so long workers go
-    on without one before they end themselves, and so long one that was started again waits for those it knows of;
-    until all are back, or given up, it holds nobody for hung.
+    always take eight times as long as the slowest so far). For being stuck nobody is given up whose layers nobody else
+    holds that surely works (docs/recovery.md#busy-is-not-hung).
 
-    ``restart_delay_s``: how long its supervisor waits before it starts a dead coordinator again; six deaths within
-    ``restart_window_s`` end the job. ``tls``: certificates that both ends of a connection must show; without them
-    connections are in the clear. ``store``: where decisions are kept, ``sqlite`` (in the run directory) or
-    ``etcd://HOST:PORT[/PREFIX]``. ``coordinators``: how many, of which one leads and the others stand by; more than one
-    needs etcd. ``data_plane``: what carries tensors between workers, ``links`` that are made once, or torch's ``gloo``.
+    Attributes:
+        host: the address that all processes listen on. Other than this machine's own it needs ``tls``, or ``insecure``.
+        port: of the coordinator; 0: any free one.
+        start_s: how long a process may take to start: to build the model, open the data, load a checkpoint. Where the
+            loop of a script is tried, ``load_s`` and ``compile_s`` come on top.
+        heartbeat_s: how often workers report where they are.
+        hang_s: how long a worker may be silent, or stuck in one operation while another owner of its layers works; at
+            least three times ``heartbeat_s``.
+        load_s: how long a worker may take to load the data of a micro-batch or of a script's item, if that is more than
+            ``hang_s``.
+        compile_s: how long ``torch.compile`` may take at a time, if that is more than ``hang_s``.
+        fence_grace_s: how long a process that was held for lost may take to end by itself.
+        reattach_s: how long workers go on without a coordinator before they end themselves, and how long one that was
+            started again waits for those it knows of.
+        restart_delay_s: before a dead coordinator is started again.
+        restart_window_s: six deaths of it within this time end the job.
+        tls: certificates; null: connections are in the clear.
+        insecure: a ``host`` other than this machine's own may be used without ``tls``, though the job's token travels
+            in the clear.
+        store: where decisions are kept: ``sqlite`` (in the run directory) or ``etcd://HOST:PORT[/PREFIX]``.
+        coordinators: how many, of which one leads and the others stand by; more than one needs etcd.
+        outside_s: how long a script may be outside of its loop, between two steps.
     """
 
     host: str = "127.0.0.1"
@@ -456,6 +574,8 @@ class Control(_Plain, frozen=True, kw_only=True):
     start_s: PositiveFloat = 300.0
     heartbeat_s: PositiveFloat = 0.25
     hang_s: PositiveFloat = 2.0
+    load_s: PositiveFloat = 300.0
+    compile_s: PositiveFloat = 600.0
     fence_grace_s: NonNegative = 1.0
     reattach_s: PositiveFloat = 60.0
     restart_delay_s: NonNegative = 0.0
@@ -464,14 +584,25 @@ class Control(_Plain, frozen=True, kw_only=True):
     insecure: bool = False
     store: str = "sqlite"
     coordinators: Positive = 1
-    data_plane: Literal["links", "gloo"] = "links"
     outside_s: PositiveFloat = 3600.0
 
 
 class Job(_Plain, frozen=True, kw_only=True):
     """A whole job file.
 
-    ``resume``: as ``--resume``: ``auto``, or a run directory, folder or URL, with ``@STEP`` behind it if wanted.
+    Attributes:
+        name: letters, digits, ``.``, ``_`` and ``-``; part of the default run directory.
+        model: what is trained.
+        data: what it is trained with.
+        grid: the workers.
+        optimizer: how a layer is updated.
+        train: how it is trained.
+        resilience: what is done when workers are lost.
+        checkpoint: when the state is written.
+        logging: what workers log.
+        control: limits of time, and connections.
+        resume: as ``--resume``: ``auto``, or a run directory, folder or URL, with ``@STEP`` behind it if wanted
+            (docs/checkpoints.md#going-on); null: it begins.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")] = "job"
@@ -516,15 +647,20 @@ class Job(_Plain, frozen=True, kw_only=True):
         return isinstance(self.model, ScriptModel)
 
     @property
+    def strategy(self) -> Strategy:
+        """What is done about losses."""
+        return strategy_named(self.resilience.strategy)
+
+    @property
     def keeps_steps(self) -> bool:
-        """Whether workers keep what they have of an interrupted step: not those of several processes, nor with Gloo."""
-        return self.resilience.step_log and self.most_shards == 1 and self.control.data_plane == "links"
+        """Whether workers keep what they have of an interrupted step: not those of several processes."""
+        return self.resilience.step_log and self.most_shards == 1
 
     @property
     def may_log(self) -> bool:
         """Whether workers can log what they send to other nodes, to replay lost layers from a checkpoint."""
-        plain = self.most_shards == 1 and self.most_lanes == 1 and self.control.data_plane == "links"
-        return plain and self.checkpoint_every > 0 and self.resilience.strategy in LOGGED
+        plain = self.most_shards == 1 and self.most_lanes == 1
+        return plain and self.checkpoint_every > 0 and self.strategy.logs
 
     @property
     def most_shards(self) -> int:
@@ -569,7 +705,7 @@ class Job(_Plain, frozen=True, kw_only=True):
     @property
     def sets_interval(self) -> bool:
         """Whether CheckFreq's rule sets how often checkpoints are made, while the job runs."""
-        return self.resilience.strategy == "checkfreq" and not self.checkpoint.every
+        return self.strategy.sets_interval and not self.checkpoint.every
 
     @property
     def samples_per_step(self) -> int:

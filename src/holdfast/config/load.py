@@ -19,25 +19,29 @@ import msgspec
 import yaml
 
 from holdfast.config.job import (
-    LOGGED,
-    LOSSY,
     BertModel,
+    Checkpoint,
+    Control,
     ConvnetModel,
     GptModel,
     Grid,
     Job,
+    Logging,
     Nt3Model,
     Optimizer,
     PythonModel,
+    Resilience,
     ResnetModel,
     ScriptData,
     ScriptModel,
     Train,
     VitModel,
 )
-from holdfast.config.parsing import parsing
 from holdfast.core.placement import MOST_LAYERS
 from holdfast.errors import ConfigError
+from holdfast.parsing import parsing
+from holdfast.strategies.registry import names, strategy_named
+from holdfast.urls import refuse_mistyped
 
 __all__ = ["check_cuts", "dump_job", "load_job", "logs_need", "num_layers", "parse_job"]
 
@@ -55,6 +59,16 @@ _MOST_WORKERS, _MOST_OPERATIONS = 100_000, 20_000_000
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
+
+
+_ADAPTIVE = ("adam", "adamw", "lamb")
+_KINDS_WITH = {
+    "momentum": ("sgd",),
+    "betas": _ADAPTIVE,
+    "eps": _ADAPTIVE,
+    "lr": ("sgd", *_ADAPTIVE),
+    "weight_decay": ("sgd", *_ADAPTIVE),
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -110,6 +124,8 @@ def _parse(tree: Any, overrides: Iterable[str], source: str) -> Job:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(str(error), tree)}") from None
     _check(job, source)
+    if complaint := _without_effect(job, tree):
+        raise ConfigError(f"{source}: {complaint}")
     return job
 
 
@@ -269,6 +285,10 @@ def _found(path: str, tree: dict[str, Any]) -> str:
 
 def _check(job: Job, source: str) -> None:
     """What no single key can tell."""
+    try:
+        strategy_named(job.resilience.strategy)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
     _check_size(job.grid, source)
     layers = num_layers(job)
     if layers is not None:
@@ -292,12 +312,18 @@ def _check(job: Job, source: str) -> None:
             f"{source}: control.host: {job.control.host} can be reached from outside, and the job's token would travel "
             "in the clear: expected control.tls (holdfast certs makes it), or control.insecure: true if that is meant"
         )
+    for key, place in (
+        ("checkpoint.url", job.checkpoint.url),
+        ("logging.url", job.logging.url),
+        ("resume", job.resume),
+    ):
+        refuse_mistyped(place or "", f"{source}: {key}: ")
     if job.train.audit_every and job.resilience.commit == "undo":
         raise ConfigError(
             f"{source}: train.audit_every: {job.train.audit_every}, and steps that resilience.commit undo has inverted "
             "leave owners of a layer with other bits: expected commit shadow, or audit_every 0"
         )
-    if complaint := _wrong_loop(job) or _wrong_baseline(job) or _wrong_logging(job):
+    if complaint := _wrong_loop(job) or _wrong_strategy(job) or _wrong_logging(job):
         raise ConfigError(f"{source}: {complaint}")
     if complaint := _wrong_lanes(job) or _wrong_shards(job):
         raise ConfigError(f"{source}: {complaint}")
@@ -324,11 +350,6 @@ def _wrong_lanes(job: Job) -> str:
     """What does not go with stages of several workers; empty if nothing."""
     if job.most_lanes == 1:
         return ""
-    if job.resilience.strategy == "templates":
-        return (
-            "resilience.strategy: templates makes pipelines whose stages are one worker each, and the stages of this "
-            "grid have several GPUs; expected adaptive, or one GPU for each stage"
-        )
     for pipeline, (lanes, count) in enumerate(zip(job.lanes, job.grid.batch.counts, strict=True)):
         if count < max(lanes):
             return (
@@ -351,7 +372,6 @@ def _wrong_shards(job: Job) -> str:
         )
     unlike, alike = job.fewest_shards < gpus, "equally many GPUs for each stage"
     unfit = {
-        "resilience.strategy": (unlike and job.resilience.strategy == "templates", f"adaptive, or {alike}"),
         "resilience.spares": (unlike and job.resilience.spares > 0, f"0, or {alike}"),
         "resilience.commit": (job.resilience.commit == "undo", "shadow"),
         "train.loss_scale": (job.train.loss_scale is not None, "null"),
@@ -440,54 +460,18 @@ def _is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def _wrong_pipelines(job: Job) -> str:
-    """What is said of pipelines that a strategy makes and that cannot be; empty if nothing."""
-    given = job.resilience
-    if given.strategy in LOSSY and (max(job.grid.depths) > 1 or not job.keeps_steps):
-        return (
-            f"resilience.strategy: {given.strategy} leaves out whole micro-batches of a step that is kept; expected "
-            "pipelines of one stage, resilience.step_log true and control.data_plane links"
-        )
-    if given.strategy == "rollback" and not job.loops:
-        return (
-            "resilience.strategy: rollback runs a mini-batch once more, which only a script's loop can; expected skip"
-        )
-    if given.strategy == "rollback" and job.checkpoint_every:
-        return "checkpoint.every: no checkpoint knows which mini-batches rollback has run once more; expected 0"
-    if given.strategy == "templates":
-        if given.worker_memory and job.train.profile is None:
-            return "resilience.worker_memory: what layers take is not known; expected train.profile with it"
-        return ""
-    for name, value, default in (
-        ("smallest_pipeline", given.smallest_pipeline, 0),
-        ("worker_memory", given.worker_memory, 0),
-        ("degraded", given.degraded, "stop"),
-    ):
-        if value != default:
-            return f"resilience.{name}: strategy {given.strategy} makes no pipelines; expected {default}, got {value}"
-    return ""
-
-
-def _wrong_baseline(job: Job) -> str:
-    """What a strategy that goes back to checkpoints or snapshots lacks; empty if nothing."""
-    strategy, snapshot_every = job.resilience.strategy, job.resilience.snapshot_every
-    if strategy == "snapshots" and not snapshot_every:
-        return "resilience.snapshot_every: strategy snapshots goes back to snapshots; expected more than 0, got 0"
-    if strategy != "snapshots" and snapshot_every:
-        return f"resilience.snapshot_every: strategy {strategy} takes no snapshots; expected 0, got {snapshot_every}"
-    if complaint := _wrong_pipelines(job):
+def _wrong_strategy(job: Job) -> str:
+    """What the strategy lacks, or is told for nothing; empty if nothing."""
+    name, given, strategy = job.resilience.strategy, job.resilience, job.strategy
+    if not strategy.takes_snapshots and given.snapshot_every:
+        return f"resilience.snapshot_every: strategy {name} takes no snapshots; expected 0, got {given.snapshot_every}"
+    if complaint := strategy.needs(job):
         return complaint
-    if strategy not in ("checkpoint-restart", "checkfreq"):
-        return ""
-    if not job.checkpoint_every:
-        return f"checkpoint.every: strategy {strategy} goes back to checkpoints; expected more than 0, got 0"
-    if not job.resilience.wait_for_replacement:
-        return (
-            f"resilience.wait_for_replacement: strategy {strategy} waits for new workers; expected the most seconds to "
-            "wait, more than 0, got 0"
-        )
-    if strategy == "checkfreq" and job.checkpoint.synchronous:
-        return "checkpoint.synchronous: strategy checkfreq writes while training goes on; expected false, got true"
+    plain = Resilience()
+    for key in ("smallest_pipeline", "worker_memory", "degraded"):
+        value, default = getattr(given, key), getattr(plain, key)
+        if not strategy.makes_pipelines and value != default:
+            return f"resilience.{key}: strategy {name} makes no pipelines; expected {default}, got {value}"
     return ""
 
 
@@ -496,7 +480,14 @@ def _wrong_loop(job: Job) -> str:
     if job.loops != isinstance(job.data, ScriptData):
         return "model.kind and data.kind: script has both; expected it for both or for neither"
     if not job.loops:
-        return ""
+        if job.train.compare_every is not None:
+            return "train.compare_every: only workers of a script compare by it; expected train.audit_every"
+        if job.train.time_limit is None:
+            return ""
+        return (
+            "train.time_limit: only the loop of a script ends by it: expected none; `timeout SECONDS holdfast train "
+            "...` ends any job with a checkpoint"
+        )
     train, plain = job.train, Train(steps=1)
     wanted = (
         ("grid.stages", max(job.grid.depths), 1),
@@ -507,17 +498,17 @@ def _wrong_loop(job: Job) -> str:
         ("train.technique", train.technique, plain.technique),
         ("train.profile", train.profile, plain.profile),
         ("train.audit_every", train.audit_every, 0),
+        *((("train.compare_every", train.compare_every or 0, 0),) if train.numerics == "fast" else ()),
         ("resilience.commit", job.resilience.commit, "shadow"),
         ("resilience.step_log", job.resilience.step_log, True),
-        ("control.data_plane", job.control.data_plane, "links"),
     )
     for key, value, expected in wanted:
         if value != expected:
             return f"{key}: a script has its own model and loop: expected nothing else than the default, got {value}"
-    if job.resilience.strategy not in ("auto", "adaptive", *LOSSY):
+    if not job.strategy.loops:
         return (
-            "resilience.strategy: a script's loop never goes back; expected auto, or one of "
-            f"{', '.join(LOSSY)}, got {job.resilience.strategy}"
+            "resilience.strategy: a script's loop never goes back; expected one of "
+            f"{', '.join(names(lambda each: each.loops))}, got {job.resilience.strategy}"
         )
     return ""
 
@@ -546,15 +537,14 @@ def logs_need(job: Job) -> str:
         return ""
     missing = (
         (not job.checkpoint_every, "checkpoint.every", "more than 0: layers are replayed from a checkpoint"),
-        (job.control.data_plane == "gloo", "control.data_plane", "links"),
         (job.most_shards > 1 or job.most_lanes > 1, "grid", "stages of one GPU"),
-        (job.resilience.strategy not in LOGGED, "resilience.strategy", " or ".join(LOGGED)),
+        (not job.strategy.logs, "resilience.strategy", " or ".join(names(lambda each: each.logs))),
     )
     return next(f"{key}: {right}" for wrong, key, right in missing if wrong)
 
 
 def _wrong_optimizer(optimizer: Optimizer) -> str:
-    """What does not fit together; empty if everything does."""
+    """What does not fit together, or would count for nothing; empty if nothing."""
     momentum = optimizer.kind == "sgd" and optimizer.momentum > 0
     if optimizer.nesterov and not (momentum and optimizer.dampening == 0):
         return "nesterov: needs kind sgd, momentum above 0 and dampening 0"
@@ -562,7 +552,44 @@ def _wrong_optimizer(optimizer: Optimizer) -> str:
         return "dampening: needs kind sgd and momentum above 0"
     if optimizer.amsgrad and optimizer.kind not in ("adam", "adamw"):
         return "amsgrad: needs kind adam or adamw"
+    own, plain = ":" in optimizer.kind, Optimizer()
+    if not own and optimizer.kind not in _KINDS_WITH["lr"]:
+        return ""  # whoever makes it says that there is no such kind
+    for key, kinds in _KINDS_WITH.items():
+        if getattr(optimizer, key) != getattr(plain, key) and (own or optimizer.kind not in kinds):
+            which = "a function of yours, which is given parameters only" if own else f"kind {optimizer.kind}"
+            instead = "no such key" if own else f"kind {' or '.join(kinds)}"
+            return f"{key}: counts for nothing with {which}; expected {instead}"
     return ""
+
+
+def _without_effect(job: Job, tree: dict[str, Any]) -> str:
+    """Which key was given a value that counts for nothing, and what it needs; empty if none.
+
+    The default is what a job file that a run leaves says of such a key, and is always taken.
+    """
+    given = tree.get("checkpoint") or {}
+    if not job.checkpoint_every and "every" not in given:  # 0 says that none are wanted
+        for key in _changed(job.checkpoint, Checkpoint()):
+            if not (key == "url" and job.resume):
+                return f"checkpoint.{key}: no checkpoints are made; expected checkpoint.every with it (0: none)"
+        for key in _changed(job.logging, Logging(use=job.logging.use)):
+            if job.logging.use == "auto":
+                return (
+                    f"logging.{key}: nothing is logged without checkpoints; expected checkpoint.every with it (0: none)"
+                )
+    if job.resilience.step_log_bytes and not job.resilience.step_log:
+        return "resilience.step_log_bytes: nothing is kept of a step; expected resilience.step_log true with it"
+    if job.control.outside_s != Control().outside_s and not job.loops:
+        return "control.outside_s: no script with a loop of its own is run; expected no such key"
+    if job.logging.upload == "always" and job.logging.url is None:
+        return "logging.upload: there is no place to send logs to; expected logging.url with it"
+    return ""
+
+
+def _changed(section: msgspec.Struct, plain: msgspec.Struct) -> list[str]:
+    """The keys of a section that have another value than the plain one."""
+    return [key for key in section.__struct_fields__ if getattr(section, key) != getattr(plain, key)]
 
 
 def num_layers(job: Job) -> int | None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.config.parsing import parsing
 from holdfast.core.profile import GpuProfile, LayerProfile, Link, Profile
 from holdfast.errors import ConfigError
+from holdfast.parsing import parsing
 
 __all__ = ["dump_profile", "load_profile", "save_profile"]
 

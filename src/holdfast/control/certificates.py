@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, installing
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -40,7 +40,7 @@ def make_certificates(folder: Path, hosts: tuple[str, ...], *, days: float = 365
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
-        raise ConfigError("holdfast certs: needs the package cryptography; install holdfast[tls]") from None
+        raise ConfigError(f"holdfast certs: needs the package cryptography; {installing('tls')}") from None
     authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     root = _certificate("holdfast authority", authority, "holdfast authority", authority, until, None)

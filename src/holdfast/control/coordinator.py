@@ -22,7 +22,6 @@ from holdfast.control.advice import Adviser
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.decider import Decider, Happening, Remarks, Store
 from holdfast.control.doorkeeper import TokenCheck, bounded
-from holdfast.control.injection import CoordinatorInjector
 from holdfast.control.introductions import Introductions
 from holdfast.control.membership import Closed, Membership, Output, Tell, Unadvised, plan_recovery
 from holdfast.control.messages import (
@@ -113,7 +112,6 @@ class Coordinator:
         clock: seconds, monotonic; of the log.
         awake: seconds that this process has run; by them everybody is judged.
         committer: writes the manifests of checkpoints.
-        injector: strikes this process at named points; None: nothing is to happen to it.
         advisers: who may know of better plans than those made at once.
         remarks: passed on to the agent; None: nobody makes any.
         introductions: tells workers of each other; None: they find each other without us.
@@ -128,7 +126,6 @@ class Coordinator:
         clock: Callable[[], float],
         awake: Callable[[], float],
         committer: Committer | None = None,
-        injector: CoordinatorInjector | None = None,
         advisers: tuple[Adviser, ...] = (),
         remarks: Remarks | None = None,
         introductions: Introductions | None = None,
@@ -140,7 +137,6 @@ class Coordinator:
             clock=clock,
             awake=awake,
             outside=self,
-            injector=injector,
             remarks=Remarks() if remarks is None else remarks,
         )
         self._began_at = membership.generation

@@ -13,7 +13,6 @@ from typing import Protocol, TypeGuard
 import msgspec
 
 from holdfast.control.checkpoint_ledger import Settled
-from holdfast.control.injection import CoordinatorInjector
 from holdfast.control.membership import (
     AnswerPlanned,
     Closed,
@@ -78,7 +77,7 @@ class Decider:
         clock: seconds, monotonic; of the log.
         awake: seconds that this process has run; by them everybody is judged.
         outside: whom it speaks to.
-        injector: strikes this process at named points; None: nothing is to happen to it.
+        on_point: called at each named point, with the membership by which it is told which step that is in.
         remarks: passed on to the agent.
         resigned: whether another coordinator leads now.
     """
@@ -89,7 +88,7 @@ class Decider:
     clock: Callable[[], float]
     awake: Callable[[], float]
     outside: Outside
-    injector: CoordinatorInjector | None = None
+    on_point: Callable[[Point, Membership], None] = lambda point, membership: None
     remarks: Remarks = field(default_factory=queue.SimpleQueue)
     resigned: bool = False
     _looked_at: float | None = None
@@ -145,21 +144,22 @@ class Decider:
         before = self.membership
         after, outputs = decide(before, event, now=self.awake())
         if after.roster.lost - before.roster.lost:
-            self._reach(Point.DETECT)
+            self.on_point(Point.DETECT, before)
         if decision := to_store(before, after):
-            self._reach(Point.PERSIST)
+            self.on_point(Point.PERSIST, before)
             self._put(decision, last=after.phase is Phase.ENDED)
         for output in outputs:
             if isinstance(output, Record):
                 self.log.write(self.clock(), output.event)
         if decision:
-            self._reach(Point.BROADCAST)
+            self.on_point(Point.BROADCAST, before)
         self._before, self.membership = before, after
         if reports := _reports(before, after, outputs):
             self.outside.send(reports)
-        self._send(before, _excerpted(outputs))
-        self._reach(Point.START)
-        self._reach(Point.COPY)
+        self.on_point(Point.INSTALL, before)
+        self.outside.send(_excerpted(outputs))
+        self.on_point(Point.START, after)
+        self.on_point(Point.COPY, after)
 
     def _put(self, decision: StoredDecision, *, last: bool) -> None:
         """Stores a decision; the last one is told even if it cannot be stored, as nobody will go on from there."""
@@ -169,17 +169,6 @@ class Decider:
         except StoreAway:
             if not last:
                 raise
-
-    def _reach(self, point: Point) -> None:
-        if self.injector is not None:
-            self.injector.reach(point, self.membership)
-
-    def _send(self, before: Membership, outputs: Sequence[Output]) -> None:
-        """Sends; if our death is due in the middle of sending a plan: what goes out before it."""
-        told = [output for output in outputs if isinstance(output, Tell) and isinstance(output.command, Install)]
-        if self.injector is None or not told or not self.injector.due(Point.INSTALL, before):
-            return self.outside.send(outputs)
-        return self.outside.send_last(told[: len(told) // 2], lambda: self._reach(Point.INSTALL))
 
     def _handle_in_turn(self, event: Happening) -> None:
         """Handles an event now; or later, if what it decides, or what came before it, cannot be stored yet."""

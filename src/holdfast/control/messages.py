@@ -10,14 +10,14 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from holdfast.config.parsing import parsing
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.progress import Progress as StepProgress
-from holdfast.core.remainder import Remainder
 from holdfast.core.replay import Replay
-from holdfast.core.work import WorkPhase
+from holdfast.core.step_plan import StepPlan
+from holdfast.core.work import Busy, WorkPhase
 from holdfast.errors import HoldfastError
+from holdfast.parsing import parsing
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry import events
 
@@ -230,7 +230,7 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
     layers were updated with ahead of the verdict, if that has not come. ``follows``: the layers whose state it has yet
     to get. ``progress``: what it keeps of the steps that are not settled. ``refuses``: it knows that updates made
     ahead of a verdict do not stand. ``returns``: its layers can go back to the step before bitwise. ``disputed``: what
-    it found out about the step that it does not commit.
+    it found out about the step that it does not commit. ``ends``: the step before which the script's loop was stopped.
     """
 
     worker: WorkerId
@@ -245,6 +245,7 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
     refuses: bool = False
     returns: bool = True
     disputed: Audited | None = None
+    ends: int | None = None
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -253,7 +254,7 @@ class Status(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Blob(_Wire, frozen=True, tag=True, kw_only=True):
-    """A rendezvous value for the members ``to`` of ``generation``; the coordinator passes it on unread."""
+    """A value for the members ``to`` of ``generation``; the coordinator passes it on unread."""
 
     worker: WorkerId
     generation: int
@@ -357,8 +358,8 @@ class Heartbeat(_Wire, frozen=True, tag=True, kw_only=True):
     """A sign of life, and of progress.
 
     ``step``, ``op``: the step and the operation index that the worker is at. ``moves``: everything that it has done so
-    far, counted. ``busy_s``: seconds since it last did something, 0 while it waits for others. ``slowest_s``: the
-    longest that it ever took for one thing; 0 until it has done a whole step.
+    far, counted. ``busy_s``: seconds since it last did something, 0 while it waits for others. ``doing``: what keeps it
+    busy. ``slowest_s``: the longest that it ever took for one thing of that kind; 0 until it has done a whole step.
     """
 
     worker: WorkerId
@@ -368,6 +369,7 @@ class Heartbeat(_Wire, frozen=True, tag=True, kw_only=True):
     moves: int = 0
     busy_s: float = 0.0
     slowest_s: float = 0.0
+    doing: Busy = Busy.COMPUTING
 
 
 class StepDone(_Wire, frozen=True, tag=True, kw_only=True):
@@ -384,10 +386,11 @@ class StepDone(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Finished(_Wire, frozen=True, tag=True, kw_only=True):
-    """A worker has run the last step of the job."""
+    """A worker has run the last step of the job: the one before ``step``."""
 
     worker: WorkerId
     generation: int
+    step: int
 
 
 class Saved(_Wire, frozen=True, tag=True, kw_only=True):
@@ -510,17 +513,19 @@ class Resume(_Wire, frozen=True, tag=True, kw_only=True):
     """Everyone's state is known: take back whatever is ahead of ``step`` and run from there.
 
     ``votes``: together they settle the step before, for those who have updated with it ahead of its verdict. ``rest``:
-    what is left of ``step``, of whose beginning all keep what they have. ``concluded``: the verdict over ``step``,
-    whose sums everyone has: nothing is left of it but updates, and the step behind it is the next. ``repeated``: the
-    steps whose micro-batches are run once more in the step behind, so that the job has so many steps more.
+    what the worker does of what is left of ``step``, of whose beginning all keep what they have. ``concluded``: the
+    verdict over ``step``, whose sums everyone has: nothing is left of it but updates, and the step behind it is the
+    next. ``repeated``: the steps whose micro-batches are run once more in the step behind, so that the job has so many
+    steps more. ``ends``: the step before which it ends all the same; None: the job says it.
     """
 
     generation: int
     step: int
     votes: tuple[bytes, ...] = ()
-    rest: Remainder | None = None
+    rest: StepPlan | None = None
     concluded: bytes | None = None
     repeated: tuple[int, ...] = ()
+    ends: int | None = None
 
 
 class ReplayOrder(_Wire, frozen=True, tag=True, kw_only=True):

@@ -7,10 +7,10 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from holdfast.config.parsing import parsing
 from holdfast.control.membership.storing import StoredDecision
 from holdfast.core.plan import Plan
 from holdfast.errors import CorruptBlob, HoldfastError, StoreAway
+from holdfast.parsing import parsing
 
 __all__ = ["DecisionStore", "StoredDecision", "reading"]
 

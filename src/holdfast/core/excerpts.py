@@ -31,12 +31,13 @@ def excerpts(plan: Plan, workers: Iterable[WorkerId], *, all_routes: bool = Fals
         for worker in found if all_routes or route.microbatch in for_all else route.workers:
             if worker in found:
                 found[worker].append(route)
-    orders = dict(plan.orders.rows)
+    orders, counted = dict(plan.orders.rows), plan.routes.counted
     return {
         worker: Plan(
             placement=plan.placement,
-            routes=Routes(tuple(routes)),
+            routes=Routes(tuple(routes), counted),
             orders=Orders(((worker, orders[worker]),) if worker in orders else ()),
+            ahead=tuple(each for each in plan.ahead if each.worker == worker),
         )
         for worker, routes in found.items()
     }

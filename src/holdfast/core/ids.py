@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from holdfast.errors import ConfigError
 
-__all__ = ["Batch", "MicroBatch", "WorkerId", "beside"]
+__all__ = ["Batch", "Interval", "MicroBatch", "WorkerId", "beside", "intervals"]
 
 _NAMES = 1 << 20
 """At most so many micro-batches has a step, and a pipeline stages."""
@@ -43,7 +44,11 @@ class WorkerId:
         Raises:
             ConfigError: the text is no such name; the message says what would be right.
         """
-        return cls(*_parse_pair(text, "worker", "pipeline.stage such as 1.2"))
+        match = _PAIR.fullmatch(text.strip())
+        if match is None:
+            right = "pipeline.stage such as 1.2, two numbers that count from 0"
+            raise ConfigError(f"{text!r} is no worker: expected {right}")
+        return cls(int(match[1]), int(match[2]))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,6 +70,25 @@ class MicroBatch:
         return f"{self.pipeline}.{self.index}"
 
 
+Interval = tuple[int, int]
+"""Global numbers of micro-batches: the first one, and the one behind the last."""
+
+
+def intervals(numbers: Iterable[int]) -> tuple[Interval, ...]:
+    """Returns numbers as ascending intervals that do not touch one another.
+
+    >>> intervals([4, 0, 1, 5, 2])
+    ((0, 3), (4, 6))
+    """
+    found: list[Interval] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The micro-batches of a step, by their names.
@@ -72,7 +96,7 @@ class Batch:
     Attributes:
         counts: how many pipeline 0, 1, ... has, at least 1 each.
 
-    >>> [str(microbatch) for microbatch in Batch((2, 1)).microbatches], Batch((5, 3)).parse("1.2").number
+    >>> [str(microbatch) for microbatch in Batch((2, 1)).microbatches], Batch((5, 3)).named(1, 2).number
     (['0.0', '0.1', '1.0'], 7)
     """
 
@@ -106,25 +130,10 @@ class Batch:
         """Whether there is a micro-batch of this name."""
         return 0 <= pipeline < len(self.counts) and 0 <= index < self.counts[pipeline]
 
-    def parse(self, text: str) -> MicroBatch:
-        """Returns the micro-batch that a text such as ``1.5`` names.
-
-        Raises:
-            ConfigError: the text is no such name, or no pipeline has it; the message says what would be right.
-        """
-        return self.named(*_parse_pair(text, "micro-batch", "pipeline.index such as 1.5"))
-
 
 def beside(pipeline: int, index: int) -> MicroBatch:
     """Returns a name for what is no micro-batch: ``index`` is beyond those of the pipeline, the number beyond all."""
     return MicroBatch(_NAMES * (1 + pipeline) + index, pipeline, index)
-
-
-def _parse_pair(text: str, what: str, right: str) -> tuple[int, int]:
-    match = _PAIR.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"{text!r} is no {what}: expected {right}, two numbers that count from 0")
-    return int(match[1]), int(match[2])
 
 
 def _check_natural(what: str, first: int, second: int) -> None:

@@ -6,12 +6,30 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from holdfast.core.ids import WorkerId
+from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, Placement
 from holdfast.core.routes import Routes
 from holdfast.core.schedule import Orders, format_orders
 
-__all__ = ["Plan", "with_followers", "with_listeners"]
+__all__ = ["Ahead", "Plan", "with_followers", "with_listeners"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ahead:
+    """A forward pass that adds to nothing: right behind its own one a worker runs layers that come next, too.
+
+    What comes out is kept with what the worker hands on, and nothing else: should the worker that it does it for be
+    lost, it can send that message.
+
+    Attributes:
+        worker: who, of the owners of these layers.
+        microbatch: of which.
+        layers: right behind those that the worker runs of it by its route.
+    """
+
+    worker: WorkerId
+    microbatch: MicroBatch
+    layers: LayerRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +37,18 @@ class Plan:
     """Who holds which layers, where every micro-batch goes, and in which order every worker works.
 
     A plan is only a value: :func:`holdfast.core.validate.validate` proves it right.
+
+    Attributes:
+        placement: who holds and follows what.
+        routes: where every micro-batch goes.
+        orders: what every worker runs, in order.
+        ahead: what is run besides, and adds to nothing, sorted.
     """
 
     placement: Placement
     routes: Routes
     orders: Orders
+    ahead: tuple[Ahead, ...] = ()
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -51,6 +76,7 @@ class Plan:
                 for visit in route.visits
             )
             lines.append(f"route {route.microbatch}: {' '.join(stops)}")
+        lines += [f"ahead {each.worker}: {each.microbatch} {each.layers}" for each in self.ahead]
         return "\n".join(lines) + "\n" + format_orders(self.orders)
 
 
@@ -77,4 +103,4 @@ def with_listeners(plan: Plan, rows: Iterable[tuple[WorkerId, LayerRange]]) -> P
 def _placed(plan: Plan, placement: Placement) -> Plan:
     new = frozenset(placement.workers) - frozenset(plan.orders.workers)
     orders = Orders(tuple(sorted((*plan.orders.rows, *((worker, ()) for worker in new)))))
-    return Plan(placement=placement, routes=plan.routes, orders=orders)
+    return replace(plan, placement=placement, orders=orders)

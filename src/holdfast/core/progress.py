@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.core.lower import Payload
+from holdfast.core.instructions import Payload
 from holdfast.core.placement import LayerRange
 
 __all__ = ["Logged", "Part", "Progress"]

@@ -6,21 +6,18 @@ each step and the sums of weights tied to other layers are read from logs; nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdfast.core.ids import MicroBatch, WorkerId
-from holdfast.core.lower import Compute, Instruction, Payload, Recall, Reduce, Reduction, WorkerProgram
+from holdfast.core.ids import MicroBatch, WorkerId, intervals
+from holdfast.core.instructions import Reduction
 from holdfast.core.placement import LayerRange, Placement
 from holdfast.core.plan import Plan
 from holdfast.core.routes import Routes
 from holdfast.core.schedule import Op, OpKind, Orders
+from holdfast.core.step_plan import Piece, Standing, StepPlan, SumPlan
 from holdfast.errors import ConfigError
 
-__all__ = ["Replay", "Wanted", "ends_of", "lower_replay", "place_of", "wanted"]
-
-Wanted = tuple[Payload, int, int]
-"""What is read of a step: an activation or a gradient, its boundary and micro-batch; or a sum, its tie and 0."""
+__all__ = ["Replay", "place_of", "replayed_step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +54,10 @@ class Replay:
         return self.microbatches[self.workers.index(worker) :: len(self.workers)]
 
 
-def lower_replay(
+def replayed_step(
     replay: Replay, worker: WorkerId, num_layers: int, ties: tuple[tuple[int, ...], ...] = ()
-) -> WorkerProgram:
-    """Returns what one worker runs in every step of a replay: one micro-batch after the other, forward and backward.
+) -> StepPlan:
+    """Returns what one worker does in every step of a replay: one micro-batch after the other, forward and backward.
 
     Sums of weights that are tied to other layers are recalled; there is no exchange of votes.
 
@@ -70,27 +67,25 @@ def lower_replay(
         num_layers: of the model.
         ties: tuples of layers that share weights.
     """
-    reductions, standing = _sums(replay, ties)
-    share = replay.share(worker)
-    operations: list[Instruction] = [_recalled(layers, ties) for layers in standing]
-    for microbatch in share:
-        operations += _run(replay.layers, microbatch, num_layers)
-    operations += [Reduce(each) for each in reductions]
-    ordered = tuple(operations)
-    return WorkerProgram(
+    ours = set(replay.layers.indices)
+    meeting = [tie for tie in ties if not ours.isdisjoint(tie)]
+    within = [tie for tie in meeting if ours.issuperset(tie)]
+    units = (*((layer,) for layer in reversed(replay.layers.indices)), *within)
+    counted = intervals(each.number for each in replay.microbatches)
+    return StepPlan(
         worker=worker,
-        operations=ordered,
-        reductions=reductions,
-        verdict=(),
-        riding=ordered,
-        layers=tuple(replay.layers.indices),
+        num_layers=num_layers,
+        span=replay.layers,
+        pieces=tuple(
+            Piece(op=Op(kind, microbatch), layers=replay.layers)
+            for microbatch in replay.share(worker)
+            for kind in (OpKind.F, OpKind.B)
+        ),
+        sums=tuple(SumPlan(reduction=Reduction(each, replay.workers), contributions=counted) for each in units),
+        standing=tuple(Standing(layers=tie, holder=None) for tie in meeting if tie not in within),
+        updates=tuple(replay.layers.indices),
+        ties=ties,
     )
-
-
-def wanted(program: WorkerProgram) -> frozenset[Wanted]:
-    """Returns what a worker's program recalls in every step."""
-    recalled = (each for each in program.operations if isinstance(each, Recall))
-    return frozenset((each.payload, each.boundary, each.microbatch.number) for each in recalled)
 
 
 def place_of(replay: Replay, num_layers: int) -> Plan:
@@ -101,34 +96,3 @@ def place_of(replay: Replay, num_layers: int) -> Plan:
         routes=Routes(()),
         orders=Orders(tuple((worker, ()) for worker in replay.workers)),
     )
-
-
-def _sums(
-    replay: Replay, ties: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[Reduction, ...], tuple[tuple[int, ...], ...]]:
-    """The reductions of the layers, and the ties with others, whose sums are logged."""
-    ours = set(replay.layers.indices)
-    meeting = [tie for tie in ties if not ours.isdisjoint(tie)]
-    within = [tie for tie in meeting if ours.issuperset(tie)]
-    layers = [(layer,) for layer in reversed(replay.layers.indices)]
-    reductions = tuple(Reduction(each, replay.workers) for each in (*layers, *within))
-    return reductions, tuple(tie for tie in meeting if tie not in within)
-
-
-def _recalled(layers: tuple[int, ...], ties: tuple[tuple[int, ...], ...]) -> Recall:
-    return Recall(Payload.SUM, MicroBatch(number=0, pipeline=0, index=0), ties.index(layers), layers=layers)
-
-
-def _run(layers: LayerRange, microbatch: MicroBatch, num_layers: int) -> Iterator[Instruction]:
-    if layers.start > 0:
-        yield Recall(Payload.ACTIVATION, microbatch, layers.start)
-    yield Compute(Op(OpKind.F, microbatch), layers)
-    if layers.stop < num_layers:
-        yield Recall(Payload.GRADIENT, microbatch, layers.stop)
-    yield Compute(Op(OpKind.B, microbatch), layers)
-
-
-def ends_of(layers: LayerRange, num_layers: int) -> frozenset[tuple[Payload, int]]:
-    """Returns what goes out of layers at their ends."""
-    ends = ((Payload.ACTIVATION, layers.stop), (Payload.GRADIENT, layers.start))
-    return frozenset(end for end in ends if 0 < end[1] < num_layers)

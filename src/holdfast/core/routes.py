@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import groupby, pairwise
 from math import lcm
 
-from holdfast.core.ids import Batch, MicroBatch, WorkerId
+from holdfast.core.ids import Batch, Interval, MicroBatch, WorkerId, intervals
 from holdfast.core.placement import LayerRange, Placement
 from holdfast.errors import ConfigError, StateUnavailable
 
@@ -69,6 +69,8 @@ class Routes:
     """The routes of all micro-batches of a step, sorted by micro-batch."""
 
     routes: tuple[Route, ...]
+    excerpt_of: tuple[Interval, ...] = field(default=(), compare=False)
+    """In an excerpt, all micro-batches of the plan; else empty."""
 
     def __post_init__(self) -> None:
         for earlier, later in pairwise(self.routes):
@@ -82,6 +84,11 @@ class Routes:
     def microbatches(self) -> tuple[MicroBatch, ...]:
         """The micro-batches, sorted."""
         return tuple(route.microbatch for route in self.routes)
+
+    @property
+    def counted(self) -> tuple[Interval, ...]:
+        """The micro-batches that a step of the plan sums up, also those whose routes an excerpt leaves out."""
+        return self.excerpt_of or intervals(route.microbatch.number for route in self.routes)
 
     @property
     def batch(self) -> Batch:

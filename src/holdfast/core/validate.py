@@ -8,20 +8,11 @@ from dataclasses import dataclass
 
 from holdfast.core.evaluate import activation_memory
 from holdfast.core.ids import MicroBatch, WorkerId
-from holdfast.core.lower import (
-    Compute,
-    Instruction,
-    Payload,
-    Receive,
-    Reduce,
-    Reduction,
-    Send,
-    Sum,
-    WorkerProgram,
-    lower,
-)
+from holdfast.core.instructions import Compute, Instruction, Payload, Receive, Reduce, Reduction, Send, Sum
+from holdfast.core.lower import lower
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
+from holdfast.core.program import WorkerProgram
 from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import InvalidSchedule
@@ -49,8 +40,9 @@ def validate(plan: Plan, *, ties: tuple[tuple[int, ...], ...] = (), costs: Costs
 
     Rules: every layer has an owner; every route covers all layers once, in order, in visits to owners; every worker has
     a row; a micro-batch has on each worker of its route, and on no other, one F and then either one B, or one I and
-    then one W; the lowered programs run to their end when sends never wait, and every message is sent once and received
-    once; the memory held never exceeds the limit, if the costs have one.
+    then one W; what is run ahead are own layers behind those that one runs; the lowered programs run to their end when
+    sends never wait, and every message is sent once and received once; the memory held never exceeds the limit, if the
+    costs have one.
 
     Args:
         plan: the plan.
@@ -62,6 +54,7 @@ def validate(plan: Plan, *, ties: tuple[tuple[int, ...], ...] = (), costs: Costs
     """
     _check_routes(plan)
     _check_rows(plan)
+    _check_ahead(plan)
     _check_programs(plan, lower(plan, ties))
     if costs is not None:
         _check_memory(plan, costs)
@@ -144,6 +137,15 @@ def _check_rows(plan: Plan) -> None:
         if worker not in rows:
             raise _invalid(plan, "the worker has no row", worker)
         _check_row(plan, worker, rows[worker], expected)
+
+
+def _check_ahead(plan: Plan) -> None:
+    runs = {(visit.worker, route.microbatch): visit.layers for route in plan.routes.routes for visit in route.visits}
+    for each in plan.ahead:
+        own = runs.get((each.worker, each.microbatch))
+        if own is None or own.stop != each.layers.start or not plan.placement.holds(each.worker, each.layers):
+            rule = f"runs layers {each.layers} of micro-batch {each.microbatch} ahead, which are not its next ones"
+            raise _invalid(plan, rule, each.worker)
 
 
 def _check_row(plan: Plan, worker: WorkerId, row: tuple[Op, ...], expected: set[MicroBatch]) -> None:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from holdfast.errors import HoldfastError, WorkFailed
 
-__all__ = ["WorkPhase", "working"]
+__all__ = ["Busy", "WorkPhase", "working"]
 
 
 class WorkPhase(StrEnum):
@@ -25,6 +25,16 @@ class WorkPhase(StrEnum):
     SAVING = "saving"
     SCRIPT = "script"
     OTHER = "other"
+
+
+class Busy(StrEnum):
+    """What keeps a worker busy, by which it is judged how long that may take: ``computing`` is whatever is neither
+    ``loading`` an item's data nor ``compiling`` a model.
+    """
+
+    COMPUTING = "computing"
+    LOADING = "loading"
+    COMPILING = "compiling"
 
 
 @contextmanager

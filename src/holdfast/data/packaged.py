@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, installing
 
 __all__ = ["packaged_file"]
 
@@ -22,7 +22,7 @@ def packaged_file(name: str, kind: str) -> Path:
     """
     package = importlib.util.find_spec("sklearn")
     if package is None:
-        raise ConfigError(f"data.kind: {kind} needs scikit-learn; install holdfast[digits]")
+        raise ConfigError(f"data.kind: {kind} needs scikit-learn; {installing('digits')}")
     folders = [Path(folder) for folder in package.submodule_search_locations or ()]
     files = [folder / "datasets" / "data" / name for folder in folders]
     found = next((file for file in files if file.is_file()), None)

@@ -17,7 +17,7 @@ from holdfast.core.work import WorkPhase, working
 from holdfast.data.items import stack
 from holdfast.errors import ConfigError
 
-__all__ = ["Dataset", "load_items", "load_microbatch", "sample_indices"]
+__all__ = ["Dataset", "load_items", "load_microbatch", "permutation", "sample_indices"]
 
 TRIES = 3
 RETRY_S = 0.2
@@ -57,12 +57,12 @@ def sample_indices(
         raise ConfigError("data: the dataset is empty")
     first = (step * num_microbatches + microbatch) * microbatch_size
     places = (divmod(first + j, dataset_len) for j in range(microbatch_size))
-    return [int(_permutation(seed, epoch, dataset_len)[place]) for epoch, place in places]
+    return [int(permutation(seed, epoch, dataset_len)[place]) for epoch, place in places]
 
 
 @lru_cache(maxsize=2)
-def _permutation(seed: int, epoch: int, length: int) -> Tensor:
-    """Return the order of one epoch; two are kept, for a micro-batch that crosses from one into the next."""
+def permutation(seed: int, epoch: int, length: int) -> Tensor:
+    """Return the order of one epoch, not to be changed. Two are kept: a micro-batch may cross into the next."""
     mixed = blake2b(struct.pack("<2q", seed, epoch), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(mixed, "little"))
     return torch.randperm(length, generator=generator)

@@ -10,14 +10,17 @@ from holdfast.drawing.run_text import letter_of
 from holdfast.drawing.svg import canvas, element, legend, rect, text, title, upright
 from holdfast.telemetry.timeline import BOUNDARY, Mark, Mode, Row, RunTimeline
 
-__all__ = ["run_to_svg"]
+__all__ = ["LOST", "LOST_HEIGHT", "run_to_svg"]
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _PITCH, _HEIGHT, _AXES = 1200, 68, 20, 76, 24, 18, 46
+LOST, LOST_HEIGHT = "#c00000", 6
+"""The bar of a worker that is lost: seen at once, and no part of what is computed."""
 _FILLS = {
     Mode.MEMBER: "#d6e4f0",
-    Mode.RECOVERING: "#d6604d",
+    Mode.RECOVERING: "#f4a582",
     Mode.ENTERING: "#5aae61",
     Mode.ARRIVING: "#e9c716",
+    Mode.LOST: LOST,
     Mode.ABSENT: "#ffffff",
 }
 _BUSY = "#2b6cb0"
@@ -27,6 +30,7 @@ _LEGEND = {
     "step given up, recovering": _FILLS[Mode.RECOVERING],
     "entering": _FILLS[Mode.ENTERING],
     "there, not let in yet": _FILLS[Mode.ARRIVING],
+    "lost": _FILLS[Mode.LOST],
     "absent": _FILLS[Mode.ABSENT],
 }
 _STYLE = """\
@@ -70,7 +74,9 @@ def _row(row: Row, y: int, axis: TimeAxis) -> str:
 
 
 def _bar(kind: str, start: float, end: float, y: int, fill: str, axis: TimeAxis) -> str:
-    return rect(axis.at(start), y, max(0.3, axis.length(end - start)), _HEIGHT, class_=kind, fill=fill)
+    height = LOST_HEIGHT if kind == Mode.LOST else _HEIGHT
+    top = y + (_HEIGHT - height) // 2
+    return rect(axis.at(start), top, max(0.3, axis.length(end - start)), height, class_=kind, fill=fill)
 
 
 def _merged(intervals: Iterable[tuple[float, float]], gap: float) -> list[tuple[float, float]]:

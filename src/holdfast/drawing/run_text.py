@@ -22,10 +22,10 @@ _LETTERS = {
     "kill-coordinator": "C",
     "death": "D",
 }
-_SIGNS = {Mode.RECOVERING: "x", Mode.ENTERING: "e", Mode.ARRIVING: "a", Mode.ABSENT: " "}
+_SIGNS = {Mode.RECOVERING: "x", Mode.ENTERING: "e", Mode.ARRIVING: "a", Mode.LOST: ".", Mode.ABSENT: " "}
 _LEGEND = (
     "# computing  + computing less than half of the time  - waiting  x step given up, recovering",
-    "a there, not let in yet  e entering, computes nothing  (blank) absent",
+    "a there, not let in yet  e entering, computes nothing  . lost  (blank) absent",
 )
 _SLICES = 100
 
@@ -33,7 +33,7 @@ _SLICES = 100
 def run_to_text(timeline: RunTimeline, *, slices: int = _SLICES) -> str:
     """Returns one line per worker, one character per slice of time; a letter where a fault strikes.
 
-    A slice shows the rarest mode that fills a quarter of it: a recovery before all, then being let in, then absence.
+    A slice shows the rarest mode that fills a quarter of it: a recovery before all, then being let in, then being away.
 
     Args:
         timeline: of a run that has a duration.

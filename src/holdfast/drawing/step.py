@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from holdfast.core.schedule import OpKind
 from holdfast.drawing.axis import TimeAxis
+from holdfast.drawing.run import LOST, LOST_HEIGHT
 from holdfast.drawing.schedule import COLOURS, OP_NAMES
 from holdfast.drawing.svg import canvas, element, legend, rect, text, title, upright
 from holdfast.errors import ConfigError
-from holdfast.telemetry.events import Agreed, Detected, StepOps, Timed
+from holdfast.telemetry.events import Agreed, Detected, FaultInjected, StepOps, Timed
+from holdfast.telemetry.report import FATAL_KINDS
 
 __all__ = ["step_to_svg"]
 
@@ -31,9 +33,9 @@ class _Box:
 
 
 def step_to_svg(timed: Sequence[Timed], step: int) -> str:
-    """Returns a picture: a row per worker, a box per operation, lines where somebody was found to be lost and where
-    all had agreed how to go on. What was run of a step that all went on with has a thick frame from then on; of one
-    that was run again whole, what had been run before is told nowhere.
+    """Returns a picture: a row per worker, a box per operation, a red bar from where somebody was struck, lines where
+    somebody was found to be lost and where all had agreed how to go on. What was run of a step that all went on with
+    has a thick frame from then on; of one that was run again whole, what had been run before is told nowhere.
 
     Args:
         timed: the events of a run.
@@ -51,14 +53,16 @@ def step_to_svg(timed: Sequence[Timed], step: int) -> str:
     boxes = list(_boxes(timed, [event for _, event in last.values()], step))
     begin = min((max(before, default=end), *(box.start for box in boxes)))
     axis = TimeAxis(left=_LEFT, width=_WIDTH - _LEFT - 20, duration=end - begin, begin=begin)
-    workers = sorted({*last, *_lost(timed, begin, end)})
+    lost = _lost(timed, begin, end)
+    workers = sorted({*last, *lost})
     bottom = _TOP + _PITCH * len(workers)
     places = {worker: _TOP + _PITCH * index for index, worker in enumerate(workers)}
     parts = [
-        *_legend(boxes),
+        *_legend(boxes, lost=bool(lost)),
         *axis.ticks(_TOP - 4, bottom + 4, " s", stroke="#ddd"),
         *(text(_LEFT - 6, y + 15, worker, text_anchor="end") for worker, y in places.items()),
         *(part for box in sorted(boxes, key=lambda box: box.late) for part in _drawn(box, places[box.worker], axis)),
+        *(_gone(places[worker], axis.at(since), axis.length(end - since)) for worker, since in lost.items()),
         *_marks(timed, begin, end, axis, bottom),
     ]
     return canvas(_WIDTH, bottom + _AXIS, element("style", _STYLE), parts)
@@ -74,15 +78,28 @@ def _boxes(timed: Iterable[Timed], done: list[StepOps], step: int) -> Iterator[_
             yield _Box(worker=event.worker, kind=OpKind(kind), name=name, start=start, end=end, late=late)
 
 
-def _lost(timed: Iterable[Timed], begin: float, end: float) -> set[str]:
-    return {event.worker for at, event in timed if isinstance(event, Detected) and begin <= at <= end}
+def _lost(timed: Iterable[Timed], begin: float, end: float) -> dict[str, float]:
+    """Who was found to be lost, and from when on: from the fault, where that was injected in this time."""
+    lost: dict[str, float] = {}
+    struck: dict[str, float] = {}
+    for at, event in timed:
+        if begin <= at <= end and isinstance(event, FaultInjected) and event.kind in FATAL_KINDS:
+            struck[event.worker] = at
+        elif begin <= at <= end and isinstance(event, Detected):
+            lost[event.worker] = struck.get(event.worker, at)
+    return lost
 
 
-def _legend(boxes: list[_Box]) -> Iterator[str]:
+def _gone(top: int, left: float, length: float) -> str:
+    return rect(left, top + (_ROW - LOST_HEIGHT) // 2, length, LOST_HEIGHT, fill=LOST, class_="lost")
+
+
+def _legend(boxes: list[_Box], *, lost: bool) -> Iterator[str]:
     kinds = {box.kind for box in boxes}
     entries = {name: {"fill": COLOURS[kind], **_THIN} for kind, name in OP_NAMES.items() if kind in kinds}
     late = {"since the loss": {"fill": "none", **_LATE}} if any(box.late for box in boxes) else {}
-    return legend(_LEFT, 8, {**entries, **late})
+    gone = {"lost": {"fill": LOST, **_THIN}} if lost else {}
+    return legend(_LEFT, 8, {**entries, **late, **gone})
 
 
 def _drawn(box: _Box, top: int, axis: TimeAxis) -> Iterator[str]:

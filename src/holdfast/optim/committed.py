@@ -289,6 +289,9 @@ class CommittedLayer(ABC):
         for group, used in zip(optimizer.param_groups, self._used(lr_scale), strict=True):
             group["lr"] = used["lr"]
         optimizer.step()
+        for stand_in, weight in zip(self._stand_ins, version.weights, strict=True):
+            if stand_in.data_ptr() != weight.data_ptr():  # the optimizer has put another tensor in its place
+                weight.copy_(stand_in.data)
         version.optimizer = [dict(optimizer.state.pop(stand_in, {})) for stand_in in self._stand_ins]
         for stand_in in self._stand_ins:
             stand_in.grad = None

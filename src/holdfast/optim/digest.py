@@ -3,7 +3,9 @@
 A layer file is a safetensors file. Its tensors are ``parameter.<name>``, ``buffer.<name>`` and
 ``optimizer.<parameter>.<entry>``; its metadata has one key, ``holdfast-layer-1``, with the order of names, the
 optimizer's plain numbers and, where losses are scaled, the scale, as JSON (one key, because the order of several in the
-file is not fixed).
+file is not fixed). What belongs to the job's state and to no layer is ``extra``, a text, and ``extra.<n>``, the tensors
+that it refers to by number; all of it tensors, since a safetensors header ends at 100 MB. What the metadata tell
+``about`` the state is for tools, and no part of it.
 
 Digests (SHA-256), both over the layers by index:
 
@@ -12,15 +14,18 @@ Digests (SHA-256), both over the layers by index:
 - ``state``: per layer the same bytes; then every persistent buffer in registration order; then, for every parameter in
   registration order that the weights count here, its optimizer entries by ascending name. Each buffer and entry is its
   name in UTF-8, a zero byte, and its bytes: a tensor's elements in its own type, little-endian, or a number's ``repr``.
-  Where the loss is scaled, last ``loss_scale``, a zero byte, and value and streak as ``65536.0:7``.
+  Where the loss is scaled, next ``loss_scale``, a zero byte, and value and streak as ``65536.0:7``. Where the layer has
+  something extra, last ``extra``, a zero byte and the text in UTF-8; and then each tensor of that by its number, as
+  ``extra.<n>``, a zero byte, its type and shape as ``torch.float32 (2, 3)``, a zero byte, and its bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -28,14 +33,14 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as decode_tensors
-from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
-from holdfast.config.parsing import parsing
 from holdfast.errors import ConfigError, CorruptBlob, MissingBlob
 from holdfast.optim.loss_scale import LossScale
+from holdfast.parsing import parsing
 
 __all__ = [
+    "STORED_TYPES",
     "LayerState",
     "RunDigest",
     "decode_layer",
@@ -53,6 +58,23 @@ __all__ = [
 Number: TypeAlias = int | float | bool
 
 _FORMAT = "holdfast-layer-1"
+_PIECE_BYTES = 8 << 20
+STORED_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+"""The types that a layer file can hold, and what safetensors calls them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +90,8 @@ class LayerState:
         tied: names of parameters whose first use is in an earlier layer.
         loss_scale: what losses are scaled by in the next step; None where they are not.
         extra: what belongs to the job's state and to no layer; only whoever gives it reads it.
+        extra_tensors: the tensors that ``extra`` refers to, by their numbers.
+        about: what tools want to know of it, in the form of JSON; no part of the state, and not hashed.
     """
 
     layer: int
@@ -78,6 +102,8 @@ class LayerState:
     tied: tuple[str, ...] = ()
     loss_scale: LossScale | None = None
     extra: str = ""
+    extra_tensors: Sequence[Tensor] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -102,6 +128,7 @@ class LayerState:
             parameters={name: value.clone() for name, value in self.parameters.items()},
             buffers={name: value.clone() for name, value in self.buffers.items()},
             optimizer={name: _cloned(entries) for name, entries in self.optimizer.items()},
+            extra_tensors=tuple(value.clone() for value in self.extra_tensors),
         )
 
 
@@ -149,9 +176,35 @@ def encode_layer(state: LayerState) -> bytes:
     if state.loss_scale is not None:
         head["loss_scale"] = asdict(state.loss_scale)
     if state.extra:
-        head["extra"] = state.extra
-    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    return encode_tensors(plain, metadata={_FORMAT: json.dumps(head, sort_keys=True)})
+        tensors["extra"] = torch.frombuffer(bytearray(state.extra.encode()), dtype=torch.uint8)
+        tensors |= {f"extra.{number}": value for number, value in enumerate(state.extra_tensors)}
+        head["extras"] = len(state.extra_tensors)
+    if state.about:
+        head["about"] = dict(state.about)
+    return _encode(tensors, json.dumps(head, sort_keys=True))
+
+
+def _encode(tensors: Mapping[str, Tensor], head: str) -> bytes:
+    """Return a safetensors file; the interpreter's lock is never held for more than a piece of it.
+
+    safetensors copies all of it at once, which stops every other thread of the process for as long.
+    """
+    ordered = sorted(tensors.items(), key=lambda each: (-each[1].element_size(), each[0]))  # so that each is aligned
+    table: dict[str, Any] = {"__metadata__": {_FORMAT: head}}
+    at = 0
+    for name, value in ordered:
+        offsets = [at, at := at + value.nbytes]
+        table[name] = {"dtype": STORED_TYPES[value.dtype], "shape": list(value.shape), "data_offsets": offsets}
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file = io.BytesIO()
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for _, value in ordered:
+        data = _bytes(value)
+        for start in range(0, len(data), _PIECE_BYTES):
+            file.write(data[start : start + _PIECE_BYTES])
+    return file.getvalue()
 
 
 def decode_layer(data: bytes, *, name: str = "layer state") -> LayerState:
@@ -236,8 +289,14 @@ def _assemble(head: dict[str, Any], tensors: Mapping[str, Tensor]) -> LayerState
         optimizer={name: {key: entry(name, key) for key in head["optimizer"][name]} for name in names},
         tied=tuple(head["tied"]),
         loss_scale=None if scale is None else LossScale(value=scale["value"], streak=scale["streak"]),
-        extra=head.get("extra", ""),
+        extra=_text(tensors["extra"]) if "extras" in head else head.get("extra", ""),
+        extra_tensors=tuple(tensors[f"extra.{number}"] for number in range(head.get("extras", 0))),
+        about=head.get("about", {}),
     )
+
+
+def _text(data: Tensor) -> str:
+    return bytes(_bytes(data)).decode()
 
 
 def layer_sha256(state: LayerState) -> str:
@@ -334,6 +393,9 @@ def _hash_rest(update: _Update, state: LayerState, counted: Mapping[str, Tensor]
         update(f"loss_scale\0{state.loss_scale.value!r}:{state.loss_scale.streak}".encode())
     if state.extra:
         update(f"extra\0{state.extra}".encode())
+    for number, value in enumerate(state.extra_tensors):
+        update(f"extra.{number}\0{value.dtype} {tuple(value.shape)}\0".encode())
+        update(_bytes(value))
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from holdfast.errors import ConfigError
 from holdfast.optim.committed import CommittedLayer, Fold, Version, copied
+from holdfast.optim.digest import LayerState
 from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.loss_scale import LossScale, LossScaling
 from holdfast.optim.mirror import Mirror
@@ -54,9 +57,17 @@ class LiveLayer(CommittedLayer):
     ) -> None:
         super().__init__(layer, module, factory, tied=tied, step=step, scaling=scaling)
         self._mirror = factory if isinstance(factory, Mirror) else None
+        if self._mirror is not None:
+            self._live.optimizer = self._mirror.entries()
+            self._show()
         self._next: _Next | None = None
         self._ahead = False
         self._whole = True
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """What updates it; None if it has nothing to train."""
+        return self._optimizer
 
     @property
     def exact(self) -> bool:
@@ -118,6 +129,23 @@ class LiveLayer(CommittedLayer):
         """Count the last update as none: the same step is made again, on the weights that it has led to."""
         self._live.step = self.step - 1
 
+    def put_back(self) -> None:
+        """Take the values of what was put in the place of a tensor's ``data`` since the last update, not its memory.
+
+        Raises:
+            ConfigError: it has another shape or type.
+        """
+        named, live = (*self._trainable.items(), *self._buffers.items()), (*self._live.weights, *self._live.buffers)
+        for (name, tensor), value in zip(named, live, strict=True):
+            if tensor.data_ptr() == value.data_ptr() and tensor.stride() == value.stride():
+                continue
+            if (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
+                raise ConfigError(
+                    f"{name} is {tensor.dtype} {tuple(tensor.shape)} now, and was {value.dtype} {tuple(value.shape)} "
+                    "at hf.prepare; expected the same shape and type to the end of the loop"
+                )
+            tensor.data = value.copy_(tensor.data.clone())  # which may be a view of the same memory
+
     def _make(self, update: _Next) -> None:
         self._whole = False
         if update.gradients:
@@ -132,6 +160,16 @@ class LiveLayer(CommittedLayer):
             self._mirror.sync(self._optimizer)
             self._settings = self._group_settings()
         super()._run_optimizer(version, gradients, lr_scale)
+        self._show()
+
+    def install(self, state: LayerState) -> None:
+        """Replace everything by a state from elsewhere; see `CommittedLayer.install`."""
+        super().install(state)
+        self._show()
+
+    def _show(self) -> None:
+        if self._mirror is not None:
+            self._mirror.show(self._live.optimizer)
 
     def _forget(self) -> None:
         self._next, self._ahead, self._whole = None, False, True

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from holdfast.config.parsing import parsing
 from holdfast.core.bounds import StageBounds
 from holdfast.core.ids import WorkerId
 from holdfast.errors import CorruptBlob, HoldfastError, InfeasiblePlan, StorageError
+from holdfast.parsing import parsing
 from holdfast.plain import one_line
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
 from holdfast.planning.list_scheduler import Schedule

@@ -23,7 +23,7 @@ from holdfast.planning.normalise import load, per_stage
 from holdfast.planning.problem import Problem, routes_problem, to_plan, to_routes
 from holdfast.planning.route_bounds import route_bound
 from holdfast.planning.search import BestFound, reached, search
-from holdfast.planning.solvers.process import given_of, installed, run_solver
+from holdfast.planning.solvers.process import given_of, installed, run_solver, suits
 from holdfast.planning.timing import (
     Measure,
     as_soon_as_possible,
@@ -47,6 +47,8 @@ _EXACTLY = 2_000
 """Operations up to which CP-SAT is asked where nobody says what to ask."""
 _STARTING_S = 2.0
 """With less time it is not: its process takes a second of it to start."""
+_BEFORE_SOLVER = 0.2
+"""Which part of the time the list scheduler has before CP-SAT, where that is asked."""
 
 
 class Technique(StrEnum):
@@ -232,24 +234,32 @@ def plan_routes(
 
 def _made(problem: Problem, technique: Technique, lower: Bound, effort: _Effort, started: float) -> Planned:
     """The plan of a problem."""
-    time_limit_s, engine = effort.time_limit_s, effort.engine
-    engine = _suitable(problem, technique, time_limit_s) if engine is Engine.AUTO else engine
-    share = 1.0 if engine is Engine.LIST else 0.2
-    best = _solve(problem, technique, lower, replace(effort, time_limit_s=time_limit_s * share))
+    automatic = effort.engine is Engine.AUTO
+    asked = _is_worth_it(problem, effort.time_limit_s) if automatic else effort.engine is Engine.CP_SAT
+    hindrance = _hindrance(problem, technique, lower) if asked else ""
+    exactly = asked and not hindrance
+    limit_s = effort.time_limit_s * (_BEFORE_SOLVER if exactly else 1.0)
+    best = _solve(problem, technique, lower, replace(effort, time_limit_s=limit_s))
     planned = judge(problem, technique, best.schedule, lower, started=started)
-    if engine is Engine.CP_SAT and technique is Technique.ONE_F_ONE_B:
-        return replace(planned, note="1f1b is one schedule: there is nothing to solve")
-    if engine is Engine.CP_SAT and not planned.optimal:
-        planned = _solve_exactly(planned, best, time_limit_s * (1 - share), started)
-        return replace(planned, note="") if effort.engine is Engine.AUTO else planned
-    return planned
+    if planned.optimal or not asked:
+        return planned
+    if exactly:
+        planned = _solve_exactly(planned, best, effort.time_limit_s - limit_s, started)
+    return replace(planned, note="" if automatic else hindrance or planned.note)
 
 
-def _suitable(problem: Problem, technique: Technique, time_limit_s: float) -> Engine:
-    """What to ask where nobody says; there is but one schedule of 1F1B."""
-    worth = problem.num_operations <= _EXACTLY and _STARTING_S <= time_limit_s < inf
-    worth = worth and technique is not Technique.ONE_F_ONE_B
-    return Engine.CP_SAT if worth and installed() else Engine.LIST
+def _is_worth_it(problem: Problem, time_limit_s: float) -> bool:
+    """Whether to ask CP-SAT where nobody says what to ask."""
+    return problem.num_operations <= _EXACTLY and _STARTING_S <= time_limit_s < inf and installed()
+
+
+def _hindrance(problem: Problem, technique: Technique, lower: Bound) -> str:
+    """Why CP-SAT has nothing to add; empty if it may have something."""
+    if technique is Technique.ONE_F_ONE_B:
+        return "1f1b is one schedule: there is nothing to solve"
+    if not suits(problem, technique.minimised(lower)):
+        return "cp-sat counts moments, of short times in whole numbers: this is the list scheduler's"
+    return ""
 
 
 def judge(
@@ -285,7 +295,7 @@ def _solve_exactly(planned: Planned, best: BestFound, time_limit_s: float, start
     hint = best.schedule
     if hint.fused:
         hint = as_soon_as_possible(problem, replace(hint, fused=frozenset()))
-    given, scale = given_of(
+    given, per_unit = given_of(
         problem,
         staggered=staggered,
         hint=hint,
@@ -293,7 +303,7 @@ def _solve_exactly(planned: Planned, best: BestFound, time_limit_s: float, start
         goal=technique.minimised(planned.bound),
         time_limit_s=time_limit_s,
     )
-    answer = run_solver(problem, given, scale)
+    answer = run_solver(problem, given, per_unit)
     if answer is None:
         return replace(planned, note=_nothing("no schedule", time_limit_s), solve_s=time.perf_counter() - started)
     proves = problem.coupled or not any(part.split for part in problem.parts)

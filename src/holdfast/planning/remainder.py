@@ -15,22 +15,18 @@ from itertools import groupby
 
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import MicroBatch, WorkerId
-from holdfast.core.lower import Payload, lower
+from holdfast.core.instructions import Payload
+from holdfast.core.lower import lower_step
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, unit_costs
 from holdfast.core.progress import Logged, Part, Progress
-from holdfast.core.remainder import (
-    Piece,
-    Remainder,
-    Resent,
-    Row,
-    Standing,
-    lower_remainder,
-    validate_remainder,
-)
+from holdfast.core.proof import prove_steps
+from holdfast.core.remainder import Remainder, rest_of_step
 from holdfast.core.routes import Route
 from holdfast.core.schedule import Op, OpKind
+from holdfast.core.step_plan import Piece, Resent, Standing
+from holdfast.core.whole_step import whole_steps
 from holdfast.errors import InfeasiblePlan, InternalError
 
 __all__ = ["Keeping", "logged_bytes", "plan_remainder", "progress_at"]
@@ -93,22 +89,26 @@ def plan_remainder(
         _Wiring(need, whole, tasks, resent).run()
     scheduled = _schedule(tasks, whole, plan, costs or unit_costs(plan.placement.num_layers))
     known = frozenset(begun)
-    remainder = Remainder(
+    rests = tuple(
+        rest_of_step(
+            each,
+            pieces=scheduled.rows.get(each.worker, ()),
+            resent=tuple(sorted(resent[each.worker])),
+            standing=standing,
+            left_out=without,
+        )
+        for each in whole_steps(plan, ties)
+    )
+    prove_steps(map(lower_step, rests), progress)
+    return Remainder(
         step=steps.pop(),
-        rows=tuple(
-            Row(worker=worker, resent=tuple(sorted(resent[worker])), pieces=scheduled.rows.get(worker, ()))
-            for worker in plan.workers
-        ),
+        steps=rests,
         standing=standing,
         redone=tuple(sorted(pair for need in needs for pair in need.redone(known))),
         regenerated=tuple(sorted(pair for need in needs for pair in need.regenerated)),
         lasts=scheduled.lasts,
         left_out=tuple(sorted(without)),
     )
-    num_layers = plan.placement.num_layers
-    programs = [lower_remainder(remainder, each, num_layers, ties) for each in lower(plan, ties)]
-    validate_remainder(remainder, programs, progress, (each.number for each in plan.routes.microbatches))
-    return remainder
 
 
 def _without(progress: Progress, numbers: frozenset[int]) -> Progress:

@@ -13,7 +13,7 @@ from holdfast.control.messages import Here, Peer
 from holdfast.control.tls import link_contexts
 from holdfast.control.token import pair_key
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload
+from holdfast.core.instructions import Payload
 from holdfast.core.profile import Link
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.profiling.samples import fit_link

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from holdfast.control.messages import Audited, Audits, Computed
-from holdfast.core.ids import WorkerId, beside
-from holdfast.core.lower import Compute, Instruction, Payload, Receive, Reduce, Send, WorkerProgram
+from holdfast.core.ids import WorkerId
+from holdfast.core.instructions import Receive
+from holdfast.core.lower import audit_message
 from holdfast.core.placement import Placement
 from holdfast.core.plan import Plan
-from holdfast.core.schedule import OpKind
+from holdfast.core.step_plan import Audit
 from holdfast.recovery.audit import Sample, Sampling, other_owners
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "StepAudit",
     "audit_messages",
     "audit_of",
+    "item_of",
     "pack_claims",
     "unpack_claims",
 ]
@@ -83,35 +85,11 @@ class StepAudit:
         """Whether the step was run before, and not all computed the same."""
         return self.times > 1
 
-    def amend(self, worker: WorkerId, instructions: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
-        """Returns a worker's operations with what the audit takes.
-
-        The runner sends as soon as it has run the sample, whatever others do. An auditor waits for that behind all its
-        operations, and contributes to the sum of the layer, and those after it, only then: nobody's operations wait for
-        a sum, so this cannot deadlock where the operations do not.
-        """
-        if worker == self.runner:
-            return self._sending(instructions)
-        return self._waiting(instructions) if worker in self.auditors else instructions
-
-    def _sending(self, instructions: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
-        at = max(i for i, each in enumerate(instructions) if isinstance(each, Compute) and self._ends_with(each)) + 1
-        sends = (Send(Payload.AUDIT, beside(0, self.sample.layer), auditor) for auditor in self.auditors)
-        return (*instructions[:at], *sends, *instructions[at:])
-
-    def _ends_with(self, compute: Compute) -> bool:
-        """Whether this gives the gradients of the sample's weights."""
-        assert compute.layers is not None, "only what was read does not say what it runs over"
-        found, op = self.sample, compute.op
-        adds = op.kind in (OpKind.B, OpKind.W)
-        return adds and op.microbatch.number == found.microbatch and found.layer in compute.layers
-
-    def _waiting(self, instructions: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
-        reduces = [each for each in instructions if isinstance(each, Reduce)]
-        at = next(i for i, each in enumerate(reduces) if each.reduction.layers == (self.sample.layer,))
-        late = frozenset(each.reduction for each in reduces[at:])
-        others = (each for each in instructions if not (isinstance(each, Reduce) and each.reduction in late))
-        return (*others, _receive(self.sample.layer, self.runner), *reduces[at:])
+    @property
+    def plan(self) -> Audit:
+        """What it adds to what workers do in the step."""
+        of = self.sample
+        return Audit(layer=of.layer, microbatch=of.microbatch, runner=self.runner, auditors=self.auditors)
 
     def found(self, worker: WorkerId, theirs: Iterable[Digests], ours: Iterable[Digests]) -> Audited:
         """Returns what an auditor tells of what the runner and it have computed."""
@@ -140,7 +118,7 @@ def audit_of(
         generation: in which it is run.
         tell: makes an effect of a message to the coordinator.
     """
-    found = sampling.of(step, plan.placement.num_layers, len(plan.routes.microbatches))
+    found = sampling.of(step, plan)
     if found is None or found.layer in audits.unsteady:
         return None
     runner = _runner(plan, found)
@@ -158,21 +136,26 @@ def audit_of(
     )
 
 
+def item_of(sampling: Sampling, step: int, plan: Plan) -> tuple[int, WorkerId] | None:
+    """Returns the micro-batch that two workers run whole in a step, and the one beside its runner; None in most."""
+    number = sampling.item(step, plan)
+    if number is None:
+        return None
+    found = Sample(step=step, layer=0, microbatch=number)
+    others = other_owners(sampling.seed, found, plan.placement.owners(found.layer), _runner(plan, found))
+    return (number, others[0]) if others else None
+
+
 def _runner(plan: Plan, found: Sample) -> WorkerId:
     visits = (v for route in plan.routes.routes if route.microbatch.number == found.microbatch for v in route.visits)
     return next(visit.worker for visit in visits if found.layer in visit.layers)
 
 
-def audit_messages(placement: Placement, worker: WorkerId) -> WorkerProgram:
-    """Returns a program of all that audits may let a worker expect in a step: of each layer, from each other owner."""
-    received = tuple(
-        _receive(layer, other)
+def audit_messages(placement: Placement, worker: WorkerId) -> tuple[Receive, ...]:
+    """Returns all that audits may let a worker expect in a step: of each layer, from each other owner."""
+    return tuple(
+        audit_message(layer, other)
         for layer in placement.held_layers(worker)
         for other in placement.owners(layer)
         if other != worker
     )
-    return WorkerProgram(worker=worker, operations=received, reductions=(), verdict=(), riding=received, layers=())
-
-
-def _receive(layer: int, runner: WorkerId) -> Receive:
-    return Receive(Payload.AUDIT, beside(0, layer), runner, layers=(layer,))

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, Send, WorkerProgram
+from holdfast.core.instructions import Payload, Send
 from holdfast.core.plan import Plan
+from holdfast.core.program import WorkerProgram
 
 __all__ = ["Crossing"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from holdfast.control.messages import Message, StateAt
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, Reduction
+from holdfast.core.instructions import Payload, Reduction
 from holdfast.core.plan import Plan
-from holdfast.core.replay import Wanted
+from holdfast.core.program import Wanted
 from holdfast.protocol.executor import Effect
 
 __all__ = [

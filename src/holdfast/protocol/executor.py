@@ -18,21 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.core.faults import Point
-from holdfast.core.ids import MicroBatch
-from holdfast.core.lower import (
-    Compute,
-    Instruction,
-    Payload,
-    Recall,
-    Receive,
-    Reduce,
-    Reduction,
-    Send,
-    WorkerProgram,
-)
+from holdfast.core.ids import Interval, MicroBatch
+from holdfast.core.instructions import Compute, Instruction, Payload, Recall, Receive, Reduce, Reduction, Send
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
-from holdfast.core.remainder import Remainder
+from holdfast.core.program import WorkerProgram
 from holdfast.core.schedule import Op, OpKind
 from holdfast.errors import InternalError, StepDisputed, StepRefused
 from holdfast.protocol.auditing import Digests, StepAudit
@@ -63,8 +53,8 @@ __all__ = [
 class StepEngine(Protocol):
     """What the executor needs of a compute engine; values are opaque to it."""
 
-    def begin(self, step: int) -> None:
-        """Forgets everything of the step before."""
+    def begin(self, step: int, counted: tuple[Interval, ...] | None = None) -> None:
+        """Forgets everything of the step before; ``counted``: the micro-batches that sums expect; None: all."""
 
     def forward(
         self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None, *, adds: bool = True
@@ -288,14 +278,14 @@ class Ready:
 class Committed:
     """This worker has swapped in all its layers of ``step``; ``ops`` is what it ran, in order.
 
-    ``whole``: whether that is all of the step, as its plan orders it; else it was interrupted. ``rest``: what was to be
-    run of it since then, if anything.
+    ``whole``: whether that is all of the step; else it was interrupted, and this is what was run since then.
+    ``order``: what was to be run; None: only updates were missing.
     """
 
     step: int
     ops: tuple[Op, ...]
     whole: bool = True
-    rest: Remainder | None = None
+    order: tuple[Op, ...] | None = None
 
 
 Effect = (
@@ -321,24 +311,24 @@ class Execution:
     """One worker's run of one step.
 
     Attributes:
-        program: the worker's instructions.
+        program: the worker's instructions; if they go on with an interrupted step, the stage has resumed it.
         stage: the compute engine.
         step: the step to run.
+        generation: in which.
         closing: whether the step is settled at its end; else only if, in the step before, all were ready to go over.
         previous: over the step before, if that ran under the same program: it rides on this step. It does so even if it
             was settled at its end, so that nobody goes on before those who only listen have made their updates.
             None: nothing rides, as in a generation's first step, and wherever updates never run ahead.
         on_settled: what is yielded when the step before is found to stand.
         log: what is handed on is kept here.
-        rest: what is left of the step, if it was interrupted: ``program`` is that of the remainder, and the stage has
-            resumed the step. None: all.
-        begun: whether some of the step was run before, so that it does not start here.
+        begun: whether the step has started before, so that it does not start here.
         logged: what is logged: activations or gradients at these boundaries; and the sums of these ties, by number.
         ties: the number of each tie whose sum is logged.
         decided: the verdict over a step of the past, which is replayed: nobody is asked, and nothing is told of it.
-        audit: what of it is computed a second time; None: nothing.
+        audit: what of it is computed a second time, as the program has it; None: nothing.
         asked: yielded before the first forward pass, and before updates: somebody else's loop runs the one, and may
             look at the others. None: there is none.
+        started: whether the step has started, here or before: an interruption may come first.
         pairs: (layer, micro-batch) pairs run forward so far.
         ops: the operations run so far, readable at any time.
         verdict: over this step; None until it is reduced.
@@ -350,17 +340,18 @@ class Execution:
     program: WorkerProgram
     stage: StepEngine
     step: int
+    generation: int = 0
     closing: bool = True
     previous: Verdict | None = None
     on_settled: Any = None
     log: StepLog = field(default_factory=StepLog)
-    rest: Remainder | None = None
     begun: bool = False
     logged: frozenset[tuple[Payload, int]] = frozenset()
     ties: Mapping[tuple[int, ...], int] = field(default_factory=dict)
     decided: Any = None
     audit: StepAudit | None = None
     asked: Any = None
+    started: bool = False
     pairs: int = 0
     ops: list[Op] = field(default_factory=list)
     verdict: Verdict | None = None
@@ -386,12 +377,13 @@ class Execution:
         settles = self.previous is not None and self.previous.speculative
         if not settles:
             self.log.forget_before(self.step)
-        if self.rest is None:
-            self.stage.begin(self.step)
+        if not self._goes_on:
+            self.stage.begin(self.step, self.program.step.counted)
         if self.audit is not None and self.audit.runner == self.program.worker:
             self.stage.watch(self.audit.sample.layer, self.audit.sample.microbatch)
         if not self.begun:
             yield Reach(Point.START, self.step)
+        self.started = True
         yield from self._operate()
         if self.previous is not None and self.previous.speculative:
             raise InternalError(f"step {self.step} came to its end and has not settled the one before")
@@ -402,15 +394,18 @@ class Execution:
         if self.logged or self.ties:
             yield Kept(self.step)
         if self.decided is None:
-            yield Committed(self.step, tuple(self.ops), whole=self.rest is None, rest=self.rest)
+            yield Committed(self.step, tuple(self.ops), whole=not self._goes_on, order=self.program.step.order)
         self.committed = True
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the step was interrupted."""
+        return self.program.step.goes_on
 
     def _operate(self) -> Steps:
         """Runs the operations; between them, settles the step before."""
         previous = self.previous
         instructions = self.program.operations if previous is None else self.program.riding
-        if self.audit is not None:
-            instructions = self.audit.amend(self.program.worker, instructions)
         expected = [(i, self._step_of(i)) for i in instructions if isinstance(i, Receive)]
         yield Expect((*expected, *(self._expected_verdict() if self.closing else ())))
         marks = self._half_way()
@@ -461,7 +456,8 @@ class Execution:
             if self._part is not None:
                 self.log.drop(self.step, Payload.GRADIENT, self._part, number)
         if result is not None:
-            always = self.rest is not None or not compute.last
+            again = (payload, boundary, number) in self.program.recalled
+            always = self._goes_on or not compute.last or again
             self.log.keep(self.step, payload, boundary, number, result, always=always)
             if (payload, boundary) in self.logged:
                 yield Keep(payload, self.step, boundary, number, result)
@@ -526,7 +522,7 @@ class Execution:
 
     def _passed(self) -> tuple[Point, ...]:
         """The points of a step that is gone on with at which nothing is left to be done: they may have been missed."""
-        if self.rest is None:
+        if not self._goes_on:
             return ()
         kinds = {i.op.kind for i in self.program.operations if isinstance(i, Compute)}
         forward = (Point.FORWARD,) if OpKind.F not in kinds else ()

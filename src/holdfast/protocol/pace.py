@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from holdfast.control.messages import Heartbeat
+from holdfast.core.work import Busy
 from holdfast.protocol.effects import (
     Asked,
     Build,
@@ -32,15 +34,37 @@ class _Present(NamedTuple):
     waiting: bool
     since: float
     awake_since: float
+    doing: Busy = Busy.COMPUTING
+
+
+class _Phase(AbstractContextManager[None]):
+    """Within it the present work is of one kind; behind it, it is computing."""
+
+    __slots__ = ("_doing", "_pace")
+
+    def __init__(self, pace: Pace, doing: Busy) -> None:
+        self._pace, self._doing = pace, doing
+
+    def __enter__(self) -> None:
+        self._pace.turn_to(self._doing)
+
+    def __exit__(self, *raised: object) -> None:
+        self._pace.turn_to(Busy.COMPUTING)
 
 
 class Pace:
     """How the worker moves along, for its heartbeats: written by the thread that works, read by another.
 
+    Where an operation is handed to another thread, such as a script's, that one may call :meth:`turn_to`.
+
     Args:
         awake: seconds that this process has run: a pause makes nothing slow.
         excused_s: for how long one thing may take longer by ``clock``: held locks of Python look like pauses.
         clock: seconds, monotonic.
+
+    Attributes:
+        loading: a context in which an item's data are loaded.
+        compiles_unseen: whether a model is compiled, and nobody tells when.
     """
 
     def __init__(
@@ -53,16 +77,39 @@ class Pace:
         self.moves = 0
         self.warm = False
         self.computed = False
-        self.slowest_s = 0.0
+        self.compiles_unseen = False
+        self.loading = _Phase(self, Busy.LOADING)
+        self._slowest_s = dict.fromkeys(Busy, 0.0)
         self._present = _Present(True, clock(), awake())
+        self._part = (self._present, self._present)
 
     def move(self, *, waiting: bool) -> None:
         """Something was done; what comes next is waiting for others, or work."""
-        present, now, awake = self._present, self._clock(), self._awake()
-        if not present.waiting:
-            self.slowest_s = max(self.slowest_s, self._spent_s(present, now, awake))
+        part, now, awake = self._now(), self._clock(), self._awake()
+        if not part.waiting:
+            self._note(part, now, awake)
         self.moves += 1
         self._present = _Present(waiting, now, awake)  # at once: the reader never sees work that began with a wait
+
+    def turn_to(self, doing: Busy) -> None:
+        """The present work is of this kind from now on, until it is done; while we wait for others, it is none of ours.
+
+        Cost: as :meth:`move`.
+        """
+        present = self._present
+        if present.waiting:
+            return
+        now, awake = self._clock(), self._awake()
+        self._note(self._now(), now, awake)
+        self._part = (present, _Present(False, now, awake, doing))  # of no other work, should that have begun just now
+
+    def _now(self) -> _Present:
+        """What goes on: the present work, or the part of it that was turned to."""
+        (of, part), present = self._part, self._present
+        return part if of is present else present
+
+    def _note(self, part: _Present, now: float, awake: float) -> None:
+        self._slowest_s[part.doing] = max(self._slowest_s[part.doing], self._spent_s(part, now, awake))
 
     def compute(self) -> None:
         """An operation begins; the first one of a worker that only took part so far is as slow as any first."""
@@ -75,27 +122,46 @@ class Pace:
 
     def warm_up(self) -> None:
         """The first step is done: what things took in it says nothing of those that follow."""
-        self.warm, self.slowest_s = True, 0.0
+        self.warm, self._slowest_s = True, dict.fromkeys(Busy, 0.0)
+
+    @property
+    def slowest_s(self) -> float:
+        """The longest that it ever computed without a break."""
+        return self._slowest_s[Busy.COMPUTING]
 
     def busy_s(self) -> float:
         """For how long the present work goes on; 0 while waiting."""
-        present = self._present
-        return 0.0 if present.waiting else max(self._spent_s(present, self._clock(), self._awake()), 1e-6)
+        return self.busy()[1]
 
-    def _spent_s(self, present: _Present, now: float, awake: float) -> float:
+    def busy(self) -> tuple[Busy, float, float]:
+        """Returns what keeps us busy, for how long (0 while waiting), and the longest of that kind that there was.
+
+        Where it cannot be seen when a model is compiled, that is in the first operations.
+        """
+        part = self._now()
+        slowest_s = self._slowest_s[part.doing]
+        if part.waiting:
+            return part.doing, 0.0, slowest_s
+        unseen = self.compiles_unseen and not self.warm and part.doing is Busy.COMPUTING
+        busy_s = max(self._spent_s(part, self._clock(), self._awake()), 1e-6)
+        return Busy.COMPILING if unseen else part.doing, busy_s, slowest_s
+
+    def _spent_s(self, part: _Present, now: float, awake: float) -> float:
         """How long it goes on, without the pauses in it; those of more than ``excused_s`` count all the same."""
-        return max(awake - present.awake_since, now - present.since - self._excused_s)
+        return max(awake - part.awake_since, now - part.since - self._excused_s)
 
 
 def heartbeat(protocol: WorkerProtocol, pace: Pace) -> Heartbeat:
     """Returns what a worker tells of its progress, in any thread."""
     execution = protocol.execution
+    doing, busy_s, slowest_s = pace.busy()
     return Heartbeat(
         worker=protocol.worker,
         generation=protocol.generation,
         step=execution.step if execution else 0,
         op=len(execution.ops) if execution else 0,
         moves=pace.moves,
-        busy_s=pace.busy_s(),
-        slowest_s=max(pace.slowest_s, 1e-6) if pace.warm else 0.0,
+        busy_s=busy_s,
+        slowest_s=max(slowest_s, 1e-6) if pace.warm else 0.0,
+        doing=doing,
     )

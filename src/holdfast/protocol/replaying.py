@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.control.messages import ReplayOrder
 from holdfast.core.faults import Point
-from holdfast.core.lower import Payload, WorkerProgram, groups
-from holdfast.core.replay import Replay, Wanted, ends_of, lower_replay, place_of, wanted
+from holdfast.core.instructions import Payload
+from holdfast.core.lower import lower_step
+from holdfast.core.program import Wanted, WorkerProgram, groups
+from holdfast.core.replay import Replay, place_of, replayed_step
 from holdfast.errors import LogGap
 from holdfast.protocol.effects import Build, Consult, Consulted, Load, WorkerEffect
 from holdfast.protocol.executor import Execution, Keep, Reach, Verdict
@@ -53,7 +55,7 @@ def replay(protocol: WorkerProtocol, order: ReplayOrder) -> Script:
     courses = []
     for part in parts:
         engine, at = yield from _engine(protocol, order, part)
-        program = lower_replay(part, protocol.worker, order.num_layers, protocol.ties)
+        program = lower_step(replayed_step(part, protocol.worker, order.num_layers, protocol.ties))
         courses.append(_Course(part=part, program=program, engine=engine, at=at))
     yield from _connect(order, courses)
     for course in courses:
@@ -92,9 +94,9 @@ def _connect(order: ReplayOrder, courses: list[_Course]) -> Script:
 def _replay_part(protocol: WorkerProtocol, order: ReplayOrder, course: _Course) -> Script:
     part, at = course.part, course.at
     protocol.aside, protocol.stage = protocol.stage, course.engine
-    ends = ends_of(part.layers, order.num_layers)
+    ends = course.program.step.ends
     if at < part.stop:
-        yield Consult(order.generation, wanted(course.program), ends, at, part.stop)
+        yield Consult(order.generation, course.program.recalled, ends, at, part.stop)
     before: bytes | None = None
     for step in range(at, part.stop):
         yield Reach(Point.REPLAY, step)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core.lower import Payload
+from holdfast.core.instructions import Payload
 from holdfast.core.progress import Logged
 
 __all__ = ["StepLog"]

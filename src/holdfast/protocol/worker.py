@@ -7,6 +7,7 @@ virtual clock. Only here are ClusterErrors turned into a recovery.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,11 +42,13 @@ from holdfast.control.messages import (
     Weighed,
 )
 from holdfast.core.faults import Point
-from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, WorkerProgram, groups, lower_worker
+from holdfast.core.ids import Interval, WorkerId
+from holdfast.core.instructions import Payload
+from holdfast.core.lower import lower_step, lower_worker, with_audit
 from holdfast.core.plan import Plan
+from holdfast.core.program import WorkerProgram, groups
 from holdfast.core.progress import Progress
-from holdfast.core.remainder import Remainder, lower_remainder
+from holdfast.core.step_plan import StepPlan
 from holdfast.core.work import WorkPhase, working
 from holdfast.errors import (
     ClusterError,
@@ -56,9 +59,10 @@ from holdfast.errors import (
     StaleGeneration,
     StepDisputed,
     StepRefused,
+    StepVoid,
     StorageError,
 )
-from holdfast.protocol.auditing import StepAudit, audit_messages, audit_of
+from holdfast.protocol.auditing import StepAudit, audit_messages, audit_of, item_of
 from holdfast.protocol.crossing import Crossing
 from holdfast.protocol.effects import (
     Asked,
@@ -102,10 +106,12 @@ class Engine(StepEngine, Protocol):
     def progress(self) -> tuple[Progress, ...]:
         """What is kept of the steps that are not settled, without what is logged."""
 
-    def resume(self, step: int, standing: Iterable[tuple[int, ...]], left_out: Iterable[int] = ()) -> None:
+    def resume(
+        self, step: int, standing: Iterable[tuple[int, ...]], counted: tuple[Interval, ...] | None = None
+    ) -> None:
         """Goes on with a step that was interrupted; reductions that stand were completed by some owner.
 
-        ``left_out``: micro-batches that count in none of the others.
+        ``counted``: the micro-batches that the others expect; None: all.
         """
 
     @property
@@ -135,8 +141,11 @@ class Engine(StepEngine, Protocol):
     def save(self, layer: int, directory: Path) -> Path:
         """Writes one layer's whole state."""
 
-    def snapshot(self, layer: int) -> Callable[[], bytes]:
-        """Pins a copy of one layer's whole state; the function returned encodes it, in any thread, at any time."""
+    def snapshot(self, layer: int, *, to_file: bool = False) -> Callable[[], bytes]:
+        """Pins a copy of one layer's whole state; the function returned encodes it, in any thread, at any time.
+
+        All owners give the same bytes; one that is written ``to_file`` may say more than the state, by who writes it.
+        """
 
     def restore(self, layer: int, data: bytes) -> None:
         """Replaces one layer's whole state by what ``snapshot`` encoded; raises CorruptBlob if it is none."""
@@ -146,6 +155,14 @@ class Engine(StepEngine, Protocol):
 
     repeated: tuple[int, ...]
     """The steps whose micro-batches are run once more in the step behind."""
+    ends: int | None
+    """The step before which a script has stopped its loop, as the sums of a step told; None: it has not."""
+
+    def sample_item(self, step: int, number: int, *, runs: bool) -> None:
+        """Keeps a digest of what comes of a micro-batch of a step; ``runs``: we run it whoever else does."""
+
+    def sampled_item(self, step: int) -> tuple[tuple[int, str], ...]:
+        """What is kept of a step, under a number that is no layer's; empty if nothing is."""
 
     @property
     def followed(self) -> frozenset[int]:
@@ -186,7 +203,6 @@ class WorkerProtocol:
         plan: its plan.
         program: our instructions under this generation's plan.
         rest: those for what is left of an interrupted step; None: it is run whole.
-        audit_program: what audits may let us expect in a step; None if none are made.
         log: what we have handed on in the last steps.
         execution: the step that runs, or ran last.
         staggered: whether updates are made ahead of the verdict in this generation.
@@ -222,7 +238,6 @@ class WorkerProtocol:
     plan: Plan | None = None
     program: WorkerProgram | None = None
     rest: WorkerProgram | None = None
-    audit_program: WorkerProgram | None = None
     log: StepLog = field(default_factory=StepLog)
     execution: Execution | None = None
     staggered: bool = False
@@ -278,8 +293,8 @@ class WorkerProtocol:
 
     @property
     def num_steps(self) -> int:
-        """How many steps there are, with those that are run once more."""
-        return self.steps + len(self.repeated)
+        """How many steps there are, with those that are run once more; fewer where a script has stopped its loop."""
+        return self.steps + len(self.repeated) if self.stage.ends is None else self.stage.ends
 
     def _repeat(self, steps: tuple[int, ...]) -> None:
         self.repeated = self.stage.repeated = steps
@@ -287,7 +302,7 @@ class WorkerProtocol:
     @property
     def programs(self) -> tuple[WorkerProgram, ...]:
         """All that tells what others may send us in this generation."""
-        known = (self.program, self.rest, self.audit_program)
+        known = (self.program, self.rest)
         return tuple(program for program in known if program is not None)
 
     def stopped(self, error: BaseException) -> Script:
@@ -402,6 +417,7 @@ class WorkerProtocol:
         yield Release(())
         put_back(self)
         self._count_executed()
+        self._forget_ops()
         self._note_verdict()
         if install.stateless:
             self.stage.follow(self.stage.layers, 0)  # it holds no state yet
@@ -485,14 +501,16 @@ class WorkerProtocol:
             if new := [layer for layer in plan.placement.followed_layers(self.worker) if layer not in before]:
                 self.stage.follow(new, step)
 
-    def _connect(self, plan: Plan, step: int | None = None, rest: Remainder | None = None) -> Script:
+    def _connect(self, plan: Plan, step: int | None = None, rest: StepPlan | None = None) -> Script:
         """Connects with all whom our programs, of whole steps and of the rest of one, have us talk to."""
-        self.program = lower_worker(plan, self.worker, self.ties)
+        audits = self.sampling is not None and self.sampling.layers
+        self.program = replace(
+            lower_worker(plan, self.worker, self.ties),
+            besides=audit_messages(plan.placement, self.worker) if audits else (),
+        )
         if self.crossing is not None:
             self.crossing.follow(plan, self.program, self.ties)
-        num_layers = plan.placement.num_layers
-        self.rest = None if rest is None else lower_remainder(rest, self.program, num_layers, self.ties)
-        self.audit_program = None if self.sampling is None else audit_messages(plan.placement, self.worker)
+        self.rest = None if rest is None else lower_step(rest)
         yield Build(self.generation, groups(self.programs), _neighbours(plan, self.worker), step)
 
     def _step(self) -> int:
@@ -515,6 +533,7 @@ class WorkerProtocol:
             returns=self.stage.returns,
             disputed=self.disputed,
             progress=tuple(replace(each, logged=self.log.of(each.step)) for each in self.stage.progress()),
+            ends=self.stage.ends,
         )
 
     def _open(self) -> Verdict | None:
@@ -569,7 +588,7 @@ class WorkerProtocol:
             yield Report(self._done(verdict.step, self.loss))
         return stands
 
-    def _go_on(self, resume: Resume, rest: Remainder) -> Generator[WorkerEffect, Any, bool]:
+    def _go_on(self, resume: Resume, rest: StepPlan) -> Generator[WorkerEffect, Any, bool]:
         """Keeps what we have of an interrupted step; returns whether what is left of it is to be run.
 
         Not if it began ahead of a verdict that refuses the updates before it: all find that alike, and run it whole.
@@ -579,7 +598,8 @@ class WorkerProtocol:
         self.verdicts = tuple(known for known in self.verdicts if known.step < resume.step)
         stands = yield from self._settle(verdict, resume.step, resume.votes)
         if stands:
-            self.stage.resume(resume.step, (each.layers for each in rest.standing), rest.left_out)
+            standing = (each.layers for each in rest.standing)
+            self.stage.resume(resume.step, standing, rest.counted)
             self.log.forget_from(resume.step + 1)
         else:
             yield from self._drop_steps("it began ahead of a verdict that refuses it")
@@ -616,6 +636,11 @@ class WorkerProtocol:
         before = {step - 1: self.executed[step - 1]} if step - 1 in self.executed else {}
         self.executed = {**before, step: self.execution.pairs}
 
+    def _forget_ops(self) -> None:
+        """What was run by the order of another generation is none of this one's operations, in heartbeats."""
+        if self.execution is not None:
+            self.execution.ops = []
+
     def _forget_executed(self) -> None:
         """What this recovery has counted is not told to the next one again."""
         self.executed = {}
@@ -629,23 +654,37 @@ class WorkerProtocol:
             return command
         self._forget_executed()
         self._repeat(command.repeated)
-        enters = bool(install.plan.placement.followed_by(self.worker))
+        self.stage.ends = command.ends if self.stage.ends is None else self.stage.ends
+        try:
+            leaves = yield from self._take_part(install, install.plan, command)
+        except StepVoid:
+            yield from self._drop_steps("the loop was stopped before it")
+            leaves = False
+        return Shutdown(reason="left") if leaves else (yield from self._finish())
+
+    def _take_part(self, install: Install, plan: Plan, command: Resume) -> Generator[WorkerEffect, Any, bool]:
+        """Runs steps from where everyone agrees to the end; returns whether we have left before it.
+
+        Raises:
+            StepVoid: the script has stopped its loop before a step that has begun.
+        """
+        enters = bool(plan.placement.followed_by(self.worker))
         start, rest = command.step + (command.concluded is not None), command.rest
         if enters:
-            yield from self._follow(install.plan, command.step)
+            yield from self._follow(plan, command.step)
         elif command.concluded is not None:
             yield from self._conclude(command.step, command.concluded)
         elif rest is not None:
             rest = rest if (yield from self._go_on(command, rest)) else None
         else:
             yield from self._go_back(command.step, command.votes)
-            yield from self._fit(install.plan, command.step)
+            yield from self._fit(plan, command.step)
         if install.keeps:
-            yield from self._connect(install.plan, rest=command.rest)
+            yield from self._connect(plan, rest=command.rest)
             yield Report(Joined(worker=self.worker, generation=self.generation))
         if not enters and self.generation > 1 and start <= self._step():
             yield Reach(Point.REPLAY, start)
-        return (yield from self._run_steps(start, recovering=self.generation > 1 and not enters, rest=rest))
+        return (yield from self._run_steps(start, recovering=self.generation > 1 and not enters, rest=rest is not None))
 
     def _follow(self, plan: Plan, step: int) -> Script:
         """Begins to take part in the updates of layers without their state, which their owners give us meanwhile."""
@@ -657,18 +696,19 @@ class WorkerProtocol:
         yield Fetch(self.generation, {layer: plan.placement.owners(layer) for layer in layers})
         yield Reach(Point.COPY, step)
 
-    def _run_steps(self, start: int, *, recovering: bool, rest: Remainder | None = None) -> Then:
+    def _run_steps(self, start: int, *, recovering: bool, rest: bool = False) -> Generator[WorkerEffect, Any, bool]:
         self._stand("running")
         self._repeat(self.repeated)  # the engine may be another one since
         self.disputed = None
-        for step in range(start, self.num_steps):
+        for step in itertools.takewhile(lambda step: step < self.num_steps, itertools.count(start)):
             yield from self._heal(step)
-            if rest is None:  # what is left of a step concerns others, too: they are not kept waiting for sums
+            if not rest:  # what is left of a step concerns others, too: they are not kept waiting for sums
                 yield from self._await_loop(step)
             yield from self._before(step, beginning=step == start)
+            self._sample_item(step)
             closing = self._closes(step, after_recovery=recovering and step == start)
             execution = self._execution(step, closing=closing, rest=rest)
-            rest = None
+            rest = False
             yield from execution.run()
             self.refuses = False
             self._count_executed()
@@ -680,12 +720,15 @@ class WorkerProtocol:
                 yield from self._await_loop(step + 1)
                 install: Install = yield Boundary()
                 if not (yield from self._go_over(install, step + 1)):
-                    return Shutdown(reason="left")
+                    return True
                 self._stand("running")
+        return False
+
+    def _finish(self) -> Then:
         yield from self._await_loop(self.num_steps)
         yield from self._checkpoint(self.num_steps)
         self._stand("finished")
-        yield Report(Finished(worker=self.worker, generation=self.generation))
+        yield Report(Finished(worker=self.worker, generation=self.generation, step=self.num_steps))
         following: Command = yield Listen()
         return following
 
@@ -713,21 +756,23 @@ class WorkerProtocol:
         """So many steps lie between two moments at which something needs the settled state; 0: there are none."""
         return self.checkpoint_every, self.snapshots.every, 0 if self.sampling is None else self.sampling.every
 
-    def _execution(self, step: int, *, closing: bool, rest: Remainder | None = None) -> Execution:
-        program = self.program if rest is None else self.rest
+    def _execution(self, step: int, *, closing: bool, rest: bool = False) -> Execution:
+        program, audit = self.rest if rest else self.program, None if rest else self._audit_of(step)
         assert program is not None
-        before = self.execution if self.staggered else None
-        ours = (self.program, self.rest)  # what ran in the generation before does not ride on us
-        if before is not None and all(before.program is not each for each in ours):
+        if audit is not None:
+            program = with_audit(program, audit.plan)
+        last = self.execution
+        before = last if self.staggered else None
+        if before is not None and before.generation != self.generation:  # what ran in one before does not ride on us
             before = None
         told = Report(self._done(step - 1, self.loss)) if self._open() is not None and self._reports() else None
         self.execution = Execution(
             program=program,
+            generation=self.generation,
             log=self.log,
-            rest=rest,
             asked=self._ask(step) if self.asked and not self.stage.followed else None,
-            begun=rest is not None and self.execution is not None and self.execution.step == step,
-            audit=None if rest is not None else self._audit_of(step),
+            begun=rest and last is not None and last.step == step and last.started,
+            audit=audit,
             stage=self.stage,
             step=step,
             closing=closing,
@@ -752,13 +797,21 @@ class WorkerProtocol:
             yield from self._checkpoint(step)
             yield from self._weigh(step, beginning=beginning)
 
+    def _sample_item(self, step: int) -> None:
+        """Notes which micro-batch of the step two workers run, and whether we are the one beside its runner."""
+        if self.sampling is None or self.plan is None:
+            return
+        if (found := item_of(self.sampling, step, self.plan)) is not None:
+            number, beside = found
+            self.stage.sample_item(step, number, runs=beside == self.worker)
+
     def _weigh(self, step: int, *, beginning: bool) -> Script:
         """Tells digests of our layers, once in so many steps and whenever those of the owners were found to differ."""
         if self.sampling is None or self.audits is None:
             return
         due = step > 0 and audits_weights(step - 1, self.sampling.every)
         if due or (beginning and self.audits.weigh):
-            digests = self._digests()
+            digests = (*self._digests(), *self.stage.sampled_item(step - 1))
             yield Report(Weighed(worker=self.worker, generation=self.generation, step=step, digests=digests))
 
     def _digests(self) -> tuple[tuple[int, str], ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b
 
 from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError
 
 __all__ = [
@@ -20,7 +21,6 @@ __all__ = [
     "Sampling",
     "Strikes",
     "audits_weights",
-    "detection_rate",
     "judge",
     "other_owners",
     "sample",
@@ -83,14 +83,29 @@ class Sampling:
     Attributes:
         seed: of the job.
         every: N: one step of so many is audited, and so often the weights of owners are compared.
+        layers: whether samples are of one layer, and are computed again before their step is committed. False: of the
+            loop of a script, which runs micro-batches whole: one of the last step before weights are compared is run by
+            two workers, and what came of it is compared with the weights.
     """
 
     seed: int
     every: int
+    layers: bool = True
 
-    def of(self, step: int, num_layers: int, num_microbatches: int) -> Sample | None:
-        """Returns what is audited in a step; see :func:`sample`."""
-        return sample(self.seed, step, self.every, num_layers, num_microbatches)
+    def of(self, step: int, plan: Plan) -> Sample | None:
+        """Returns what is audited in a step of a plan before it is committed; see :func:`sample`."""
+        if not self.layers:
+            return None
+        counted = plan.routes.microbatches
+        found = sample(self.seed, step, self.every, plan.placement.num_layers, len(counted))
+        return None if found is None else replace(found, microbatch=counted[found.microbatch].number)
+
+    def item(self, step: int, plan: Plan) -> int | None:
+        """Returns the micro-batch that two workers run in a step of a plan; None if all are run once."""
+        if self.layers or not audits_weights(step, self.every):
+            return None
+        counted = plan.routes.microbatches
+        return counted[_draw(self.seed, step, 3) % len(counted)].number
 
 
 def audits_weights(step: int, every: int) -> bool:
@@ -251,25 +266,3 @@ class Strikes:
     def leaving(self) -> tuple[WorkerId, ...]:
         """Who has been wrong too often: it is told to leave."""
         return tuple(worker for worker, count in self.counts if count >= STRIKES)
-
-
-def detection_rate(share: float, every: int, steps: int) -> float:
-    """Returns how likely it is that something wrong is sampled.
-
-    Args:
-        share: of all (layer, micro-batch) of each of these steps, those of which the result is wrong.
-        every: N, in steps.
-        steps: for how many steps it has been so, from a multiple of N on.
-
-    Raises:
-        ConfigError: the share is none, or a number is too small.
-
-    >>> round(detection_rate(1 / 12, 10, 500), 3)
-    0.987
-    """
-    if not 0 <= share <= 1 or every < 1 or steps < 0:
-        raise ConfigError(
-            f"a share of {share}, every {every}, for {steps} steps is impossible: expected 0 to 1, from 1, and from 0"
-        )
-    blocks, rest = divmod(steps, every)
-    return 1 - (1 - share) ** blocks * (1 - share * rest / every)

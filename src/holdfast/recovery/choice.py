@@ -21,7 +21,6 @@ __all__ = [
     "Circumstances",
     "Sizes",
     "Way",
-    "bubble_share",
     "choose",
     "circumstances_of",
     "crossing_bytes",
@@ -325,16 +324,3 @@ def _needy(route: Route, node_of: Mapping[WorkerId, int], lonely: frozenset[int]
         return not lonely.isdisjoint(visit.layers.indices)
 
     return frozenset(node_of[visit.worker] for visit in route.visits if needs(visit))
-
-
-def bubble_share(stages: int, microbatches: int) -> float:
-    """Returns the share of a step that a worker waits in, with GPipe's or 1F1B's schedule and equal stages.
-
-    Source: Zhong et al., "SWIFT", section 2.1.
-
-    >>> bubble_share(4, 4) == 3 / 7
-    True
-    """
-    if stages < 1 or microbatches < 1:
-        raise ConfigError(f"{stages} stages with {microbatches} micro-batches are impossible: expected at least 1 each")
-    return (stages - 1) / (microbatches + stages - 1)

@@ -27,18 +27,17 @@ from holdfast.control.messages import (
     Peer,
     Shutdown,
     StateAt,
-    StepDone,
 )
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, Receive, Reduction, Send
+from holdfast.core.instructions import Payload, Receive, Reduction, Send
 from holdfast.core.plan import Plan
-from holdfast.core.replay import Wanted
-from holdfast.core.schedule import Op, OpKind
+from holdfast.core.program import Wanted
+from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
 from holdfast.errors import InternalError, StaleGeneration, WorkFailed
-from holdfast.protocol.besides import Besides, add_span, resident_bytes
+from holdfast.protocol.besides import resident_bytes
 from holdfast.protocol.effects import (
     Asked,
     Attach,
@@ -77,11 +76,11 @@ from holdfast.protocol.executor import (
 )
 from holdfast.protocol.pace import WAITS, Pace, heartbeat
 from holdfast.protocol.stopping import ends_job
-from holdfast.protocol.worker import Engine, WorkerProtocol, mean_loss
-from holdfast.runtime.injection import WorkerInjector
+from holdfast.protocol.worker import Engine, WorkerProtocol
+from holdfast.runtime.recording import StepRecord
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.port import Expected, MessageHandle, MessageKey, Sent, SumHandle, SumKey, Transport
-from holdfast.telemetry.events import Log, Pinned, StepOmitted, StepOps, Summed
+from holdfast.telemetry.events import Log, Pinned
 
 if TYPE_CHECKING:
     import torch
@@ -184,14 +183,13 @@ class Driver:
         protocol: what it does.
         transport: carries tensors.
         meet: learns who the other workers' processes are now.
-        exchange: carries addresses.
+        exchange: carries offers of states.
         commands: what the coordinator has told and the protocol has not listened to yet.
         attach: connects to the coordinator, with :meth:`hello` at the beginning of each connection.
         send: queues a message to the coordinator.
         log: the job's events.
         clock: seconds, of the spans and the log.
         spec_of: what a message that comes in holds.
-        injector: scheduled faults.
         copier: state transfers.
         rebuild: makes a compute engine for the layers that a plan gives us, with a state from a store if one is named;
             also says what it is sent.
@@ -204,6 +202,10 @@ class Driver:
         outside_s: how long that may take.
         memory: bytes that the process has in memory.
         on_effect: called with each effect before it is performed; may wait, as any call that is yielded.
+        on_point: called at each named point, with its step; may wait.
+        on_run: called with the step of each operation that was run, and the seconds that it took; what that takes is
+            the operation's.
+        strikes: faults that the agent was asked to carry out, told again in every hello.
         leaving: whether the worker was told to go.
         dormant: whether it was told to compute nothing.
     """
@@ -218,7 +220,6 @@ class Driver:
     log: Log
     clock: Callable[[], float]
     spec_of: SpecOf
-    injector: WorkerInjector
     copier: Copier
     rebuild: Callable[[Plan, StateAt | None], tuple[Engine, SpecOf]]
     expelled: Callable[[str], None]
@@ -229,6 +230,9 @@ class Driver:
     outside_s: float = float("inf")
     memory: Callable[[], int] = resident_bytes
     on_effect: Callable[[WorkerEffect], None] = lambda effect: None
+    on_point: Callable[[Point, int], None] = lambda point, step: None
+    on_run: Callable[[int, float], None] = lambda step, duration_s: None
+    strikes: Callable[[], tuple[str, ...]] = tuple
     leaving: bool = False
     dormant: bool = False
     _prepared: Install | None = None
@@ -236,23 +240,16 @@ class Driver:
     _upcoming: deque[tuple[Receive, int]] = field(default_factory=deque)
     _posted: dict[tuple[Receive, int], MessageHandle] = field(default_factory=dict)
     _reducing: dict[Reduction, SumHandle] = field(default_factory=dict)
-    _spans: list[tuple[str, int, int, float, float]] = field(default_factory=list)
-    _spans_of: int = -1
-    _besides: Besides = field(init=False)
-    _order: tuple[Op, ...] = ()
-    _omitted: set[int] = field(default_factory=set)
-    _sent: Sent = field(default_factory=Sent)
-    _contributed: int = 0
-    _summed: int = 0
+    _record: StepRecord = field(init=False)
 
     def __post_init__(self) -> None:
         """What is recorded has the driver's clock."""
-        self._besides = Besides(self.clock)
+        self._record = StepRecord(protocol=self.protocol, log=self.log, clock=self.clock, memory=self.memory)
 
     def hello(self) -> Hello:
         """Where the worker stands, in any thread."""
         told = {"leaving": self.leaving, "dormant": self.dormant}
-        return self.protocol.hello(self._newest, self._prepared, **told, strikes=self.injector.asked)
+        return self.protocol.hello(self._newest, self._prepared, **told, strikes=self.strikes())
 
     def on_command(self, command: Command) -> None:
         """Takes a command, in the control thread; a newer generation interrupts the older one at once."""
@@ -314,9 +311,9 @@ class Driver:
             try:
                 yield partial(self.on_effect, effect)
                 self.pace.move(waiting=isinstance(effect, WAITS))
-                self._besides.yielded(effect)
+                self._record.besides.yielded(effect)
                 result = yield from self._perform(effect)
-                self._besides.performed(effect)
+                self._record.besides.performed(effect)
             except GeneratorExit:  # we are dropped
                 raise
             except BaseException as problem:  # noqa: BLE001 - thrown into the protocol, which handles what it can
@@ -337,10 +334,8 @@ class Driver:
                 return self.transport.send(self._key(send, step), send.peer, value)
             case Reach(point=point, step=step):
                 if point is Point.START:
-                    self._spans.clear()
-                    self._besides.clear()
-                    self._contributed = self._summed = 0
-                return (yield partial(self.injector.reach, point, step))
+                    self._record.clear()
+                return (yield partial(self.on_point, point, step))
             case StartReduce() | PollReduce() | FinishReduce():
                 return (yield from self._reduce(effect))
             case Expect(receives=receives):
@@ -356,27 +351,14 @@ class Driver:
                 return (yield from self._perform_between_steps(effect))
 
     def _reduce(self, effect: StartReduce | PollReduce | FinishReduce) -> Doing:
-        reduction, step, of = effect.reduction, effect.step, self._num_sums
+        reduction = effect.reduction
         if isinstance(effect, StartReduce):
-            key = SumKey(self.protocol.generation, step, reduction)
-            yield partial(self.injector.contribute, step, self._contributed, of)
+            key = SumKey(self.protocol.generation, effect.step, reduction)
             self._reducing[reduction] = self.transport.all_reduce(key, effect.value)
-            self._contributed += 1
             return None
         if isinstance(effect, PollReduce) and not self._reducing[reduction].ready:
             return None
-        found = yield self._idle(self._reducing.pop(reduction).wait)
-        self._summed += 1
-        if self.injector.tells:
-            self.log.write(self.clock(), Summed(worker=str(self.protocol.worker), step=step, sums=self._summed))
-        if self._summed == of:
-            yield partial(self.injector.contribute, step, of, of)
-        return found
-
-    @property
-    def _num_sums(self) -> int:
-        """How many reductions we take part in, in a whole step."""
-        return 0 if self.protocol.program is None else len(self.protocol.program.reductions)
+        return (yield self._idle(self._reducing.pop(reduction).wait))
 
     def _perform_between_steps(self, effect: WorkerEffect) -> Doing:
         match effect:
@@ -385,7 +367,7 @@ class Driver:
             case Report(message=message, when_written=True) if self.writer is not None:
                 return self.writer.then(partial(self.send, message))
             case Report(message=message):
-                self._note_omitted(message)
+                self._record.told(message)
                 return self.send(message)
             case Listen():
                 return (yield from self._listen())
@@ -462,19 +444,11 @@ class Driver:
             return TensorSpec(shape=(self.protocol.stage.audit_bytes(*receive.layers),), dtype="uint8")
         return self.spec_of(receive)
 
-    def _note_omitted(self, message: Message) -> None:
-        """Logs that a step, which was logged as updated ahead of its verdict, was omitted after all."""
-        if isinstance(message, StepDone) and message.omitted and message.step not in self._omitted:
-            event = StepOmitted(worker=str(message.worker), generation=message.generation, step=message.step)
-            self.log.write(self.clock(), event)
-
     def _listen(self) -> Doing:
         """The next command that is not of an older generation."""
         while True:
             command = yield self.commands.get
             if getattr(command, "generation", FOREVER) >= self._newest:
-                if isinstance(command, Install):
-                    self._set_order(command)
                 return command
 
     def _forget(self) -> None:
@@ -506,16 +480,14 @@ class Driver:
     def _run(self, run: Run) -> Any:
         stage, op, step, number = self.protocol.stage, run.op, run.step, run.op.microbatch.number
         self.pace.compute()
-        if self._spans_of != step:  # of a step that is gone on with, what was run before is told, too
-            self._spans.clear()
-            self._spans_of = step
+        self._record.run(step)
         start = self.clock()
         if op.kind is OpKind.F:
             result = stage.forward(step, number, run.value, run.layers, adds=run.adds)
         else:
             result = stage.backward(op.kind, step, number, run.value, run.layers, adds=run.adds)
-        self.injector.slow_down(step, self.clock() - start)
-        add_span(self._spans, op, start, self.clock())
+        self.on_run(step, self.clock() - start)
+        self._record.ran(op, start)
         return result
 
     def _go_over(self) -> Install:
@@ -523,7 +495,6 @@ class Driver:
         install, self._prepared = self._prepared, None
         if install is None:  # a newer generation came in between
             raise StaleGeneration(self.protocol.generation)
-        self._set_order(install)
         return install
 
     def _load(self, plan: Plan, state: StateAt | None) -> Engine:
@@ -533,14 +504,9 @@ class Driver:
             stage.inherit(self.protocol.stage)
         return stage
 
-    def _set_order(self, install: Install) -> None:
-        plan = install.plan
-        if plan is not None and self.protocol.worker in plan.workers:
-            self._order = plan.orders.of(self.protocol.worker)
-
     def _pin(self, generation: int, step: int, layers: tuple[int, ...]) -> None:
         assert self.writer is not None, "no checkpoint is pinned in a job that makes none"
-        waited_s = self.writer.pin(generation, step, layers, self.protocol.stage.snapshot)
+        waited_s = self.writer.pin(generation, step, layers, partial(self.protocol.stage.snapshot, to_file=True))
         self.log.write(self.clock(), Pinned(worker=str(self.protocol.worker), step=step, seconds=waited_s))
 
     def _await_writer(self) -> Doing:
@@ -571,43 +537,8 @@ class Driver:
                 raise WorkFailed(WorkPhase.SCRIPT, TimeoutError(what))
 
     def _committed(self, committed: Committed) -> None:
-        """Logs the step; what was run must be what the plan ordered."""
+        """Logs the step, and has the coordinator know how fast a first one was."""
         if not self.pace.warm:
             self.pace.warm_up()
             self.beat()  # so that whoever stops right now is judged by what it needs when warm
-        self._check_order(committed)
-        loss, omitted = mean_loss(self.protocol.stage), self.protocol.stage.omitted
-        before, self._sent = self._sent, self.transport.sent or Sent()
-        sent = self._sent.since(before)
-        self._omitted = {committed.step} if omitted else set()
-        event = StepOps(
-            worker=str(self.protocol.worker),
-            generation=self.protocol.generation,
-            step=committed.step,
-            loss=loss,
-            omitted=omitted,
-            ops=tuple(self._spans),
-            besides=tuple(self._besides.spans),
-            memory=self.memory(),
-            sent_messages=sent.messages,
-            sent_sums=sent.sums,
-            sent_state=sent.state,
-            knows_loss=loss is not None,
-            whole=committed.whole,
-        )
-        self.log.write(self.clock(), event)
-        self._spans.clear()
-        self._besides.clear()
-
-    def _check_order(self, committed: Committed) -> None:
-        """What was run must be what the plan ordered, or what was left of a step that was interrupted."""
-        ordered = self._order
-        if committed.rest is not None:
-            ordered = tuple(piece.op for piece in committed.rest.row(self.protocol.worker).pieces)
-        elif not committed.whole:  # its updates alone were missing
-            return
-        if committed.ops != ordered:
-            raise InternalError(
-                f"worker {self.protocol.worker} ran {' '.join(map(str, committed.ops))} in step {committed.step}, "
-                f"its order is {' '.join(map(str, ordered))}"
-            )
+        self._record.committed(committed, self.transport.sent or Sent())

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import io
 import os
 import resource
 import signal
 import stat
-import threading
+import sys
 from pathlib import Path
+from typing import Any
 
 from holdfast.errors import ConfigError
 
 __all__ = [
-    "LISTENING",
     "PR_SET_PDEATHSIG",
     "PART",
     "create_private",
@@ -22,6 +24,7 @@ __all__ = [
     "forbid_core_dumps",
     "harden",
     "make_private",
+    "outlast_readers",
     "raise_file_limit",
     "write_private",
 ]
@@ -32,9 +35,8 @@ PR_SET_PDEATHSIG = 1
 PART = ".part"
 """What the name of a file ends with that is being written."""
 
-
-LISTENING = threading.Lock()
-"""Held by whoever begins to listen in this process: a library that does so for us does not tell on which socket."""
+_READER_GONE = (errno.EPIPE, errno.EIO)
+"""What a pipe says whose other end is closed, and a terminal that is."""
 
 _NO_DUMP = 1
 """As a limit of core files: no file fits, and a program that the kernel pipes dumps to is not even started (0 means
@@ -53,6 +55,44 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it was gone before we had asked
         os._exit(1)
+
+
+class _Lasting(io.FileIO):
+    """Writes into nothing from the moment on at which nobody can read any more what it is written to."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _READER_GONE:
+                raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+        return memoryview(data).nbytes
+
+
+def outlast_readers() -> None:
+    """From now on printing fails for nobody because the reader of what this process prints has gone away.
+
+    Streams that somebody has put in the place of Python's own stay.
+    """
+    if sys.stdout is not None and sys.stdout is sys.__stdout__:
+        sys.stdout = _lasting(sys.__stdout__)
+    if sys.stderr is not None and sys.stderr is sys.__stderr__:
+        sys.stderr = _lasting(sys.__stderr__)
+
+
+def _lasting(stream: Any) -> io.TextIOWrapper:
+    stream.flush()
+    raw: Any = _Lasting(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def raise_file_limit() -> None:

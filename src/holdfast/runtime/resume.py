@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.config.deciding import GLOBAL_BATCH, compare, covers, deciding
+from holdfast.config.deciding import GLOBAL_BATCH, compare, compare_told, covers, deciding
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.control.membership.progress import MAX_RESTORABLE
@@ -38,6 +38,7 @@ __all__ = [
 
 _AT_STEP = re.compile(r"(?P<place>.+)@(?P<step>[0-9]{1,18})", re.ASCII | re.DOTALL)
 _ROOM = 1_000
+_OF_SCRIPTS = ("optimizer", "scheduler", "data")
 _MODEL = "model: other names, shapes or types of parameters than the checkpoint's; use the model that it was made with"
 _DATA = "data: other samples than the checkpoint's; use the data that it was made with"
 
@@ -198,14 +199,31 @@ def with_found(known: Sequence[StateAt], checkpoints: Checkpoints) -> tuple[Stat
 
 def compared(saved: Facts, wanted: Facts, job: Job) -> Comparison:
     """Compares what a checkpoint says of the job that made it with ``job``, of which ``wanted`` are the facts."""
-    foreign = [_MODEL] if saved.model != wanted.model else []
+    foreign = [_MODEL] if saved.model != _model_as_in(saved, wanted) else []
     if saved.layers != wanted.layers:
         foreign.insert(0, f"the number of the model's layers: expected {saved.layers}, got {wanted.layers}")
     found, unknown = compare(saved.values or _values_of_old(saved, job), job)
+    if saved.script is not None and wanted.script is not None:
+        found += compare_told(saved.script, wanted.script)
     differences = [(each.path, each.told("the checkpoint")) for each in found]
-    if saved.data != wanted.data or (saved.contents and wanted.contents and saved.contents != wanted.contents):
+    known = any(path == "data" or path.startswith("data.") for path, _ in differences)
+    if not known and (
+        saved.data != wanted.data or (saved.contents and wanted.contents and saved.contents != wanted.contents)
+    ):
         differences.append(("data", _DATA))
-    return Comparison(foreign=tuple(foreign), differences=tuple(differences), notes=_notes(saved, wanted, unknown))
+    notes = _notes(saved, wanted, unknown)
+    anew = [each.path for each in found if saved.script is not None and _begins_anew(each.path)]
+    notes += tuple(f"{path}: its state begins anew, and the weights go on" for path in anew)
+    return Comparison(foreign=tuple(foreign), differences=tuple(differences), notes=notes)
+
+
+def _model_as_in(saved: Facts, wanted: Facts) -> str:
+    """The model's digest; one that did not tell a script's settings has its first weights instead."""
+    return wanted.first if wanted.first and saved.script is None else wanted.model
+
+
+def _begins_anew(path: str) -> bool:
+    return path.endswith(".kind") and path.startswith(("optimizer", "scheduler"))
 
 
 def _values_of_old(saved: Facts, job: Job) -> dict[str, Any]:
@@ -226,6 +244,11 @@ def _notes(saved: Facts, wanted: Facts, unknown: tuple[str, ...]) -> tuple[str, 
         notes.append(
             f"the checkpoint is of a Holdfast ({saved.holdfast}) that noted no arguments of model and optimizer, "
             "numerics, clipping or loss scale: they could not be compared"
+        )
+    elif wanted.script is not None and saved.script is None:
+        notes.append(
+            f"the checkpoint is of a Holdfast ({saved.holdfast}) that noted no settings of a script's optimizers and "
+            "schedulers, and no samples: they could not be compared, and are as in the checkpoint"
         )
     changed = [key for key, digest in saved.sources.items() if wanted.sources.get(key, digest) != digest]
     return (*notes, *(f"{key}: the code in its file has changed since the checkpoint was made" for key in changed))
@@ -266,6 +289,8 @@ def check_accepted(job: Job, accept: Sequence[str]) -> None:
     known = [part for path in (*deciding(job), "data", "train.steps") for part in path.split(" x ")]
     sections = {path.rpartition(".")[0] for path in known}
     for name in accept:
+        if job.loops and name.partition(".")[0] in _OF_SCRIPTS:
+            continue  # only its script knows its optimizers
         if not any(path == name or path.startswith(f"{name}.") for path in known):
             near = difflib.get_close_matches(name, [*known, *sections], n=1)
             raise ConfigError(

@@ -20,7 +20,7 @@ from types import TracebackType
 from holdfast.errors import ConfigError
 from holdfast.runtime.hardening import PART
 
-__all__ = ["Claim", "attempts", "job_files"]
+__all__ = ["Claim", "attempts", "job_files", "owner"]
 
 _LOCK = "lock"
 _JOB = "job.yaml"
@@ -48,6 +48,22 @@ def job_files(run_dir: Path) -> tuple[Path, ...]:
     """Returns the job files of all attempts in a run directory, the newest first."""
     places = (*attempts(run_dir), run_dir)
     return tuple(path for place in reversed(places) if (path := place / _JOB).is_file())
+
+
+def owner(run_dir: Path) -> int | None:
+    """Returns the process of this machine that has a run directory; None if none has.
+
+    The lock itself is left alone: whoever tried it could be in the way of a job that begins.
+    """
+    try:
+        lock = (run_dir / _LOCK).stat()
+        pid = int((run_dir / _LOCK).read_text()[:20])
+        files = [os.stat(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists()]
+    except PermissionError:
+        return pid  # of another user, and alive
+    except (OSError, ValueError):
+        return None
+    return pid if any((file.st_dev, file.st_ino) == (lock.st_dev, lock.st_ino) for file in files) else None
 
 
 class Claim:
@@ -92,6 +108,12 @@ class Claim:
             raise ConfigError(
                 f"{self._flag} {self._run_dir}: another holdfast (process {owner or 'unknown'}) trains there; wait "
                 "until it has ended, or choose another directory"
+            ) from None
+        except OSError as error:
+            os.close(file)
+            raise ConfigError(
+                f"{self._flag} {self._run_dir}: its file system locks no files ({error.strerror}), so that nothing "
+                "would keep another holdfast from training there; choose a directory on another one"
             ) from None
         self._file = file  # whatever comes now, it is given up when this is closed
         try:

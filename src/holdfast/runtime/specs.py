@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.config.deciding import deciding
 from holdfast.config.job import Job
 from holdfast.config.load import check_cuts
-from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
@@ -20,7 +21,6 @@ from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
 from holdfast.recovery.audit import Sampling
 from holdfast.recovery.choice import Sizes
-from holdfast.runtime.isolation import Namespace
 from holdfast.storage.checkpoints import Facts, Rejected
 from holdfast.version import __version__
 
@@ -28,6 +28,7 @@ __all__ = [
     "CoordinatorSpec",
     "Found",
     "LibrarySpec",
+    "Planned",
     "Probed",
     "ResumeFrom",
     "WorkerSpec",
@@ -81,22 +82,23 @@ class WorkerSpec:
         worker: who it is.
         job: the job.
         plan: the plan of the healthy grid; a spare is not in it.
+        host: the address that it listens on.
         address: of the coordinator.
         token: its share of the job's, for its own name.
         events: path of the job's log.
         boundaries: what every layer hands on, from the first to the last; empty if emulated.
         item: what every item of the data is like; None if emulated.
         logs: the job's folder of logs; None if nothing is logged.
+        deadline: when the loop of a script is to be stopped, in seconds since the epoch; infinite: by no time.
         logs_url: where all nodes can read the job's logs; None: each other's disks.
         nodes: the workers that share a node.
         job_id: tells this job's logs from those of all others.
-        model: digest of the model's first weights.
+        model: digest of the model's first weights, and of the first state of a script's optimizers.
+        script: what the script said of its optimizers, schedulers and data when it was tried, by key.
         first_item: what the probe had of a script's first item; empty if nobody compares it.
-        witnesses: the workers that live through faults in the middle of sums; none if there are no such faults.
-        fellows: of a worker that is struck there, those that are in the same step.
-        faults: what is to happen to this worker.
         emulate: sleep as long as it says instead of computing; None to compute.
-        namespace: the network to move to before anything else; None to stay in the host's.
+        around: each is called with the worker's :class:`holdfast.runtime.driver.Driver` before that runs, and puts
+            something around its ports; none but in a job that is built to be struck.
         checkpoints: url of where the job's checkpoints go.
         resume: the checkpoint to load the layers from, with its step; None to begin anew.
     """
@@ -104,29 +106,41 @@ class WorkerSpec:
     worker: WorkerId
     job: Job
     plan: Plan
+    host: str
     address: str
     token: str
     events: str
     boundaries: tuple[TensorSpec, ...]
-    faults: tuple[Fault, ...]
     emulate: Profile | None
     checkpoints: str
     resume: ResumeFrom | None
     item: ItemSpec | None = None
-    namespace: Namespace | None = None
     logs: str | None = None
+    deadline: float = math.inf
     logs_url: str | None = None
     nodes: tuple[tuple[WorkerId, ...], ...] = ()
     job_id: str = ""
     model: str = ""
+    script: Mapping[str, Any] = field(default_factory=dict)
     first_item: str = ""
-    witnesses: tuple[WorkerId, ...] = ()
-    fellows: tuple[WorkerId, ...] = ()
+    around: tuple[Callable[[Any], None], ...] = ()
 
-    @property
-    def host(self) -> str:
-        """The address that this worker listens on."""
-        return self.job.control.host if self.namespace is None else self.namespace.host
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What is planned before training.
+
+    Attributes:
+        plan: of the healthy grid.
+        terms: what the planner goes by; None if plans keep to 1F1B's rules.
+        shapes: what pipelines of whoever is left are made by; None if none are made.
+        keeping: how an interrupted step is gone on with; None if it is always run again whole.
+    """
+
+    plan: Plan
+    terms: Terms | None = None
+    shapes: Shapes | None = None
+    keeping: Keeping | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +149,7 @@ class CoordinatorSpec:
 
     Attributes:
         job: the job.
-        plan: the plan of the healthy grid.
-        terms: what the planner goes by; None if plans keep to 1F1B's rules.
-        shapes: what pipelines of whoever is left are made by; None if none are made.
-        keeping: how an interrupted step is gone on with; None if it is always run again whole.
+        planned: what is planned.
         logging: how what crosses nodes is logged; None if it is not.
         library: the folder of the plans that are made while training runs; None if none are.
         token: of the job.
@@ -148,37 +159,30 @@ class CoordinatorSpec:
         checkpoints: url of where the job's checkpoints go.
         facts: what they say of the job.
         resume: the checkpoint that the job goes on from; None if it begins anew.
+        host: the address to listen on.
         port: to listen on; 0 for any.
         job_id: tells this job's decisions from those of all others.
-        faults: what is to happen to the coordinator.
-        namespace: the network to move to before anything else; None to stay in the host's.
         socket: where to listen, too; None nowhere else.
+        around: each is called with the coordinator's :class:`holdfast.control.decider.Decider` before that decides,
+            and puts something around its ports; none but in a job that is built to be struck.
     """
 
     job: Job
-    plan: Plan
+    planned: Planned
     token: str
     store: str
     events: str
     directory: str
     checkpoints: str
     facts: Facts
+    host: str
     port: int
-    faults: tuple[Fault, ...]
     job_id: str
-    terms: Terms | None = None
-    shapes: Shapes | None = None
-    keeping: Keeping | None = None
     logging: Logging | None = None
     library: str | None = None
     resume: ResumeFrom | None = None
-    namespace: Namespace | None = None
     socket: str | None = None
-
-    @property
-    def host(self) -> str:
-        """The address that the coordinator listens on."""
-        return self.job.control.host if self.namespace is None else self.namespace.host
+    around: tuple[Callable[[Any], None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +216,7 @@ class Probed:
         item: what every item of the data is like; None if it is emulated.
         warnings: what a person should know, a line each.
         job: as its script says; None if its file says all.
-        first_item: digest of what comes of a script's first item; empty if that is sure to be the same everywhere.
+        first_item: digest of what comes of a script's first item; empty unless a script runs.
     """
 
     boundaries: tuple[TensorSpec, ...]
@@ -242,11 +246,20 @@ def emulated_probe(job: Job, profile: Profile) -> Probed:
 
 def sampling_of(job: Job) -> Sampling | None:
     """Returns what the job audits; None: nothing."""
-    return Sampling(seed=job.train.seed, every=job.train.audit_every) if job.train.audit_every else None
+    every = job.train.compare_every if job.loops else job.train.audit_every
+    return Sampling(seed=job.train.seed, every=every, layers=not job.loops) if every else None
 
 
 def facts_of(
-    job: Job, *, layers: int, model: str, data: str, contents: str = "", sources: Mapping[str, str] | None = None
+    job: Job,
+    *,
+    layers: int,
+    model: str,
+    data: str,
+    contents: str = "",
+    sources: Mapping[str, str] | None = None,
+    script: Mapping[str, Any] | None = None,
+    first: str = "",
 ) -> Facts:
     """Returns what a checkpoint of this job says, and what one must say for this job to go on from it.
 
@@ -256,7 +269,9 @@ def facts_of(
         model: digest of that.
         data: digest of its data.
         contents: digest of the files that samples are read from.
-        sources: digest of the file of every function that the job names.
+        sources: digest of the file of every function that the job names, or of every file of its script.
+        script: what its script says of itself, by key.
+        first: digest of the state that its script begins with.
     """
     return Facts(
         job=job.name,
@@ -271,4 +286,6 @@ def facts_of(
         contents=contents,
         values=deciding(job),
         sources=dict(sources or {}),
+        script=None if script is None else dict(script),
+        first=first,
     )

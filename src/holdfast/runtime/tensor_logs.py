@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from holdfast.config.job import Logging
-from holdfast.core.lower import Payload
-from holdfast.core.replay import Wanted
+from holdfast.core.instructions import Payload
+from holdfast.core.program import Wanted
 from holdfast.errors import ConfigError, CorruptBlob, LogGap, ReplicaDiverged, StorageError
 from holdfast.protocol.effects import Consult
 from holdfast.protocol.executor import Keep

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from holdfast.config.job import Job
-from holdfast.config.parsing import parsing
 from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
 from holdfast.core.profile import Profile
@@ -25,8 +24,11 @@ from holdfast.errors import (
     StorageError,
     TooFewWorkers,
 )
+from holdfast.parsing import parsing
 from holdfast.runtime.hardening import write_private
-from holdfast.runtime.node.agent import Agent, Outcome
+from holdfast.runtime.launch.ending import Outcome
+from holdfast.runtime.launch.launcher import Launcher
+from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.resume import check_same_job, jobs_before, parse_resume, resume_auto
 from holdfast.runtime.rundir import Claim, attempts
 from holdfast.runtime.specs import ResumeFrom
@@ -60,6 +62,7 @@ class Summary:
             of them is of this one.
         done_before: whether an earlier attempt was done, so that nothing was left to do, and nothing was changed.
         reasons: why a field is None, or null in ``summary.json``, that should have a value.
+        unchanged_from: the first step, if no step of all attempts has changed the weights; else None.
     """
 
     steps: int
@@ -77,6 +80,7 @@ class Summary:
     attempts: tuple[AttemptReport, ...] = ()
     done_before: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
+    unchanged_from: int | None = None
 
     def to_json(self) -> str:
         """The form of ``summary.json``."""
@@ -137,7 +141,8 @@ def train(
         on_progress: called after every step.
 
     Raises:
-        ConfigError: the job cannot be used, or cannot go on from that checkpoint; nothing was overwritten.
+        ConfigError: the job cannot be used, or cannot go on from that checkpoint; nothing was overwritten. Or no step
+            has changed the weights, which are saved in ``RUN_DIR/final`` all the same.
         DecisionsLost: the store of decisions was emptied, exchanged or damaged; what lives was saved as well.
         ProgramFailed: model, data or optimizer raised, on more than one worker; what lives was saved there, too.
         StateUnavailable: a layer lost its last owner; what lives was saved in ``RUN_DIR/final``.
@@ -155,8 +160,8 @@ def train(
             before = jobs_before(directory, lambda text: on_event(Notice(worker="agent", text=text)))
             check_same_job(job, directory, before, accepted)
             if (done := _done_before(directory, on_event)) is not None and done.step >= job.train.steps:
-                return _summarise(directory, done, planned, done_before=True)
-        agent = Agent(
+                return _changed(job, _summarise(directory, done, planned, done_before=True))
+        request = RunRequest(
             job=job,
             run_dir=directory,
             faults=_still_due(planned, directory) if auto else planned,
@@ -164,11 +169,8 @@ def train(
             resume=_resume_from(wanted, job, directory, before),
             accept=accepted,
             again=auto,
-            claim=claim,
-            on_event=on_event,
-            on_progress=on_progress,
         )
-        outcome = agent.run()
+        outcome = Launcher(request=request, claim=claim, on_event=on_event, on_progress=on_progress).run()
         summary = _summarise(directory, outcome, planned)
         _write(directory / "summary.json", summary, on_event)
     try:
@@ -176,7 +178,25 @@ def train(
     except (StateUnavailable, TooFewWorkers, DecisionsLost) as error:
         error.resume = _to_go_on_from(summary, wanted)
         raise
-    return summary
+    return _changed(job, summary)
+
+
+def _changed(job: Job, summary: Summary) -> Summary:
+    """Returns what a run came to.
+
+    Raises:
+        ConfigError: to nothing.
+    """
+    if summary.unchanged_from is None:
+        return summary
+    first, last = summary.unchanged_from, summary.steps - 1
+    scale = job.train.loss_scale
+    scaled = "" if scale is None else f", train.loss_scale (it began with {scale.initial:g})"
+    raise ConfigError(
+        f"no step has changed the weights: in each from {first} to {last} the loss or a gradient was not finite, so "
+        f"all were omitted; what is in {summary.run_dir / 'final'} was trained by none of them. Expected finite ones: "
+        f"look at the data, the loss and the first weights{scaled}"
+    )
 
 
 def _to_go_on_from(summary: Summary, resumed: str | None) -> str:
@@ -275,7 +295,14 @@ def _summarise(directory: Path, outcome: Outcome, faults: tuple[Fault, ...], *, 
         reasons=_reasons(newest, no_loss, outcome),
         attempts=tuple(attempt(events) for events in runs),
         done_before=done_before,
+        unchanged_from=None if any(each.missing for each in told) else _unchanged_from(told),
     )
+
+
+def _unchanged_from(told: Sequence[RunReport]) -> int | None:
+    """The first step that was made, if all were omitted; of one that was made again the newest attempt tells."""
+    omitted = {step: step in each.omitted for each in told for step, _ in each.commits}
+    return min(omitted) if omitted and all(omitted.values()) else None
 
 
 def _reasons(told: RunReport, no_loss: str, outcome: Outcome) -> dict[str, str]:

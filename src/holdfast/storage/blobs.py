@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.errors import ConfigError, CorruptBlob, MissingBlob, StorageError
+from holdfast.errors import ConfigError, CorruptBlob, MissingBlob, StorageError, installing
+from holdfast.urls import refuse_mistyped
 
 __all__ = [
     "ANY_SIZE",
@@ -99,9 +100,10 @@ def open_store(url: str | Path) -> BlobStore:
             from where AWS's own tools take them.
 
     Raises:
-        ConfigError: the scheme is unknown, or what it needs is not installed.
+        ConfigError: the scheme is unknown or mistyped, or what it needs is not installed.
     """
     text = str(url)
+    refuse_mistyped(text)
     match = _SCHEME.fullmatch(text)
     if match is None:
         return LocalStore(Path(text))
@@ -120,7 +122,7 @@ def _open_s3(url: str, path: str) -> ObjectStore:
         botocore = importlib.import_module("botocore.exceptions")
         aiohttp = importlib.import_module("aiohttp")
     except ImportError as error:
-        raise ConfigError(f"{url}: {error.name} is not installed; pip install 'holdfast[s3]'") from None
+        raise ConfigError(f"{url}: {error.name} is not installed; {installing('s3')}") from None
     filesystem = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True, config_kwargs=_S3)
     return ObjectStore(
         url, filesystem, path, errors=(OSError, botocore.BotoCoreError, botocore.ClientError, aiohttp.ClientError)

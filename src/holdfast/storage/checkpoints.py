@@ -19,8 +19,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from holdfast.config.parsing import parsing
 from holdfast.errors import ConfigError, CorruptBlob, MissingBlob, StorageError
+from holdfast.parsing import parsing
 from holdfast.storage.blobs import BlobStore
 
 __all__ = ["Checkpoints", "Facts", "Manifest", "Rejected", "Shard", "Sound"]
@@ -63,7 +63,10 @@ class Facts(_Stored, frozen=True, kw_only=True):
         contents: digest of the files that samples are read from, as far as Holdfast reads them itself; empty else.
         values: every key of the job that decides bits, see :func:`holdfast.config.deciding.deciding`; None in a
             checkpoint of a version that did not tell.
-        sources: digest of the file of every function that the job names.
+        sources: digest of the file of every function that the job names, or of every file of a script.
+        script: what a script says of its optimizers, schedulers and data, by key; None if the job has none, and in a
+            checkpoint of a version that did not tell.
+        first: of a script, digest of the model's first weights and of the first state of its optimizers.
     """
 
     job: str
@@ -78,6 +81,8 @@ class Facts(_Stored, frozen=True, kw_only=True):
     contents: str = ""
     values: dict[str, Any] | None = None
     sources: dict[str, str] = {}
+    script: dict[str, Any] | None = None
+    first: str = ""
 
 
 class Manifest(_Stored, frozen=True, kw_only=True):

@@ -16,7 +16,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import default_collate
 
 from holdfast.config.job import Job
+from holdfast.data.feeds import Feed, Indexed
 from holdfast.data.items import pair_of
+from holdfast.data.orders import shuffled
 from holdfast.data.sampler import load_items
 from holdfast.errors import ConfigError, StorageError
 from holdfast.optim.digest import LayerState, digest_states, layer_file, load_layer, save_layer
@@ -25,6 +27,7 @@ from holdfast.runtime.engine.build import build_dataset, build_model, build_opti
 from holdfast.runtime.engine.model import retie
 from holdfast.runtime.loop.alone import run_step, whole_stage
 from holdfast.runtime.loop.failing import SimulatedFailure
+from holdfast.runtime.loop.feeding import Feeding
 from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.prepared import prepare
 from holdfast.runtime.loop.session import Runner, Step
@@ -104,17 +107,19 @@ class Trainer:
         count, size = job.global_microbatches, job.grid.microbatch_size
         self._in_vain = _in_vain(job, scenario)
         prepared.fail(count, steps_per_epoch(job, len(split.training)))
+        order = shuffled(job.train.seed, len(split.training), size)
         self._loop = Loop(
             seed=job.train.seed,
             prepared=prepared,
             dataset=split.training,
+            feed=Feed(source=Indexed(split.training, order), num_samples=size),
             microbatches=count,
             size=size,
             steps=job.train.steps,
         )
         items = _Items(self._run_item)
         self._stage = whole_stage(self._loop, items, job.train.numerics)
-        self._runner = Runner(self._loop, items, lambda: self._stage, default_collate)
+        self._runner = Runner(self._loop, items, lambda: self._stage, Feeding(self._loop))
 
     def run(self, step: int) -> None:
         """Runs a step: the one that its state is at."""

@@ -19,8 +19,8 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from holdfast.config.parsing import parsing
 from holdfast.errors import StorageError
+from holdfast.parsing import parsing
 
 __all__ = [
     "Agreed",
@@ -82,7 +82,7 @@ class JobStarted(_Event, frozen=True, tag="job_started", kw_only=True):
 
 
 class Chosen(_Event, frozen=True, tag="chosen", kw_only=True):
-    """How the job recovers from the loss of a node, and by which figures; see :mod:`holdfast.recovery.ways`.
+    """How the job recovers from the loss of a node, and by which figures; see :mod:`holdfast.settings.ways`.
 
     Attributes:
         way: ``re-route``, ``replicate``, ``log``, ``checkpoint`` or ``stop``.
@@ -254,7 +254,9 @@ class Agreed(_Event, frozen=True, tag="agreed", kw_only=True):
     """The state of every survivor is known: all run from ``step``, or go on with it.
 
     Attributes:
-        recomputed_microbatches: (layer, micro-batch) pairs that are run again, the regenerated among them.
+        recomputed_microbatches: (layer, micro-batch) pairs that are run again, the regenerated and dropped among them,
+            as far as that is known: of a lost worker, by its last heartbeat, or from what others have of it.
+        recomputed_at_most: so many, if the lost had run all that they may have run since; None where nobody tells.
         goes_on: whether what the survivors have of ``step`` is kept.
         concluded: whether only updates were missing, as somebody knew the verdict: all run from the step behind.
         redone: then, the pairs that were lost and are run again.
@@ -266,6 +268,7 @@ class Agreed(_Event, frozen=True, tag="agreed", kw_only=True):
     generation: int
     step: int
     recomputed_microbatches: int
+    recomputed_at_most: int | None = None
     goes_on: bool = False
     concluded: bool = False
     redone: tuple[tuple[int, int], ...] = ()
@@ -664,7 +667,21 @@ def read_events(path: str | Path) -> list[Timed]:
     Raises:
         StorageError: it cannot be read, or is no log of events.
     """
-    with parsing(lambda text: StorageError(f"{path}: is no log of events: {text}"), OSError):
-        *lines, _ = Path(path).read_bytes().split(b"\n")
+    return read_events_from(path, 0)[0]
+
+
+def read_events_from(path: str | Path, begin: int) -> tuple[list[Timed], int]:
+    """Returns the events of a log behind its first ``begin`` bytes, and where to read on; see :func:`read_events`.
+
+    A log that has become shorter is another one, and is read whole.
+    """
+    with (
+        parsing(lambda text: StorageError(f"{path}: is no log of events: {text}"), OSError),
+        Path(path).open("rb") as log,
+    ):
+        log.seek(begin if begin <= os.fstat(log.fileno()).st_size else 0)
+        begin, data = log.tell(), log.read()
+        *lines, rest = data.split(b"\n")
         whole = [_decoder.decode(line[line.rindex(_BEGIN) :]) for line in lines]
-    return sorted(((line.time, line.data) for line in whole), key=lambda pair: pair[0])
+    timed = sorted(((line.time, line.data) for line in whole), key=lambda pair: pair[0])
+    return timed, begin + len(data) - len(rest)

@@ -45,7 +45,9 @@ class FailureReport:
         agreed_s: until the state of every survivor was known.
         rebuilt_s: until every survivor was connected anew.
         resumed_s: until the next step was committed.
-        recomputed_microbatches: (layer, micro-batch) pairs run again.
+        recomputed_microbatches: (layer, micro-batch) pairs run again, as far as that is known.
+        recomputed_at_most: how many it may have been: what a worker had done between its last heartbeat and its end is
+            not known.
         strategy: that answered.
         replaced_by: who computed in its place afterwards: a spare, or a later process of its own name; None if nobody.
         replaced_s: until that worker had done its first step.
@@ -61,6 +63,7 @@ class FailureReport:
     resumed_s: float | None
     recomputed_microbatches: int
     strategy: str
+    recomputed_at_most: int = 0
     replaced_by: str | None = None
     replaced_s: float | None = None
 
@@ -290,10 +293,16 @@ def _failures(timed: list[Timed], commits: dict[int, float]) -> Iterable[Failure
             rebuilt_s=_since(at, rebuilt),
             resumed_s=_since(at, resumed),
             recomputed_microbatches=agreed[1].recomputed_microbatches if agreed else 0,
+            recomputed_at_most=_at_most(agreed[1]) if agreed else 0,
             strategy=strategies.get(generation or 0, ""),
             replaced_by=replaced_by,
             replaced_s=_since(at, replaced_at),
         )
+
+
+def _at_most(agreed: Agreed) -> int:
+    known = agreed.recomputed_microbatches
+    return known if agreed.recomputed_at_most is None else agreed.recomputed_at_most
 
 
 def _replacement(lost: Detected, after: Iterable[Timed]) -> tuple[float | None, str | None]:

@@ -21,7 +21,7 @@ from holdfast.telemetry.events import (
     Timed,
     WorkerReady,
 )
-from holdfast.telemetry.report import report
+from holdfast.telemetry.report import FATAL_KINDS, report
 
 __all__ = ["BOUNDARY", "Generation", "Mark", "Mode", "Row", "RunTimeline", "Stretch", "run_timeline"]
 
@@ -34,16 +34,21 @@ FALLBACK = "fallback"
 class Mode(StrEnum):
     """What a worker is to the job.
 
-    ``absent`` it is not there; ``arriving`` it is there and waits to be let in; ``entering`` it takes part, but
+    ``absent`` it is not there; ``lost`` it was killed, or held for lost, from when the fault struck it where that is
+    known; ``arriving`` it is there and waits to be let in; ``entering`` it takes part, but
     computes nothing and has no state yet; ``member`` it computes, or waits for others; ``recovering`` a member whose
     step was given up, from its last finished step until it can run again.
     """
 
     ABSENT = "absent"
+    LOST = "lost"
     ARRIVING = "arriving"
     ENTERING = "entering"
     MEMBER = "member"
     RECOVERING = "recovering"
+
+
+_AWAY = (Mode.ABSENT, Mode.LOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +174,7 @@ def _marks(events: list[Timed]) -> Iterable[Mark]:
 
 
 def _row(worker: str, events: list[Timed], duration: float, origin: float) -> Row:
-    changes = _overlay(list(_modes(worker, events)), list(_recoveries(worker, events)))
+    changes = _overlay(list(_modes(worker, events)), list(_recoveries(worker, events)), list(_struck(worker, events)))
     ends = [*(time for time, _ in changes[1:]), duration]
     stretches = [Stretch(start=time, end=end, mode=mode) for (time, mode), end in zip(changes, ends, strict=True)]
     steps = [event for _, event in events if isinstance(event, StepOps) and event.worker == worker]
@@ -191,13 +196,15 @@ def _modes(worker: str, events: list[Timed]) -> Iterable[tuple[float, Mode]]:
 
 def _next_mode(worker: str, mode: Mode, event: Event) -> Mode:
     match event:
-        case WorkerReady(worker=who) if who == worker and mode is Mode.ABSENT:
+        case WorkerReady(worker=who) if who == worker and mode in _AWAY:
             return Mode.ARRIVING
-        case Detected(worker=who) | Parted(worker=who) if who == worker:
+        case Detected(worker=who) if who == worker:
+            return Mode.LOST
+        case Parted(worker=who) if who == worker:
             return Mode.ABSENT
         case Synced(worker=who) if who == worker:
             return Mode.MEMBER
-        case Installed(workers=workers) if worker in workers and mode in (Mode.ABSENT, Mode.ARRIVING):
+        case Installed(workers=workers) if worker in workers and mode in (*_AWAY, Mode.ARRIVING):
             return Mode.ENTERING if event.strategy == BOUNDARY else Mode.MEMBER
         case Installed(workers=workers) if worker not in workers and mode in (Mode.ENTERING, Mode.MEMBER):
             return Mode.ABSENT if event.strategy == FALLBACK else Mode.ARRIVING  # the grid shrinks and does without it
@@ -219,13 +226,32 @@ def _recoveries(worker: str, events: list[Timed]) -> Iterable[tuple[float, float
             yield finished, max(ready, default=time)
 
 
-def _overlay(changes: list[tuple[float, Mode]], recoveries: list[tuple[float, float]]) -> list[tuple[float, Mode]]:
-    """Returns the changes with the recoveries of whoever is a member."""
-    times = sorted({time for time, _ in changes} | {time for recovery in recoveries for time in recovery})
+def _struck(worker: str, events: list[Timed]) -> Iterable[tuple[float, float]]:
+    """From when a fault struck a worker until it was found to be lost by it."""
+    struck: float | None = None
+    for time, event in events:
+        match event:
+            case FaultInjected(worker=who, kind=kind) if who == worker and kind in FATAL_KINDS:
+                struck = time
+            case Detected(worker=who) if who == worker:
+                if struck is not None:
+                    yield struck, time
+                struck = None
+            case StepOps(worker=who) if who == worker:
+                struck = None  # it went on
+
+
+def _overlay(
+    changes: list[tuple[float, Mode]], recoveries: list[tuple[float, float]], struck: list[tuple[float, float]]
+) -> list[tuple[float, Mode]]:
+    """Returns the changes with the recoveries of whoever is a member; whoever was struck is lost from then on."""
+    times = sorted({time for time, _ in changes} | {time for each in (*recoveries, *struck) for time in each})
     result: list[tuple[float, Mode]] = []
     for time in times:
         mode = [mode for at, mode in changes if at <= time][-1]
-        if mode is Mode.MEMBER and any(start <= time < end for start, end in recoveries):
+        if any(start <= time < end for start, end in struck):
+            mode = Mode.LOST
+        elif mode is Mode.MEMBER and any(start <= time < end for start, end in recoveries):
             mode = Mode.RECOVERING
         if not result or result[-1][1] is not mode:
             result.append((time, mode))

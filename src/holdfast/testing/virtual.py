@@ -16,10 +16,12 @@ from holdfast.control.membership.cadence import Cadence
 from holdfast.control.messages import Command, Ended, StateAt
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import costs_from_profile, unit_costs
+from holdfast.core.validate import validate
 from holdfast.errors import InternalError
 from holdfast.planning.remainder import Keeping
 from holdfast.planning.replays import Logging
 from holdfast.planning.training import Terms, replanned
+from holdfast.strategies.registry import strategy_named
 from holdfast.testing.scenario import Pause, Scenario, VirtualResult
 from holdfast.testing.virtual_agent import VirtualAgent
 from holdfast.testing.virtual_coordinator import VirtualCoordinator, VirtualStore
@@ -42,6 +44,9 @@ class VirtualCluster:
     def __init__(self, scenario: Scenario) -> None:
         terms = None if scenario.technique is None else _terms(scenario)
         plan = scenario.plan if terms is None else replanned(scenario.plan, terms)
+        if (healthy := strategy_named(scenario.strategy).healthy) is not None:
+            plan = healthy(plan)
+            validate(plan)
         self._scenario = scenario = replace(scenario, plan=plan)
         self._time = time = VirtualTime(scenario.seed)
         self._log = VirtualLog()

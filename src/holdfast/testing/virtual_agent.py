@@ -9,8 +9,8 @@ from typing import Any
 from msgspec.structs import replace as replace_struct
 
 from holdfast.control.messages import Command, Hello, Preempted, StartWorker
-from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
+from holdfast.runtime.injection.node import NodeFaults
 from holdfast.runtime.node.children import Child
 from holdfast.runtime.node.supervision import RestartLimit, StartAgain, Supervisor
 from holdfast.runtime.node.worker_group import WorkerGroup
@@ -22,7 +22,6 @@ from holdfast.testing.world import World
 __all__ = ["VirtualAgent", "VirtualProcesses"]
 
 _MOST_DEATHS, _WITHIN_S = 5, 10.0
-Spec = tuple[WorkerId, tuple[Fault, ...]]
 
 
 class VirtualProcesses:
@@ -85,16 +84,15 @@ class VirtualAgent:
         self._nodes = scenario.nodes
         self._group = WorkerGroup(
             children=self.processes,
-            nodes=self._nodes,
-            faults=scenario.faults,
-            spec_of=lambda worker, faults, begins: (worker, faults),
+            spec_of=lambda worker, begins: (worker, ()),
             send=lambda message: world.links.say(AGENT, message),
-            cut=self._cut,
             log=world.log,
             grace_s=0.0,
             clock=lambda: world.time.now,
             later=world.time.after,
         )
+        if scenario.faults:
+            self._faults().put_around(self._group)
         self._supervisor: Supervisor[float] = Supervisor(
             start=lambda away_s: start_coordinator(),
             later=self._later,
@@ -104,6 +102,17 @@ class VirtualAgent:
             delay_s=0.0,
             patience_s=0.0,
             limit=RestartLimit(num_restarts=_MOST_DEATHS, within_s=_WITHIN_S),
+        )
+
+    def _faults(self) -> NodeFaults:
+        world = self._world
+        return NodeFaults(
+            faults=world.scenario.faults,
+            nodes=self._nodes,
+            tell=lambda spec, own: (spec[0], own),
+            cut=self._cut,
+            log=world.log,
+            clock=lambda: world.time.now,
         )
 
     def begin(self) -> None:

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.lower import Payload
-from holdfast.core.replay import Wanted
+from holdfast.core.instructions import Payload
+from holdfast.core.program import Wanted
 from holdfast.errors import LogGap, ReplicaDiverged
 from holdfast.protocol.effects import Consult
 from holdfast.protocol.executor import Keep

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload
+from holdfast.core.instructions import Payload
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import PeerLost, StaleGeneration
 from holdfast.runtime.transport.port import Expected, MessageKey, SumKey

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import queue
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 
 from holdfast.control.detection import PATIENCE
 from holdfast.control.membership import Closed
-from holdfast.control.messages import Command, Dormant, Failure, Leaving, Message, StateAt
+from holdfast.control.messages import Command, Failure, Message, StateAt
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Receive
+from holdfast.core.instructions import Receive
 from holdfast.core.plan import Plan
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
-from holdfast.errors import ClusterError, InternalError, StorageError, WorkFailed
+from holdfast.errors import ClusterError, StorageError, WorkFailed
 from holdfast.planning.replays import Logging
 from holdfast.protocol.crossing import Crossing
 from holdfast.protocol.effects import WorkerEffect
@@ -28,11 +28,11 @@ from holdfast.protocol.stopping import ends_job
 from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.driver import Call, Driver, SpecOf
 from holdfast.runtime.engine.emulated import EmulatedStage
-from holdfast.runtime.injection import WorkerInjector
+from holdfast.runtime.injection.worker import WorkerInjector
 from holdfast.runtime.transport.exchange import RelayExchange
-from holdfast.telemetry.events import Event
 from holdfast.testing.raising import RaisingStage
 from holdfast.testing.virtual_logs import VirtualLogs
+from holdfast.testing.virtual_means import VirtualMeans
 from holdfast.testing.virtual_state import VirtualCopier, VirtualWriter
 from holdfast.testing.virtual_time import Sleep
 from holdfast.testing.virtual_transport import VirtualTransport
@@ -76,9 +76,8 @@ class VirtualWorker:
         self._stopped = self._attaches = False
         self._busy_until = self._called_at = 0.0
         self._on_end: Callable[[int], None] = lambda status: None
-        injector = WorkerInjector(worker=worker, faults=faults, means=self, send=self.say)
         self._transport = VirtualTransport(self, world)
-        self._writer = VirtualWriter(self, world, injector.reach)
+        self._writer = VirtualWriter(self, world, lambda point, step: self.driver.on_point(point, step))
         self.driver = Driver(
             protocol=self._protocol(pid),
             transport=self._transport,
@@ -90,7 +89,6 @@ class VirtualWorker:
             log=world.log,
             clock=self._clock,
             spec_of=_spec_of,
-            injector=injector,
             copier=VirtualCopier(self, world),
             rebuild=self._rebuild,
             expelled=lambda reason: self.kill(),
@@ -100,6 +98,9 @@ class VirtualWorker:
             memory=lambda: 0,
             on_effect=self._on_effect,
         )
+        if faults:
+            means = VirtualMeans(self, world)
+            WorkerInjector(worker=worker, faults=faults, means=means, send=self.say).put_around(self.driver)
         self._calls = self.driver.run()
         self._call: Call | None = None
 
@@ -237,48 +238,21 @@ class VirtualWorker:
             self._transport.lose(dead, generation)
             self.look()
 
-    # How faults are carried out: see holdfast.runtime.injection.Means.
-
-    def signal(self, number: int) -> None:
-        """See Means."""
-        if number == signal.SIGKILL:
-            self.kill()
-        elif number == signal.SIGSTOP:
-            self.stop()
-        elif number == signal.SIGTERM:
-            self.driver.leaving = True
-            self.say(Leaving(worker=self.worker))
-        else:
-            self.driver.dormant = number == signal.SIGUSR1
-            self.say(Dormant(worker=self.worker, dormant=self.driver.dormant))
+    def make_no_call(self) -> None:
+        """Its driver does nothing any more."""
+        self._call = None
 
     def stand_still(self) -> None:
-        """See Means: it beats on, unless it is cut off."""
+        """The thread that is at work does nothing any more; the process beats on."""
         if self._writer.writing:
             self._writer.stalled = True
         else:
-            self._call = None
-
-    def wait_until_cut(self) -> None:
-        """See Means: the whole process is out of reach then."""
-        self._call = None
-
-    def wait_until_summed(self, workers: Collection[WorkerId], step: int, sums: int) -> None:
-        """See Means: what others hold they write down for real processes only."""
-        raise InternalError("faults in the middle of sums are for real processes")
-
-    def wait_until_noted(self, workers: Collection[WorkerId], step: int) -> None:
-        """See Means."""
-        raise InternalError("faults in the middle of sums are for real processes")
+            self.make_no_call()
 
     def sleep(self, seconds: float) -> None:
-        """See Means: nothing else is done until then."""
+        """Nothing else is done until then."""
         self._busy_until = self._clock() + seconds
         self._world.time.at(self._busy_until, self.look)
-
-    def note(self, event: Event) -> None:
-        """See Means."""
-        self._world.log.write(self._world.time.now, event)
 
     # How the driver goes on.
 

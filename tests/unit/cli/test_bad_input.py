@@ -222,7 +222,7 @@ def test_run_as_a_module_it_says_no_more(job, tmp_path):
     complaint(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False))
 
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs" / "command_line.md"
 
 
 def test_help_names_every_command(holdfast):
@@ -239,13 +239,13 @@ def test_help_lists_every_fault_that_can_strike_and_every_point_of_a_worker(hold
         assert re.search(rf"\b{word}\b", told), word
 
 
-@pytest.mark.parametrize("place", ["help", "readme"])
+@pytest.mark.parametrize("place", ["help", "page"])
 def test_the_points_of_the_coordinator_are_named_where_people_look(holdfast, place):
     if place == "help":
         text = " ".join(holdfast("train", "--help").stdout.split())
         told = text.replace("- ", "-").partition("Of the coordinator: kill-coordinator")[2].partition(" --")[0]
     else:
-        text = " ".join(README.read_text().split())
+        text = " ".join(PAGE.read_text().split())
         told = text.partition("the coordinator has ")[2].partition(". ")[0]
     with pytest.raises(ConfigError) as refused:
         Fault.parse("kill-coordinator@1:replay")
@@ -290,9 +290,9 @@ worker 0.0: no fast path here
    seconds  |0           |0.2         |0.4          |0.6         |0.8         |1            |1.2         |1.4
 generation                     |1                                                    |2
        0.0        aaaaaaaaaaaaaa--------------------------xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx-------------
-       1.0                      --------------------xxxxxxxxxxxxxKxxxxxxxxxxxxx
+       1.0                      --------------------xxxxxxxxxxxxxK..............................................
             # computing  + computing less than half of the time  - waiting  x step given up, recovering
-            a there, not let in yet  e entering, computes nothing  (blank) absent
+            a there, not let in yet  e entering, computes nothing  . lost  (blank) absent
             K kill
 
     0.000 s  job tiny: 2 workers, 2 steps of 4 samples

@@ -234,6 +234,12 @@ def test_what_matters_comes_first_in_a_few_lines():
     ]
 
 
+def test_what_may_have_been_run_again_besides_is_told():
+    at = next(at for at, (_, event) in enumerate(RUN) if isinstance(event, Agreed) and event.generation == 2)
+    agreed = Agreed(generation=2, step=1, recomputed_microbatches=4, recomputed_at_most=6)
+    assert "; 4 to 6 (layer, micro-batch) pairs run again" in sum_up([*RUN[:at], (13.8, agreed), *RUN[at + 1 :]])
+
+
 def test_the_way_is_told_with_all_reasons():
     told = sum_up([*RUN[:1], (10.0, CHOSEN), *RUN[1:]]).splitlines()
     begin = told.index("for the loss of a node: checkpoint (logging.use: off; the figures speak for log)")

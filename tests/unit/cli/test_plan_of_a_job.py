@@ -10,8 +10,8 @@ from holdfast.config.load import load_job
 from holdfast.config.profiles import dump_profile
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import uniform_profile
-from holdfast.planning.jobs import healthy_plan, terms_of
 from holdfast.planning.training import rerouted
+from holdfast.settings.planning import healthy_plan, terms_of
 
 JOB = """
 model: {kind: gpt, layers: 3}

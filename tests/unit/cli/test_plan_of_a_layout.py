@@ -14,9 +14,9 @@ from holdfast.core.builders import adaptive_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import unit_costs
-from holdfast.planning.jobs import healthy_plan, terms_of
 from holdfast.planning.solvers.process import installed
 from holdfast.planning.training import rerouted
+from holdfast.settings.planning import healthy_plan, terms_of
 
 LAYOUT = [{"stages": [3, 3], "microbatches": 5}, {"stages": [2, 2, 2], "microbatches": 3}]
 JOB = {

@@ -67,6 +67,8 @@ def test_every_other_key_of_every_section_counts():
             "model.checkpoint_activations",
             "grid.workers_per_node",
             "train.audit_every",
+            "train.compare_every",
+            "train.time_limit",
         }
     counted = {path.partition(".")[0] for path in values}
     assert counted >= {field.name for field in msgspec.structs.fields(Job)} - {

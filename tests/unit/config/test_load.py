@@ -162,6 +162,87 @@ def test_a_bad_value_is_named(path, value, text):
     assert complaint(with_value(path, value)) == text
 
 
+MINE = "mine.py:make"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["optimizer.momentum=0.9"], "optimizer.momentum: counts for nothing with kind adamw; expected kind sgd"),
+        (
+            ["optimizer.kind=lamb", "optimizer.momentum=0.9"],
+            "optimizer.momentum: counts for nothing with kind lamb; ex",
+        ),
+        (
+            ["optimizer.kind=sgd", "optimizer.betas=[0.5, 0.9]"],
+            "optimizer.betas: counts for nothing with kind sgd; expected kind adam or adamw or lamb",
+        ),
+        (
+            ["optimizer.kind=sgd", "optimizer.eps=1e-6"],
+            "optimizer.eps: counts for nothing with kind sgd; expected kind",
+        ),
+        (
+            [f"optimizer.kind={MINE}", "optimizer.lr=0.1"],
+            "optimizer.lr: counts for nothing with a function of yours, which is given parameters only; expected no",
+        ),
+        ([f"optimizer.kind={MINE}", "optimizer.weight_decay=0.1"], "optimizer.weight_decay: counts for nothing with a"),
+        (
+            [f"optimizer.kind={MINE}", "optimizer.momentum=0.1"],
+            "optimizer.momentum: counts for nothing with a function",
+        ),
+        (
+            [f"optimizer.kind={MINE}", "optimizer.betas=[0, 0]"],
+            "optimizer.betas: counts for nothing with a function of",
+        ),
+        (
+            ["checkpoint.keep=5"],
+            "checkpoint.keep: no checkpoints are made; expected checkpoint.every with it (0: none)",
+        ),
+        (["checkpoint.url=s3://b/x"], "checkpoint.url: no checkpoints are made; expected checkpoint.every with it"),
+        (["checkpoint.synchronous=true"], "checkpoint.synchronous: no checkpoints are made; expected"),
+        (["checkpoint.on_sigterm=5"], "checkpoint.on_sigterm: no checkpoints are made; expected checkpoint.every"),
+        (
+            ["logging.helpers=1"],
+            "logging.helpers: nothing is logged without checkpoints; expected checkpoint.every with",
+        ),
+        (
+            ["resilience.step_log=false", "resilience.step_log_bytes=1000"],
+            "resilience.step_log_bytes: nothing is kept of a step; expected resilience.step_log true with it",
+        ),
+        (["control.outside_s=60"], "control.outside_s: no script with a loop of its own is run; expected no such key"),
+        (
+            ["checkpoint.every=5", "logging.upload=always"],
+            "logging.upload: there is no place to send logs to; expected logging.url with it",
+        ),
+    ],
+)
+def test_a_key_that_counts_for_nothing_is_refused(overrides, text):
+    assert complaint(JOB, *overrides).startswith(text)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["optimizer.kind=sgd", "optimizer.momentum=0.9"],
+        ["optimizer.kind=lamb", "optimizer.betas=[0.5, 0.9]", "optimizer.eps=1e-6"],
+        [f"optimizer.kind={MINE}", "optimizer.schedule=cosine", "optimizer.warmup_steps=2"],
+        ["checkpoint.keep=5", "checkpoint.every=0", "logging.helpers=1"],
+        ["checkpoint.keep=5", "checkpoint.every=2"],
+        ["checkpoint.url=s3://b/x", "resume=auto"],
+    ],
+)
+def test_what_counts_is_taken_and_so_is_the_file_that_a_run_leaves(overrides, job_file):
+    job = parse_job(JOB, overrides)
+    assert load_job(job_file(dump_job(job))) == job
+
+
+@pytest.mark.parametrize("key", ["checkpoint.url", "logging.url", "resume"])
+def test_what_looks_like_a_url_and_is_none_is_refused(key):
+    found = complaint(JOB, f"{key}=s3//b/x", "checkpoint.every=5")
+    assert found == f"{key}: s3//b/x: is no URL; expected s3://b/x, or ./s3//b/x for a folder"
+    assert parse_job(JOB, [f"{key}=./s3//b/x", "checkpoint.every=5"])
+
+
 @pytest.mark.parametrize("path", ["optimizer.lr", "control.heartbeat_s", "optimizer.weight_decay"])
 def test_infinite_numbers_are_refused(path):
     assert complaint(with_value(path, float("inf"))).startswith(f"{path}: expected `float` <= ")
@@ -559,7 +640,6 @@ def test_words_that_yaml_takes_for_true_and_false_are_words_where_words_are_expe
     ("overrides", "needed"),
     [
         ((), "checkpoint.every: more than 0: layers are replayed from a checkpoint"),
-        (("checkpoint.every=2", "control.data_plane=gloo"), "control.data_plane: links"),
         (("checkpoint.every=2", "grid.gpus_per_stage=2", "grid.workers_per_node=2"), "grid: stages of one GPU"),
         (("checkpoint.every=2", "resilience.strategy=templates"), "resilience.strategy: auto or adaptive"),
     ],

@@ -24,7 +24,7 @@ from holdfast.recovery.actions import (
     Spawn,
     TakeBack,
 )
-from holdfast.recovery.strategies import resume
+from holdfast.strategies.answers import resume
 
 PLAN = regular_plan(2, split_evenly(3, 2), 2)
 W00, W01, W10, W11 = PLAN.workers

@@ -165,7 +165,7 @@ class Job:
         return self.outputs
 
     def save(self):
-        self.give(*(Finished(worker=worker, generation=1) for worker in PLAN.workers))
+        self.give(*(Finished(worker=worker, generation=1, step=STEPS) for worker in PLAN.workers))
         assert self.state.phase is Phase.SAVING
         return self.give(*(Saved(worker=worker, generation=1, digests=()) for worker in PLAN.workers))
 

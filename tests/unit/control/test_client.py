@@ -159,7 +159,7 @@ def test_what_was_said_while_it_was_away_is_heard_after_the_hello(server, runnin
     a.client.close()
     again = peers(A, hello=a.hello)
     again.client.send(Heartbeat(worker=A, generation=1, step=1, op=0))
-    again.client.send(Finished(worker=A, generation=1))
+    again.client.send(Finished(worker=A, generation=1, step=3))
     b.hello = Hello(worker=B, pid=1, generation=1, activity="finished", step=3)
     server.start()
     b.expect(Attached)
@@ -223,7 +223,7 @@ def beat(step):
     return Heartbeat(worker=A, generation=1, step=step, op=0)
 
 
-FINISHED = Finished(worker=A, generation=1)
+FINISHED = Finished(worker=A, generation=1, step=3)
 IN_HELLO = [
     beat(1),
     Exited(worker=A, pid=1, status=-9),

@@ -236,7 +236,7 @@ def test_a_whole_job(service, connect):
     a.send(StepDone(worker=A, generation=1, step=0, loss=0.5, omitted=False))
     assert agent.expect(Progress) == Progress(step=0, loss=0.5, omitted=False, alive=2, generation=1)
     for client in (a, b):
-        client.send(Finished(worker=client.worker, generation=1))
+        client.send(Finished(worker=client.worker, generation=1, step=3))
     for client, layers in ((a, (0, 1)), (b, ())):
         assert client.expect(Save) == Save(generation=1, step=3, layers=layers, directory="out")
         client.send(Saved(worker=client.worker, generation=1, digests=((0, "x"), (1, "y"))))

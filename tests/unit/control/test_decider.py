@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from holdfast.control.decider import Decider
-from holdfast.control.injection import CoordinatorInjector
 from holdfast.control.membership import Grid, Membership, Rules, Tell, plan_recovery
 from holdfast.control.messages import Exited, Gathered, Hello, Install, Joined, Leaving, Remark, Status, Told
 from holdfast.core.builders import regular_plan
@@ -13,6 +12,7 @@ from holdfast.core.excerpts import excerpts
 from holdfast.core.faults import Fault
 from holdfast.core.placement import split_evenly
 from holdfast.errors import CoordinatorUnavailable, StateUnavailable, StoreAway
+from holdfast.runtime.injection.coordinator import CoordinatorInjector
 from holdfast.telemetry.events import Detected, Notice
 
 PLAN = regular_plan(3, split_evenly(2, 2), 2)
@@ -138,7 +138,7 @@ def test_one_that_does_not_lead_any_more_tells_nothing(decider, world):
 
 def test_one_that_is_to_die_while_it_tells_a_plan_tells_half_of_it_and_the_news_before(decider, world):
     faults = (Fault.parse("kill-coordinator@0:install"),)
-    decider.injector = CoordinatorInjector(faults, world, lambda: 0.0)
+    CoordinatorInjector(faults, world, lambda: 0.0).put_around(decider)
     decider.take([died(A)])
     came = world.new()
     assert [each.command.news.worker for what, each in came if what == "sent"] == [str(A)]

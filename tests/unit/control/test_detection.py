@@ -6,11 +6,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.control.detection import STALL_S, Watch, deadlocked, forget, hear, interrupted, overdue, pass_time
+from holdfast.control.detection import (
+    STALL_S,
+    Watch,
+    deadlocked,
+    forget,
+    hear,
+    interrupted,
+    needed,
+    overdue,
+    pass_time,
+    slow,
+)
 from holdfast.control.messages import Heartbeat
 from holdfast.core.ids import WorkerId
+from holdfast.core.work import Busy
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
+BOTH = ((A, B),)
+"""The owners of the one layer."""
 ANYONE = WorkerId(9, 9)
 LIMIT_S = 2.0
 BEAT_S = 0.25
@@ -18,8 +32,12 @@ COLD = 15.0
 SLOWER = 8.0
 
 
-def beat(worker=A, *, moves=1, busy_s=0.0, slowest_s=0.05, step=3):
-    return Heartbeat(worker=worker, generation=1, step=step, op=0, moves=moves, busy_s=busy_s, slowest_s=slowest_s)
+LOAD_S, COMPILE_S = 20.0, 40.0
+
+
+def beat(worker=A, *, moves=1, busy_s=0.0, slowest_s=0.05, step=3, doing=Busy.COMPUTING):
+    told = {"busy_s": busy_s, "slowest_s": slowest_s, "doing": doing}
+    return Heartbeat(worker=worker, generation=1, step=step, op=0, moves=moves, **told)
 
 
 class Clock:
@@ -28,7 +46,8 @@ class Clock:
     def __init__(self, *members):
         self.members = members or (A,)
         self.now = 100.0
-        self.watch = pass_time(Watch(limit_s=LIMIT_S), self.members, self.now)
+        watch = Watch(limit_s=LIMIT_S, load_s=LOAD_S, compile_s=COMPILE_S)
+        self.watch = pass_time(watch, self.members, self.now)
 
     def hear(self, *beats):
         for each in beats:
@@ -44,8 +63,14 @@ class Clock:
             self.watch = pass_time(self.watch, self.members, self.now)
         return self
 
-    def overdue(self, *, running=True):
-        return overdue(self.watch, self.members, running=running)
+    def overdue(self, *, running=True, owners=()):
+        return overdue(self.watch, self.members, running=running, owners=owners)
+
+    def needed(self, owners):
+        return needed(self.watch, self.members, owners)
+
+    def slow(self):
+        return slow(self.watch, self.members)
 
 
 def test_silence_is_an_alarm_after_the_limit_and_not_before():
@@ -96,6 +121,80 @@ def test_silence_before_the_first_step_is_done_is_borne_longer(first):
     assert clock.overdue() == {}
     clock.wait(0.8)
     assert "no sign of life" in clock.overdue()[A]
+
+
+@pytest.mark.parametrize("slowest_s", [0.0, 0.05])
+@pytest.mark.parametrize(("doing", "limit_s"), [(Busy.LOADING, LOAD_S), (Busy.COMPILING, COMPILE_S)])
+def test_loading_and_compiling_have_limits_of_their_own(doing, limit_s, slowest_s):
+    clock = Clock().hear(beat(busy_s=limit_s * 0.99, doing=doing, slowest_s=slowest_s))
+    assert clock.overdue() == {}
+    clock.hear(beat(busy_s=limit_s * 1.01, doing=doing, slowest_s=slowest_s))
+    assert clock.overdue() == {A: f"stuck in step 3, {doing} for {limit_s * 1.01:.1f} s"}
+
+
+def test_a_limit_of_loading_that_is_less_than_that_of_computing_says_nothing():
+    clock = Clock()
+    clock.watch = pass_time(Watch(limit_s=LIMIT_S, load_s=0.1), clock.members, clock.now)
+    assert clock.hear(beat(busy_s=LIMIT_S * 0.99, doing=Busy.LOADING)).overdue() == {}
+    assert clock.hear(beat(busy_s=LIMIT_S * 1.01, doing=Busy.LOADING)).overdue().keys() == {A}
+
+
+def test_who_loads_and_falls_silent_is_lost_as_fast_as_ever():
+    clock = Clock().hear(beat(busy_s=1.0, doing=Busy.LOADING)).wait(LIMIT_S + 0.2)
+    assert clock.overdue(owners=((A,),)) == {A: "no sign of life for 2.2 s"}
+
+
+def test_one_that_is_stuck_while_the_other_owners_wait_is_lost_as_fast_as_ever():
+    clock = Clock(A, B).wait(1.8, lambda passed: [beat(A, busy_s=passed), beat(B)])
+    assert clock.overdue(owners=BOTH) == {}
+    clock.wait(0.4, lambda passed: [beat(A, busy_s=1.8 + passed), beat(B, busy_s=0.1)])
+    assert clock.overdue(owners=BOTH) == {A: "stuck in step 3 for 2.2 s"}
+    assert clock.needed(BOTH) == {}
+
+
+def test_nobody_is_lost_for_being_stuck_when_all_owners_of_a_layer_are():
+    """B began its operation somewhat later, and could not take over either."""
+    clock = Clock(A, B).wait(3.0, lambda passed: [beat(A, busy_s=passed), beat(B, busy_s=max(0.0, passed - 0.8))])
+    assert clock.overdue(owners=BOTH) == {}
+    assert clock.needed(BOTH) == {A: "computing in step 3 for 3.0 s", B: "computing in step 3 for 2.2 s"}
+    clock.wait(600.0, lambda passed: [beat(A, busy_s=3.0 + passed), beat(B, busy_s=2.2 + passed)])
+    assert clock.overdue(owners=BOTH) == {}
+    clock.wait(LIMIT_S - 0.2, lambda passed: [beat(A, busy_s=700.0), beat(B, moves=2)])
+    assert clock.overdue(owners=BOTH) == {}, "B has come back, and so may A any moment"
+    clock.wait(0.4, lambda passed: [beat(A, busy_s=700.0), beat(B, moves=3)])
+    assert clock.overdue(owners=BOTH).keys() == {A}, "B works again, and can do without A"
+
+
+def test_only_who_is_needed_is_kept():
+    """C has the second layer alone with B, which works; A has the first one by itself."""
+    c = WorkerId(1, 1)
+    clock = Clock(A, B, c).hear(beat(A, busy_s=3.0), beat(B), beat(c, busy_s=3.0))
+    owners = ((A,), (B, c))
+    assert clock.overdue(owners=owners) == {c: "stuck in step 3 for 3.0 s"}
+    assert clock.needed(owners).keys() == {A}
+
+
+def test_an_owner_that_was_not_heard_of_for_a_while_replaces_nobody():
+    clock = Clock(A, B).hear(beat(B)).wait(LIMIT_S * 0.7, lambda passed: [beat(A, busy_s=5.0)])
+    assert clock.overdue(owners=BOTH) == {}
+    clock.wait(LIMIT_S * 0.4, lambda passed: [beat(A, busy_s=6.0)])
+    assert clock.overdue(owners=BOTH).keys() == {B}, "the silent one, and nobody else"
+
+
+@pytest.mark.parametrize("doing", Busy)
+def test_slow_is_told_before_stuck(doing):
+    unusual = {Busy.COMPUTING: LIMIT_S / 2, Busy.LOADING: LIMIT_S, Busy.COMPILING: LIMIT_S}[doing]
+    clock = Clock().hear(beat(busy_s=unusual * 0.99, doing=doing))
+    assert clock.slow() == {}
+    clock.hear(beat(busy_s=unusual * 1.01, doing=doing))
+    assert clock.slow() == {A: f"{doing} in step 3 for {unusual * 1.01:.1f} s"}
+    assert clock.overdue() == {}
+    assert clock.hear(beat(busy_s=unusual * 1.01, doing=doing, slowest_s=1.0)).slow() == {}, "it is used to that"
+
+
+@pytest.mark.parametrize("doing", [Busy.LOADING, Busy.COMPILING])
+def test_a_first_one_that_takes_long_is_not_told_at_once(doing):
+    assert Clock().hear(beat(busy_s=3 * LIMIT_S, doing=doing, slowest_s=0.0)).slow() == {}
 
 
 def test_waiting_for_others_is_neither_silence_nor_being_stuck():

@@ -19,7 +19,8 @@ from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable, CorruptBlob, StorageError, StoreAway
-from holdfast.recovery.strategies import ClusterView, adaptive
+from holdfast.recovery.actions import ClusterView
+from holdfast.strategies.adaptive import adaptive
 
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
 LIMIT_S = 20.0

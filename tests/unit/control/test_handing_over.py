@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.control.injection import CoordinatorInjector
 from holdfast.control.membership import Handover, Improved, Phase, Tick
 from holdfast.control.membership.watching import SUSPICION_GRACE_S
 from holdfast.control.messages import CaughtUp, Hello, Install, Joined, Leaving, Remark, Suspect
@@ -12,6 +11,7 @@ from holdfast.core.builders import home_plan
 from holdfast.core.faults import Fault, Point
 from holdfast.core.ids import Batch
 from holdfast.core.placement import LayerRange, home_placement
+from holdfast.runtime.injection.coordinator import CoordinatorInjector
 from holdfast.telemetry.events import HandingOver, Notice, Reattached
 
 from .decided import DecidedJob

@@ -38,6 +38,7 @@ from holdfast.control.messages import (
     Left,
     NodeLost,
     Progress,
+    Remark,
     Resume,
     Save,
     Saved,
@@ -80,7 +81,7 @@ class Job(DecidedJob):
         return self.give(*told)
 
     def finished(self):
-        return self.give(*(Finished(worker=w, generation=self.state.generation) for w in self.state.alive))
+        return self.give(*(Finished(worker=w, generation=self.state.generation, step=STEPS) for w in self.state.alive))
 
     def saved(self, digests=None):
         digests = digests or {}
@@ -221,7 +222,7 @@ def test_resumes_once_every_state_is_known(forming):
     assert forming.told == []
     forming.status(0, [W11])
     assert forming.commands(Resume) == dict.fromkeys(PLAN.workers, Resume(generation=1, step=0))
-    assert forming.recorded == [Agreed(generation=1, step=0, recomputed_microbatches=0)]
+    assert forming.recorded == [Agreed(generation=1, step=0, recomputed_microbatches=0, recomputed_at_most=0)]
     assert forming.state.phase is Phase.RUNNING
 
 
@@ -314,7 +315,7 @@ def test_a_lost_worker_has_no_say(running):
     for event in (
         Status(worker=W10, generation=2, layer_steps=((0, 0),), executed=()),
         Suspect(worker=W10, generation=2, peer=None, detail="?"),
-        Finished(worker=W10, generation=2),
+        Finished(worker=W10, generation=2, step=STEPS),
         Saved(worker=W10, generation=2, digests=((0, "x"),)),
         StepDone(worker=W10, generation=2, step=1, loss=1.0, omitted=False),
     ):
@@ -379,9 +380,9 @@ def test_generations_counts_plans(running):
 
 
 def test_saves_when_all_have_finished(running):
-    running.give(*(Finished(worker=w, generation=1) for w in PLAN.workers[:-1]))
+    running.give(*(Finished(worker=w, generation=1, step=STEPS) for w in PLAN.workers[:-1]))
     assert running.told == []
-    running.give(Finished(worker=W11, generation=1))
+    running.give(Finished(worker=W11, generation=1, step=STEPS))
     assert running.commands(Save) == {
         W00: Save(generation=1, step=STEPS, layers=(0, 1), directory="out"),
         W01: Save(generation=1, step=STEPS, layers=(2,), directory="out"),
@@ -496,20 +497,35 @@ def test_addresses_are_passed_on_to_those_who_live(running):
 
 
 def test_work_of_the_interrupted_step_counts_as_recomputed(running):
-    """The dead worker's own share is what its last heartbeat told: two operations, of which one or two are forwards."""
-    beat = Heartbeat(worker=W10, generation=1, step=4, op=2)
-    forwards = sum(op.kind == "F" for op in PLAN.orders.of(W10)[:2])
-    running.give(beat, died(W10)).status(4, executed=((3, 50), (4, 5)))
-    assert running.recorded[-1] == Agreed(generation=2, step=4, recomputed_microbatches=3 * 5 + forwards * 2)
+    """The dead worker's own share is what its last heartbeat told, one operation; it may have run the other since."""
+    beat = Heartbeat(worker=W10, generation=1, step=4, op=1)
+    running.give(beat, died(W10)).status(4, executed=((3, 50), (4, 1)))
+    known = 3 * 1 + 2
+    assert running.recorded[-1] == Agreed(
+        generation=2, step=4, recomputed_microbatches=known, recomputed_at_most=known + 2
+    )
+
+
+def test_one_that_is_stuck_has_run_nothing_since_its_last_heartbeat(running):
+    beat = Heartbeat(worker=W10, generation=1, step=4, op=1, busy_s=9.0, slowest_s=0.1)
+    running.give(beat, died(W10)).status(4, executed=((4, 1),))
+    assert running.recorded[-1].recomputed_microbatches == running.recorded[-1].recomputed_at_most == 3 + 2
+
+
+def test_who_goes_back_over_whole_steps_runs_all_of_them_again(running):
+    """They had begun step 6: all 12 pairs of steps 4 and 5 are run again, though nobody tells of step 4."""
+    beat = Heartbeat(worker=W10, generation=1, step=6, op=0)
+    running.give(beat, died(W10)).status(4, executed=((5, 3), (6, 1)))
+    assert running.recorded[-1].recomputed_microbatches == 2 * 3 * 4 + 3
 
 
 def test_work_of_other_steps_is_not_recomputed(running):
-    running.give(Heartbeat(worker=W10, generation=1, step=3, op=2), died(W10)).status(4, executed=((3, 7), (5, 7)))
+    running.give(Heartbeat(worker=W10, generation=1, step=3, op=2), died(W10)).status(4, executed=((2, 7), (3, 7)))
     assert running.recorded[-1].recomputed_microbatches == 0
 
 
 def test_an_unknown_strategy_is_named():
-    with pytest.raises(ConfigError, match=r"resilience\.strategy: unknown 'hope'; known: auto, adaptive"):
+    with pytest.raises(ConfigError, match=r"resilience\.strategy: expected one of auto, adaptive, .*, got 'hope'"):
         Job(strategy="hope").give(*hellos()).give(died(W00))
 
 
@@ -685,9 +701,9 @@ def test_who_has_caught_up_can_save_a_layer_whose_other_owner_dies(entered):
 
 def test_the_job_ends_though_one_that_entered_has_no_state_yet(entered):
     """It has made no step by itself: only the others have something to save."""
-    entered.give(*(Finished(worker=w, generation=3) for w in (W00, W01)))
+    entered.give(*(Finished(worker=w, generation=3, step=STEPS) for w in (W00, W01)))
     assert entered.commands(Save) == {}
-    entered.give(Finished(worker=W11, generation=3))
+    entered.give(Finished(worker=W11, generation=3, step=STEPS))
     saves = entered.commands(Save)
     assert {layer for save in saves.values() for layer in save.layers} == {0, 1, 2}
     assert saves.get(W10, Save(generation=3, step=STEPS, layers=(), directory="out")).layers == ()
@@ -931,6 +947,56 @@ def test_a_silent_worker_is_told_that_it_is_out_and_is_fenced(steady):
     assert steady.commands(Expel) == {W11: Expel(reason="held for lost: no sign of life for 2.2 s")}
     assert steady.commands(Fence) == {None: Fence(worker=W11, pid=1)}
     assert steady.commands(Install).keys() == {W00, W01, W10}
+
+
+def hear(job, until, busy, start=10.0):
+    """Every fifth of a second all say what ``busy`` tells of them; returns who was told what of it."""
+    at, notices = start, []
+    while at < until:
+        job.give(*(beat for beat in beats(job) if beat.worker not in busy), now=at)
+        told = {"generation": job.state.generation, "step": 3, "op": 0, "moves": 5, "slowest_s": 0.1}
+        job.give(*(Heartbeat(worker=worker, busy_s=at - since, **told) for worker, since in busy.items()), now=at)
+        job.give(Tick(), now=at)
+        notices += [event for event in job.recorded if isinstance(event, Notice)]
+        remarks = list(job.commands(Remark).values())
+        assert [each.text for each in remarks] == [each.text for each in job.recorded if "waiting" in str(each)]
+        at += 0.2
+    return notices
+
+
+def test_one_that_is_stuck_is_given_up_and_was_told_to_be_slow_before(steady):
+    steady.give(Tick(), now=9.9)
+    assert hear(steady, 11.9, {W11: 9.9}) == [Notice(worker="1.1", text="is slow: computing in step 3 for 1.1 s")]
+    assert steady.state.roster.lost == frozenset()
+    hear(steady, 12.2, {W11: 9.9}, start=12.0)
+    assert steady.state.roster.lost == {W11}
+    assert steady.recorded[0] == Detected(worker="1.1", how="stuck in step 3 for 2.1 s", generation=1)
+
+
+def test_when_all_owners_of_a_layer_are_stuck_they_are_waited_for_and_that_is_told_once(steady):
+    steady.give(Tick(), now=9.9)
+    notices = hear(steady, 60.0, {W01: 9.9, W11: 10.3})
+    assert steady.state.roster.lost == frozenset()
+    assert [(each.worker, each.text.partition(":")[0]) for each in notices[:2]] == [
+        ("0.1", "is slow"),
+        ("1.1", "is slow"),
+    ]
+    assert [each.text for each in notices[2:3]] == [
+        "waiting for worker 0.1 (computing in step 3 for 2.1 s): nobody else holds all of its layers and surely works"
+    ]
+    assert [each.text.count("worker") for each in notices[3:]] == [2], "and once the other one is stuck, too"
+    assert steady.give(*beats(steady, moves=6), now=60.1).give(Tick(), now=60.2).recorded == []
+    assert len(hear(steady, 63.0, {W01: 60.2, W11: 60.2}, start=60.4)) == 3, "another time is told again"
+    assert steady.state.generation == 1
+
+
+def test_a_sole_owner_is_waited_for_however_long_it_is_busy(short):
+    """1.0 is lost already: nobody else holds the layers of 0.0."""
+    short.give(Tick(), now=9.9)
+    hear(short, 100.0, {W00: 9.9})
+    assert short.state.roster.lost == {W10}
+    hear(short, 103.0, {W00: 9.9, W11: 100.2}, start=100.2)
+    assert short.state.roster.lost == {W10, W11}
 
 
 def test_all_waiting_for_one_another_are_connected_anew(steady):

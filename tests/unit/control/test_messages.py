@@ -133,7 +133,7 @@ MESSAGES = [
     Heartbeat(worker=W, generation=1, step=2, op=3, moves=9, busy_s=0.5, slowest_s=0.25),
     StepDone(worker=W, generation=1, step=2, loss=0.1, omitted=False),
     StepDone(worker=W, generation=1, step=2, loss=None, omitted=False),
-    Finished(worker=W, generation=1),
+    Finished(worker=W, generation=1, step=3),
     Saved(worker=W, generation=1, digests=((3, "ab"), (4, "cd"))),
     ShardWritten(worker=W, generation=1, step=4, shard=SHARD),
     ShardFailed(worker=W, generation=1, step=4, detail="no space"),

@@ -201,7 +201,7 @@ def test_before_all_are_there_it_ends_at_once():
 
 def test_behind_the_last_step_it_is_done(job):
     job.give(Preempted(), StepDone(worker=W00, generation=1, step=STEPS - 1, loss=None, omitted=False))
-    job.give(*(Finished(worker=worker, generation=1) for worker in PLAN.workers))
+    job.give(*(Finished(worker=worker, generation=1, step=STEPS) for worker in PLAN.workers))
     assert job.state.phase is Phase.SAVING
     job.give(ShardFailed(worker=W00, generation=1, step=STEPS, detail="no space"), Settled(step=STEPS, url="u"))
     assert job.told(Ended) == []

@@ -108,12 +108,12 @@ def test_all_finished_while_it_was_away_so_they_save(restarted):
 def test_some_finished_while_it_was_away_and_the_rest_says_so_later(restarted):
     restarted.back(W00, W10, activity="finished", step=STEPS).back(W01, W11)
     assert restarted.commands(Save) == {}
-    restarted.give(*(Finished(worker=worker, generation=1) for worker in (W01, W11)))
+    restarted.give(*(Finished(worker=worker, generation=1, step=STEPS) for worker in (W01, W11)))
     assert set(restarted.commands(Save)) == set(PLAN.workers)
 
 
 def test_one_that_finishes_before_the_rest_is_back_is_not_forgotten(restarted):
-    restarted.back(W00).give(Finished(worker=W00, generation=1))
+    restarted.back(W00).give(Finished(worker=W00, generation=1, step=STEPS))
     restarted.back(W01, W10, W11, activity="finished", step=STEPS)
     assert set(restarted.commands(Save)) == set(PLAN.workers)
 
@@ -166,7 +166,7 @@ def test_one_that_went_away_again_is_awaited_again(restarted):
 
 
 def test_the_end_is_remembered_and_told_to_whoever_comes(running):
-    running.give(*(Finished(worker=worker, generation=1) for worker in PLAN.workers))
+    running.give(*(Finished(worker=worker, generation=1, step=STEPS) for worker in PLAN.workers))
     layers = PLAN.placement.layers_of
     saved = [Saved(worker=w, generation=1, digests=tuple((i, "same") for i in layers(w))) for w in PLAN.workers]
     ended = running.give(*saved).commands(Ended)[None]
@@ -189,7 +189,7 @@ def test_all_have_finished_but_one_that_comes_is_not_back_yet(running):
     """The job is saved once it is known who is there, not before."""
     running.give(*(Joined(worker=w, generation=1) for w in PLAN.workers)).give(died(W10)).statuses()
     running.give(Hello(worker=W10, pid=2)).restarted().back(W00, W01, W11, generation=2)
-    running.give(*(Finished(worker=worker, generation=2) for worker in (W00, W01, W11)))
+    running.give(*(Finished(worker=worker, generation=2, step=STEPS) for worker in (W00, W01, W11)))
     assert (running.state.phase, running.commands(Save)) == (Phase.REATTACHING, {})
     running.give(Tick(), now=60.0)
     assert running.commands(Save).keys() | running.commands(Install).keys() == {W00, W01, W11}
@@ -221,7 +221,7 @@ def test_what_was_on_its_way_to_a_worker_that_waits_may_be_lost_so_all_begin_ane
 
 
 def test_finishing_is_not_lost_with_a_connection(running):
-    running.give(*(Finished(worker=worker, generation=1) for worker in (W00, W01, W10)))
+    running.give(*(Finished(worker=worker, generation=1, step=STEPS) for worker in (W00, W01, W10)))
     running.give(Closed(worker=W11, pid=1)).back(W11, activity="finished", step=STEPS)
     assert set(running.commands(Save)) == set(PLAN.workers)
 

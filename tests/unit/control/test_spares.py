@@ -448,7 +448,7 @@ def test_the_place_of_one_that_raised_is_not_given_away_before_that_is_judged(sp
 @pytest.mark.parametrize("ending", ["done", "preempted", "program"])
 def test_it_is_told_to_end_as_everybody_is(spared, ending):
     if ending == "done":
-        spared.give(*(Finished(worker=w, generation=1) for w in PLAN.workers))
+        spared.give(*(Finished(worker=w, generation=1, step=STEPS) for w in PLAN.workers))
         spared.give(*(Saved(worker=w, generation=1, digests=()) for w in PLAN.workers))
     elif ending == "preempted":
         spared.state = replace(spared.state, phase=Phase.WAITING)

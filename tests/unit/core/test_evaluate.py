@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+from tests.plan_texts import op_of, orders_of
 
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import Span, activation_memory, evaluate
@@ -9,7 +10,6 @@ from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import home_placement, split_evenly
 from holdfast.core.profile import parse_costs, unit_costs
 from holdfast.core.routes import Routes
-from holdfast.core.schedule import Op, parse_orders
 from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import InvalidSchedule
 
@@ -17,7 +17,7 @@ PAIR = regular_plan(1, split_evenly(2, 2), 1)
 
 
 def with_orders(plan, text):
-    return dataclasses.replace(plan, orders=parse_orders(text, Batch((12, 12, 12))))
+    return dataclasses.replace(plan, orders=orders_of(text, Batch((12, 12, 12))))
 
 
 def times(timeline):
@@ -81,7 +81,7 @@ def test_memory_is_taken_at_the_start_of_f_and_given_back_at_the_ends():
     placement = home_placement([split_evenly(1, 1)])
     work = WorkCosts(placement, Routes(()), parse_costs(1, memory="5,2,3,99"))
     batch = Batch((3,))
-    row = tuple(Op.parse(text, batch) for text in ["F0.0", "F0.1", "I0.0", "F0.2", "W0.0", "B0.1", "I0.2", "W0.2"])
+    row = tuple(op_of(text, batch) for text in ["F0.0", "F0.1", "I0.0", "F0.2", "W0.0", "B0.1", "I0.2", "W0.2"])
     assert activation_memory(row, WorkerId(0, 0), work) == (5, 10, 10, 13, 13, 10, 5, 3)
 
 
@@ -93,7 +93,7 @@ def test_peak_memory_is_per_worker():
 
 def test_rows_are_found_by_worker():
     timeline = evaluate(PAIR, unit_costs(2))
-    assert timeline.of(WorkerId(0, 1))[0] == Span(WorkerId(0, 1), Op.parse("F0.0", Batch((2,))), 1, 2)
+    assert timeline.of(WorkerId(0, 1))[0] == Span(WorkerId(0, 1), op_of("F0.0", Batch((2,))), 1, 2)
     assert timeline.of(WorkerId(5, 5)) == ()
 
 

@@ -1,25 +1,22 @@
 import dataclasses
 
 import pytest
+from tests.plan_texts import instructions_of, orders_of, printed
 
 from holdfast.core.builders import adaptive_plan, home_plan, regular_plan
 from holdfast.core.ids import Batch, WorkerId, beside
-from holdfast.core.lower import (
+from holdfast.core.instructions import (
     Compute,
     Payload,
     Reduce,
     Reduction,
     Send,
-    format_instructions,
-    groups,
-    lower,
-    lower_worker,
-    parse_instructions,
 )
+from holdfast.core.lower import lower, lower_worker
 from holdfast.core.placement import LayerRange, Placement, home_placement, split_evenly
 from holdfast.core.plan import Plan, with_listeners
+from holdfast.core.program import groups
 from holdfast.core.routes import Route, Routes, Visit
-from holdfast.core.schedule import parse_orders
 from holdfast.core.shrink import shrunken_plan
 from holdfast.core.validate import validate
 from holdfast.errors import InvalidSchedule
@@ -27,12 +24,12 @@ from holdfast.errors import InvalidSchedule
 
 def text_of(plan, worker, **options):
     programs = {program.worker: program for program in lower(plan, **options)}
-    return format_instructions(programs[WorkerId.parse(worker)].instructions)
+    return printed(programs[WorkerId.parse(worker)].instructions)
 
 
 def with_row(plan, row):
     """The plan with the operations of one worker replaced, so that one line is lowered at a time."""
-    ((worker, ops),) = parse_orders(row, plan.routes.batch).rows
+    ((worker, ops),) = orders_of(row, plan.routes.batch).rows
     orders = dataclasses.replace(plan.orders, rows=tuple(sorted((dict(plan.orders.rows) | {worker: ops}).items())))
     return dataclasses.replace(plan, orders=orders)
 
@@ -141,7 +138,7 @@ def told(plan, worker, **options):
 
 def test_ties_reduce_after_the_layers_over_the_owners_of_any_of_them():
     programs = lower(regular_plan(2, split_evenly(4, 2), 1), ties=((0, 3), (0, 1)))
-    text = {str(program.worker): format_instructions(program.instructions) for program in programs}
+    text = {str(program.worker): printed(program.instructions) for program in programs}
     assert "SUM_L1 SUM_L0 SUM_L0+3 SUM_L0+1 RECV_VOTE" in text["1.0"]
     assert "SUM_L3 SUM_L2 SUM_L0+3 SEND_VOTE" in text["1.1"]
     tied = next(i.reduction for i in programs[0].instructions if str(i) == "REDUCE_L0+3")
@@ -162,7 +159,7 @@ def test_chains_that_add_no_worker_are_left_out():
     placement = Placement(num_layers=1, ranges=((worker, LayerRange(0, 1)), (WorkerId(0, 1), LayerRange(0, 1))))
     visits = [(Visit(WorkerId(0, stage), LayerRange(0, 1)),) for stage in range(2)]
     routes = Routes(tuple(Route(each, visits[each.pipeline % 2]) for each in Batch((1,) * 4).microbatches))
-    orders = parse_orders("0.0: F0.0 B0.0 F2.0 B2.0\n0.1: F1.0 F3.0", routes.batch)
+    orders = orders_of("0.0: F0.0 B0.0 F2.0 B2.0\n0.1: F1.0 F3.0", routes.batch)
     plan = Plan(placement=placement, routes=routes, orders=orders)
     assert "VOTE" not in text_of(plan, "0.0")
     tall = adaptive_plan(regular_plan(2, split_evenly(2, 2), 1), [WorkerId(1, 0), WorkerId(1, 1)])
@@ -172,7 +169,7 @@ def test_chains_that_add_no_worker_are_left_out():
 
 def test_where_nobody_computes_there_is_no_verdict():
     plan = regular_plan(1, split_evenly(2, 2), 1)
-    odd = Plan(placement=plan.placement, routes=Routes(()), orders=parse_orders("0.0:\n0.1:", Batch((1,))))
+    odd = Plan(placement=plan.placement, routes=Routes(()), orders=orders_of("0.0:\n0.1:", Batch((1,))))
     with pytest.raises(InvalidSchedule, match=r"worker 0\.0.*nobody computes"):
         lower(odd)
 
@@ -181,20 +178,20 @@ def test_where_nobody_computes_there_is_no_verdict():
 def test_a_listener_stands_before_the_first_worker_of_a_route(layers):
     plan = with_listeners(regular_plan(1, split_evenly(2, 2), 1), [(WorkerId(1, 1), layers)])
     programs = {str(p.worker): p for p in lower(plan)}
-    texts = {worker: format_instructions(program.instructions) for worker, program in programs.items()}
+    texts = {worker: printed(program.instructions) for worker, program in programs.items()}
     reduced = " ".join(f"{word}_L{layer}" for word in ("REDUCE", "SUM") for layer in reversed(layers.indices))
     contributes = reduced.partition(" SUM")[0]
     stepped = " ".join(f"STEP_L{layer}" for layer in layers.indices)
     assert texts["1.1"] == f"{reduced} RECV_VOTE1.2<0.0 SEND_VERDICT1.2>0.0 {stepped}"
     assert "RECV_VOTE0.0<0.1 RECV_VOTE1.2<0.1 SEND_VOTE1.2>1.1" in texts["0.0"]
-    assert format_instructions(programs["1.1"].riding) == f"SEND_VOTE1.2>0.0 RECV_VERDICT1.2<0.0 {contributes}"
+    assert printed(programs["1.1"].riding) == f"SEND_VOTE1.2>0.0 RECV_VERDICT1.2<0.0 {contributes}"
     validate(plan)
 
 
 def test_listeners_are_spread_over_the_routes():
     plan = regular_plan(2, split_evenly(2, 2), 1)
     plan = with_listeners(plan, [(WorkerId(2, stage), layers) for stage, layers in enumerate(split_evenly(2, 2))])
-    riding = {str(p.worker): format_instructions(p.riding) for p in lower(plan)}
+    riding = {str(p.worker): printed(p.riding) for p in lower(plan)}
     assert (riding["2.0"].split()[0], riding["2.1"].split()[0]) == ("SEND_VOTE2.1>0.0", "SEND_VOTE2.2>1.0")
     validate(plan)
 
@@ -246,28 +243,8 @@ def test_instructions_round_trip():
     plan = adaptive_plan(regular_plan(3, split_evenly(4, 4), 6), [WorkerId(1, 2)])
     for program in lower(plan, ties=((0, 3),)):
         reductions = {i.reduction for i in program.instructions if hasattr(i, "reduction")}
-        text = format_instructions(program.instructions)
-        assert parse_instructions(text, plan.routes.batch, reductions) == program.instructions
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "SEND_ACT1.5<1.3",
-        "RECV_ACT1.5>1.3",
-        "SEND_FOO1.5>1.3",
-        "SEND_ACT1.5",
-        "REDUCE_L9",
-        "SUM_L9",
-        "STEP_Lx",
-        "7",
-        "X1.0",
-    ],
-)
-def test_bad_instructions_are_refused(word):
-    with pytest.raises(InvalidSchedule, match=word.replace(".", r"\.")) as caught:
-        parse_instructions(f"F0.0 {word}", Batch((6, 6)), [Reduction((1,), (WorkerId(0, 0),))])
-    assert (caught.value.position, caught.value.op) == (1, word)
+        text = printed(program.instructions)
+        assert instructions_of(text, plan.routes.batch, reductions) == program.instructions
 
 
 def test_malformed_reductions_are_refused():
@@ -277,7 +254,7 @@ def test_malformed_reductions_are_refused():
 
 
 def riding(plan, worker):
-    return format_instructions(next(p for p in lower(plan) if p.worker == WorkerId.parse(worker)).riding)
+    return printed(next(p for p in lower(plan) if p.worker == WorkerId.parse(worker)).riding)
 
 
 def test_the_verdict_on_a_step_rides_on_the_first_micro_batch_of_the_next():

@@ -3,12 +3,12 @@ from collections import Counter
 
 import msgspec
 import pytest
+from tests.plan_texts import orders_of
 
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, Placement, split_evenly
 from holdfast.core.plan import Plan, with_followers
-from holdfast.core.schedule import parse_orders
 from holdfast.errors import ConfigError
 
 HEALTHY = regular_plan(3, split_evenly(9, 4), 6)
@@ -35,7 +35,7 @@ def test_the_digest_names_the_plan():
         adaptive_plan(HEALTHY, [WorkerId(1, 2)]),
         regular_plan(3, split_evenly(10, 4), 6),
         regular_plan(3, split_evenly(9, 4), 6, "gpipe"),
-        dataclasses.replace(HEALTHY, orders=parse_orders("0.0: F0.0", Batch((6, 6, 6)))),
+        dataclasses.replace(HEALTHY, orders=orders_of("0.0: F0.0", Batch((6, 6, 6)))),
     ]
     assert len({plan.digest() for plan in [*others, HEALTHY]}) == 5
 

@@ -73,7 +73,7 @@ UNLIKE = home_placement([split_evenly(6, 2), split_evenly(6, 3), split_evenly(6,
 
 def way(routes, name):
     """The visits of a micro-batch, as text."""
-    route = routes.of(routes.batch.parse(name))
+    route = routes.of(routes.batch.named(*map(int, name.split("."))))
     return " ".join(f"{visit.worker}[{visit.layers}]" for visit in route.visits)
 
 

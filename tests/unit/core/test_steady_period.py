@@ -3,13 +3,13 @@
 import dataclasses
 
 import pytest
+from tests.plan_texts import orders_of
 
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import evaluate, steady_period
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
-from holdfast.core.schedule import parse_orders
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.planner import Technique, make_plan
 
@@ -43,7 +43,7 @@ def test_one_stage_needs_no_pipeline():
 def test_tied_layers_wait_for_each_other():
     plan = regular_plan(1, split_evenly(2, 2), 2)
     rows = "0.0: F0.0 F0.1 B0.0 B0.1", "0.1: F0.0 I0.0 F0.1 I0.1 W0.0 W0.1"
-    plan = dataclasses.replace(plan, orders=parse_orders("\n".join(rows), Batch((2,))))
+    plan = dataclasses.replace(plan, orders=orders_of("\n".join(rows), Batch((2,))))
     costs = dataclasses.replace(unit_costs(2), weight=(1, 9), optimizer=(2, 0))
     assert steady_period(plan, costs, staggered=True) == 22, "the last stage is the slowest, and waits for nobody"
     assert steady_period(plan, costs, staggered=True, ties=((0, 1),)) == 25, "the first one's F waits for its gradient"

@@ -1,14 +1,16 @@
 import dataclasses
 
 import pytest
+from tests.plan_texts import instructions_of, orders_of
 
 from holdfast.core.builders import adaptive_plan, gpipe_orders, regular_plan
 from holdfast.core.ids import Batch, WorkerId
-from holdfast.core.lower import Reduction, lower, parse_instructions
+from holdfast.core.instructions import Reduction
+from holdfast.core.lower import lower
 from holdfast.core.placement import LayerRange, Placement, split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.core.routes import Route, Routes, Visit
-from holdfast.core.schedule import Orders, parse_orders
+from holdfast.core.schedule import Orders
 from holdfast.core.validate import dry_run, render_table, validate
 from holdfast.errors import InvalidSchedule
 
@@ -22,12 +24,12 @@ def refusal(plan, **options):
 
 
 def ordered(*rows):
-    return dataclasses.replace(PAIR, orders=parse_orders("\n".join(rows), Batch((2, 2, 4, 4))))
+    return dataclasses.replace(PAIR, orders=orders_of("\n".join(rows), Batch((2, 2, 4, 4))))
 
 
 def programs(*rows, reductions=()):
     split = [row.split(": ") for row in rows]
-    return {WorkerId.parse(name): parse_instructions(text, Batch((2, 2)), reductions) for name, text in split}
+    return {WorkerId.parse(name): instructions_of(text, Batch((2, 2)), reductions) for name, text in split}
 
 
 def test_good_plans_are_accepted():
@@ -130,7 +132,7 @@ def test_too_much_memory_is_refused_where_it_happens():
 
 
 def test_the_table_is_aligned_and_marked():
-    orders = parse_orders("0.0: F0.10 B0.10\n0.1: F0.1", Batch((11,)))
+    orders = orders_of("0.0: F0.10 B0.10\n0.1: F0.1", Batch((11,)))
     assert render_table(orders) == "0.0: F0.10 B0.10\n0.1: F0.1"
     assert render_table(orders, (WorkerId(0, 0), 0)).splitlines()[0] == "0.0: F0.10 <-- ERROR HERE B0.10"
     assert render_table(orders, (WorkerId(0, 1), 7)).splitlines()[1] == "0.1: F0.1  <-- ERROR HERE"

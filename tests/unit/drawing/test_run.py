@@ -22,7 +22,7 @@ def row(worker, modes, end, busy=()):
 
 
 ABSENT, ARRIVING, ENTERING, MEMBER, RECOVERING = Mode.ABSENT, Mode.ARRIVING, Mode.ENTERING, Mode.MEMBER, Mode.RECOVERING
-KILLED = {0: ABSENT, 1: ARRIVING, 3: MEMBER, 6: RECOVERING, 8: ABSENT, 11: ARRIVING, 12: ENTERING, 14: MEMBER}
+KILLED = {0: ABSENT, 1: ARRIVING, 3: MEMBER, 6: RECOVERING, 7: Mode.LOST, 11: ARRIVING, 12: ENTERING, 14: MEMBER}
 RUN = RunTimeline(
     duration=20,
     rows=(
@@ -55,10 +55,10 @@ PICTURE = """\
    seconds  |0  |2  |4  |6  |8  |10 |12 |14 |16 |18|20
 generation        |1        |2      |3      |4
        0.0    aaaa####xxxxxxxxxx--------------------
-       1.0    aaaa##----xxKx    J aaeeee------------
+       1.0    aaaa##----xxK.....J.aaeeee------------
       10.0      aaxxxxxxxxxxxxxx----------L-
             # computing  + computing less than half of the time  - waiting  x step given up, recovering
-            a there, not let in yet  e entering, computes nothing  (blank) absent
+            a there, not let in yet  e entering, computes nothing  . lost  (blank) absent
             K kill  J join  L leave"""
 
 
@@ -96,14 +96,25 @@ def test_the_svg_has_a_row_per_worker_with_a_bar_per_stretch(picture):
     rows = of_class(picture, "g", "row")
     assert [row.find(SVG + "text").text for row in rows] == ["0.0", "1.0", "10.0"]
     drawn = Counter(bar.get("class") for bar in rows[1].iter(SVG + "rect"))
-    assert drawn == {"arriving": 2, "member": 2, "recovering": 1, "entering": 1, "busy": 1}
+    assert drawn == {"arriving": 2, "member": 2, "recovering": 1, "lost": 1, "entering": 1, "busy": 1}
+
+
+def test_whoever_is_lost_is_red_from_then_on_and_nobody_else(picture):
+    (bar,) = of_class(picture, "rect", "lost")
+    width = 1200 - 68 - 20
+    assert bar in list(of_class(picture, "g", "row")[1].iter())
+    assert (float(bar.get("x")), float(bar.get("width"))) == pytest.approx(
+        (68 + width * 7 / 20, width * 4 / 20), abs=0.2
+    )
+    same = [each.get("class") for each in picture.iter(SVG + "rect") if each.get("fill") == bar.get("fill")]
+    assert same == [None, "lost"], "in the legend and here"
 
 
 def test_bars_are_in_proportion_to_time(picture):
     width = 1200 - 68 - 20
     (bar,) = of_class(of_class(picture, "g", "row")[1], "rect", "recovering")
     assert float(bar.get("x")) == pytest.approx(68 + width * 6 / 20, abs=0.1)
-    assert float(bar.get("width")) == pytest.approx(width * 2 / 20, abs=0.2)
+    assert float(bar.get("width")) == pytest.approx(width * 1 / 20, abs=0.2)
 
 
 def test_the_svg_has_lines_for_generations_and_discs_for_faults(picture):

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.drawing.step import step_to_svg
 from holdfast.errors import ConfigError
-from holdfast.telemetry.events import Agreed, Detected, StepOps
+from holdfast.telemetry.events import Agreed, Detected, FaultInjected, StepOps
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -43,6 +43,22 @@ def test_every_operation_is_a_box_and_what_came_after_the_loss_is_thick():
 def test_who_was_lost_and_how_all_went_on_is_told():
     told = words(step_to_svg(TIMED, 3))
     assert {"0.0", "0.1", "0.1 is found to be lost", "all go on with it", "since the loss"} <= set(told)
+
+
+@pytest.mark.parametrize("struck", [None, 1.4])
+def test_whoever_is_lost_is_red_from_the_fault_on(struck):
+    """From when it was found to be, where no fault was injected."""
+    fault = FaultInjected(worker="0.1", kind="kill", step=3, point="start", spec="kill:0.1@3")
+    timed = sorted([*TIMED, *([] if struck is None else [(struck, fault)])], key=lambda pair: pair[0])
+    picture = step_to_svg(timed, 3)
+    assert "lost" in words(picture)
+    (bar,) = [each for each in ET.fromstring(picture).iter(f"{SVG}rect") if each.get("class") == "lost"]
+    second = (1200 - 52 - 20) / (2.0 - 1.0)
+    since = struck or 1.5
+    assert float(bar.get("x")) == pytest.approx(52 + second * (since - 1.0), abs=0.2)
+    assert float(bar.get("width")) == pytest.approx(second * (2.0 - since), abs=0.2)
+    nobody = [each for each in TIMED if not isinstance(each[1], Detected)]
+    assert "lost" not in words(step_to_svg(nobody, 3))
 
 
 def test_of_a_step_that_was_run_again_it_is_told_that_what_came_before_is_given_up():

@@ -1,11 +1,14 @@
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load as decode_tensors
+from safetensors.torch import save as encode_tensors
 
 from holdfast.errors import ConfigError, CorruptBlob, MissingBlob
 from holdfast.optim.digest import (
@@ -45,6 +48,55 @@ def test_a_layer_goes_through_a_file(tmp_path: Path) -> None:
     assert found.optimizer["weight"]["calls"] == 2
     assert (found.step, found.layer, found.tied) == (3, 3, ("weight",))
     assert path.read_bytes() == encode_layer(state(3))
+
+
+def with_extra(text: str = "told {0}") -> LayerState:
+    tensors = (torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16), torch.tensor(True), torch.empty(0))
+    return replace(state(1), extra=text, extra_tensors=tensors)
+
+
+def test_a_layer_file_is_what_safetensors_makes_of_it_though_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode_layer(with_extra())
+    size = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+    assert data == encode_tensors(decode_tensors(data), metadata=metadata)
+    monkeypatch.setattr("holdfast.optim.digest._PIECE_BYTES", 5)
+    assert encode_layer(with_extra()) == data
+
+
+def test_whatever_else_belongs_to_the_state_goes_along_however_large_it_is(tmp_path: Path) -> None:
+    large = with_extra("\u00e4" * (51 << 20))  # a safetensors header ends at 100 MB
+    for found in (decode_layer(encode_layer(large)), large.clone()):
+        assert found.extra == large.extra
+        assert [(each.dtype, each.shape, each.tolist()) for each in found.extra_tensors] == [
+            (each.dtype, each.shape, each.tolist()) for each in large.extra_tensors
+        ]
+    save_layer(layer_file(tmp_path, 1), with_extra())
+    assert layer_sha256(load_layer(layer_file(tmp_path, 1))) == layer_sha256(with_extra())
+
+
+def test_what_else_belongs_to_the_state_is_hashed_as_stated() -> None:
+    digest = hashlib.sha256(b"1:3")
+    plain = layer_sha256(state(1))
+    for part in (state(1).parameters["weight"], state(1).parameters["bias"]):
+        digest.update(part.numpy().tobytes())
+    for name, value in state(1).buffers.items():
+        digest.update(name.encode() + b"\0" + value.numpy().tobytes())
+    for key, entry in sorted(state(1).optimizer["weight"].items()):
+        digest.update(f"weight.{key}\0".encode())
+        digest.update(entry.numpy().tobytes() if isinstance(entry, torch.Tensor) else repr(entry).encode())
+    assert digest.hexdigest() == plain, "without any, as ever"
+    digest.update(b"extra\0told {0}")
+    digest.update(b"extra.0\0torch.bfloat16 (1, 2)\0" + bytes.fromhex("c03f00c0"))
+    digest.update(b"extra.1\0torch.bool ()\0\x01extra.2\0torch.float32 (0,)\0")
+    assert layer_sha256(with_extra()) == digest.hexdigest()
+
+
+def test_the_extra_of_an_older_file_is_read() -> None:
+    head = {"layer": 0, "step": 1, "parameters": [], "buffers": [], "optimizer": {}, "numbers": {}, "tied": []}
+    metadata = {"holdfast-layer-1": json.dumps({**head, "extra": "told"})}
+    found = decode_layer(encode_tensors({"unused": torch.ones(1)}, metadata=metadata))
+    assert (found.extra, found.extra_tensors) == ("told", ())
 
 
 def test_a_layer_file_survives_a_power_cut(tmp_path: Path, power_cuts: Any) -> None:

@@ -12,8 +12,8 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError
-from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.engine.build import build_stage, probe
+from holdfast.settings.planning import healthy_plan
 
 JOB = {
     "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8, "dropout": 0.1},

@@ -12,8 +12,8 @@ from holdfast.core.profile import GpuProfile, LayerProfile, Link, Profile
 from holdfast.core.schedule import OpKind
 from holdfast.core.slots import slots_of
 from holdfast.errors import ConfigError
-from holdfast.planning.jobs import healthy_plan, profile_of, shapes_of, stages_of, terms_of, tolerated
 from holdfast.planning.planner import Technique
+from holdfast.settings.planning import healthy_plan, profile_of, shapes_of, stages_of, terms_of, tolerated
 
 
 def job(*overrides, grid=None):

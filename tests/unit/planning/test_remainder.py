@@ -9,11 +9,12 @@ import pytest
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, lower
+from holdfast.core.instructions import Payload
+from holdfast.core.lower import lower_step
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.profile import unit_costs
 from holdfast.core.progress import Logged, Part, Progress
-from holdfast.core.remainder import lower_remainder, validate_remainder
+from holdfast.core.proof import prove_steps
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError, InvalidSchedule
 from holdfast.planning.remainder import logged_bytes, plan_remainder, progress_at
@@ -33,8 +34,8 @@ def remainder_at(share):
 def test_what_is_left_of_a_step_that_has_not_begun_is_the_step():
     rest = remainder_at(0.0)
     assert rest.lasts == evaluate(LEFT, COSTS).makespan
-    assert [row.worker for row in rest.rows] == list(LEFT.workers)
-    ops = {row.worker: {piece.op for piece in row.pieces} for row in rest.rows}
+    assert [row.worker for row in rest.steps] == list(LEFT.workers)
+    ops = {row.worker: {piece.op for piece in row.pieces} for row in rest.steps}
     assert ops == {worker: set(row) for worker, row in LEFT.orders.rows}
     assert (rest.redone, rest.regenerated, rest.standing) == ((), (), ())
 
@@ -56,14 +57,14 @@ def test_at_the_end_the_share_of_the_lost_is_left_and_its_peers_divide_it():
     rest = remainder_at(1.0)
     share = [microbatch.number for microbatch in PLAN.routes.through(LOST)]
     assert rest.redone == tuple((layer, number) for layer in (4, 5) for number in share)
-    busy = {row.worker for row in rest.rows if row.pieces}
+    busy = {row.worker for row in rest.steps if row.pieces}
     assert busy == {WorkerId(0, 2), WorkerId(2, 2)}
     assert rest.lasts == 3 * 2 * 3, "three micro-batches of F and B over two layers"
-    sent = {(row.worker, each.payload) for row in rest.rows for each in row.resent}
+    sent = {(row.worker, each.payload) for row in rest.steps for each in row.resent}
     assert sent == {(WorkerId(1, 1), Payload.ACTIVATION), (WorkerId(1, 3), Payload.GRADIENT)}
 
 
-def test_an_excerpt_has_one_row_and_all_sums_that_stand():
+def test_what_one_worker_does_has_its_row_and_no_sum_that_stands():
     progress = progress_at(PLAN, COSTS, STEP_S, 5, {LOST})
     done = progress[WorkerId(0, 0)]
     counted = tuple(each for each in done.counted if each[0] != 1)
@@ -75,11 +76,16 @@ def test_an_excerpt_has_one_row_and_all_sums_that_stand():
         WorkerId(0, 0),
         (WorkerId(1, 0), WorkerId(2, 0)),
     )
-    excerpt = rest.excerpt(WorkerId(1, 0))
-    assert excerpt.rows == (rest.row(WorkerId(1, 0)),)
-    assert excerpt.standing == rest.standing
-    (program,) = [each for each in lower(LEFT) if each.worker == WorkerId(1, 0)]
-    lowered = lower_remainder(excerpt, program, 8)
+    step = rest.of(WorkerId(1, 0))
+    assert (step.worker, step.standing, step.updates) == (
+        WorkerId(1, 0),
+        rest.standing,
+        LEFT.placement.layers_of(step.worker),
+    )
+    assert step.goes_on
+    assert rest.of(LOST) is None
+    assert {each.divisor for each in step.sums} == {18}
+    lowered = lower_step(step)
     assert [str(each) for each in lowered.operations if "SUM" in str(each)] == ["RECV_SUM0.1<0.0"]
     assert [each.layers for each in lowered.reductions] == [(0,)]
 
@@ -111,35 +117,37 @@ def test_reports_that_contradict_each_other_are_refused_or_made_up_for(change, r
         assert not any(layer in (2, 3) for layer, _ in again), "a pass of what is counted is not gone over"
 
 
+def lowered(rest):
+    return [lower_step(each) for each in rest.steps]
+
+
 def test_what_is_not_proved_is_refused():
     progress = progress_at(PLAN, COSTS, STEP_S, 5, {LOST})
     rest = plan_remainder(LEFT, progress, costs=COSTS)
-    programs = [lower_remainder(rest, each, 8) for each in lower(LEFT)]
-    validate_remainder(rest, programs, progress, NUMBERS)
-    nobody = [dataclasses.replace(row, resent=()) for row in rest.rows]
-    lacking = dataclasses.replace(rest, rows=tuple(nobody))
+    prove_steps(lowered(rest), progress)
+    nobody = [dataclasses.replace(row, resent=()) for row in rest.steps]
+    lacking = dataclasses.replace(rest, steps=tuple(nobody))
     with pytest.raises(InvalidSchedule, match="wait for one another"):
-        validate_remainder(lacking, [lower_remainder(lacking, each, 8) for each in lower(LEFT)], progress, NUMBERS)
+        prove_steps(lowered(lacking), progress)
     silent = {worker: dataclasses.replace(each, logged=()) for worker, each in progress.items()}
     with pytest.raises(InvalidSchedule, match="is not in the log"):
-        validate_remainder(rest, programs, silent, NUMBERS)
+        prove_steps(lowered(rest), silent)
     forgetful = {worker: dataclasses.replace(each, counted=()) for worker, each in progress.items()}
     with pytest.raises(InvalidSchedule, match="counts 0 times for layer"):
-        validate_remainder(rest, programs, forgetful, NUMBERS)
+        prove_steps(lowered(rest), forgetful)
 
 
 def test_no_more_is_gone_back_over_than_was_run_forward():
     progress = progress_at(PLAN, COSTS, STEP_S, 5, {LOST})
     rest = plan_remainder(LEFT, progress, costs=COSTS)
-    row = next(row for row in rest.rows if any(piece.op.kind is OpKind.B for piece in row.pieces))
+    row = next(row for row in rest.steps if any(piece.op.kind is OpKind.B for piece in row.pieces))
     at = next(at for at, piece in enumerate(row.pieces) if piece.op.kind is OpKind.B)
     assert row.pieces[at].layers == LayerRange(4, 6)
     other = dataclasses.replace(row.pieces[at], layers=LayerRange(3, 6))
     wrong = dataclasses.replace(row, pieces=(*row.pieces[:at], other, *row.pieces[at + 1 :]))
-    forged = dataclasses.replace(rest, rows=tuple(wrong if each is row else each for each in rest.rows))
-    programs = [lower_remainder(forged, each, 8) for each in lower(LEFT)]
+    forged = dataclasses.replace(rest, steps=tuple(wrong if each is row else each for each in rest.steps))
     with pytest.raises(InvalidSchedule, match="of which there is nothing to go back over"):
-        validate_remainder(forged, programs, progress, NUMBERS)
+        prove_steps(lowered(forged), progress)
 
 
 def test_a_message_that_nobody_has_is_made_again_from_the_nearest_one():
@@ -151,9 +159,9 @@ def test_a_message_that_nobody_has_is_made_again_from_the_nearest_one():
     rest = plan_remainder(LEFT, progress, costs=COSTS)
     share = [microbatch.number for microbatch in PLAN.routes.through(LOST)]
     assert set(rest.regenerated) == {(layer, number) for layer in (2, 3) for number in share}
-    again = [piece for row in rest.rows for piece in row.pieces if not piece.adds]
+    again = [piece for row in rest.steps for piece in row.pieces if not piece.adds]
     assert {piece.op.kind for piece in again} == {OpKind.F}
-    assert {row.worker for row in rest.rows for piece in row.pieces if not piece.adds} == {WorkerId(1, 1)}
+    assert {row.worker for row in rest.steps for piece in row.pieces if not piece.adds} == {WorkerId(1, 1)}
 
 
 def test_what_a_worker_keeps_is_what_it_hands_on():

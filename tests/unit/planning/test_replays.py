@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Compute, Payload, Recall, Reduce
+from holdfast.core.instructions import Compute, Payload, Recall, Reduce
+from holdfast.core.lower import lower_step
 from holdfast.core.placement import group_into_nodes, split_evenly
-from holdfast.core.replay import lower_replay, wanted
+from holdfast.core.replay import replayed_step
 from holdfast.core.takeover import takeover_plan
 from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan
@@ -60,25 +61,28 @@ def test_a_group_of_nodes_is_replayed_together_and_nothing_is_logged_within():
     assert replay.workers == (WorkerId(0, 2),)
 
 
-def test_each_micro_batch_counts_once_and_the_sums_come_last():
+def test_each_micro_batch_counts_once_and_each_layer_is_summed_as_soon_as_it_is_complete():
     plan = pipeline()
     lost = {WorkerId(0, 2)}
     (replay,) = plan_replays(
         plan.placement, held(plan, lost), plan.routes.microbatches, {2, 4, 6, 8, 10}, helpers=1, start=0, stop=3
     )
     assert replay.workers == (WorkerId(0, 0), WorkerId(0, 2))
-    programs = [lower_replay(replay, worker, 12) for worker in replay.workers]
+    programs = [lower_step(replayed_step(replay, worker, 12)) for worker in replay.workers]
     ran = [
-        each.op.microbatch.number for program in programs for each in program.operations if isinstance(each, Compute)
+        each.op.microbatch.number
+        for program in programs
+        for each in program.operations
+        if isinstance(each, Compute) and each.last
     ]
     assert sorted(ran) == [0, 0, 1, 1, 2, 2, 3, 3], "forward and backward"
     for program, worker in zip(programs, replay.workers, strict=True):
+        assert [type(each) for each in program.operations[-4:]] == [Compute, Reduce, Compute, Reduce]
         sums = [each for each in program.operations if isinstance(each, Reduce)]
-        assert program.operations[-2:] == tuple(sums)
         assert [each.reduction.layers for each in sums] == [(5,), (4,)]
         recalled = {(e.payload, e.boundary) for e in program.operations if isinstance(e, Recall)}
         assert recalled == {(Payload.ACTIVATION, 4), (Payload.GRADIENT, 6)}
-        assert {number for _, _, number in wanted(lower_replay(replay, worker, 12))} == {
+        assert {number for _, _, number in lower_step(replayed_step(replay, worker, 12)).recalled} == {
             m.number for m in replay.share(worker)
         }
 
@@ -89,10 +93,10 @@ def test_a_weight_tied_to_layers_that_live_is_taken_from_logs():
     (replay,) = plan_replays(
         plan.placement, held(plan, lost), plan.routes.microbatches, {2, 4, 6, 8, 10}, start=0, stop=3
     )
-    with_twin = lower_replay(replay, WorkerId(0, 0), 12, ((0, 11),))
-    assert (Payload.SUM, 0, 0) in wanted(with_twin)
+    with_twin = lower_step(replayed_step(replay, WorkerId(0, 0), 12, ((0, 11),)))
+    assert (Payload.SUM, 0, 0) in with_twin.recalled
     assert (0, 11) not in [each.layers for each in with_twin.reductions]
-    within = lower_replay(replay, WorkerId(0, 0), 12, ((0, 1),))
+    within = lower_step(replayed_step(replay, WorkerId(0, 0), 12, ((0, 1),)))
     assert (0, 1) in [each.layers for each in within.reductions]
 
 

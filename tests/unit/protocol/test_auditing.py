@@ -10,7 +10,8 @@ import pytest
 from holdfast.control.messages import Audits
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId, beside
-from holdfast.core.lower import Compute, Payload, Reduce, Send, lower
+from holdfast.core.instructions import Compute, Payload, Reduce, Send
+from holdfast.core.lower import lower, lower_step
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.profile import unit_costs
@@ -48,14 +49,7 @@ def test_an_audited_step_ends_and_its_programs_have_the_same_operations(plan: Pl
         told = Audits(disputed=seed if seed % 2 else None)
         audit = audit_of(Sampling(seed=seed, every=1), seed, plan, told, 3, list)
         assert audit is not None
-        amended = [
-            replace(
-                program,
-                operations=audit.amend(program.worker, program.operations),
-                riding=audit.amend(program.worker, program.riding),
-            )
-            for program in programs
-        ]
+        amended = [lower_step(replace(program.step, audit=audit.plan)) for program in programs]
         assert dry_run({program.worker: program.instructions for program in amended}) is None
         assert dry_run({program.worker: program.closing for program in amended}) is None
         for before, after in zip(programs, amended, strict=True):
@@ -76,7 +70,7 @@ def check_amended(plan: Plan, audit: StepAudit, worker: WorkerId, before: tuple,
         behind = after[after.index(added[0]) + 1 :]
         assert all(isinstance(each, Reduce) for each in behind)
         assert behind[0].reduction.layers == (audit.sample.layer,)
-        assert set(added) <= set(audit_messages(plan.placement, worker).operations)
+        assert set(added) <= set(audit_messages(plan.placement, worker))
     else:
         assert after == before
 

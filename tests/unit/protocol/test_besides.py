@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.core.faults import Point
 from holdfast.core.ids import Batch, WorkerId
-from holdfast.core.lower import Reduction
+from holdfast.core.instructions import Reduction
 from holdfast.core.schedule import Op, OpKind
 from holdfast.protocol.besides import Besides, add_span, resident_bytes
 from holdfast.protocol.executor import Committed, FinishReduce, Reach

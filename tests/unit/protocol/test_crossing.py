@@ -6,7 +6,8 @@ import pytest
 
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, lower
+from holdfast.core.instructions import Payload
+from holdfast.core.lower import lower
 from holdfast.core.placement import split_evenly
 from holdfast.protocol.crossing import Crossing
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.core.work import Busy
 from holdfast.protocol.pace import Pace
 
 EXCUSED_S = 30.0
@@ -92,3 +93,57 @@ def test_while_an_engine_is_built_nothing_counts_as_usual(pace):
     pace.warm_up()
     pace.compute()
     assert not pace.warm, "the first operation on other layers"
+
+
+def test_what_an_operation_loads_is_no_computing(clocks, pace):
+    pace.move(waiting=False)
+    clocks.spend(0.02)
+    with pace.loading:
+        clocks.spend(7.0)
+        assert pace.busy() == (Busy.LOADING, pytest.approx(7.0), 0.0)
+    clocks.spend(0.03)
+    assert pace.busy() == (Busy.COMPUTING, pytest.approx(0.03), pytest.approx(0.02))
+    pace.move(waiting=True)
+    assert pace.slowest_s == pytest.approx(0.03)
+    pace.move(waiting=False)
+    with pace.loading:
+        assert pace.busy() == (Busy.LOADING, pytest.approx(0.0, abs=1e-5), pytest.approx(7.0))
+    pace.warm_up()
+    with pace.loading:
+        assert pace.busy()[2] == pytest.approx(0.0), "what came in the first step does not count"
+
+
+def test_loading_that_raises_is_over(clocks, pace):
+    pace.move(waiting=False)
+    with pytest.raises(OSError, match="away"), pace.loading:
+        raise OSError("away")
+    assert pace.busy()[0] is Busy.COMPUTING
+
+
+def test_what_a_script_does_while_we_wait_is_none_of_our_work(clocks, pace):
+    """A script that compiles something outside of its loop."""
+    pace.move(waiting=True)
+    pace.turn_to(Busy.COMPILING)
+    clocks.spend(50.0)
+    assert pace.busy_s() == 0.0
+    pace.move(waiting=False)
+    clocks.spend(0.01)
+    assert pace.busy() == (Busy.COMPUTING, pytest.approx(0.01), 0.0)
+
+
+def test_a_part_ends_with_its_operation(clocks, pace):
+    pace.move(waiting=False)
+    pace.turn_to(Busy.COMPILING)
+    clocks.spend(4.0)
+    pace.move(waiting=False)
+    clocks.spend(0.01)
+    assert pace.busy() == (Busy.COMPUTING, pytest.approx(0.01), 0.0)
+
+
+def test_where_nobody_tells_of_compiling_the_first_operations_are_it(clocks, pace):
+    pace.compiles_unseen = True
+    pace.move(waiting=False)
+    clocks.spend(50.0)
+    assert pace.busy()[0] is Busy.COMPILING
+    pace.warm_up()
+    assert pace.busy()[0] is Busy.COMPUTING

@@ -25,13 +25,14 @@ from holdfast.control.messages import (
 from holdfast.core.builders import gpipe_orders, regular_plan
 from holdfast.core.faults import Point
 from holdfast.core.ids import Batch
-from holdfast.core.lower import Compute, Payload, Reduce, lower
+from holdfast.core.instructions import Compute, Payload, Reduce
+from holdfast.core.lower import lower
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.slots import renamed
-from holdfast.errors import CommTimeout, CorruptBlob, InternalError, LedgerError, PeerLost, StaleGeneration
+from holdfast.errors import CorruptBlob, InternalError, LedgerError, PeerLost, StaleGeneration
 from holdfast.protocol.effects import (
     Attach,
     Boundary,
@@ -62,8 +63,8 @@ from holdfast.protocol.executor import (
 )
 from holdfast.protocol.worker import WorkerProtocol
 from holdfast.recovery.actions import ClusterView
-from holdfast.recovery.strategies import at_boundary
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
+from holdfast.strategies.answers import at_boundary
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
@@ -273,8 +274,8 @@ def test_any_effect_can_lose_a_peer(tmp_path):
         assert digests(driver) == digests(healthy)
 
 
-@pytest.mark.parametrize("error", [PeerLost("", 1), CommTimeout("too long")])
-def test_a_suspicion_of_nobody_in_particular(tmp_path, error):
+def test_a_suspicion_of_nobody_in_particular(tmp_path):
+    error = PeerLost("", 1)
     driver = Driver(LAST, tmp_path, {11: error}).run()
     (suspect,) = [m for m in driver.reports if isinstance(m, Suspect)]
     assert (suspect.peer, suspect.detail) == (None, str(error))
@@ -376,6 +377,21 @@ def program_with(*, without=(), twice=()):
     again = [Compute(Op(kind, each), LayerRange(0, 2)) for each in named for kind in (OpKind.F, OpKind.B)]
     at = sum(isinstance(i, Compute) for i in kept)
     return (*kept[:at], *again, *kept[at:])
+
+
+def test_a_step_that_is_interrupted_before_its_start_has_not_started():
+    (worker,), (program,) = ALONE.workers, lower(ALONE)
+    execution = Execution(program=program, stage=stage_of(worker, ALONE), step=0)
+    steps = execution.run()
+    assert next(steps) == Reach(Point.START, 0)
+    with pytest.raises(StaleGeneration):
+        steps.throw(StaleGeneration(1))
+    assert not execution.started, "what goes on with it comes to its start"
+    execution = Execution(program=program, stage=stage_of(worker, ALONE), step=0)
+    steps = execution.run()
+    next(steps)
+    steps.send(None)
+    assert execution.started
 
 
 def test_the_honest_program_runs():

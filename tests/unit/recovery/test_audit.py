@@ -9,9 +9,12 @@ from collections import Counter
 import numpy
 import pytest
 import torch
+from tests.detection import detection_rate
 from torch import nn
 
+from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError
 from holdfast.optim.digest import tensors_sha256
 from holdfast.recovery import audit
@@ -19,9 +22,9 @@ from holdfast.recovery.audit import (
     Claim,
     Finding,
     Sample,
+    Sampling,
     Strikes,
     audits_weights,
-    detection_rate,
     judge,
     other_owners,
     sample,
@@ -140,15 +143,6 @@ def test_the_rate_is_that_of_what_is_sampled(share, every, steps):
 
     rate = sum(map(caught, range(seeds))) / seeds
     assert rate == pytest.approx(detection_rate(share, every, steps), abs=4 * (0.25 / seeds) ** 0.5)
-
-
-def test_rates_at_their_ends():
-    assert detection_rate(0.0, 5, 10_000) == 0
-    assert detection_rate(1.0, 5, 5) == 1
-    assert detection_rate(0.5, 5, 0) == 0
-    for share, every, steps in ((1.1, 1, 1), (-0.1, 1, 1), (0.5, 0, 1), (0.5, 1, -1)):
-        with pytest.raises(ConfigError, match="is impossible"):
-            detection_rate(share, every, steps)
 
 
 class Numpy(nn.Module):
@@ -270,3 +264,12 @@ def test_whoever_is_sound_is_never_blamed(owners):
 
 def test_examples_in_docstrings():
     assert doctest.testmod(audit).failed == 0
+
+
+def test_of_a_loop_one_item_is_run_twice_in_the_step_before_weights_are_compared():
+    sampling, plan = Sampling(seed=3, every=5, layers=False), regular_plan(2, split_evenly(4, 1), 3)
+    found = {step: sampling.item(step, plan) for step in range(500)}
+    assert {step for step, item in found.items() if item is not None} == {s for s in range(500) if audits_weights(s, 5)}
+    assert set(found.values()) == {None, *range(6)}
+    assert all(sampling.of(step, plan) is None for step in range(500)), "no sample of a layer"
+    assert all(Sampling(seed=3, every=5).item(step, plan) is None for step in range(500))

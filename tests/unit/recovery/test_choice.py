@@ -20,7 +20,6 @@ from holdfast.recovery.choice import (
     Circumstances,
     Sizes,
     Way,
-    bubble_share,
     choose,
     circumstances_of,
     crossing_bytes,
@@ -67,7 +66,7 @@ def of_paper(name, groups=16):
         crossing_bytes=(groups - 1) * boundary,
         state_bytes=FLOAT * facts["parameters"] * (1 + facts["moments"]),
         copy_s=boundary / 2 / BANDWIDTH,
-        bubble_s=bubble_share(STAGES, facts["microbatches"]) * facts["step_s"],
+        bubble_s=(STAGES - 1) / (facts["microbatches"] + STAGES - 1) * facts["step_s"],
     )
 
 
@@ -231,15 +230,13 @@ def test_impossible_nodes_and_bandwidths():
         found_for(plan, 1, bandwidth=0)
     with pytest.raises(ConfigError, match=r"worker 0\.0 is on no node"):
         circumstances_of(plan, (), profile_of(), bandwidth=1.0)
-    with pytest.raises(ConfigError, match="0 stages with 3 micro-batches are impossible"):
-        bubble_share(0, 3)
 
 
 @pytest.mark.parametrize("microbatches", [4, 12])
 def test_bubbles_of_1f1b_are_those_of_the_formula(microbatches):
     stages, busy = 4, 6.0 * microbatches
     found = found_for(grid(pipelines=1, stages=stages, microbatches=microbatches), 1)
-    share = bubble_share(stages, microbatches)
+    share = (stages - 1) / (microbatches + stages - 1)  # SWIFT, section 2.1
     assert found.bubble_s == pytest.approx(share / (1 - share) * busy)
 
 

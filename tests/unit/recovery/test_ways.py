@@ -9,9 +9,9 @@ import pytest
 
 from holdfast import parse_job
 from holdfast.core.profile import uniform_profile
-from holdfast.planning.jobs import healthy_plan
 from holdfast.recovery.choice import Sizes, Way
-from holdfast.recovery.ways import decided
+from holdfast.settings.planning import healthy_plan
+from holdfast.settings.ways import decided
 
 LAYERS, SIZE, STATE = 4, 1000, 5000
 JOB = {
@@ -127,7 +127,6 @@ def test_checkpoints_where_logs_are_not_worth_it_unless_somebody_wants_them(over
     [
         (("logging.use=off",), Way.CHECKPOINT, "logging.use: off"),
         (("checkpoint.every=0",), Way.STOP, "no checkpoints are made, checkpoint.every: 0"),
-        (("control.data_plane=gloo",), Way.CHECKPOINT, "logs need control.data_plane: links"),
         (("resilience.strategy=templates",), Way.CHECKPOINT, "logs need resilience.strategy: auto or adaptive"),
         (("resilience.strategy=checkfreq", WAITS), Way.CHECKPOINT, "resilience.strategy: checkfreq"),
         (
@@ -166,7 +165,6 @@ def test_who_restarts_from_checkpoints_does_so_in_spite_of_replicas():
     ("override", "why"),
     [
         ("resilience.step_log=false", "resilience.step_log: false"),
-        ("control.data_plane=gloo", "control.data_plane: gloo"),
         ("resilience.strategy=checkpoint-restart", "resilience.strategy: checkpoint-restart"),
     ],
 )

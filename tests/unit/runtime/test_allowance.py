@@ -4,7 +4,8 @@ import pytest
 
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Send, lower
+from holdfast.core.instructions import Send
+from holdfast.core.lower import lower
 from holdfast.core.placement import split_evenly
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.runtime.transport.links.allowance import Allowance

@@ -97,6 +97,20 @@ def test_all_are_ended_though_their_server_is_stopped(children):
     await_end()
 
 
+def test_a_server_is_found_wherever_temporary_files_are(children, tmp_path, monkeypatch):
+    """The name of a socket may have 107 bytes; that of a folder, thousands."""
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    SERVER.kill()
+    await_end()
+    child = children.start(time.sleep, 0, name="child")
+    children.attend(child)
+    assert child.ended.wait(LIMIT_S)
+    assert child.status == 0
+    assert list(folder.iterdir()) == []
+
+
 def test_a_stopped_server_is_named_and_replaced(children):
     patient = Children(process=lambda **told: ForkedProcess(**told, patience=Patience(limit_s=0.3, key="some.key")))
     stopped = SERVER.pid

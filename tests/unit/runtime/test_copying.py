@@ -76,3 +76,15 @@ def test_nothing_is_waited_for_any_longer_than_said(copier):
     copier.exchange.deliver(1, copying._name(A, C), msgspec.msgpack.encode(StateOffer(key="k", layers=())))
     with pytest.raises(PeerLost):
         copier.fetched(1, LIMIT_S)
+
+
+def test_what_goes_beside_a_state_may_differ_by_holder_and_is_learned_once(copier, monkeypatch):
+    learned = []
+    copier.learn = learned.append
+    monkeypatch.setattr(copying, "fetch", lambda slices, offers, holders, **_: dict.fromkeys(holders, b"state"))
+    for source in (A, B):
+        offer = StateOffer(key="k", layers=layer("a"), beside=f"of {source}".encode())
+        copier.exchange.deliver(1, copying._name(source, C), msgspec.msgpack.encode(offer))
+    copier.fetch(1, {0: (A, B)})
+    assert copier.fetched(1, LIMIT_S) == {0: b"state"}
+    assert learned == [b"of 0.0"]

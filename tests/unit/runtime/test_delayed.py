@@ -5,15 +5,15 @@ import time
 
 import pytest
 import torch
+from tests.memory_transport import MemoryHub, MemoryTransport
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, Reduction
+from holdfast.core.instructions import Payload, Reduction
 from holdfast.core.profile import Link
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import StaleGeneration
 from holdfast.runtime.transport.delayed import DelayedTransport
 from holdfast.runtime.transport.port import MessageKey, SumKey
-from holdfast.testing.memory import MemoryHub, MemoryTransport
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
 SPEC = TensorSpec(shape=(2,), dtype="int64")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.node.agent import Outcome
+from holdfast.runtime.launch.ending import Outcome
 from holdfast.runtime.train import _done_before, _events_of, _summarise, _write
 from holdfast.telemetry.events import EventLog, JobEnded
 

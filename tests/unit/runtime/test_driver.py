@@ -12,7 +12,7 @@ from holdfast.control.messages import Attached, Expel, Install, Joined, Raised, 
 from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Point
 from holdfast.core.ids import Batch, WorkerId
-from holdfast.core.lower import Payload, Receive
+from holdfast.core.instructions import Payload, Receive
 from holdfast.core.placement import split_evenly
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
@@ -32,7 +32,6 @@ from holdfast.protocol.worker import Reach, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter
 from holdfast.runtime.driver import Driver
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
-from holdfast.runtime.injection import OnThisProcess, WorkerInjector
 from holdfast.runtime.main.driving import drive
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.storage.blobs import LocalStore
@@ -104,7 +103,6 @@ def driver(tmp_path):
         log=log,
         clock=time.monotonic,
         spec_of=lambda payload: spec,
-        injector=WorkerInjector(worker=worker, faults=(), means=OnThisProcess(log=log), send=sent.put),
         copier=IdleCopier(),
         rebuild=lambda plan, state: pytest.fail("nothing is to be loaded"),
         expelled=pytest.fail,
@@ -280,7 +278,7 @@ def test_a_first_step_that_is_done_is_told_at_once(driver):
 def test_what_was_run_must_be_what_was_ordered(driver):
     driver, _ = driver
     ran = PLAN.orders.of(WorkerId(0, 1))
-    calls, _ = by_hand(driver, [Committed(0, ran)])
+    calls, _ = by_hand(driver, [Committed(0, ran, order=())])
     with pytest.raises(InternalError, match=r"its order is $"):
         make(calls)
 

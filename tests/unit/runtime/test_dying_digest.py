@@ -6,18 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import parse_job
-from holdfast.runtime.node import agent as agents
-from holdfast.runtime.node.agent import Agent, Outcome
+from holdfast.runtime.launch import ending
+from holdfast.runtime.launch.ending import Outcome, with_hashes
 from holdfast.runtime.node.entries import Entry
-from holdfast.runtime.node.forks import SERVER
-
-TREE = {
-    "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8},
-    "data": {"kind": "text", "path": "stdlib"},
-    "grid": {"pipelines": 1, "stages": 2, "microbatches": 1},
-    "train": {"steps": 1},
-}
+from holdfast.runtime.node.local import LocalProcesses
+from holdfast.runtime.node.signals import Signals
+from holdfast.runtime.node.telling import Teller
 
 
 @pytest.fixture
@@ -26,13 +20,12 @@ def hashed(tmp_path, monkeypatch):
 
     monkeypatch.syspath_prepend(str(Path(__file__).parent))  # the processes import it, too
 
-    def end(main, start_s=300.0, **options):
-        monkeypatch.setattr(agents, "DIGEST", Entry("digest", f"dying_digest:{main}"))
+    def end(main, start_s=300.0, on_event=lambda event: None):
+        monkeypatch.setattr(ending, "DIGEST", Entry("digest", f"dying_digest:{main}"))
         done = Outcome(outcome="done", detail="", step=1, directory=str(tmp_path), generations=1)
-        SERVER.start()
-        agent = Agent(job=parse_job({**TREE, "control": {"start_s": start_s}}), run_dir=tmp_path, **options)
-        agent._server = SERVER.pid
-        return agent._with_hashes(done)
+        local = LocalProcesses(start_s=start_s, signals=Signals(), teller=Teller(on_event=on_event))
+        local.start_server()
+        return with_hashes(done, local, emulated=False)
 
     return end
 

@@ -16,8 +16,8 @@ import torch
 from holdfast.config.load import parse_job
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError
-from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.engine.build import build_dataset, build_stage, microbatch_loader, probe
+from holdfast.settings.planning import healthy_plan
 
 GOOD = """
 import random
@@ -153,6 +153,15 @@ MODELS = {
         "layer 1 (BreaksBack) failed in its backward pass: RuntimeError: no way back (mine.py, line "
     ),
     "return [nn.Linear(3, 2), Counts()]": "layer 1 (Counts) changes its buffer 'seen' in the forward pass; ",
+    "return [nn.Linear(3, 4), Renormed('bound')]": (
+        "layer 1 (Renormed) changes its parameter 'weight' in the forward pass; only"
+    ),
+    "return [nn.Linear(3, 4), Renormed('in place')]": (
+        "layer 1 (Renormed) changes its parameter 'weight' in the forward pass, through its .data; "
+    ),
+    "return [nn.Linear(3, 4), Renormed('looked up')]": (
+        "layer 1 (Renormed) changes its parameter 'weight' in the forward pass; only"
+    ),
 }
 
 MODULES = """
@@ -178,6 +187,19 @@ class NoWay(torch.autograd.Function):
 class BreaksBack(nn.Module):
     def forward(self, x):
         return NoWay.apply(x)
+
+class Renormed(nn.Linear):
+    def __init__(self, how):
+        super().__init__(4, 2)
+        self.how = how
+    def forward(self, x):
+        if self.how == "bound":
+            self.weight.data = self.weight.data * 0.5
+        elif self.how == "in place":
+            self.weight.data.mul_(0.5)
+        else:
+            functional.embedding(torch.zeros(1).long(), self.weight, max_norm=0.01)
+        return super().forward(x)
 
 class Counts(nn.Module):
     def __init__(self):
@@ -506,3 +528,23 @@ def test_what_data_and_loss_draw_does_not_depend_on_who_computes_the_loss(job):
     last.forward(0, 0, first.forward(0, 0, None))
     last.backward(OpKind.B, 0, 0, None)
     assert torch.equal(whole.message((2,), 0), last.message((2,), 0))
+
+
+def test_a_micro_batch_is_loaded_within_what_tells_of_it(job):
+    told = []
+
+    class Loading:
+        def __enter__(self):
+            told.append("in")
+
+        def __exit__(self, *raised):
+            told.append("out")
+
+    class Data(list):
+        def __getitem__(self, index):
+            told.append(index)
+            return torch.zeros(2), torch.zeros(1)
+
+    made = job()
+    microbatch_loader(made, lambda: Data(range(50)), loading=Loading())(0, 0)
+    assert (told[0], told[-1], len(told)) == ("in", "out", 2 + made.grid.microbatch_size)

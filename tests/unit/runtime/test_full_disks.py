@@ -12,8 +12,9 @@ from holdfast import parse_job
 from holdfast.config.load import dump_job, load_job
 from holdfast.core.profile import uniform_profile
 from holdfast.errors import ConfigError
+from holdfast.runtime.launch.directory import take_directory
+from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.main.worker import WorkerProcess, _write_stacks
-from holdfast.runtime.node.agent import Agent
 from holdfast.runtime.rundir import Claim
 
 JOB = parse_job(
@@ -39,11 +40,11 @@ def full(make_disk):
 def test_a_job_that_cannot_be_described_is_one_line_and_the_same_command_begins_once_there_is_room(full, again):
     run_dir = full / "run"
     with pytest.raises(ConfigError) as caught, Claim(run_dir) as claim:
-        Agent(job=JOB, run_dir=run_dir, again=again, claim=claim)._claim_directory()
+        take_directory(RunRequest(job=JOB, run_dir=run_dir, again=again), claim)
     assert str(caught.value) == f"--run-dir {run_dir}: cannot be written: No space left on device"
     (full / "filler").unlink()
     with Claim(run_dir) as claim:
-        Agent(job=JOB, run_dir=run_dir, again=again, claim=claim)._claim_directory()
+        take_directory(RunRequest(job=JOB, run_dir=run_dir, again=again), claim)
     assert dump_job(load_job(run_dir / "job.yaml")) == dump_job(JOB)
 
 
@@ -55,7 +56,7 @@ def test_a_profile_that_cannot_be_written_leaves_no_job_behind(full):
         pytest.raises(ConfigError, match=r"^--run-dir .*: cannot be written: No space left on device$"),
         Claim(run_dir) as claim,
     ):
-        Agent(job=JOB, run_dir=run_dir, emulate=uniform_profile(1000), claim=claim)._claim_directory()
+        take_directory(RunRequest(job=JOB, run_dir=run_dir, emulate=uniform_profile(1000)), claim)
     assert [path.name for path in run_dir.iterdir()] == ["lock"]
 
 

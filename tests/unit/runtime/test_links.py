@@ -5,7 +5,7 @@ import pytest
 from holdfast.control.introductions import Introductions
 from holdfast.control.messages import Hello, Here, Peer
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, Reduction
+from holdfast.core.instructions import Payload, Reduction
 from holdfast.errors import PeerLost
 from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.handshake import UNKNOWN, Turn, dialing, listening

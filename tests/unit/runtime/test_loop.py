@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import warnings
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from holdfast.optim.mirror import Mirror
 from holdfast.runtime.loop.alone import run_step
 from holdfast.runtime.loop.buckets import make_buckets
 from holdfast.runtime.loop.failing import SimulatedFailure
-from holdfast.runtime.loop.prepared import prepare
+from holdfast.runtime.loop.prepared import Told, prepare
 from holdfast.runtime.loop.stage import Gradients, LoopStage
 from holdfast.runtime.loop.turns import Item, LoopAbandoned, Turns
 
@@ -173,7 +174,7 @@ def test_a_lost_workers_items_are_run_by_another_one():
 def test_what_is_left_out_is_left_out_of_the_mean():
     first = Worker((0, 1))
     first.compute(0)
-    first.stage.resume(0, (), left_out=(2, 3))
+    first.stage.resume(0, (), ((0, 2),))
     reduce([first], first.stage.reductions)
     assert len(first.stage.losses()) == 2
     first.update()
@@ -189,14 +190,14 @@ def test_what_was_added_cannot_be_left_out_of_a_sum_alone():
     first = Worker((0, 1))
     first.compute(0)
     with pytest.raises(InternalError, match="were to be left out"):
-        first.stage.resume(0, (), left_out=(1,))
+        first.stage.resume(0, (), ((0, 1), (2, 4)))
 
 
 def test_a_step_of_which_nothing_counts_updates_nothing():
     first = Worker(range(4))
     before = first.weights()
     first.compute(0)
-    first.stage.resume(0, (), left_out=range(4))
+    first.stage.resume(0, (), ())
     reduce([first], first.stage.reductions)
     assert first.stage.losses() == []
     first.update()
@@ -447,6 +448,13 @@ def test_what_cannot_be_trained_is_refused(optimizers, text):
         prepare(whole, optimizers(whole))
 
 
+OF_AN_OLDER_CHECKPOINT = {
+    "groups": [[{"lr": 0.1}]],
+    "schedulers": [],
+    "objects": [{"__dict__": [["value", {"__tensor__": ["float32", [2], "AACAPwAAAEA="]}]]}],
+}
+
+
 def test_the_state_of_objects_comes_back_as_it_was():
     class Kept:
         def __init__(self, value):
@@ -465,6 +473,9 @@ def test_the_state_of_objects_comes_back_as_it_was():
     found = other.objects[0].value
     assert found[3] == rows[3]
     assert torch.equal(found["tensor"].view(torch.int16), rows["tensor"].view(torch.int16))
+    assert len(prepared.tell().tensors) == 1, "tensors are no part of the text"
+    other.take(Told(json.dumps(OF_AN_OLDER_CHECKPOINT)))
+    assert other.objects[0].value.tolist() == [1.0, 2.0]
     prepared.objects = [Kept(object())]
     with pytest.raises(ConfigError, match=r"hf.state\(Kept\): its state holds a object"):
         prepared.tell()

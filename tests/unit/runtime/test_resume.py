@@ -27,7 +27,7 @@ from holdfast.runtime.resume import (
     resume_auto,
 )
 from holdfast.runtime.rundir import Claim
-from holdfast.runtime.specs import CoordinatorSpec, Found, ResumeFrom
+from holdfast.runtime.specs import CoordinatorSpec, Found, Planned, ResumeFrom
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected
 from holdfast.telemetry.events import EventLog, read_events
@@ -136,7 +136,10 @@ CHANGES = {
     ),
     "optimizer.eps": ({"optimizer": {"eps": 0.1}}, "expected 1e-8, as in the checkpoint, got 0.1"),
     "optimizer.weight_decay": ({"optimizer": {"weight_decay": 0.1}}, "expected 0.0, as in the checkpoint, got 0.1"),
-    "optimizer.momentum": ({"optimizer": {"momentum": 0.9}}, "expected 0.0, as in the checkpoint, got 0.9"),
+    "optimizer.momentum": (
+        {"optimizer": {"kind": "sgd", "momentum": 0.9}},
+        "expected 0.0, as in the checkpoint, got 0.9",
+    ),
     "optimizer.amsgrad": ({"optimizer": {"amsgrad": True}}, "expected false, as in the checkpoint, got true"),
     "optimizer.warmup_steps": ({"optimizer": {"warmup_steps": 3}}, "expected 0, as in the checkpoint, got 3"),
     "train.clip_norm": ({"train": {"steps": 20, "clip_norm": 1.0}}, "expected null, as in the checkpoint, got 1.0"),
@@ -159,9 +162,9 @@ def facts_of(of):
 
 @pytest.mark.parametrize("key", CHANGES)
 def test_whatever_decides_bits_is_compared_and_can_be_accepted(tmp_path, key):
-    make(tmp_path / "a", 4, facts=facts_of(job()))
     change, complaint = CHANGES[key]
     of = job(**change)
+    make(tmp_path / "a", 4, facts=facts_of(job(optimizer={"kind": of.optimizer.kind})))
     told = refusal(tmp_path / "a", of=of, facts=facts_of(of))
     assert told.endswith(
         f": not a checkpoint of this job: {key}: {complaint}; to go on all the same, with other bits than the run that "
@@ -232,6 +235,60 @@ def test_changed_code_is_said_and_not_refused(tmp_path):
     here = msgspec.structs.replace(facts_of(job()), sources={"model.target": "y"})
     (note,) = find_in(tmp_path / "a", facts=here).notes
     assert note == "model.target: the code in its file has changed since the checkpoint was made"
+
+
+SCRIPT = {"optimizer.kind": "AdamW", "optimizer.lr": 0.1, "optimizer.eps": 1e-8, "data.length": 9}
+
+
+def of_script(**changes):
+    told = {key: value for key, value in {**SCRIPT, **changes}.items() if value is not None}
+    return msgspec.structs.replace(facts_of(job()), script=told, first="bits")
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint", "accept"),
+    [
+        ({"optimizer.lr": 0.2}, "optimizer.lr: expected 0.1, as in the checkpoint, got 0.2", "optimizer.lr"),
+        ({"optimizer.kind": "SGD", "optimizer.eps": None}, "optimizer.kind: expected AdamW", "optimizer.kind"),
+        ({"optimizer.eps": None}, "optimizer.eps: expected 1e-8, as in the checkpoint, got nothing", "optimizer"),
+        (
+            {"scheduler.kind": "StepLR"},
+            "scheduler.kind: expected nothing, as in the checkpoint, got StepLR",
+            "scheduler",
+        ),
+        ({"data.length": 8}, "data.length: expected 9, as in the checkpoint, got 8", "data"),
+    ],
+)
+def test_what_a_script_says_of_itself_is_compared_and_can_be_accepted(tmp_path, changes, complaint, accept):
+    make(tmp_path / "a", 4, facts=of_script())
+    here = msgspec.structs.replace(of_script(**changes), first="other bits, as of a model that was saved meanwhile")
+    told = refusal(tmp_path / "a", facts=here)
+    assert complaint in told
+    assert told.count("expected") == 1
+    first, *others = find_in(tmp_path / "a", facts=here, accept=(accept,)).notes
+    assert complaint in first
+    assert first.endswith(": accepted")
+    anew = [f"{key}: its state begins anew, and the weights go on" for key in changes if key.endswith(".kind")]
+    assert others == anew
+
+
+def test_a_script_of_a_version_that_told_nothing_of_it_is_compared_as_far_as_it_goes(tmp_path):
+    old = msgspec.structs.replace(of_script(), script=None, first="", model="bits")
+    make(tmp_path / "a", 4, facts=old)
+    (note,) = find_in(tmp_path / "a", facts=of_script(**{"optimizer.lr": 0.2})).notes
+    assert "noted no settings of a script's optimizers" in note
+    other = msgspec.structs.replace(of_script(), first="other bits")
+    assert "model: other names, shapes or types" in refusal(tmp_path / "a", facts=other)
+
+
+def test_keys_of_a_script_are_known_to_the_script_only():
+    sections = {"model": {"kind": "script", "path": "a.py"}, "data": {"kind": "script"}}
+    script = job(**sections, grid={"pipelines": 2, "stages": 1, "microbatches": 1})
+    check_accepted(script, ["optimizer.groups", "scheduler.gamma", "data.length", "optimizer.1.lr"])
+    with pytest.raises(ConfigError, match="--accept control: no key"):
+        check_accepted(script, ["control"])
+    with pytest.raises(ConfigError, match=r"--accept optimizer\.groups: no key"):
+        check_accepted(job(), ["optimizer.groups"])
 
 
 def test_a_key_that_decides_nothing_is_not_accepted():
@@ -460,15 +517,15 @@ def restarted(tmp_path):
         store = store or LocalStore(tmp_path / "a")
         spec = CoordinatorSpec(
             job=job(**sections),
-            plan=PLAN,
+            planned=Planned(plan=PLAN),
             token="t",
             store="",
             events="",
             directory="",
             checkpoints=store.url,
             facts=FACTS,
+            host="",
             port=0,
-            faults=(),
             job_id="j",
         )
         stored = StoredDecision(

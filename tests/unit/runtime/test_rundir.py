@@ -1,5 +1,6 @@
 """Who has a run directory, and what becomes of what an earlier attempt left there."""
 
+import errno
 import os
 import resource
 import signal
@@ -14,7 +15,8 @@ from holdfast.config.load import load_job
 from holdfast.config.profiles import load_profile
 from holdfast.core.profile import uniform_profile
 from holdfast.errors import ConfigError
-from holdfast.runtime.node.agent import Agent
+from holdfast.runtime.launch.directory import take_directory
+from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.rundir import Claim, attempts, job_files
 
 HOLDER = """
@@ -62,6 +64,15 @@ def test_one_process_has_a_directory_until_it_dies(tmp_path):
     with Claim(run_dir) as other:
         other.take()
         other.check_empty()
+
+
+def test_a_file_system_that_locks_no_files_is_named(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with Claim(tmp_path) as claim, pytest.raises(ConfigError, match=r"locks no files \(No locks available\)"):
+        claim.take()
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
@@ -147,7 +158,7 @@ PROFILE = uniform_profile(2, forward_s=0.1)
 def begin(run_dir: Path, *, again: bool = False) -> None:
     """Takes a directory, as a job does, and gives it up."""
     with Claim(run_dir) as claim:
-        Agent(job=JOB, run_dir=run_dir, emulate=PROFILE, again=again, claim=claim)._claim_directory()
+        take_directory(RunRequest(job=JOB, run_dir=run_dir, emulate=PROFILE, again=again), claim)
 
 
 def test_what_describes_an_attempt_is_whole_and_private(tmp_path):
@@ -170,7 +181,7 @@ def test_on_a_full_disk_no_job_file_is_left_half_written(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
         try:
             with pytest.raises(ConfigError, match="cannot be written: File too large"):
-                Agent(job=JOB, run_dir=tmp_path, claim=claim)._claim_directory()
+                take_directory(RunRequest(job=JOB, run_dir=tmp_path), claim)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert names(tmp_path) == {"lock"}, "whatever comes next finds nothing that it cannot read"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Reduction
+from holdfast.core.instructions import Reduction
 from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.inbox import Inbox
 from holdfast.runtime.transport.links.parts import goes_whole

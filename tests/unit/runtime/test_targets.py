@@ -4,9 +4,9 @@ import pytest
 
 from holdfast.config.load import parse_job
 from holdfast.errors import ConfigError
-from holdfast.planning.jobs import healthy_plan
 from holdfast.runtime.engine.build import build_dataset, build_model, probe
 from holdfast.runtime.engine.foreign import load_target
+from holdfast.settings.planning import healthy_plan
 
 
 @pytest.mark.parametrize(

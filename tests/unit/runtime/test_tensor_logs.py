@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.config.job import Logging
-from holdfast.core.lower import Payload
+from holdfast.core.instructions import Payload
 from holdfast.errors import LogGap, ReplicaDiverged
 from holdfast.protocol.effects import Consult
 from holdfast.protocol.executor import Keep

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from holdfast.control.messages import Exited, NodeLost, WorkerOffer
+from holdfast.control.messages import Exited, NodeLost, Progress, Strike, WorkerOffer
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
+from holdfast.runtime.injection.node import NodeFaults
 from holdfast.runtime.node.children import Children
 from holdfast.runtime.node.worker_group import WorkerGroup
 from holdfast.telemetry.events import EventLog, FaultInjected, Notice, read_events
@@ -26,7 +27,7 @@ class Spec:
     """What a process would be told."""
 
     worker: WorkerId
-    faults: tuple[Fault, ...]
+    faults: tuple[Fault, ...] = ()
     resume: str | None = "a checkpoint"
 
 
@@ -80,21 +81,31 @@ def group(tmp_path):
     starter = Starter()
 
     def make(*faults):
-        parsed = tuple(Fault.parse(text) for text in faults)
-        return WorkerGroup(
+        group = WorkerGroup(
             children=Children(process=starter),
-            nodes=((A, B), (C, D)),
-            faults=parsed,
-            spec_of=lambda worker, faults, begins: Spec(worker, faults, *(() if begins else (None,))),
+            spec_of=lambda worker, begins: Spec(worker) if begins else Spec(worker, resume=None),
             send=sent.append,
-            cut=pytest.fail,
             log=log,
             grace_s=0.0,
         )
+        if faults:
+            NodeFaults(
+                faults=tuple(Fault.parse(text) for text in faults),
+                nodes=((A, B), (C, D)),
+                tell=lambda spec, own: replace(spec, faults=own),
+                cut=pytest.fail,
+                log=log,
+            ).put_around(group)
+        return group
 
     yield make, sent, tmp_path / "events.jsonl"
     starter.end()
     log.close()
+
+
+def progress(step):
+    """A step is done: the next one has begun."""
+    return Progress(step=step, loss=None, omitted=False, alive=4, generation=1)
 
 
 def given(group):
@@ -112,7 +123,7 @@ def test_a_later_process_is_struck_by_what_is_still_to_come_only(group):
     """Its predecessor may have been one step further than the newest that is known to have begun."""
     group = group[0]("kill:0.0@3", "kill:0.0@8", "kill:0.0@9:commit", "stall:0.0@20")
     group.start(A)
-    group.reach(7, 1)
+    group.obey(progress(6))
     group.fence(A, 1)
     group.start(A)
     assert given(group)[1] == ["kill:0.0@9:commit", "stall:0.0@20:start"]
@@ -134,19 +145,19 @@ def test_a_fault_that_was_not_scheduled_is_not_carried_out(group, asked):
     for worker in (A, B, C, D):
         group.start(worker)
     before = list(sent)
-    group.strike(asked)
+    group.obey(Strike(worker=A, spec=asked))
     assert sent == before
-    group.strike("kill-node:1@5:start")
+    group.obey(Strike(worker=C, spec="kill-node:1@5:start"))
     assert NodeLost(node=1, workers=(C, D)) in sent
 
 
 def test_workers_that_are_to_come_are_offered_once_when_their_step_begins(group):
     make, sent, events = group
     group = make("join:1.1@4", "join:new@5")
-    group.reach(3, 1)
+    group.obey(progress(2))
     assert sent == []
     for step in (4, 4, 6, 7):
-        group.reach(step, 1)
+        group.obey(progress(step - 1))
     assert sent == [WorkerOffer(worker=D), WorkerOffer(worker=None)]
     fired = [event.spec for _, event in read_events(events) if isinstance(event, FaultInjected)]
     assert fired == ["join:1.1@4", "join:new@5"]
@@ -157,7 +168,7 @@ def test_an_offer_is_listed_and_queued_while_no_hello_can_be_made(group):
     group = group[0]("join:new@1")
     locked = []
     group.send = lambda message: locked.append(group._lock.locked())
-    group.reach(1, 1)
+    group.obey(progress(0))
     assert locked == [True]
     assert group.hello().offers == (None,)
 

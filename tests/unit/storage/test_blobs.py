@@ -149,6 +149,12 @@ def test_a_file_url_is_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
+        ("s3//bucket/x", "s3//bucket/x: is no URL; expected s3://bucket/x, or ./s3//bucket/x for a folder"),
+        ("s3:/bucket/x", "is no URL; expected s3://bucket/x"),
+        ("S3:bucket/x", "is no URL; expected s3://bucket/x"),
+        ("file:/tmp/x", "is no URL; expected file:///tmp/x, or ./file:/tmp/x for a folder"),
+        (" s3://bucket/x", "is no URL; expected s3://bucket/x"),
+        ("3s://bucket/x", "is no URL; expected a folder, file://PATH or s3://BUCKET/PREFIX"),
         ("gs://bucket/x", "unknown scheme gs; expected a folder, file://PATH or s3://BUCKET/PREFIX"),
         ("s3://", "names no bucket; expected s3://BUCKET/PREFIX"),
     ],
@@ -160,7 +166,9 @@ def test_urls_that_cannot_be_used(url, complaint):
 
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(ConfigError, match=r"s3fs is not installed; pip install 'holdfast\[s3\]'"):
+    with pytest.raises(
+        ConfigError, match=r"s3fs is not installed; pip install 'holdfast\[s3\]', in a clone pip install -e '.\[s3\]'"
+    ):
         open_store("s3://bucket/x")
 
 

@@ -97,6 +97,14 @@ def test_one_failure():
     assert list(found.failures_json()[0])[:4] == ["worker", "kind", "step", "point"]
 
 
+def test_how_much_may_have_been_run_again_is_what_the_event_tells_or_just_what_is_known():
+    at = next(at for at, (_, event) in enumerate(ONE) if isinstance(event, Agreed) and event.generation == 2)
+    told = Agreed(generation=2, step=1, recomputed_microbatches=7, recomputed_at_most=9)
+    for event, at_most in ((ONE[at][1], 7), (told, 9)):
+        (failure,) = report([*ONE[:at], (10.3, event), *ONE[at + 1 :]]).failures
+        assert (failure.recomputed_microbatches, failure.recomputed_at_most) == (7, at_most)
+
+
 def computes(worker, number, generation):
     return msgspec.structs.replace(step(worker, number, generation), ops=(("F", 0, 0, 0.0, 1.0),))
 

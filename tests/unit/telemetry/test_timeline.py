@@ -71,12 +71,33 @@ def test_a_worker_that_dies_and_comes_back():
         (0, 1, "absent"),
         (1, 3, "arriving"),
         (3, 6, "member"),
-        (6, 8, "recovering"),
-        (8, 11, "absent"),
+        (6, 7, "recovering"),
+        (7, 11, "lost"),
         (11, 12, "arriving"),
         (12, 14, "entering"),
         (14, 20, "member"),
     ]
+
+
+def test_a_worker_that_nobody_scheduled_to_die_is_lost_once_it_is_found_to_be():
+    died = [*RUN[:-1], *at((18, Detected(worker="0.0", how="exit code 1", generation=4)), (20, RUN[-1][1]))]
+    assert modes(died, "0.0")[-2:] == [(10, 18, "member"), (18, 20, "lost")]
+
+
+def test_whoever_hangs_is_lost_from_then_on_whatever_befalls_others_before_it_is_found():
+    others = at(
+        (15, fault("hang", "0.0", 4)),
+        (16, Detected(worker="10.0", how="signal 9", generation=3)),
+        (16, Installed(generation=4, workers=("0.0", "1.0"), strategy="adaptive")),
+        (18, Detected(worker="0.0", how="no sign of life", generation=4)),
+        (20, RUN[-1][1]),
+    )
+    assert modes([*RUN[:16], *others], "0.0")[-2:] == [(5, 15, "recovering"), (15, 20, "lost")]
+
+
+def test_whoever_is_struck_and_goes_on_is_not_lost():
+    others = at((15, fault("stall", "0.0", 1)), (16, step("0.0", 1, 3, 15, 16)), (20, RUN[-1][1]))
+    assert modes([*RUN[:16], *others], "0.0")[-1] == (10, 20, "member")
 
 
 def test_a_survivor_loses_its_time_from_its_last_finished_step_until_it_can_run():

@@ -9,10 +9,10 @@ import pytest
 
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload
+from holdfast.core.instructions import Payload
 from holdfast.core.placement import split_evenly
+from holdfast.core.step_plan import StepPlan
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
-from holdfast.runtime.driver import Driver
 from holdfast.runtime.transport.port import MessageKey
 from holdfast.telemetry.events import Pinned, StepOps
 from holdfast.testing.scenario import Scenario
@@ -113,7 +113,7 @@ def test_a_simulated_job_tells_what_a_real_one_tells():
 
 
 def test_who_leaves_its_order_is_found_out(monkeypatch):
-    monkeypatch.setattr(Driver, "_set_order", lambda self, install: None)
+    monkeypatch.setattr(StepPlan, "order", property(lambda step: ()))
     with pytest.raises(InternalError, match="its order is"):
         VirtualCluster(Scenario(plan=PLAN, steps=1)).run()
 

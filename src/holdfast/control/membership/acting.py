@@ -50,7 +50,7 @@ from holdfast.recovery.actions import (
     TakeBack,
     TakeStock,
 )
-from holdfast.recovery.strategies import strategy_named
+from holdfast.strategies.registry import strategy_named
 from holdfast.telemetry.events import Notice
 
 __all__ = ["carry_out", "give_up_replays", "on_status"]
@@ -64,6 +64,8 @@ def carry_out(state: Membership, recovery: RecoveryPlan) -> Decision:
 def on_status(state: Membership, status: Status) -> Decision:
     """A worker has said what it holds; once all have, what was waiting for that is done."""
     state = replace(state, reports=state.reports.of_status(status))
+    if status.ends is not None:
+        state = replace(state, running=replace(state.running, ends=status.ends))
     if state.phase is not Phase.FORMING or not all_told(state):
         return state, ()
     state, told = leave_behind(state) if state.exceptions.blame else (state, ())
@@ -212,7 +214,7 @@ def give_up_replays(state: Membership, why: str) -> Decision:
         restoring=replace(state.restoring, unlogged=True),
     )
     text = f"lost layers cannot be replayed: {why}; all go back to the last checkpoint"
-    recovery = strategy_named(state.rules.strategy)(view_of(state, state.absent))
+    recovery = strategy_named(state.rules.strategy).answer(view_of(state, state.absent))
     return prefixed((Record(event=Notice(worker="coordinator", text=text)),), carry_out(state, recovery))
 
 
@@ -222,7 +224,10 @@ def _rejoin(state: Membership, action: Rejoin) -> Decision:
         state = state.logging_in(action.grid, state.forming.resume_step)
         state, told = _replace_grid(state, ReplaceGrid(plan=action.grid))
     state = replace(state, roster=state.roster.provided())
-    return prefixed(told, carry_out(state, strategy_named(state.rules.strategy)(view_of(state, state.absent))))
+    recovery = strategy_named(state.rules.strategy).answer(view_of(state, state.absent))
+    if recovery.keeps_state:  # what answers the loss is the replay, whatever all go on by
+        recovery = replace(recovery, strategy=state.forming.strategy)
+    return prefixed(told, carry_out(state, recovery))
 
 
 def _recompute(state: Membership, action: Recompute) -> Decision:
@@ -238,6 +243,7 @@ def _recompute(state: Membership, action: Recompute) -> Decision:
         step=state.forming.resume_step,
         votes=state.forming.votes,
         repeated=state.running.repeated,
+        ends=state.running.ends,
     )
     return state, tell_each(state.alive, resume)
 

@@ -10,7 +10,45 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.remainder import Remainder
 from holdfast.recovery.actions import Action, AverageOverSurvivors, RecoveryPlan
 
-__all__ = ["Doubts", "Forming", "Restoring"]
+__all__ = ["Doubts", "Forming", "LostWork", "Pair", "Restoring"]
+
+Pair = tuple[int, int]
+"""A layer, and the global number of a micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostWork:
+    """What a worker that is lost had run forward, as far as it was heard of, and what it may have run.
+
+    Attributes:
+        step: that its last heartbeat told; -1 if none of this generation did.
+        ran: the pairs of that step that it had run.
+        rest: the step that all had gone on with; -1 if none.
+        ran_of_rest: the pairs of that step that it had run, those before it was interrupted among them.
+        of_rest: all pairs of that step that were its own.
+        of_plan: all pairs of any other step that were its own.
+        exact: whether it had surely run nothing else.
+    """
+
+    step: int = -1
+    ran: tuple[Pair, ...] = ()
+    rest: int = -1
+    ran_of_rest: tuple[Pair, ...] = ()
+    of_rest: tuple[Pair, ...] = ()
+    of_plan: tuple[Pair, ...] = ()
+    exact: bool = False
+
+    def known(self, step: int) -> tuple[Pair, ...]:
+        """Returns the pairs of a step that it had surely run."""
+        if step == self.rest:
+            return self.ran_of_rest
+        return self.ran if step == self.step else self.of_plan if step < self.step else ()
+
+    def possible(self, step: int) -> tuple[Pair, ...]:
+        """Returns the pairs of a step that it may have run."""
+        if self.exact:
+            return self.known(step)
+        return self.of_rest if step == self.rest else self.of_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +61,7 @@ class Forming:
         resume_step: the step from which this generation runs.
         votes: those that settle the step before ``resume_step``, if some have updated ahead of its verdict.
         copying: to whom state is copied from the next boundary on.
-        lost_work: (step, (layer, micro-batch) pairs run of it) of the workers lost since training last went on.
+        lost_work: of the workers lost since training last went on.
         rest: what is left of the step that is gone on with; None if it is run whole.
         left_out: micro-batches of those lost since training last went on, where these are left out of a step.
         lost_layers: layers without an owner; empty while training can go on.
@@ -38,7 +76,7 @@ class Forming:
     resume_step: int = 0
     votes: tuple[bytes, ...] = ()
     copying: frozenset[WorkerId] = frozenset()
-    lost_work: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    lost_work: tuple[LostWork, ...] = ()
     rest: Remainder | None = None
     left_out: frozenset[int] = frozenset()
     lost_layers: tuple[int, ...] = ()
@@ -116,12 +154,16 @@ class Doubts:
         suspicion: what it said.
         reformations: generations begun in a row because of suspicions alone.
         raised_at: when the first exception came that was not judged; None if all are.
+        slow: who was told to be slow, and still is.
+        waited_for: who is stuck, was told to be waited for, and still is.
     """
 
     suspected_at: float | None = None
     suspicion: str = ""
     reformations: int = 0
     raised_at: float | None = None
+    slow: frozenset[WorkerId] = frozenset()
+    waited_for: frozenset[WorkerId] = frozenset()
 
     def dispelled(self) -> Doubts:
         """Returns them once a generation has begun since."""

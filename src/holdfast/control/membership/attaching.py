@@ -17,7 +17,7 @@ from holdfast.control.membership.state import Decision, Membership, Output, Phas
 from holdfast.control.membership.vacancies import answer_offers, spawn
 from holdfast.control.messages import Attached, Expel, Fence, Hello, Started, StartWorker, Strike
 from holdfast.core.ids import WorkerId
-from holdfast.recovery.strategies import resume
+from holdfast.strategies.answers import resume
 
 __all__ = ["on_agent", "on_hello", "on_started"]
 

@@ -153,6 +153,24 @@ def _undecided(state: Membership, detail: str) -> Decision:
     return end_job(state, "error", f"ReplicaDiverged: {detail}; nobody can tell who is right", "")
 
 
+def _parted(
+    state: Membership, step: int, wrong: Mapping[WorkerId, Iterable[int]], undecided: Iterable[int]
+) -> Decision:
+    """Workers of a script have other bits than others: what all have trained since may be wrong."""
+    numbers = {*undecided, *(each for found in wrong.values() for each in found)}
+    parts = [f"what came of an item of step {step - 1} that two workers ran"] if -1 in numbers else []
+    if buckets := sorted(numbers - {-1}):
+        parts.append(f"weights or optimizer state before step {step} (buckets {', '.join(map(str, buckets))})")
+    who = f": worker(s) {', '.join(map(str, sorted(wrong)))} against all others" if wrong else ""
+    detail = (
+        f"ReplicaDiverged: workers have other bits, of {' and of '.join(parts)}{who}; something in the loop depends on "
+        "the process or the time, such as a generator of its own or hf.is_first; expected draws from torch's, numpy's "
+        "or random's own generator, and the same between two steps everywhere. What was trained since the last "
+        "checkpoint is not saved"
+    )
+    return end_job(state, "error", detail, "")
+
+
 def _place(sample: Audited) -> str:
     return f"audit of step {sample.step}, layer {sample.layer}, micro-batch {sample.microbatch}"
 
@@ -179,6 +197,8 @@ def on_weighed(state: Membership, report: Weighed) -> Decision:
     state = replace(state, audits=replace(state.audits, weighed={}))
     here = {worker: now[worker] for worker in state.full}
     wrong, undecided = _compared(here)
+    if state.rules.sampling is not None and not state.rules.sampling.layers and (wrong or undecided):
+        return _parted(state, report.step, wrong, undecided)
     if undecided:
         detail = f"before step {report.step} the owners of layer(s) {', '.join(map(str, undecided))} hold other weights"
         return _undecided(state, detail)

@@ -34,7 +34,7 @@ from holdfast.errors import InfeasiblePlan
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import WORTHWHILE
 from holdfast.recovery.actions import ClusterView, RecoveryPlan
-from holdfast.recovery.strategies import at_boundary
+from holdfast.strategies.answers import at_boundary
 from holdfast.telemetry.events import HandingOver, Migrating, Notice, Parted, PlanImproved, Rebuilt, Synced
 
 __all__ = [
@@ -348,7 +348,7 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
         cadence=state.cadence and replace(state.cadence, every=upcoming.checkpoint_every or state.cadence.every),
     )
     parted = (Record(event=Parted(worker=str(worker), step=step)) for worker in sorted(gone))
-    resume = Resume(generation=state.generation, step=step, repeated=state.running.repeated)
+    resume = Resume(generation=state.generation, step=step, repeated=state.running.repeated, ends=state.running.ends)
     return state, (installed(state, "boundary"), *parted, *tell_each(sorted(arrived), resume))
 
 

@@ -232,8 +232,8 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
             return on_weighed(state, event)
         case Refused():
             return on_refused(state, event)
-        case Finished(worker=worker):
-            return on_finished(state, worker)
+        case Finished(worker=worker, step=step):
+            return on_finished(state, worker, step)
         case Saved():
             return on_saved(state, event)
         case Unreadable():

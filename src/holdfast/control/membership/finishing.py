@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
+from holdfast.control.membership.counting import again_behind, again_of, begun
 from holdfast.control.membership.forming import check_distance, lowest, settled
 from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell
 from holdfast.control.messages import CommitVote, Resume, Status
@@ -62,7 +63,7 @@ def _is_audited(state: Membership, plan: Plan, step: int) -> bool:
     if state.audits.weigh:
         return True
     sampling, placement = state.rules.sampling, plan.placement
-    found = None if sampling is None else sampling.of(step, placement.num_layers, len(plan.routes.microbatches))
+    found = None if sampling is None else sampling.of(step, plan)
     if found is None or step == state.audits.disputed:
         return found is not None
     return found.layer not in state.audits.unsteady and len(placement.owners(found.layer)) > 1
@@ -96,8 +97,23 @@ def _kept(status: Status, step: int) -> Progress | None:
 
 
 def _concluded(state: Membership, step: int, verdict: CommitVote) -> Decision:
-    agreed = Agreed(generation=state.generation, step=step, recomputed_microbatches=0, goes_on=True, concluded=True)
-    resume = Resume(generation=state.generation, step=step, concluded=verdict.value, repeated=state.running.repeated)
+    again = again_behind(state, step, ended=True)
+    agreed = Agreed(
+        generation=state.generation,
+        step=step,
+        recomputed_microbatches=again.known,
+        recomputed_at_most=again.at_most,
+        goes_on=True,
+        concluded=True,
+        dropped=_dropped(state, step),
+    )
+    resume = Resume(
+        generation=state.generation,
+        step=step,
+        concluded=verdict.value,
+        repeated=state.running.repeated,
+        ends=state.running.ends,
+    )
     return _resumed(state, step + 1, agreed, dict.fromkeys(state.alive, resume))
 
 
@@ -114,7 +130,7 @@ def _with_remainder(
     assert keeping is not None, "only a job that keeps steps is asked for what is left of one"
     try:
         rest = plan_remainder(
-            plan, progress, ties=keeping.ties, costs=keeping.costs, begun=_begun(state), left_out=left_out
+            plan, progress, ties=keeping.ties, costs=keeping.costs, begun=begun(state, lowest(state)), left_out=left_out
         )
     except InfeasiblePlan:
         return state, ()
@@ -124,10 +140,14 @@ def _with_remainder(
         return state, ()
     if repeats and not _is_over(state, rest.step):
         state = replace(state, running=state.running.repeating(rest.step))
-    repeated = state.running.repeated
     resumes = {
         worker: Resume(
-            generation=state.generation, step=rest.step, votes=votes, rest=rest.excerpt(worker), repeated=repeated
+            generation=state.generation,
+            step=rest.step,
+            votes=votes,
+            rest=rest.of(worker),
+            repeated=state.running.repeated,
+            ends=state.running.ends,
         )
         for worker in state.alive
     }
@@ -146,22 +166,23 @@ def _is_over(state: Membership, step: int) -> bool:
 
 
 def _told(state: Membership, rest: Remainder) -> Agreed:
-    dropped = (dict(status.executed).get(rest.step + 1, 0) for status in state.reports.statuses.values())
+    again = again_of(state, rest)
     return Agreed(
         generation=state.generation,
         step=rest.step,
-        recomputed_microbatches=len(rest.redone) + len(rest.regenerated),
+        recomputed_microbatches=again.known,
+        recomputed_at_most=again.at_most,
         goes_on=True,
         redone=rest.redone,
         regenerated=rest.regenerated,
-        dropped=sum(dropped),
+        dropped=_dropped(state, rest.step),
         left_out=rest.left_out,
     )
 
 
-def _begun(state: Membership) -> frozenset[tuple[int, int]]:
-    """Pairs that the lost had run forward, as far as their last heartbeats told."""
-    return frozenset(pair for step, pairs in state.forming.lost_work if step == lowest(state) for pair in pairs)
+def _dropped(state: Membership, step: int) -> int:
+    """How many pairs of the step behind were begun by who goes back from it."""
+    return sum(dict(status.executed).get(step + 1, 0) for status in state.reports.statuses.values())
 
 
 def _resumed(

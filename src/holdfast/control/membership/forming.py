@@ -7,6 +7,7 @@ from dataclasses import replace
 from msgspec.structs import replace as replace_struct
 
 from holdfast.control.detection import interrupted
+from holdfast.control.membership.counting import again_whole
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.roster import without
 from holdfast.control.membership.running import Reports
@@ -95,7 +96,8 @@ def install(state: Membership, plan: Plan | None, *, keeps: bool = False) -> Dec
 
 def _note_alone(state: Membership, plan: Plan | None) -> Decision:
     """Layers that nobody can audit, as they have one owner: said once of each."""
-    owned = enumerate(plan.placement.owners_by_layer) if plan is not None and state.rules.sampling is not None else ()
+    samples = state.rules.sampling is not None and state.rules.sampling.layers
+    owned = enumerate(plan.placement.owners_by_layer) if plan is not None and samples else ()
     alone = {layer for layer, owners in owned if len(owners) == 1}.difference(state.audits.alone)
     if not alone:
         return state, ()
@@ -111,7 +113,7 @@ def installed(state: Membership, strategy: str) -> Record:
 
 
 def relay(state: Membership, blob: Blob) -> Decision:
-    """Passes on, unread, what a worker tells its peers in order to connect."""
+    """Passes on, unread, what a worker tells its peers."""
     return state, tell_each((peer for peer in blob.to if peer not in state.roster.lost), blob)
 
 
@@ -124,9 +126,15 @@ def agreed(state: Membership, step: int) -> Decision:
     """All go on from the state before ``step``, or from the one before that where nobody can settle what led to it."""
     step, votes = settled(state, step)
     check_distance(state, step)
-    record = Agreed(generation=state.generation, step=step, recomputed_microbatches=_recomputed(state, step))
+    again = again_whole(state, step)
+    event = Agreed(
+        generation=state.generation,
+        step=step,
+        recomputed_microbatches=again.known,
+        recomputed_at_most=again.at_most,
+    )
     forming = replace(state.forming, resume_step=step, votes=votes)
-    return replace(state, forming=forming), (Record(event=record),)
+    return replace(state, forming=forming), (Record(event=event),)
 
 
 def leave_behind(state: Membership) -> Decision:
@@ -185,12 +193,3 @@ def check_distance(state: Membership, step: int) -> None:
                     f"worker {status.worker} holds layer {layer} at step {at}, another worker is at {step}: "
                     "more than one step apart cannot be taken back"
                 )
-
-
-def _recomputed(state: Membership, step: int) -> int:
-    """(layer, micro-batch) pairs of ``step`` that were run before and will be run again.
-
-    Of a lost worker, as far as its last heartbeat told.
-    """
-    survivors = sum(dict(status.executed).get(step, 0) for status in state.reports.statuses.values())
-    return survivors + sum(len(pairs) for at, pairs in state.forming.lost_work if at == step)

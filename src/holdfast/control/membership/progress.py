@@ -39,9 +39,11 @@ def on_step_done(state: Membership, done: StepDone, now: float) -> Decision:
     return state, (Tell(to=None, command=progress),)
 
 
-def on_finished(state: Membership, worker: WorkerId) -> Decision:
-    """A worker has run the last step; once all have, what they hold is saved."""
+def on_finished(state: Membership, worker: WorkerId, step: int) -> Decision:
+    """A worker has run the last step, the one before ``step``; once all have, what they hold is saved."""
     state = replace(state, reports=replace(state.reports, finished=state.reports.finished | {worker}))
+    if step < state.num_steps:
+        state = replace(state, running=replace(state.running, ends=step))
     return save(state, state.num_steps) if all_finished(state) else (state, ())
 
 

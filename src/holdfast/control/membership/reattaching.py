@@ -32,7 +32,7 @@ def on_return(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     if worker in state.roster.arriving:
         return restore_if_whole(state) if state.phase is Phase.WAITING else change_members(state)
     state, outputs = change_members(replace(state, reports=state.reports.of_joined(worker)))
-    return prefixed(outputs, on_finished(state, worker) if hello.activity == "finished" else (state, ()))
+    return prefixed(outputs, on_finished(state, worker, hello.step) if hello.activity == "finished" else (state, ()))
 
 
 def _healed(state: Membership, worker: WorkerId, hello: Hello) -> bool:
@@ -72,11 +72,13 @@ def conclude_return(state: Membership) -> Decision:
 
 def _adopt(state: Membership, hellos: Mapping[WorkerId, Hello]) -> Decision:
     """Goes on with what all members run."""
-    done = frozenset(worker for worker, hello in hellos.items() if hello.activity == "finished")
+    done = {worker: hello.step for worker, hello in hellos.items() if hello.activity == "finished"}
+    ends = min(done.values(), default=state.num_steps)
     state = replace(
         state,
         phase=Phase.RUNNING,
-        reports=replace(state.reports, joined=frozenset(hellos), finished=state.reports.finished | done),
+        running=replace(state.running, ends=ends) if ends < state.num_steps else state.running,
+        reports=replace(state.reports, joined=frozenset(hellos), finished=state.reports.finished | frozenset(done)),
         forming=replace(state.forming, resume_step=min(hello.step for hello in hellos.values()), lost_work=()),
         contact=replace(state.contact, returned={}),
     )

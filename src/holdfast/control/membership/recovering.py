@@ -7,6 +7,7 @@ from dataclasses import replace
 from holdfast.control.membership.acting import carry_out, give_up_replays
 from holdfast.control.membership.blame import Program, described, judge, recent
 from holdfast.control.membership.boundary import change_members
+from holdfast.control.membership.counting import work_of
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.state import (
     Decision,
@@ -20,12 +21,12 @@ from holdfast.control.membership.state import (
 from holdfast.control.membership.vacancies import matched, seat, seat_survivors
 from holdfast.control.membership.viewing import view_of
 from holdfast.control.messages import Raised, Unreadable, Unreplayed
-from holdfast.core.ids import MicroBatch, WorkerId
-from holdfast.core.placement import LayerRange
-from holdfast.core.schedule import Op, OpKind
+from holdfast.core.ids import WorkerId
 from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import LoadState, RecoveryPlan, ReplayLayers, Spawn
-from holdfast.recovery.strategies import adaptive, give_up, resume, strategy_named
+from holdfast.strategies.adaptive import adaptive
+from holdfast.strategies.answers import give_up, resume
+from holdfast.strategies.registry import strategy_named
 
 __all__ = [
     "bereft",
@@ -49,12 +50,12 @@ def plan_recovery(state: Membership, lost: frozenset[WorkerId], offer: Rerouted 
         lost: all who would be gone.
         offer: a plan for this very loss that is better than what would be made at once.
     """
-    return strategy_named(state.rules.strategy)(replace(view_of(state, lost), offer=offer))
+    return strategy_named(state.rules.strategy).answer(replace(view_of(state, lost), offer=offer))
 
 
 def stop_waiting(state: Membership) -> Decision:
     """Whoever was waited for has not come: the others go on without."""
-    recovery = strategy_named(state.rules.strategy)(replace(view_of(state, state.absent), wait_s=0.0))
+    recovery = strategy_named(state.rules.strategy).answer(replace(view_of(state, state.absent), wait_s=0.0))
     return carry_out(replace(state, forming=replace(state.forming, wait_until=None)), recovery)
 
 
@@ -181,7 +182,7 @@ def _save_all(state: Membership) -> Decision:
 def bereft(state: Membership, gone: frozenset[WorkerId]) -> Membership:
     """Returns the membership once ``gone`` are lost, which was no order of ours."""
     abandoned = (state.vacancies.abandoned | gone) - frozenset(state.full)
-    lost_work = tuple(work for worker in sorted(gone) for work in _pairs_run(state, worker))
+    lost_work = tuple(work for worker in sorted(gone) if (work := work_of(state, worker)) is not None)
     return replace(
         state.departed(gone),
         vacancies=replace(state.vacancies, abandoned=abandoned),
@@ -247,24 +248,3 @@ def on_unreadable(state: Membership, message: Unreadable) -> Decision:
 def on_unreplayed(state: Membership, message: Unreplayed) -> Decision:
     """What was logged does not suffice, is damaged, or is not what comes out: all go back to the last checkpoint."""
     return give_up_replays(state, f"worker {message.worker}: {message.detail}")
-
-
-def _pairs_run(state: Membership, worker: WorkerId) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
-    """The step that a worker was at when it was lost, and the pairs of it that it had run."""
-    vital = state.watch.vitals.get(worker)
-    beat = None if vital is None else vital.beat
-    if beat is None or worker not in state.full or state.running.plan is None or beat.generation != state.generation:
-        return ()
-    rest, run = state.forming.rest, list[tuple[MicroBatch, LayerRange]]()
-    if rest is not None and rest.step == beat.step:
-        run += (
-            (piece.op.microbatch, piece.layers) for piece in rest.row(worker).pieces[: beat.op] if _is_forward(piece.op)
-        )
-    else:
-        microbatches = [op.microbatch for op in state.running.plan.orders.of(worker)[: beat.op] if _is_forward(op)]
-        run += ((each, state.running.plan.routes.of(each).visit(worker).layers) for each in microbatches)
-    return ((beat.step, tuple((layer, each.number) for each, layers in run for layer in layers.indices)),)
-
-
-def _is_forward(op: Op) -> bool:
-    return op.kind is OpKind.F

@@ -51,6 +51,7 @@ class Running:
         staggered: whether updates are made ahead of the verdict.
         refusals: the last steps in which that had to be made up for because gradients were scaled.
         repeated: the steps whose micro-batches are run once more, in a step of their own behind them.
+        ends: the step before which the loop of a script was stopped, as far as it is known; None: it was not.
     """
 
     plan: Plan | None = None
@@ -60,6 +61,7 @@ class Running:
     staggered: bool = False
     refusals: tuple[int, ...] = ()
     repeated: tuple[int, ...] = ()
+    ends: int | None = None
 
     def repeating(self, step: int) -> Running:
         """Returns it where the micro-batches of a step are run once more."""

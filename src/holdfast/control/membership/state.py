@@ -214,7 +214,8 @@ class Membership:
     @property
     def num_steps(self) -> int:
         """How many steps the job has, with those that are run once more."""
-        return self.rules.steps + len(self.running.repeated)
+        ends = self.running.ends
+        return self.rules.steps + len(self.running.repeated) if ends is None else ends
 
     @property
     def interval(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from holdfast.control.membership.agreement import Restoring
+from holdfast.control.membership.agreement import LostWork, Restoring
 from holdfast.control.membership.audits import Audits
 from holdfast.control.membership.blame import Exceptions
 from holdfast.control.membership.cadence import Cadence
@@ -41,7 +41,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     exceptions: Exceptions = Exceptions()
     audits: Audits = Audits()
     lost_layers: tuple[int, ...] = ()
-    lost_work: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    lost_work: tuple[LostWork, ...] = ()
     last_step: int = -1
     checkpoint_every: int = 0
     checkpoint_wanted: int = 0

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from holdfast.control.detection import deadlocked, forget, overdue, pass_time
+from holdfast.control.detection import deadlocked, forget, needed, overdue, pass_time, slow
 from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.losses import on_lost, on_overdue
 from holdfast.control.membership.recovering import fill_places, recover, stop_waiting
-from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tick
-from holdfast.control.messages import Suspect
+from holdfast.control.membership.state import (
+    Decision,
+    Membership,
+    Output,
+    Phase,
+    Record,
+    Tell,
+    Tick,
+    notice,
+    prefixed,
+)
+from holdfast.control.messages import Remark, Suspect
 from holdfast.core.ids import WorkerId
-from holdfast.telemetry.events import Suspected
+from holdfast.telemetry.events import Notice, Suspected
 
 __all__ = ["on_closed", "on_suspect", "on_tick"]
 
@@ -88,14 +99,38 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     if outputs:
         return filled, outputs
     running = state.phase in (Phase.FORMING, Phase.RUNNING)
-    if hung := overdue(state.watch, (*members, *spares), running=running):
+    found = slow(state.watch, members) if running else {}
+    owners = _owners(state) if found else ()  # whoever is stuck was slow before
+    if hung := overdue(state.watch, (*members, *spares), running=running, owners=owners):
         return on_lost(state, hung)
+    state, told = _tell_slow(state, found, needed(state.watch, members, owners)) if running else (state, ())
     suspected = state.doubts.suspected_at is not None and now - state.doubts.suspected_at >= SUSPICION_GRACE_S
     stuck = running and state.contact.detached.keys() <= state.roster.spares and deadlocked(state.watch, members)
     if not (suspected or stuck):
-        return state, ()
+        return state, told
     reason = state.doubts.suspicion if suspected else "all workers wait for one another"
-    return _reform(state, reason)
+    return prefixed(told, _reform(state, reason))
+
+
+def _owners(state: Membership) -> tuple[tuple[WorkerId, ...], ...]:
+    """Per layer, who holds it and can be talked to."""
+    return state.grid.baseline.placement.without(state.absent | state.contact.detached.keys()).owners_by_layer
+
+
+def _tell_slow(state: Membership, found: Mapping[WorkerId, str], kept: Mapping[WorkerId, str]) -> Decision:
+    """Who is slow, and who is waited for though it is stuck, is told once, until it moves on."""
+    if not found and not state.doubts.slow:  # nearly always
+        return state, ()
+    news = [who for who in found if who not in state.doubts.slow]
+    told: tuple[Output, ...] = tuple(notice(who, f"is slow: {found[who]}") for who in news)
+    if kept.keys() - state.doubts.waited_for:
+        text = ", ".join(f"worker {who} ({what})" for who, what in kept.items())
+        whose = "its layers" if len(kept) == 1 else "their layers"
+        text = f"waiting for {text}: nobody else holds all of {whose} and surely works"
+        told += (Record(event=Notice(worker="coordinator", text=text)),)
+        told += (Tell(to=None, command=Remark(worker=None, kind=text, text=text)),)
+    doubts = replace(state.doubts, slow=frozenset(found), waited_for=frozenset(kept))
+    return replace(state, doubts=doubts), told
 
 
 def _judged(state: Membership) -> tuple[tuple[WorkerId, ...], tuple[WorkerId, ...]]:

@@ -1,4 +1,4 @@
-"""What the child processes of all solvers share: the problem as they read it, and how they answer."""
+"""What a solver's process is told, and how it answers."""
 
 from __future__ import annotations
 
@@ -21,28 +21,13 @@ class Given:
     Attributes:
         given: the problem itself.
         visits: how many.
-        kinds: kinds of operations: F and B, or F, I and W.
-        begins: the first visits of all micro-batches.
-        ends: their last visits.
         part: the part of every visit.
     """
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.given = given
         self.visits = len(given["worker_of"])
-        self.kinds = 2 if given["coupled"] else 3
-        self.begins = frozenset(first for first, _ in given["journeys"])
-        self.ends = frozenset(stop - 1 for _, stop in given["journeys"])
         self.part: list[int] = given["part_of"]
-
-    def length(self, number: int) -> int:
-        """Returns the time that an operation takes."""
-        kind, visit = divmod(number, self.visits)
-        return int(self.given["durations"][kind][self.part[visit]])
-
-    def delay(self, visit: int) -> int:
-        """Returns the time of a message between a visit and the next of the same micro-batch."""
-        return int(self.given["comm"][self.part[visit]])
 
     def routes(self) -> dict[tuple[tuple[int, int], ...], list[int]]:
         """Returns the first visits of the micro-batches of every route: of equal workers and parts, in order."""
@@ -59,13 +44,6 @@ class Given:
             found.setdefault(worker, []).append(visit)
         return found
 
-    def visits_of_groups(self) -> list[list[int]]:
-        """Returns the visits to workers of group 0, 1, ..."""
-        found: list[list[int]] = [[] for _ in self.given["optimizer"]]
-        for visit, worker in enumerate(self.given["worker_of"]):
-            found[self.group_of(worker)].append(visit)
-        return found
-
     def group_of(self, worker: int) -> int:
         """Returns the group of a worker."""
         return int(self.given["group_of"][worker])
@@ -73,7 +51,7 @@ class Given:
     def first_step(self) -> int:
         """Returns the shortest optimizer step of those who have the first layer."""
         workers = self.given["worker_of"]
-        return min(int(self.given["optimizer"][self.group_of(workers[visit])]) for visit in self.begins)
+        return min(int(self.given["optimizer"][self.group_of(workers[visit])]) for visit, _ in self.given["journeys"])
 
 
 def answer(solve: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""A model for CP-SAT that counts: when operations start, but not of which micro-batch.
+"""A model for CP-SAT that counts: when operations start, but not of which micro-batch; and the child that solves it.
 
 Micro-batches with equal routes are all alike: whichever comes first may be called the first. So a schedule is known
 from how many F and I of every route each worker has started by every moment, and how many W of any route, which only
@@ -10,7 +10,6 @@ The model only decides: is there a schedule of at most this length? The answer n
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -19,62 +18,34 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
-from holdfast.planning.solvers.child import Given
+from holdfast.planning.solvers.child import Given, answer
 
-__all__ = ["solve", "suits"]
-
-_MOST_CELLS = 40_000
-"""Series times moments up to which it is of use."""
-
-_THREADS, _FEW_CELLS = 4, 4_000
-"""Only from four threads on CP-SAT tries linear relaxations at full strength, on two processors, too. Up to so many
-cells that proves in a second what takes half a minute otherwise; above, it takes the time from what finds schedules."""
+__all__ = ["solve"]
 
 
-def suits(given: dict[str, Any]) -> bool:
-    """Returns whether a problem is small enough, in exact whole numbers, and has no operation without length.
+def solve(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns ``{"status", "value", "bound", "starts"}``.
+
+    Asks for something better than the hint, and than what it finds, until there is nothing, or no time.
 
     Args:
         given: as :func:`holdfast.planning.solvers.process.given_of` makes it.
     """
-    shared = Given(given)
-    rows = given["durations"][: shared.kinds]
-    if not given["exact"] or min(map(min, rows)) < 1:
-        return False
-    return _cells(shared, given["value"] // _unit(given)) <= _MOST_CELLS
-
-
-def solve(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns ``{"status", "value", "bound", "starts"}`` as :func:`holdfast.planning.solvers.cp_sat.solve` does.
-
-    Asks for something better than the hint, and than what it finds, until there is nothing, or no time.
-    """
-    until, unit = time.monotonic() + given["time_limit_s"], _unit(given)
-    few = _cells(Given(given), given["value"] // unit) <= _FEW_CELLS
-    threads = max(given["threads"], _THREADS) if few else given["threads"]
+    until, unit = time.monotonic() + given["time_limit_s"], given["unit"]
     best, goal = given["value"], given["goal"]
     starts: list[int] = given["hint"]
     status = "OPTIMAL" if best <= goal else "FEASIBLE"
     while status == "FEASIBLE" and time.monotonic() < until:
         model = _Model(given, unit, -(-best // unit) - 1)
-        answer = model.solve(until - time.monotonic(), threads)
-        if answer == cp_model.INFEASIBLE:
+        found = model.solve(until - time.monotonic(), given["threads"])
+        if found == cp_model.INFEASIBLE:
             status, goal = "OPTIMAL", best
-        elif answer not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        elif found not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             break
         else:
             best, starts = model.limit * unit, model.starts()
             status = "OPTIMAL" if best <= goal else "FEASIBLE"
     return {"status": status, "value": best, "bound": goal, "starts": starts}
-
-
-def _cells(shared: Given, moments: int) -> int:
-    return (2 * sum(map(len, shared.routes())) + len(shared.visits_of_workers())) * moments
-
-
-def _unit(given: dict[str, Any]) -> int:
-    """Returns the greatest number that divides all times: some best schedule has all its starts at multiples of it."""
-    return math.gcd(*(time for row in given["durations"] for time in row), *given["comm"], *given["optimizer"])
 
 
 _Route = tuple[tuple[int, int], ...]
@@ -300,3 +271,7 @@ class _Model:
             closed = moment + length - self.limit - 1
             if start is not None and closed >= 0:
                 self._model.add_implication(start, ~opened[closed])
+
+
+if __name__ == "__main__":
+    answer(solve)

@@ -9,32 +9,27 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from typing import Any
 
-from holdfast.errors import ConfigError, InternalError, SolverTimeout
+from holdfast.errors import ConfigError, InternalError, SolverTimeout, installing
 from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.problem import Problem
 
-__all__ = ["Answer", "Scale", "answer_of", "installed", "given_of", "run_solver", "scale_of"]
+__all__ = ["Answer", "answer_of", "given_of", "installed", "run_solver", "suits"]
 
 _GRACE_S = 20.0
 """What a solver may take beyond its own limit, for starting and for building the model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    """How times become whole numbers.
-
-    Attributes:
-        per_unit: whole units per unit of the costs.
-        exact: whether nothing is rounded, so that what is proved of the scaled problem is proved of the real one.
-    """
-
-    per_unit: float
-    exact: bool
+_MOST_CELLS = 40_000
+"""Series of operations times moments up to which counting is of use."""
+_THREADS, _FEW_CELLS, _THREADS_OF_FEW = 2, 4_000, 4
+"""Only from four threads on CP-SAT tries linear relaxations at full strength, on two processors, too. Up to so many
+cells that proves in a second what takes half a minute otherwise; above, it takes the time from what finds schedules."""
+_MOST_PER_UNIT = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +38,7 @@ class Answer:
 
     Attributes:
         schedule: the best schedule, in the units of the costs.
-        bound: what it proved that nothing can beat, in the units of the costs; 0 where the scale is not exact.
+        bound: what it proved that nothing can beat, in the units of the costs.
         proved: whether the schedule is proved to be the best.
     """
 
@@ -52,55 +47,77 @@ class Answer:
     proved: bool
 
 
-def scale_of(numbers: Sequence[float], most: int = 10**6) -> Scale:
-    """Returns the scale in which these numbers are whole, exactly if ``most`` units per unit are enough."""
-    fractions = [Fraction(str(number)) for number in numbers]
-    common = math.lcm(*(fraction.denominator for fraction in fractions))
-    if common <= most:
-        return Scale(per_unit=common, exact=True)
-    return Scale(per_unit=1000 / max(min((n for n in numbers if n > 0), default=1.0), 1e-12), exact=False)
-
-
-def given_of(
-    problem: Problem,
-    *,
-    staggered: bool,
-    hint: Schedule,
-    value: float,
-    goal: float,
-    time_limit_s: float,
-    threads: int = 2,
-) -> tuple[dict[str, Any], Scale]:
-    """Returns a problem as the solvers read it, and its scale.
+def suits(problem: Problem, length: float) -> bool:
+    """Returns whether the solver knows such a problem: of few and short times in whole numbers, none of them zero.
 
     Args:
         problem: the problem.
+        length: about what a schedule comes to.
+    """
+    per_unit = _per_unit(_times(problem))
+    if per_unit is None or _per_unit(_memory(problem)) is None:
+        return False
+    if not min(map(min, problem.durations[: 2 if problem.coupled else 3])):
+        return False
+    return _cells(problem, length * per_unit / _unit(problem, per_unit)) <= _MOST_CELLS
+
+
+def _times(problem: Problem) -> list[float]:
+    return [*chain.from_iterable(problem.durations), *problem.comm, *problem.optimizer]
+
+
+def _memory(problem: Problem) -> list[float]:
+    return [bytes_ for part in problem.parts for bytes_ in (part.takes, part.gives_input, part.gives_weight)]
+
+
+def _per_unit(numbers: Sequence[float]) -> int | None:
+    """Returns in how many parts a unit has to be cut for these numbers to be whole; None if in too many."""
+    common = math.lcm(*(Fraction(str(number)).denominator for number in numbers))
+    return common if common <= _MOST_PER_UNIT else None
+
+
+def _unit(problem: Problem, per_unit: int) -> int:
+    """Returns the greatest number that divides all times: some best schedule has all its starts at multiples of it."""
+    return math.gcd(*(round(time * per_unit) for time in _times(problem)))
+
+
+def _cells(problem: Problem, moments: float) -> float:
+    routes = {tuple((problem.worker_of[v], problem.part_of[v]) for v in journey) for journey in problem.journeys}
+    return (2 * sum(map(len, routes)) + len(set(problem.worker_of))) * moments
+
+
+def given_of(
+    problem: Problem, *, staggered: bool, hint: Schedule, value: float, goal: float, time_limit_s: float
+) -> tuple[dict[str, Any], int]:
+    """Returns a problem as the solver reads it, and how many of its units of time are one of the costs.
+
+    Args:
+        problem: one that :func:`suits`.
         staggered: whether the period counts, else the makespan.
         hint: a schedule to begin with.
         value: what the hint comes to.
         goal: a lower bound.
         time_limit_s: seconds for the solver.
-        threads: of the solver.
 
     Raises:
-        InternalError: the optimizer is staggered and the backward coupled, for which the solvers have no windows.
+        InternalError: the optimizer is staggered and the backward coupled, for which the solver has no windows; or
+            times or memory are no whole numbers in any unit.
     """
     if staggered and problem.coupled:
-        raise InternalError("solvers know no staggered optimizer where the backward is one operation")
-    times = [*chain.from_iterable(problem.durations), *problem.comm, *problem.optimizer]
-    scale = scale_of(times)
+        raise InternalError("the solver knows no staggered optimizer where the backward is one operation")
+    per_unit, per_byte = _per_unit(_times(problem)), _per_unit(_memory(problem))
+    if per_unit is None or per_byte is None:
+        raise InternalError("the solver knows whole numbers only")
 
     def whole(time: float) -> int:
-        return math.ceil(round(time * scale.per_unit, 6))
+        return round(time * per_unit)
 
-    memory = [(part.takes, part.gives_input, part.gives_weight) for part in problem.parts]
-    bytes_scale = scale_of([m for row in memory for m in row] or [1.0])
-    exact = scale.exact and bytes_scale.exact
+    unit = _unit(problem, per_unit)
+    few = _cells(problem, whole(value) // unit) <= _FEW_CELLS
     return {
         "worker_of": problem.worker_of,
         "part_of": problem.part_of,
         "journeys": [[journey.start, journey.stop] for journey in problem.journeys],
-        "pipelines": [worker.pipeline for worker in problem.workers],
         "coupled": problem.coupled,
         "staggered": staggered,
         "durations": [[whole(t) for t in row] for row in problem.durations],
@@ -109,43 +126,17 @@ def given_of(
         "optimizer": [whole(t) for t in problem.optimizer],
         "windows": [[window.group, window.waits_for, whole(window.optimizer)] for window in problem.windows],
         "memory": [
-            [
-                math.ceil(round(taken * bytes_scale.per_unit, 6)),
-                *(int(round(m * bytes_scale.per_unit, 6)) for m in given),
-            ]
-            for taken, *given in memory
+            [round(bytes_ * per_byte) for bytes_ in (part.takes, part.gives_input, part.gives_weight)]
+            for part in problem.parts
         ],
-        "room": [None if math.isinf(room) else int(room * bytes_scale.per_unit) for room in problem.room],
-        "exact": exact,
+        "room": [None if math.isinf(room) else int(room * per_byte) for room in problem.room],
+        "unit": unit,
         "value": whole(value),
-        "horizon": whole(_latest(problem, value, staggered) if exact else 2 * max(hint.starts) + value),
-        "goal": math.floor(goal * scale.per_unit) if exact else 0,
+        "goal": math.floor(goal * per_unit),
         "hint": [whole(start) for start in hint.starts],
         "time_limit_s": time_limit_s,
-        "threads": threads,
-    }, replace(scale, exact=exact)
-
-
-def _latest(problem: Problem, value: float, staggered: bool) -> float:
-    """Returns when some best schedule has ended, if it is not worse than ``value`` and begins at 0.
-
-    Staggered, the window of the first layer begins first, and all I of a micro-batch end before it does: the way back
-    and the W of its first visit earlier. W that are left then may follow one another at once.
-    """
-    if not staggered:
-        return value
-    apart, weight = problem.durations[1:]
-    first = {problem.group_of[problem.worker_of[journey.start]] for journey in problem.journeys}
-    step = min(problem.optimizer[group] for group in first)
-    last_input, left = [-math.inf] * problem.num_workers, [0.0] * problem.num_workers
-    for journey in problem.journeys:
-        latest = value - step - weight[problem.part_of[journey.start]]
-        for visit in journey:
-            worker, part = problem.worker_of[visit], problem.part_of[visit]
-            last_input[worker] = max(last_input[worker], latest)
-            left[worker] += weight[part]
-            latest -= apart[part] + problem.comm[part]
-    return max(end + more for end, more in zip(last_input, left, strict=True))
+        "threads": _THREADS_OF_FEW if few else _THREADS,
+    }, per_unit
 
 
 def installed() -> bool:
@@ -153,24 +144,24 @@ def installed() -> bool:
     return importlib.util.find_spec("ortools") is not None
 
 
-def run_solver(problem: Problem, given: dict[str, Any], scale: Scale) -> Answer | None:
+def run_solver(problem: Problem, given: dict[str, Any], per_unit: int) -> Answer | None:
     """Returns what a solver found in a process of its own; None if its time was over before it found anything.
 
     Args:
         problem: the problem.
         given: of :func:`given_of`.
-        scale: its scale.
+        per_unit: of :func:`given_of`, too.
 
     Raises:
         ConfigError: the solver is not installed.
         SolverTimeout: it failed, or did not end long after its time.
     """
     if not installed():
-        raise ConfigError("--solver cp-sat needs ortools: install holdfast[solver]")
+        raise ConfigError(f"--solver cp-sat needs ortools; {installing('solver')}")
     limit = given["time_limit_s"]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "holdfast.planning.solvers.cp_sat", str(os.getpid())],
+            [sys.executable, "-m", "holdfast.planning.solvers.counting", str(os.getpid())],
             input=json.dumps(given),
             capture_output=True,
             text=True,
@@ -184,29 +175,29 @@ def run_solver(problem: Problem, given: dict[str, Any], scale: Scale) -> Answer 
         ) from error
     if done.returncode:
         raise SolverTimeout(f"cp-sat failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
-    return answer_of(problem, json.loads(done.stdout), scale)
+    return answer_of(problem, json.loads(done.stdout), per_unit)
 
 
-def answer_of(problem: Problem, answer: dict[str, Any], scale: Scale) -> Answer | None:
+def answer_of(problem: Problem, answer: dict[str, Any], per_unit: int) -> Answer | None:
     """Returns the answer of a solver in the units of the costs; None if it found nothing.
 
     Args:
         problem: the problem.
         answer: what the solver's process printed.
-        scale: of the problem that it was given.
+        per_unit: how many of its units of time are one of the costs.
     """
     if not answer["starts"]:
         return None
     return Answer(
-        schedule=_schedule(problem, [_unscaled(start, scale) for start in answer["starts"]]),
-        bound=_unscaled(answer["bound"], scale) if scale.exact else 0,
-        proved=scale.exact and answer["status"] == "OPTIMAL",
+        schedule=_schedule(problem, [_unscaled(start, per_unit) for start in answer["starts"]]),
+        bound=_unscaled(answer["bound"], per_unit),
+        proved=answer["status"] == "OPTIMAL",
     )
 
 
-def _unscaled(time: int, scale: Scale) -> float:
+def _unscaled(time: int, per_unit: int) -> float:
     """Returns a time in the units of the costs; whole numbers stay whole."""
-    value = time / scale.per_unit
+    value = time / per_unit
     return int(value) if value.is_integer() else value
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from holdfast.errors import InfeasiblePlan
 from holdfast.planning.templates.batches import fastest_shares
 from holdfast.planning.templates.pace import Pace
 
-__all__ = ["Instance", "best_instance", "every_instance"]
+__all__ = ["Instance", "best_instance"]
 
 _Totals = npt.NDArray[np.int64]
 _NEVER = -(1 << 40)
@@ -52,7 +52,8 @@ def best_instance(paces: Mapping[int, Pace], nodes: int, at_least: int, microbat
     run is a knapsack; the least time in which that is all of the micro-batches is found by halving, down to the last
     bit.
 
-    Source: Oobleck, section 4.2, which lists all multisets (:func:`every_instance`); their number grows exponentially.
+    Source: Oobleck, section 4.2, which lists all multisets; their number grows exponentially (6.8e9 for 256
+        nodes and sizes from 8 on).
 
     Cost: half a second for 1,024 nodes and 128 sizes.
     """
@@ -156,20 +157,3 @@ class _Knapsack:
                 if size <= nodes and self._rows[besides][nodes - size] + most == total:
                     return size, most, besides
         raise AssertionError(f"{total} micro-batches on {nodes} nodes come from no row")
-
-
-def every_instance(sizes: Sequence[int], nodes: int, at_least: int) -> Iterator[tuple[int, ...]]:
-    """Yields every multiset of sizes that uses all nodes with so many pipelines or more, each ascending.
-
-    Source: Oobleck, section 4.2.1, equation 5. There are 6.8e9 of them for 256 nodes and sizes from 8 on: a reference
-    for small numbers of nodes.
-
-    >>> list(every_instance((2, 3, 4), 7, 1))
-    [(2, 2, 3), (3, 4)]
-    """
-    if nodes == 0 and at_least <= 0:
-        yield ()
-    for place, size in enumerate(sizes):
-        if size <= nodes:
-            for others in every_instance(sizes[place:], nodes - size, at_least - 1):
-                yield (size, *others)

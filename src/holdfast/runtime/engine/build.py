@@ -6,6 +6,7 @@ import hashlib
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from holdfast.config.job import (
     VitModel,
 )
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, Receive
+from holdfast.core.instructions import Payload, Receive
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
@@ -78,6 +79,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+_NOTHING = nullcontext()
 _DATA = -1
 """Loading is seeded as if it were the layer before the first."""
 
@@ -485,7 +487,12 @@ def _lr_scale(job: Job) -> Callable[[int], float]:
     )
 
 
-def microbatch_loader(job: Job, dataset: Callable[[], Any], expected: ItemSpec | None = None) -> Loader:
+def microbatch_loader(
+    job: Job,
+    dataset: Callable[[], Any],
+    expected: ItemSpec | None = None,
+    loading: AbstractContextManager[None] = _NOTHING,
+) -> Loader:
     """Loads a micro-batch as a pure function of seed, step and its global number; opens the data when first asked.
 
     A dataset may draw random numbers from torch's default generator: it is seeded for every micro-batch.
@@ -494,20 +501,22 @@ def microbatch_loader(job: Job, dataset: Callable[[], Any], expected: ItemSpec |
         job: whose data.
         dataset: opens it.
         expected: what every item is like; None: all of a micro-batch are alike.
+        loading: entered meanwhile, again and again.
     """
 
     def load(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        opened = dataset()
-        torch.default_generator.manual_seed(layer_seed(job.train.seed, step, microbatch, _DATA))
-        return load_microbatch(
-            opened,
-            seed=job.train.seed,
-            step=step,
-            microbatch=microbatch,
-            num_microbatches=job.global_microbatches,
-            microbatch_size=job.grid.microbatch_size,
-            expected=expected,
-        )
+        with loading:
+            opened = dataset()
+            torch.default_generator.manual_seed(layer_seed(job.train.seed, step, microbatch, _DATA))
+            return load_microbatch(
+                opened,
+                seed=job.train.seed,
+                step=step,
+                microbatch=microbatch,
+                num_microbatches=job.global_microbatches,
+                microbatch_size=job.grid.microbatch_size,
+                expected=expected,
+            )
 
     return load
 
@@ -523,6 +532,7 @@ def build_stage(
     model: Model | None = None,
     data: Callable[[], Any] | None = None,
     sharded: Callable[..., Stage] | None = None,
+    loading: AbstractContextManager[None] = _NOTHING,
 ) -> StageParts:
     """Builds one worker's stage.
 
@@ -537,12 +547,13 @@ def build_stage(
         model: the job's, fresh, which the stage takes over; None: it is built.
         data: opens the job's data, when it is needed; None: as :func:`build_dataset` does.
         sharded: makes the stage of a worker of several GPUs; None: it has one.
+        loading: entered while a micro-batch is loaded.
     """
     owned = plan.placement.layers_of(worker)
     if emulate is not None:
         return _emulated(job, owned, emulate)
     model = model or build_model(job)
-    options = stage_options(job, model, owned, boundaries, item, data or cache(lambda: build_dataset(job)))
+    options = stage_options(job, model, owned, boundaries, item, data or cache(lambda: build_dataset(job)), loading)
     stage = Stage(**options, note=note) if sharded is None else sharded(**options, note=note)
     groups = tie_groups(model.ties)
     return StageParts(
@@ -561,6 +572,7 @@ def stage_options(
     boundaries: tuple[TensorSpec, ...],
     item: ItemSpec | None,
     data: Callable[[], Any],
+    loading: AbstractContextManager[None] = _NOTHING,
 ) -> dict[str, Any]:
     """Returns what a job's stage is made of, by the names that :class:`Stage` has for it.
 
@@ -571,6 +583,7 @@ def stage_options(
         boundaries: what every layer hands on.
         item: what every item of the data is like; None: it is not known.
         data: opens the job's data, when it is needed.
+        loading: entered while a micro-batch is loaded.
     """
     return {
         "layers": model.layers,
@@ -582,7 +595,7 @@ def stage_options(
         "numerics": job.train.numerics,
         "seed": job.train.seed,
         "num_microbatches": job.global_microbatches,
-        "load": microbatch_loader(job, data, item),
+        "load": microbatch_loader(job, data, item, loading),
         "clip_norm": job.train.clip_norm,
         "commit": job.resilience.commit,
         "scaling": build_scaling(job),

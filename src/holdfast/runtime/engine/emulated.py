@@ -135,6 +135,23 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         self._sums = {layer: np.zeros(WIDTH, np.int64) for layer in self.layers}
         self._counts = {layer: np.zeros(self._num_microbatches, np.int64) for layer in self.layers}
         self._losses.fill(0.0)
+        self._left_out: frozenset[int] = frozenset()
+
+    def _leave_out(self, microbatches: frozenset[int]) -> None:
+        for layer, counts in self._counts.items():
+            added = frozenset(np.flatnonzero(counts).tolist())
+            if (layer,) in self._reduced or added.isdisjoint(microbatches):
+                continue
+            if not added <= microbatches:
+                raise InternalError(
+                    f"layer {layer}: micro-batches {sorted(added)} are in its sum, to be left out in part"
+                )
+            self._sums[layer], self._counts[layer] = np.zeros(WIDTH, np.int64), np.zeros_like(counts)
+        for number in microbatches:
+            self._ran.pop(number, None)
+            self._halved.pop(number, None)
+            self._losses[number] = 0.0
+        self._left_out = microbatches
 
     def forward(
         self, step: int, microbatch: int, activation: Any, layers: LayerRange | None = None, *, adds: bool = True
@@ -297,8 +314,10 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         total, dissent, counts, losses = np.split(self._receives(reduced), self._sections)
         self._dissent += int(dissent[0])
         for microbatch, count in enumerate(counts.tolist()):
-            if count != 1:
+            if count != (microbatch not in self._left_out):
                 raise LedgerError(layer, microbatch, count)
+        if len(losses):
+            losses[sorted(self._left_out)] = np.full(len(self._left_out), np.nan).view(np.int64)
         self._reduced[layers] = np.concatenate((total, losses))  # losses: of the last layer
 
     def vote(self) -> Any:
@@ -370,7 +389,7 @@ class EmulatedStage(SteppedStage[_Words, bool]):
     def losses(self) -> list[float] | None:
         """See Engine.losses."""
         reduced = self._reduced.get((self._num_layers - 1,))
-        return None if reduced is None else reduced[WIDTH:].view(np.float64).tolist()
+        return None if reduced is None else [x for x in reduced[WIDTH:].view(np.float64).tolist() if x == x]
 
     def save(self, layer: int, directory: Path) -> Path:
         """Writes the layer's digest: there is nothing else worth keeping."""
@@ -379,7 +398,7 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         path.write_text(self.layer_digest(layer))
         return path
 
-    def snapshot(self, layer: int) -> Callable[[], bytes]:
+    def snapshot(self, layer: int, *, to_file: bool = False) -> Callable[[], bytes]:
         """See Engine.snapshot: the step and the weight."""
         words = [self._at[layer], *self._weight(layer).tolist()]
         return lambda: b" ".join(b"%d" % word for word in words)

@@ -26,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -143,7 +144,7 @@ class _Owned:
         stats: its batch-norm statistics.
         parameters: its trainable parameters.
         places: per reduction, the places in ``parameters`` of that reduction's weights, in the message's order.
-        watched: buffers that no forward pass may change, with the version that each had.
+        watched: parameters and buffers, which no forward pass may change.
         split_works: whether split and fused backward were found equal; None before the first I.
     """
 
@@ -520,13 +521,17 @@ class Stage(SteppedStage[Reduced, float]):
         reduced = self._reduced.get((self.num_layers - 1,))
         return None if reduced is None else present(reduced.records)[:, 0].tolist()
 
-    def snapshot(self, layer: int) -> Callable[[], bytes]:
+    def snapshot(self, layer: int, *, to_file: bool = False) -> Callable[[], bytes]:
         """Pin a copy of a layer's live state; the function returned encodes it, in any thread, at any time.
 
         Cost: one copy of the layer's weights, buffers and optimizer state.
         """
         pinned = self.export(layer).clone()
-        return lambda: encode_layer(pinned)
+        return partial(encode_layer, self._for_file(pinned) if to_file else pinned)
+
+    def _for_file(self, state: LayerState) -> LayerState:
+        """A state with what a file says besides it."""
+        return state
 
     def export(self, layer: int) -> LayerState:
         """Return a layer's live state; it shares memory with the stage: use it before the layer's next swap."""
@@ -561,13 +566,16 @@ class Stage(SteppedStage[Reduced, float]):
 
     # --- set-up -------------------------------------------------------------------------------------------------------
 
+    def _check_type(self, name: str, dtype: torch.dtype) -> None:
+        check_dtype(name, dtype)
+
     def _own(
         self, index: int, module: nn.Module, optimizer: OptimizerFactory, commit: Callable[..., Committed]
     ) -> _Owned:
         module.to(self._device)
         names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         for name in names:
-            check_dtype(f"{name} of layer {index}", module.get_parameter(name).dtype)
+            self._check_type(f"{name} of layer {index}", module.get_parameter(name).dtype)
         uses = {dict(tie.places)[index]: tie for tie in self._ties if index in tie.layers}
         later = [name for name, tie in uses.items() if tie.layers[0] != index]
         committed = commit(index, module, optimizer, tied=later, scaling=self._scaling)
@@ -580,7 +588,10 @@ class Stage(SteppedStage[Reduced, float]):
             stats=stats,
             parameters=[module.get_parameter(name) for name in names],
             places=places,
-            watched={name: b for name, b in module.named_buffers() if name not in stats.buffer_names},
+            watched={
+                **dict(module.named_parameters()),
+                **{name: b for name, b in module.named_buffers() if name not in stats.buffer_names},
+            },
         )
 
     def _stats_of(self, index: int, module: nn.Module) -> RunningStats:
@@ -617,15 +628,15 @@ class Stage(SteppedStage[Reduced, float]):
 
     def _run_layer(self, index: int, owned: _Owned, source: Tensor, seed: int) -> _Cell:
         _seed(self._device, seed)
-        versions = [(buffer, buffer._version) for buffer in owned.watched.values()]
+        marks = [(tensor._version, tensor.data_ptr()) for tensor in owned.watched.values()]
         if owned.stats.width:
             with owned.stats.apart():
                 output = owned.module(source)
                 record: Tensor | None = owned.stats.taken()
         else:
             output, record = owned.module(source), None
-        if versions:
-            _check_buffers(index, owned, versions)
+        if marks:
+            _check_watched(index, owned, marks)
         return _Cell(source, check_output(index, owned.module, output, self._outputs.get(index)), record)
 
     def _run_loss(self, context: _Context, step: int, microbatch: int) -> None:
@@ -833,12 +844,13 @@ def _check_own(layers: Sequence[nn.Module], owned: Sequence[int]) -> None:
         raise ConfigError(f"layers still share parameters (untie them first): {ties[0].places}")
 
 
-def _check_buffers(index: int, owned: _Owned, versions: Sequence[tuple[Tensor, int]]) -> None:
-    current = dict(owned.module.named_buffers())
-    for name, (buffer, version) in zip(owned.watched, versions, strict=True):
-        if current.get(name) is not buffer or buffer._version != version:
+def _check_watched(index: int, owned: _Owned, marks: Sequence[tuple[int, int]]) -> None:
+    current = {**dict(owned.module.named_parameters()), **dict(owned.module.named_buffers())}
+    for (name, tensor), mark in zip(owned.watched.items(), marks, strict=True):
+        if current.get(name) is not tensor or (tensor._version, tensor.data_ptr()) != mark:
+            what = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             raise ConfigError(
-                f"layer {index} ({type(owned.module).__name__}) changes its buffer {name!r} in the forward pass; only"
+                f"layer {index} ({type(owned.module).__name__}) changes its {what} {name!r} in the forward pass; only"
                 " batch-norm's running statistics may change, because the order of micro-batches is not fixed"
             )
 

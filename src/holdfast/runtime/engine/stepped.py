@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
+from holdfast.core.ids import Interval
 from holdfast.core.placement import LayerRange
 from holdfast.core.progress import Part, Progress
 from holdfast.errors import InternalError
@@ -65,6 +66,10 @@ class SteppedStage(ABC, Generic[R, V]):
     """The verdict on a step that counts and whose gradients are not scaled."""
     repeated: tuple[int, ...] = ()
     """The steps whose micro-batches are run once more in the step behind; they are other ones for data and seeds."""
+    ends: int | None = None
+    """The step before which all is over, whatever the job says; None: nobody has stopped it."""
+    _num_microbatches: int
+    """Of a step, over all pipelines."""
     returns = True
     """Whether a layer that is taken back is the one that it was, bit by bit."""
 
@@ -92,10 +97,9 @@ class SteppedStage(ABC, Generic[R, V]):
     def _dissent_from(self, reduction: ReducedLayers) -> None:
         """Notes that not all owners of a reduction, whose sum is here, are ready for what is prepared."""
 
+    @abstractmethod
     def _leave_out(self, microbatches: frozenset[int]) -> None:
         """Counts these in no reduction that is not complete, and all others."""
-        if microbatches:
-            raise InternalError(f"this engine cannot leave micro-batches out, as it is to: {sorted(microbatches)}")
 
     @abstractmethod
     def _judge(self, vote: Any) -> V:
@@ -127,8 +131,20 @@ class SteppedStage(ABC, Generic[R, V]):
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
-    def begin(self, step: int) -> None:
+    def sample_item(self, step: int, number: int, *, runs: bool) -> None:
+        """Keep a digest of what comes of a micro-batch: only where micro-batches are run whole."""
+        raise InternalError(f"micro-batch {number} of step {step}: this engine runs layers, and samples these")
+
+    def sampled_item(self, step: int) -> tuple[tuple[int, str], ...]:
+        """Return what is kept of a step: nothing."""
+        return ()
+
+    def begin(self, step: int, counted: tuple[Interval, ...] | None = None) -> None:
         """Start a step: forget everything of the step before.
+
+        Args:
+            step: which.
+            counted: the micro-batches that its sums expect; None: all that a step has.
 
         Raises:
             InternalError: a layer is not at this step.
@@ -138,6 +154,14 @@ class SteppedStage(ABC, Generic[R, V]):
             raise InternalError(f"step {step} cannot begin: layers are at other steps: {behind}")
         self.discard()
         self._step = step
+        self._leave_out(self._uncounted(counted))
+
+    def _uncounted(self, counted: tuple[Interval, ...] | None) -> frozenset[int]:
+        """The micro-batches of a step that its sums do not expect."""
+        if counted is None or counted == ((0, self._num_microbatches),):
+            return frozenset()
+        expected = {number for start, stop in counted for number in range(start, stop)}
+        return frozenset(range(self._num_microbatches)) - expected
 
     def discard(self) -> None:
         """Drop all that was computed of an unfinished step; what is speculative of the one before stays."""
@@ -261,7 +285,7 @@ class SteppedStage(ABC, Generic[R, V]):
             complete=tuple(sorted(reduced)),
         )
 
-    def resume(self, step: int, standing: Iterable[ReducedLayers], left_out: Iterable[int] = ()) -> None:
+    def resume(self, step: int, standing: Iterable[ReducedLayers], counted: tuple[Interval, ...] | None = None) -> None:
         """Go on with a step that was interrupted: what `progress` told of it is kept, all else is dropped.
 
         Layers that were updated with it, ahead of its verdict, return to the state before.
@@ -270,7 +294,7 @@ class SteppedStage(ABC, Generic[R, V]):
             step: the one to go on with; one that was never begun here begins.
             standing: the reductions that some owner has completed; those whose sum is not here come by `take_sum`.
                 Until then they are added to as all others, since whoever has them may be lost.
-            left_out: micro-batches that are not to count in any other reduction; nothing is kept of them.
+            counted: the micro-batches that all other reductions expect; nothing is kept of others. None: all.
 
         Raises:
             InternalError: a layer cannot return to that state; or what is left out was added to what is not.
@@ -286,7 +310,7 @@ class SteppedStage(ABC, Generic[R, V]):
             self._take_back(layer, step)
         for reduction in self._reduced.keys() & frozenset(standing):
             self._dissent_from(reduction)
-        self._leave_out(frozenset(left_out))
+        self._leave_out(self._uncounted(counted))
 
     # --- layers that are followed -------------------------------------------------------------------------------------
 

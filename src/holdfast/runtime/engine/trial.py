@@ -94,6 +94,18 @@ def try_model(model: Model, stage_of: Callable[[int], Stage], batch: tuple[Tenso
 
 
 def _forward(model: Model, stage: Stage, index: int, value: Tensor) -> Tensor:
+    before = {name: parameter.detach().clone() for name, parameter in model.layers[index].named_parameters()}
+    output = _run_forward(model, stage, index, value)
+    for name, parameter in model.layers[index].named_parameters():
+        if not _same((before[name],), (parameter,)):
+            raise ConfigError(
+                f"{name_of(index, model.layers[index])} changes its parameter {name!r} in the forward pass, through "
+                "its .data; weights change by updates only, because the order of micro-batches is not fixed"
+            )
+    return output
+
+
+def _run_forward(model: Model, stage: Stage, index: int, value: Tensor) -> Tensor:
     try:
         with theirs(f"{name_of(index, model.layers[index])} failed on {spec_of(value)}"):
             output = stage.forward(0, 0, value.clone())

@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
+import atexit
+import math
+import os
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
+from holdfast.errors import StepVoid
 from holdfast.optim.accumulate import Numerics
-from holdfast.runtime.loop.hosting import Loop
+from holdfast.runtime.loop.hosting import Loop, host
 from holdfast.runtime.loop.stage import LoopStage
 from holdfast.runtime.loop.turns import RunsItems, Turns
 
-__all__ = ["Alone", "run_step", "whole_stage"]
+__all__ = ["LEFT", "Alone", "run_step", "whole_stage"]
+
+LEFT = (
+    "left its loop before the last step was over, and others wait for it; expected hf.stop() instead of `break`: all "
+    "workers end behind the same step then"
+)
 
 
 class Alone:
     """Carries a loop in this process, with the bits that any number of workers would have."""
 
     def __init__(self) -> None:
-        self.worker, self.per_gradient = "0.0", False
+        self.worker, self.per_gradient, self.deadline = "0.0", False, math.inf
         torch.set_num_threads(1)  # sums over several threads have other bits
 
     def is_first(self) -> bool:
         """There is no other."""
         return True
 
+    def left(self) -> None:
+        """Has a script that ends without an exception end with 2, as ``holdfast run`` does: others would wait there."""
+        if host() is self:
+            atexit.register(_end_wrong)
+
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """Begins to take turns, in a thread."""
         stage = whole_stage(loop, turns)
         threading.Thread(target=_drive, args=(stage, loop, turns), name="driver", daemon=True).start()
         return lambda: stage
+
+
+def _end_wrong() -> None:
+    if hasattr(sys, "last_value"):
+        return
+    print(f"holdfast: the script {LEFT}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(2)  # nothing else changes what a process ends with once its script is over
 
 
 def whole_stage(loop: Loop, turns: RunsItems, numerics: Numerics = "exact") -> LoopStage:
@@ -51,9 +76,12 @@ def _drive(stage: LoopStage, loop: Loop, turns: Turns) -> None:
     torch.set_num_threads(1)  # the limit is each thread's own
     try:
         for step in range(loop.steps):
+            if stage.ends is not None:
+                break
             turns.between(step)
-            run_step(stage, loop, step)
-        turns.between(loop.steps, 0.0, begins=False)
+            with suppress(StepVoid):
+                run_step(stage, loop, step)
+        turns.between(loop.steps if stage.ends is None else stage.ends, 0.0, begins=False)
     except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
         turns.end(error)
     else:

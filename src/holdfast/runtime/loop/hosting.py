@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from holdfast.data.feeds import Feed
+from holdfast.runtime.loop.leftovers import meet_leftovers
 from holdfast.runtime.loop.prepared import Prepared
 from holdfast.runtime.loop.stage import LoopStage
 from holdfast.runtime.loop.turns import Turns
@@ -20,7 +23,8 @@ class Loop:
     Attributes:
         seed: of all that is drawn.
         prepared: what is trained.
-        dataset: items by index.
+        dataset: what the script loops over.
+        feed: how items are made of it.
         microbatches: items of a step, over all workers.
         size: samples of an item.
         steps: how many steps there are.
@@ -30,6 +34,7 @@ class Loop:
     seed: int
     prepared: Prepared
     dataset: Any
+    feed: Feed
     microbatches: int
     size: int
     steps: int
@@ -47,6 +52,13 @@ class Host(Protocol):
     def worker(self) -> str:
         """Who this process is."""
 
+    @property
+    def deadline(self) -> float:
+        """When the loop is to be stopped, in seconds since the epoch; infinite: by no time."""
+
+    def left(self) -> None:
+        """The script has left its loop before the last step, by ``break`` or an exception."""
+
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """Begins to take turns with the loop; returns what tells which engine computes by it now."""
 
@@ -59,8 +71,14 @@ _hosts: list[Host] = []
 
 
 def hosted(by: Host) -> None:
-    """From now on the loop of this process is carried by this."""
+    """From now on the loop of this process is carried by this, and calls for torch's own launcher are met."""
     _hosts[:] = [by]
+
+    def say(text: str) -> None:
+        if by.is_first():
+            print(text, file=sys.stderr, flush=True)
+
+    meet_leftovers(say, by.is_first)
 
 
 def host() -> Host | None:

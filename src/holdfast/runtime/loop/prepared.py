@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from holdfast.config.deciding import spelled
+from holdfast.data.feeds import Streamed
+from holdfast.data.told import plain, whole
 from holdfast.errors import ConfigError
+from holdfast.optim.digest import STORED_TYPES, tensors_sha256
 from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.mirror import Mirror
 from holdfast.runtime.loop.buckets import BUCKET_BYTES, Bucket, make_buckets
+from holdfast.runtime.loop.facts import facts_path, optimizer_facts, scheduler_facts
 from holdfast.runtime.loop.failing import SimulatedFailure
+from holdfast.runtime.loop.habits import (
+    advance,
+    meet_clipping,
+    meet_loading,
+    meet_optimizer,
+    meet_scaler,
+    meet_scheduler,
+    meet_stray_scalers,
+)
+from holdfast.runtime.loop.taking import Changes, take_groups, take_schedule
 
-__all__ = ["Failing", "Prepared", "Stateful", "prepare"]
+__all__ = ["Failing", "Prepared", "Stateful", "Told", "prepare", "told_state"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +64,13 @@ class Stateful(Protocol):
         """Takes a state."""
 
 
+class Told(NamedTuple):
+    """State that is of no bucket: JSON, and the tensors that it refers to by number."""
+
+    text: str
+    tensors: Sequence[Tensor] = ()
+
+
 @dataclass(slots=True, kw_only=True)
 class Prepared:
     """What is trained.
@@ -76,10 +98,24 @@ class Prepared:
     _given: frozenset[int] = field(init=False)
     """The identities of all that the optimizers have."""
     objects: list[Stateful] = field(default_factory=list)
-    logged: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Means of what was logged, by step, until the loop asks."""
+    streamed: Streamed | None = None
+    """The data of the loop, if they come one behind the other."""
+    logged: dict[int, dict[str, tuple[float, int]]] = field(default_factory=dict)
+    """Sum of what was logged, and how many values that are, by step, until the loop asks."""
+    ends: int | None = None
+    """The step before which the loop was stopped; None: it was not."""
     failure: SimulatedFailure | None = None
     failing: Failing | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What decides bits of the optimizers and schedulers, as the script gives them; empty until the loop begins."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """What the model's ``state_dict`` calls each parameter or buffer, and names by optimizer and group: for exports."""
+    _changes: Changes = field(default_factory=Changes)
+    """While a state is taken: how ``facts`` differ from what they were there."""
+    _first: list[Any] = field(default_factory=list)
+    """The state that each scheduler begins with."""
+    _stepping: list[Optimizer] = field(default_factory=list)
+    """The optimizers some of whose parameters this step has updated."""
 
     def __post_init__(self) -> None:
         """What is trained stays what it was when it was handed over."""
@@ -132,11 +168,54 @@ class Prepared:
             replays=failure.recovery == "rollback",
         )
 
+    def begin(self) -> None:
+        """The loop begins: from now on optimizers and schedulers have the state that we give them."""
+        for optimizer in self.optimizers:
+            _take_values(optimizer)
+            _check_state(optimizer)
+            meet_loading(optimizer)
+        self.facts = {
+            **optimizer_facts(self.optimizers, self.model),
+            **scheduler_facts(self.schedulers),
+            "state": [type(each).__name__ for each in self.objects],
+        }
+        self.about = {
+            "names": _names_in_state_dict(self.model),
+            "groups": [
+                self.facts[f"{facts_path('optimizer', index, len(self.optimizers))}.groups"]
+                for index in range(len(self.optimizers))
+            ],
+        }
+        self._first = [_copied(each.state_dict(), "the scheduler") for each in self.schedulers]
+
+    def fingerprint(self) -> str:
+        """Returns a digest of the model's parameters and buffers and of the state of its optimizers: names and bits."""
+        model = self.model
+        named: dict[str, Tensor] = {
+            name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())
+        }
+        for number, optimizer in enumerate(self.optimizers):
+            for name, parameter in model.named_parameters():
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    whole = (
+                        value if isinstance(value, Tensor) else torch.tensor(float("nan") if value is None else value)
+                    )
+                    named[f"optimizer {number}: {name} {key}"] = whole
+        return tensors_sha256(named)
+
     def factory_of(self, bucket: int) -> OptimizerFactory:
         """Returns what makes the optimizer of one bucket."""
-        trained = self.trained[bucket]
-        owner = next((o for o in map(self.optimizer_of, trained) if o is not None), self.optimizers[0])
-        return Mirror(owner, trained)
+        return Mirror(self._owner_of(bucket), self.trained[bucket], self._steps_now)
+
+    def _owner_of(self, bucket: int) -> Optimizer:
+        return next((o for o in map(self.optimizer_of, self.trained[bucket]) if o is not None), self.optimizers[0])
+
+    def _steps_now(self, optimizer: Optimizer) -> None:
+        """One of its mirrors is about to make a step; with the first one, the optimizer itself seems to."""
+        if not any(optimizer is each for each in self._stepping):
+            self._stepping.append(optimizer)
+            for hook in tuple(optimizer._optimizer_step_pre_hooks.values()):
+                hook(optimizer, (), {})
 
     def optimizer_of(self, parameter: nn.Parameter) -> Optimizer | None:
         """Returns the optimizer that updates a parameter, if any."""
@@ -145,44 +224,74 @@ class Prepared:
                 return optimizer
         return None
 
-    def take_logged(self, step: int) -> dict[str, float]:
-        """Returns the means of what was logged of a step's items; what there is of earlier steps is dropped."""
+    def take_logged(self, step: int) -> dict[str, tuple[float, int]]:
+        """Returns what was logged of a step's items, as sums and numbers; what there is of earlier steps is dropped."""
         for earlier in [each for each in list(self.logged) if each < step]:
             del self.logged[earlier]
         return self.logged.pop(step, {})
 
-    def advance(self) -> None:
-        """A step is over: schedulers take theirs."""
+    def advance(self, *, counts: bool = True) -> None:
+        """All parameters are updated: step hooks are called, and, if the step ``counts``, schedulers take theirs."""
+        stepping, self._stepping = self._stepping, []
+        for optimizer in stepping:
+            for hook in tuple(optimizer._optimizer_step_post_hooks.values()):
+                hook(optimizer, (), {})
+        if not counts:
+            return
         for scheduler in self.schedulers:
-            scheduler.step()
+            advance(scheduler)
 
-    def tell(self) -> str:
-        """Returns all state that is not the model's or the optimizer's of its parameters, as JSON."""
-        return json.dumps(
+    def tell(self) -> Told:
+        """Returns all state that is not the model's or the optimizer's of its parameters; it shares its memory."""
+        tensors: list[Tensor] = []
+        text = json.dumps(
             {
-                "groups": [[_settings(g) for g in o.param_groups] for o in self.optimizers],
-                "schedulers": [_plain(s.state_dict(), "the scheduler") for s in self.schedulers],
-                "objects": [_plain(o.state_dict(), f"hf.state({type(o).__name__})") for o in self.objects],
+                "groups": [[_settings(g, tensors) for g in o.param_groups] for o in self.optimizers],
+                "schedulers": [_told(s.state_dict(), "the scheduler", tensors) for s in self.schedulers],
+                "objects": [_told(o.state_dict(), f"hf.state({type(o).__name__})", tensors) for o in self.objects],
             },
             sort_keys=True,
         )
+        return Told(text, tuple(tensors))
 
-    def take(self, told: str) -> None:
+    def take(self, told: Told) -> None:
         """Takes what `tell` returned.
 
         Raises:
             ConfigError: it is of another script.
         """
-        state = json.loads(told)
+        state, changes = told_state(told), self._changes
         for name, ours in (("optimizers", self.optimizers), ("schedulers", self.schedulers), ("objects", self.objects)):
-            if len(there := state[name if name != "optimizers" else "groups"]) != len(ours):
-                raise ConfigError(f"a state has {len(there)} {name}, the script has {len(ours)}")
-        for optimizer, groups in zip(self.optimizers, state["groups"], strict=True):
-            for group, settings in zip(optimizer.param_groups, groups, strict=True):
-                group.update({key: _like(value, group.get(key)) for key, value in settings.items()})
-        stateful = zip((*self.schedulers, *self.objects), (*state["schedulers"], *state["objects"]), strict=True)
-        for each, told_state in stateful:
-            each.load_state_dict(_whole(told_state))
+            number = len(state[name if name != "optimizers" else "groups"])
+            if number != len(ours) and not (name == "schedulers" and changes.of_schedules()):
+                raise ConfigError(f"a state has {number} {name}, the script has {len(ours)}")
+        for index, (optimizer, groups) in enumerate(zip(self.optimizers, state["groups"], strict=True)):
+            take_groups(optimizer, facts_path("optimizer", index, len(self.optimizers)), groups, changes)
+        if not changes.of_schedules():
+            for index, (scheduler, schedule) in enumerate(zip(self.schedulers, state["schedulers"], strict=True)):
+                path = facts_path("scheduler", index, len(self.schedulers))
+                first = self._first[index] if self._first else {}
+                take_schedule(scheduler, path, schedule, first, changes)
+        for each, kept in zip(self.objects, state["objects"], strict=True):
+            each.load_state_dict(kept)
+
+    @contextmanager
+    def as_of(self, facts: Mapping[str, Any] | None) -> Iterator[None]:
+        """Within it, a state is taken of a run whose ``facts`` were these: where ours differ, ours count.
+
+        None: it is not known what they were, and all is as it was there.
+        """
+        self._changes = Changes() if facts is None else Changes(before=facts, now=spelled(self.facts))
+        try:
+            yield
+        finally:
+            self._changes = Changes()
+
+    def begins_anew(self, bucket: int) -> bool:
+        """Whether a state that is taken has nothing for the optimizer of a bucket, which is of another class."""
+        owner = self._owner_of(bucket)
+        index = next(index for index, each in enumerate(self.optimizers) if each is owner)
+        return self._changes.reshape(facts_path("optimizer", index, len(self.optimizers)))
 
 
 def prepare(
@@ -218,8 +327,7 @@ def prepare(
     for optimizer in optimizers:
         if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
             raise ConfigError(f"hf.prepare: {type(optimizer).__name__} has a parameter that is not the model's")
-        if optimizer.state:
-            raise ConfigError(f"hf.prepare: {type(optimizer).__name__} has made steps before; expected a new one")
+    _check_kinds(model, optimizers)
     owners = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     failure = failures[0] if failures else None
     absent = frozenset() if failure is None else _absent(model, failure)
@@ -238,11 +346,93 @@ def prepare(
         failure=failure,
     )
     for optimizer in optimizers:
-        _refuse(optimizer, "step", f"{type(optimizer).__name__}.step")
-        vars(optimizer)["_opt_called"] = True  # schedulers warn if nobody has stepped it
+        meet_optimizer(optimizer)
+    for scheduler in schedulers:
+        meet_scheduler(scheduler)
     if scaler is not None:
-        _refuse(scaler, "step", "scaler.step")
+        meet_scaler(scaler)
+    meet_stray_scalers(scaler)
+    meet_clipping(model)
     return prepared
+
+
+def _names_in_state_dict(model: nn.Module) -> list[tuple[str, str]]:
+    """Pairs of a name and the one that it has with us: a parameter that is used twice is there twice."""
+    known = {id(value): name for name, value in (*model.named_parameters(), *model.named_buffers())}
+    found = model.state_dict(keep_vars=True).items()
+    return [(name, known[id(value)]) for name, value in found if id(value) in known]
+
+
+def _check_kinds(model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
+    """Refuses what cannot be summed by items, or updated in buckets.
+
+    Raises:
+        ConfigError: there is something of the kind; says what to do instead.
+    """
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise ConfigError(
+                f"hf.prepare: parameter {name} has no shape yet: it is a Lazy module's; run the model once on a sample "
+                "before, under torch.no_grad()"
+            )
+        if parameter.is_complex():
+            raise ConfigError(
+                f"hf.prepare: parameter {name} is {parameter.dtype}, and complex gradients are not summed; expected a "
+                "real parameter, of which the forward pass takes torch.view_as_complex(parameter)"
+            )
+    places: dict[tuple[torch.device, int], str] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.numel() and (first := places.setdefault((parameter.device, parameter.data_ptr()), name)) != name:
+            raise ConfigError(
+                f"hf.prepare: parameters {first} and {name} share their memory, and each would be trained by itself; "
+                "expected one parameter in both places: module.weight = other.weight"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise ConfigError(
+                f"hf.prepare: {name or type(module).__name__} has sparse gradients; expected sparse=False"
+            )
+    for optimizer in optimizers:
+        for attribute, value in vars(optimizer).items():
+            if isinstance(value, Optimizer):
+                raise ConfigError(
+                    f"hf.prepare: {type(optimizer).__name__} has another optimizer in its attribute {attribute!r}, "
+                    f"which nobody would step; expected that one, a {type(value).__name__}, by itself"
+                )
+        if instead := _INSTEAD.get(type(optimizer).__name__):
+            raise ConfigError(f"hf.prepare: {type(optimizer).__name__} {instead}")
+
+
+_INSTEAD = {
+    "LBFGS": "computes the loss several times in a step, and its state is of all parameters together; expected an "
+    "optimizer that makes a step of gradients, such as AdamW",
+    "SparseAdam": "is for sparse gradients, which are not summed; expected AdamW, and sparse=False in the Embedding",
+}
+
+
+def _take_values(optimizer: Optimizer) -> None:
+    """Settings that are tensors of one element become numbers: what changes in place could not be compared or kept."""
+    for group in optimizer.param_groups:
+        numbers = {k: v.item() for k, v in group.items() if isinstance(v, Tensor) and v.numel() == 1}
+        group.update(numbers)
+
+
+def _check_state(optimizer: Optimizer) -> None:
+    """Checks that what an optimizer has already is of parameters, and of what can be kept.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    kind = type(optimizer).__name__
+    for parameter, entries in optimizer.state.items():
+        if not isinstance(parameter, Tensor):
+            raise ConfigError(f"hf.steps: {kind} has state {parameter!r} that is of no parameter, and cannot be shared")
+        for key, value in entries.items():
+            if not (value is None or isinstance(value, Tensor | int | float)):
+                raise ConfigError(
+                    f"hf.steps: {kind}: its state {key!r} of a parameter is a {type(value).__name__}; expected tensors "
+                    "and numbers"
+                )
 
 
 def _absent(model: nn.Module, failure: SimulatedFailure) -> frozenset[int]:
@@ -250,17 +440,6 @@ def _absent(model: nn.Module, failure: SimulatedFailure) -> frozenset[int]:
     named = reversed(list(model.named_parameters()))
     backward = [(name, id(p)) for name, p in named if p.requires_grad and p.numel()]
     return frozenset(parameter for _, parameter in backward[failure.standing([name for name, _ in backward]) :])
-
-
-def _refuse(owner: object, name: str, what: str) -> None:
-    def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise ConfigError(
-            f"{what}: Holdfast makes the step once all gradients are there, when the loop over the items of a step "
-            "ends; leave this call out"
-        )
-
-    refuse._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers warn if it is another one than they met
-    setattr(owner, name, refuse)
 
 
 def _scaling_of(scaler: Any) -> LossScaling | None:
@@ -271,50 +450,28 @@ def _scaling_of(scaler: Any) -> LossScaling | None:
     return LossScaling(initial=float(scaler.get_scale()), growth_every=int(scaler.get_growth_interval()))
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _plain(value, f"setting {key} of the optimizer") for key, value in group.items() if key != "params"}
+def _settings(group: Mapping[str, Any], tensors: list[Tensor]) -> dict[str, Any]:
+    settings = {key: value for key, value in group.items() if key != "params"}
+    return {key: _told(value, f"setting {key} of the optimizer", tensors) for key, value in settings.items()}
 
 
-_TENSOR = "__tensor__"
+def told_state(told: Told) -> dict[str, list[Any]]:
+    """Returns what was told: ``groups`` by optimizer, ``schedulers`` and ``objects``; tensors are copies."""
+    state = json.loads(told.text)
+    return {
+        "groups": [
+            [{key: whole(value, told.tensors) for key, value in group.items()} for group in groups]
+            for groups in state["groups"]
+        ],
+        "schedulers": [whole(each, told.tensors) for each in state["schedulers"]],
+        "objects": [whole(each, told.tensors) for each in state["objects"]],
+    }
 
 
-def _plain(value: Any, what: str) -> Any:
-    """Returns a state in the form of JSON; tensors as text.
-
-    Raises:
-        ConfigError: something in it is nothing of the kind.
-    """
-    if isinstance(value, torch.Tensor):
-        data = value.detach().cpu().contiguous()
-        text = base64.b64encode(data.reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
-        return {_TENSOR: [str(data.dtype).removeprefix("torch."), list(data.shape), text]}
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str | int) for key in value):
-            raise ConfigError(f"{what}: keys of its state are not all texts or numbers")
-        return {"__dict__": [[key, _plain(each, what)] for key, each in value.items()]}
-    if isinstance(value, list | tuple):
-        return [_plain(each, what) for each in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ConfigError(
-        f"{what}: its state holds a {type(value).__name__}; expected numbers, texts, None, tensors, lists and dicts"
-    )
+def _copied(state: Any, what: str) -> Any:
+    tensors: list[Tensor] = []
+    return whole(_told(state, what, tensors), tensors)
 
 
-def _whole(value: Any) -> Any:
-    """Returns what ``_plain`` was given; tuples as lists."""
-    if isinstance(value, dict) and _TENSOR in value:
-        dtype, shape, text = value[_TENSOR]
-        data = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
-        return data.view(getattr(torch, dtype)).reshape(shape).clone()
-    if isinstance(value, dict):
-        return {key: _whole(each) for key, each in value["__dict__"]}
-    if isinstance(value, list):
-        return [_whole(each) for each in value]
-    return value
-
-
-def _like(value: Any, there: Any) -> Any:
-    """A setting as the optimizer had it: JSON makes lists of tuples."""
-    whole = _whole(value)
-    return tuple(whole) if isinstance(there, tuple) else whole
+def _told(value: Any, what: str, tensors: list[Tensor]) -> Any:
+    return plain(value, what, tensors, STORED_TYPES)

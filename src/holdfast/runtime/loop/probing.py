@@ -1,78 +1,107 @@
-"""Runs a script as far as its loop, to learn what it will train: everything else is planned by that."""
+"""Runs a script as far as its first item, to learn what it will train: everything else is planned by that."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
-from msgspec.structs import replace
+from msgspec.structs import replace as replace_struct
 from torch import nn
 
-from holdfast.config.job import LOSSY, Grid, Job, PipelineLayout, ScriptModel
+from holdfast.config.job import Grid, Job, PipelineLayout, ScriptModel
+from holdfast.data.randomness import seed_all
 from holdfast.errors import ConfigError
-from holdfast.optim.digest import tensors_sha256
 from holdfast.recovery.choice import Sizes
-from holdfast.runtime.loop.alone import whole_stage
+from holdfast.runtime.loop.facts import data_facts, source_files
 from holdfast.runtime.loop.hosting import Loop, hosted
 from holdfast.runtime.loop.script import print_trace, quiet, run_script, told
 from holdfast.runtime.loop.stage import HANDED_ON, LoopStage
-from holdfast.runtime.loop.turns import Item, LoopAbandoned, Turns
+from holdfast.runtime.loop.trying import Trial
+from holdfast.runtime.loop.turns import Turns
 from holdfast.runtime.specs import Probed, facts_of
 from holdfast.runtime.tensors import num_bytes
 
-__all__ = ["fingerprint", "probe_script", "sums_gradients"]
+__all__ = ["probe_script", "script_facts", "sums_gradients"]
 
 
-class _Reached(BaseException):
-    """The loop is reached: the script must not go on, whatever it catches."""
+COMPARING = 0.005
+"""The part of the time of steps that comparing may take."""
+_Answer = Callable[[Callable[[], Probed]], None]
+"""Calls what it is given, tells what that returns or raises, and ends the process."""
 
 
 class _Probing:
-    """Carries a script as far as its loop; or, where its model is compiled, behind its first item."""
+    """Carries a script through the first item of its loop; the process ends there, whatever the script is in."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, answer: _Answer) -> None:
         self.per_gradient = sums_gradients(job)
-        self.worker = "0.0"
-        self.loop: Loop | None = None
-        self.first_item = ""
+        self.worker, self.deadline = "0.0", math.inf
+        self.reached = False
+        self._job, self._answer = job, answer
 
     def is_first(self) -> bool:
-        """As far as the loop nobody knows who is; nothing is to be printed or saved."""
+        """Nobody is: nothing is to be printed or saved."""
         return False
 
+    def left(self) -> None:
+        """It is told when the script ends."""
+
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
-        """This is as far as it goes, unless it is to be known what comes of an item."""
-        self.loop = loop
-        if not loop.prepared.compiled:
-            raise _Reached
-        stage = whole_stage(loop, turns)
-        threading.Thread(target=self._run_first, args=(loop, turns), name="driver", daemon=True).start()
-        return lambda: stage
-
-    def _run_first(self, loop: Loop, turns: Turns) -> None:
-        scaling = loop.prepared.scaling
-        turns.between(0)
-        item = Item(step=0, shown=0, number=0, loss_scale=None if scaling is None else scaling.initial)
-        self.first_item = turns.run(item).digest
-        turns.end(finished=False)
+        """What there is to know of the loop is known before anything of it runs; then it is tried."""
+        self.reached = True
+        probed = _probed(self._job, loop)
+        trial = Trial(loop, turns)
+        finish = partial(self._answer, partial(_tried, self._job, probed, trial))
+        threading.Thread(target=finish, name="driver", daemon=True).start()
+        return lambda: trial.stage
 
 
-def probe_script(job: Job) -> Probed:
-    """Returns what a script is going to train, and the job as it says.
+def probe_script(job: Job, answer: _Answer) -> NoReturn:
+    """Runs a script as far as the first item of its loop, twice; ``answer`` is called by another thread with the rest.
 
     Raises:
         ConfigError: it cannot be trained, or the script raised; it has printed where.
     """
+    script = job.model
+    assert isinstance(script, ScriptModel), "only a script is run"
+    torch.set_num_threads(1)
+    probing = _Probing(job, answer)
+    hosted(probing)
+    try:
+        with quiet():
+            run_script(script)
+    except ConfigError as error:
+        raise ConfigError(told(script, error)) from None
+    except BaseException as error:  # noqa: BLE001 - nobody can know what somebody else's script raises
+        print_trace(error)
+        raise ConfigError(f"{told(script, error)} (above is where)") from None
+    if probing.reached:
+        raise ConfigError(
+            f"{script.path}: left its loop over hf.steps(...) in the first step; expected it to its end, or hf.stop(), "
+            "with which all workers end behind the same step"
+        )
+    raise ConfigError(
+        f"{script.path}: came to its end without a loop over hf.steps(...) of hf = holdfast.session(): there is "
+        "nothing that workers could share"
+    )
+
+
+def _probed(job: Job, loop: Loop) -> Probed:
+    """Returns what a script is going to train, and the job as it says.
+
+    Raises:
+        ConfigError: it cannot be trained.
+    """
     assert isinstance(job.model, ScriptModel), "only a script is run"
-    probing = _reached(job.model, job)
-    loop = probing.loop
-    assert loop is not None, "it was reached"
     if loop.prepared.failing is not None and loop.prepared.failing.replays:
         raise ConfigError("SimulatedFailure: recovery: rollback is simulated in one process only: python SCRIPT")
-    job = _as_told(job, loop)
+    script, job = job.model.path, _as_told(job, loop)
     buckets = loop.prepared.buckets
     sizes = Sizes(
         boundary_bytes=(num_bytes(HANDED_ON),) * len(buckets),
@@ -80,36 +109,57 @@ def probe_script(job: Job) -> Probed:
     )
     return Probed(
         boundaries=(HANDED_ON,) * len(buckets),
-        facts=facts_of(job, layers=len(buckets), model=fingerprint(loop.prepared.model), data=_data(loop.dataset)),
+        facts=facts_of(
+            job,
+            layers=len(buckets),
+            model=_form(loop.prepared.model),
+            data=_data(loop.dataset),
+            sources=source_files(script),
+            script=script_facts(loop),
+            first=loop.prepared.fingerprint(),
+        ),
         sizes=sizes,
+        warnings=_warnings(loop.prepared.model),
         job=job,
-        first_item=probing.first_item,
     )
+
+
+def _tried(job: Job, probed: Probed, trial: Trial) -> Probed:
+    """Returns what was found, with what a trial finds.
+
+    Raises:
+        ConfigError: something would not be the same another time, and the job's numerics are exact.
+    """
+    assert isinstance(job.model, ScriptModel), "only a script is run"
+    torch.set_num_threads(1)  # the limit is each thread's own
+    try:
+        trial()
+        if trial.differences and job.train.numerics == "exact":
+            raise ConfigError(f"{trial.differences[0]} (or numerics: fast, where a recovery may end in other weights)")
+    except ConfigError as error:
+        raise ConfigError(f"{job.model.path}: {error}") from None
+    told = probed.job
+    assert told is not None, "a script says what its job is like"
+    if told.train.compare_every is None:
+        told = replace_struct(told, train=replace_struct(told.train, compare_every=_compares_every(told, trial)))
+    return replace(probed, warnings=(*probed.warnings, *trial.differences), first_item=trial.first_item, job=told)
+
+
+def _compares_every(job: Job, trial: Trial) -> int:
+    """Returns in how many steps workers compare what they have, so that it costs no more than COMPARING of their time.
+
+    One of them runs an item more then, two digest what came of it, and all digest their state.
+    """
+    if job.train.numerics == "fast" or job.num_workers < 2:
+        return 0
+    item_s, digest_s = trial.seconds()
+    step_s = item_s * max(1, job.global_microbatches // job.num_workers)
+    return max(1, math.ceil((item_s + 2 * digest_s) / (COMPARING * step_s)))
 
 
 def sums_gradients(job: Job) -> bool:
     """Returns whether each gradient is summed by itself: where a failure may come between any two of them."""
-    return job.resilience.strategy in LOSSY
-
-
-def _reached(script: ScriptModel, job: Job) -> _Probing:
-    torch.set_num_threads(1)
-    probing = _Probing(job)
-    hosted(probing)
-    try:
-        with quiet():
-            run_script(script)
-    except (_Reached, LoopAbandoned):
-        return probing
-    except ConfigError as error:
-        raise ConfigError(told(script, error)) from None
-    except BaseException as error:  # noqa: BLE001 - nobody can know what somebody else's script raises
-        print_trace(error)
-        raise ConfigError(f"{told(script, error)} (above is where)") from None
-    raise ConfigError(
-        f"{script.path}: came to its end without a loop over hf.steps(...) of hf = holdfast.session(): there is "
-        "nothing that workers could share"
-    )
+    return not job.strategy.exact
 
 
 def _as_told(job: Job, loop: Loop) -> Job:
@@ -126,12 +176,25 @@ def _as_told(job: Job, loop: Loop) -> Job:
         grid = Grid(layout=rows, microbatch_size=size, workers_per_node=per_node)
     else:
         grid = Grid(pipelines=workers, stages=1, microbatches=base, microbatch_size=size, workers_per_node=per_node)
-    return replace(job, grid=grid, train=replace(job.train, steps=loop.steps, seed=loop.seed))
+    return replace_struct(job, grid=grid, train=replace_struct(job.train, steps=loop.steps, seed=loop.seed))
 
 
-def fingerprint(model: nn.Module) -> str:
-    """Returns a digest of a model's parameters and buffers, by name: types, shapes and bits."""
-    return tensors_sha256({name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())})
+def script_facts(loop: Loop) -> dict[str, Any]:
+    """Returns what a script says of its optimizers, schedulers and data, by key."""
+    return {**loop.prepared.facts, **data_facts(loop.feed.source, seed_all)}
+
+
+def _warnings(model: nn.Module) -> tuple[str, ...]:
+    double = [name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float64]
+    text = f"{len(double)} parameters are float64 ({', '.join(double[:1])}): their gradients are summed as float32"
+    return (text,) if double else ()
+
+
+def _form(model: nn.Module) -> str:
+    """A digest of the names, shapes and types of a model's parameters and buffers."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    rows = [(name, tuple(value.shape), str(value.dtype)) for name, value in named]
+    return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
 def _data(dataset: Any) -> str:

@@ -6,7 +6,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import current_process
 from pathlib import Path
@@ -14,12 +14,20 @@ from types import TracebackType
 
 from holdfast.config.job import ScriptModel
 from holdfast.errors import ConfigError
+from holdfast.runtime.loop.forking import look_after_forks
 
 __all__ = ["print_trace", "quiet", "run_script", "told"]
 
 
-def run_script(script: ScriptModel) -> None:
-    """Runs it to its end.
+_LIBRARIES = {"site-packages", "dist-packages"}
+
+
+def run_script(script: ScriptModel, ours: Callable[[], Iterable[int]] = tuple) -> None:
+    """Runs it to its end, in the main thread.
+
+    Args:
+        script: what is run.
+        ours: finds the descriptors that no process which it forks is to have.
 
     Raises:
         ConfigError: it cannot be read.
@@ -29,6 +37,7 @@ def run_script(script: ScriptModel) -> None:
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such script")
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may load data in processes of its own
+    look_after_forks(ours)
     sys.argv = [script.path, *script.arguments]
     sys.path.insert(0, str(path.resolve().parent))
     try:
@@ -40,9 +49,9 @@ def run_script(script: ScriptModel) -> None:
 
 def told(script: ScriptModel, error: BaseException) -> str:
     """Returns what a script raised, for people: what, and where in it."""
-    place = next(
-        (frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if _is_theirs(frame.filename)), None
-    )
+    theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_theirs(frame.filename)]
+    own = [frame for frame in theirs if not _LIBRARIES.intersection(Path(frame.filename).parts)]
+    place = next(reversed(own or theirs), None)
     where = f"{script.path}" if place is None else f"{place.filename}, line {place.lineno}"
     what = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
     return f"{where}: {what}"

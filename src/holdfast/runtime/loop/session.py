@@ -13,29 +13,31 @@ the same bits.
 
 from __future__ import annotations
 
-import random
-import struct
+import math
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import default_collate
 
-from holdfast.data.sampler import load_items, sample_indices
+from holdfast.data.randomness import seed_all
+from holdfast.data.wanted import Wanted, feed_of
 from holdfast.errors import ConfigError
 from holdfast.runtime.loop.alone import Alone
 from holdfast.runtime.loop.buckets import BUCKET_BYTES
 from holdfast.runtime.loop.failing import SimulatedFailure
+from holdfast.runtime.loop.feeding import Feeding
+from holdfast.runtime.loop.guarding import Guard
+from holdfast.runtime.loop.habits import Divisors, stray_schedulers
 from holdfast.runtime.loop.hosting import Host, Loop, host, hosted
 from holdfast.runtime.loop.launched import give_way
 from holdfast.runtime.loop.prepared import Prepared, Stateful, prepare
-from holdfast.runtime.loop.stage import Gradients, LoopStage
+from holdfast.runtime.loop.stage import LAST, UNWEIGHTED, VOID, Gradients, LoopStage
 from holdfast.runtime.loop.turns import GivesItems, Item, Turns
 
 __all__ = ["Runner", "Session", "Step", "seed_all", "session"]
@@ -75,6 +77,7 @@ class Session:
         self._prepared: Prepared | None = None
         self._objects: list[Stateful] = []
         self._began = False
+        self._runner: Runner | None = None
         seed_all(seed)
 
     @property
@@ -100,7 +103,7 @@ class Session:
 
         Args:
             model: all its parameters are summed over the workers.
-            optimizers: one or more, of distinct parameters; they must not have made a step. A
+            optimizers: one or more, of distinct parameters; what they have of steps before is taken over. A
                 `holdfast.SimulatedFailure` stands for the one that it wraps.
             scheduler: one of ``torch.optim.lr_scheduler``, or a list: each takes a step after each step.
             scaler: a ``torch.amp.GradScaler``; its settings are taken over.
@@ -142,52 +145,104 @@ class Session:
         self._objects.append(obj)
         return obj
 
+    def stop(self) -> None:
+        """Ends the loop over `steps` behind the step that runs, or that was the last to run, as if it had no more.
+
+        All workers learn of it with the sums of a step, and end at the same one; what stands behind the loop is run.
+        One worker is enough to say so; if it is lost before anybody has heard, the loop goes on. Where some say so
+        between two steps and others do not, these may have run items of the next one by then, which change nothing.
+
+        Raises:
+            ConfigError: the loop has not begun.
+        """
+        if self._runner is None:
+            raise ConfigError("hf.stop: expected within the loop over hf.steps(...), which has not begun")
+        self._runner.stop()
+
     def steps(
         self,
         dataset: Any,
         *,
         microbatches: int,
-        size: int,
+        size: int | None = None,
         steps: int | None = None,
         epochs: float | None = None,
-        collate: Callable[[list[Any]], Any] = default_collate,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        weights: Any = None,
+        group_by_length: Any = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        workers: int | None = None,
+        prefetch: int | None = None,
         logs: Sequence[str] = (),
+        time_limit: float | None = None,
     ) -> Iterator[Step]:
         """Yields the steps of the job, each an iterable of items.
 
-        Samples are shuffled anew every epoch and come once in each. A step may go over the end of an epoch; so may the
-        last one, which is as long as all others.
+        Samples are shuffled anew every epoch and come once in each, unless told otherwise. A step may go over the end
+        of an epoch; so may the last one, which is as long as all others.
 
         Args:
-            dataset: a length, and samples by index.
+            dataset: a length, and samples by index; or a ``DataLoader``, whose settings are taken over; or an iterable
+                that can be read again, which every worker reads as a whole.
             microbatches: items of a step, over all workers.
-            size: samples of an item.
+            size: samples of an item; a ``DataLoader`` says it by its batch size.
             steps: how many steps; None: as many as ``epochs`` take, which is 1 unless told.
             epochs: passes over the dataset.
-            collate: makes what is yielded of the samples of an item.
+            shuffle: False: samples come in the dataset's order.
+            sampler: yields the samples of an epoch, or the batches: read once per epoch, under a seed of that epoch.
+            weights: of each sample, by which it is drawn, with replacement.
+            group_by_length: the length of each sample, or a function that returns it, given the sample's number: those
+                of like length share an item.
+            collate: makes what is yielded of the samples of an item; None: torch's ``default_collate``.
+            workers: processes that load ahead, for each worker; 0: each item is loaded before it runs.
+            prefetch: items that each of them loads ahead.
             logs: names that ``step.log`` is given.
+            time_limit: seconds after which the loop ends as by `stop`; ``train.time_limit`` of a job may be shorter.
 
         Raises:
             ConfigError: the loop cannot be carried; or it left out an item, or its backward pass.
         """
-        loop = self._loop(dataset, microbatches, size, steps, epochs, logs)
-        turns = Turns()
-        stage = self._host.begin(loop, turns)
-        runner = Runner(loop, turns, stage, collate)
-        while (next_one := turns.next_step()) is not None:
-            counted, shown = next_one
-            seed_all(loop.seed, shown)
-            step = Step(shown, runner, counted)
-            yield step
-            step.check_ended()
-            loop.prepared.check_unchanged()
-        seed_all(loop.seed, loop.steps)
+        wanted = Wanted(
+            dataset=dataset,
+            size=size,
+            shuffle=shuffle,
+            sampler=sampler,
+            weights=weights,
+            group_by_length=group_by_length,
+            collate=collate,
+            loaders=workers,
+            prefetch=prefetch,
+            seed=self._seed,
+        )
+        loop = self._loop(wanted, microbatches, steps, epochs, logs)
+        turns, deadline = Turns(), min(self._host.deadline, _after(time_limit))
+        with closing(Feeding(loop, self.worker)) as feeding:  # forks, so before there are threads
+            stage = self._host.begin(loop, turns)
+            self._runner = runner = Runner(loop, turns, stage, feeding, self._tell, deadline)
+            while (next_one := turns.next_step()) is not None:
+                counted, shown = next_one
+                if runner.leaves(counted):
+                    continue
+                seed_all(loop.seed, shown)
+                step = Step(shown, runner, counted)
+                try:
+                    yield step
+                except GeneratorExit:
+                    self._host.left()
+                    raise
+                step.check_ended()
+                runner.put_back()
+                loop.prepared.check_unchanged()
+        ends = loop.prepared.ends
+        if ends is not None:
+            self._tell(f"the loop over hf.steps was stopped behind step {ends - 1}, before {loop.steps - ends} more")
+        seed_all(loop.seed, loop.steps if ends is None else ends)
 
     def _loop(
         self,
-        dataset: Any,
+        wanted: Wanted,
         microbatches: int,
-        size: int,
         steps: int | None,
         epochs: float | None,
         logs: Sequence[str],
@@ -196,35 +251,44 @@ class Session:
             raise ConfigError("hf.steps: a script has one loop over all its steps; expected one call, with epochs=")
         if self._prepared is None:
             raise ConfigError("hf.steps: nothing was prepared; call hf.prepare(model, optimizer) first")
-        for name, value in (("microbatches", microbatches), ("size", size), ("steps", steps)):
+        for name, value in (("microbatches", microbatches), ("steps", steps)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"hf.steps: {name}: expected a whole number from 1, got {value!r}")
         if isinstance(logs, str):
             raise ConfigError(f"hf.steps: logs: expected names, such as ({logs!r},), got a text")
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-            raise ConfigError(f"hf.steps: a {type(dataset).__name__} has no length, or no items by index")
-        if not len(dataset):
-            raise ConfigError("hf.steps: the dataset is empty")
+        feed = feed_of(wanted, self._tell)
         if steps is not None and epochs is not None:
             raise ConfigError("hf.steps: expected steps or epochs, got both")
+        length, entries = feed.source.length, microbatches * feed.source.size
         if steps is None:
-            steps = max(1, -int(-(1 if epochs is None else epochs) * len(dataset) // (microbatches * size)))
-        self._prepared.fail(microbatches, max(1, len(dataset) // (microbatches * size)))
+            if length is None:
+                raise ConfigError("hf.steps: the dataset has no length, and nobody knows its epochs; expected steps=")
+            steps = max(1, -int(-(1 if epochs is None else epochs) * length // entries))
+        self._prepared.fail(microbatches, max(1, steps if length is None else length // entries))
         failing = self._prepared.failing
         if failing is not None and failing.step >= steps:
             raise ConfigError(
                 f"SimulatedFailure: step: {failing.step} is behind the last of {steps} steps, counted from 0"
             )
+        prepared = self._prepared
+        self._objects += stray_schedulers(prepared.optimizers, (*prepared.schedulers, *self._objects))
+        prepared.streamed = feed.streamed
+        prepared.begin()
         self._began = True
         return Loop(
             seed=self._seed,
             prepared=self._prepared,
-            dataset=dataset,
+            dataset=feed.dataset,
+            feed=feed,
             microbatches=microbatches,
-            size=size,
+            size=feed.num_samples,
             steps=steps,
             logs=tuple(logs),
         )
+
+    def _tell(self, text: str) -> None:
+        if self.is_first:
+            print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(slots=True)
@@ -235,13 +299,83 @@ class Runner:
     turns: GivesItems
     stage: Callable[[], LoopStage]
     """The engine that computes now."""
-    collate: Callable[[list[Any]], Any]
+    feeding: Feeding
+    tell: Callable[[str], None] = lambda text: None
+    """Tells people something; one worker's does."""
+    deadline: float = math.inf
+    """When the loop is to be stopped, in seconds since the epoch."""
+    guard: Guard = field(init=False)
+    weighted: bool | None = None
+    """Whether items have weights; None before it is known."""
+    stops_before: float = math.inf
+    """The first step that is not to be run, as the job counts; infinite before the script has stopped its loop."""
+    begun: int = -1
+    """The newest step that has begun."""
+    divisors: Divisors | None = field(default_factory=Divisors)
+    """What losses are divided by in the first step that runs here; None behind it."""
+
+    def __post_init__(self) -> None:
+        """What an item must leave as it is, is known from the start."""
+        self.guard = Guard(self.loop.prepared)
+
+    def put_back(self) -> None:
+        """Between two steps: takes what the script has put in the place of tensors.
+
+        Raises:
+            ConfigError: it has another shape or type.
+        """
+        self.guard.put_back()
+        self.stage().put_back()
+
+    def stop(self) -> None:
+        """No step behind the one that has begun is to be run."""
+        self.stops_before = min(self.stops_before, self.begun + 1)
+
+    def stops(self, step: int) -> int:
+        """What an item of a step that ends is marked with, so that all workers know."""
+        if time.time() >= self.deadline:
+            self.stop()
+        return VOID if step >= self.stops_before else LAST if step + 1 == self.stops_before else 0
+
+    def leaves(self, step: int) -> bool:
+        """Whether a step that begins is not to be run: its items are handed over as void."""
+        if step < self.stops_before:
+            self.begun = step
+            return False
+        nothing = tuple(tuple(None for _ in trained) for trained in self.loop.prepared.trained)
+        width, logs = self.stage().stats.width, self.loop.logs
+        while self.turns.next_item(step) is not None:
+            stats, logged = _none(width) if width else None, _none(2 * len(logs)) if logs else None
+            self.turns.done(Gradients(of=nothing, loss=_none(1), stats=stats, logged=logged, stops=VOID))
+        return True
+
+    def weigh(self, weight: float | Tensor | None) -> float:
+        """Returns what a loss is multiplied by.
+
+        Raises:
+            ConfigError: it is no weight; or items before had some and this one has none, or the other way round.
+        """
+        if self.weighted not in (None, weight is not None):
+            raise ConfigError("weight: expected one in each step.backward, or in none")
+        self.weighted = weight is not None
+        if weight is None:
+            return 1.0
+        found = float(torch.as_tensor(weight, dtype=torch.float32))
+        if not 0 <= found < math.inf:
+            raise ConfigError(f"weight: expected a number from 0, got {weight}")
+        return found
+
+    def count(self, items: int) -> None:
+        """A step is over, of which that many items were run here: warns of losses that were divided by their number."""
+        if self.divisors is not None and items:
+            if text := self.divisors.warning((self.loop.microbatches, items)):
+                self.tell(text)
+            self.divisors = None
 
     def load(self, item: Item) -> Any:
-        """Returns what an item's samples are collated to."""
-        loop = self.loop
-        indices = sample_indices(loop.seed, item.shown, item.number, loop.microbatches, loop.size, len(loop.dataset))
-        return self.collate(load_items(loop.dataset, indices))
+        """Returns what an item's samples are collated to; what its computation draws does not depend on them."""
+        with self.stage().loading:
+            return self.feeding.load(item.shown, item.number)
 
 
 @dataclass(slots=True, eq=False)
@@ -258,25 +392,30 @@ class Step:
     """The step as the job counts it."""
     _item: Item | None = None
     _losses: list[Tensor] = field(default_factory=list)
+    _weights: list[float] = field(default_factory=list)
     _values: list[tuple[str, float]] = field(default_factory=list)
-    _logged: dict[str, float] | None = None
+    _logged: dict[str, tuple[float, int]] | None = None
     _skipped: bool = False
     _ended: bool = False
 
     def __iter__(self) -> Iterator[Any]:
         """Yields items until all workers have what they need of the step: it is updated then."""
-        turns, model = self._runner.turns, self._runner.loop.prepared.model
+        turns, guard, count = self._runner.turns, self._runner.guard, 0
+        if not self._ended:
+            self._runner.put_back()
         while (item := turns.next_item(self._counted)) is not None:
             with ExitStack() as stack:
                 self._begin(item)
                 stats = self._runner.stage().stats
                 if stats.width:
                     stack.enter_context(stats.apart())
-                versions = _versions(model, stats.buffer_names)
+                guard.begin(stats.buffer_names)
                 yield self._runner.load(item)
-                self._check(model, versions)
+                self._check(guard)
                 taken = stats.taken() if stats.width and not self._skipped else None
             self._hand_over(taken)
+            count += 1
+        self._runner.count(count)
         self._ended, self._logged = True, self._runner.loop.prepared.take_logged(self._counted)
         seed_all(self._runner.loop.seed, self.number, self._runner.loop.microbatches)  # whichever items were ours
 
@@ -291,10 +430,18 @@ class Step:
             raise ConfigError(f"step {self.number}: no item runs outside of the loop over them")
         return self._item.number
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, weight: float | Tensor | None = None) -> None:
         """Runs the backward pass of an item's loss: a scalar, the mean over its samples.
 
         It may be called several times for one item; all of it counts.
+
+        Args:
+            loss: whose gradients are averaged over all items.
+            weight: of this one in that average, such as how many tokens ``loss`` is the mean of: the sum of weight x
+                gradient over all items is divided by the sum of all weights. Each item has one, or none has.
+
+        Raises:
+            ConfigError: no item runs; the loss is no scalar; or the weight is none.
         """
         item = self._item
         if item is None:
@@ -302,8 +449,18 @@ class Step:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"{self._where()}: the loss is {what}; expected a tensor of one element")
-        (loss if item.loss_scale is None else loss.float() * item.loss_scale).backward()  # type: ignore[no-untyped-call]
+        self._runner.guard.check_gradients()
+        if self._runner.divisors is not None:
+            self._runner.divisors.note(loss)
+        try:
+            factor = self._runner.weigh(weight)
+        except ConfigError as error:
+            raise ConfigError(f"{self._where()}: step.backward: {error}") from None
+        scaled = loss if item.loss_scale is None else loss.float() * item.loss_scale
+        (scaled if weight is None else scaled * factor).backward()  # type: ignore[no-untyped-call]
+        self._runner.guard.note_gradients()
         self._losses.append(loss.detach().float().reshape(1))
+        self._weights.append(factor)
 
     def skip(self) -> None:
         """This item has no gradient, and no loss: it counts with zeros.
@@ -329,7 +486,7 @@ class Step:
             raise ConfigError(f"{self._where()}: step.log({name!r}): hf.steps was told logs={self._runner.loop.logs}")
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ConfigError(f"{self._where()}: step.log({name!r}): {tuple(value.shape)}; expected one number")
-        self._values.append((name, float(value)))
+        self._values.append((name, float(value.detach() if isinstance(value, Tensor) else value)))
 
     @property
     def logged(self) -> dict[str, float]:
@@ -340,6 +497,27 @@ class Step:
         Raises:
             ConfigError: the loop over the items has not come to its end.
         """
+        return {name: value / count if count else math.nan for name, (value, count) in self._totals().items()}
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """The sum of what was logged of all items of the step, by name, in float64: those of an epoch add up.
+
+        Raises:
+            ConfigError: see `logged`.
+        """
+        return {name: value for name, (value, _) in self._totals().items()}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many values `sums` are of.
+
+        Raises:
+            ConfigError: see `logged`.
+        """
+        return {name: count for name, (_, count) in self._totals().items()}
+
+    def _totals(self) -> dict[str, tuple[float, int]]:
         if self._logged is None:
             raise ConfigError(f"{self._where()}: step.logged is known behind the loop over its items")
         return self._logged
@@ -349,27 +527,26 @@ class Step:
         if not self._ended:
             raise ConfigError(
                 f"{self._where()}: the loop over its items was left before its end; other workers wait for what is "
-                "missing. Leave out `break`, and use step.skip() for an item that is not to count"
+                "missing. Leave out `break`: step.skip() is for an item that is not to count, hf.stop() ends the loop "
+                "over steps"
             )
 
     def _begin(self, item: Item) -> None:
         self._item, self._skipped = item, False
         self._losses.clear()
+        self._weights.clear()
         self._values.clear()
         seed_all(self._runner.loop.seed, item.shown, item.number)
         for parameter in self._runner.loop.prepared.model.parameters():
             parameter.grad = None
 
-    def _check(self, model: nn.Module, versions: list[tuple[str, Tensor, int]]) -> None:
+    def _check(self, guard: Guard) -> None:
         if not self._losses and not self._skipped:
             raise ConfigError(f"{self._where()}: no step.backward(loss) was called; step.skip() leaves an item out")
-        buffers = dict(model.named_buffers())
-        for name, buffer, version in versions:
-            if buffers.get(name) is not buffer or buffer._version != version:
-                raise ConfigError(
-                    f"{self._where()}: the model changed its buffer {name!r}; only batch-norm's running statistics may "
-                    "change, because the order of items is not fixed"
-                )
+        try:
+            guard.check()
+        except ConfigError as error:
+            raise ConfigError(f"{self._where()}: {error}") from None
 
     def _hand_over(self, stats: Tensor | None) -> None:
         runner, rows = self._runner, []
@@ -377,12 +554,24 @@ class Step:
             rows.append(tuple(None if self._skipped else parameter.grad for parameter in trained))
             for parameter in trained:
                 parameter.grad = None
-        loss = torch.stack(self._losses).sum(0) if self._losses and not self._skipped else _none(1)
+        loss, weight = self._weighed()
         width = runner.stage().stats.width
         if width and stats is None:
             stats = _none(width)
         self._item = None
-        runner.turns.done(Gradients(of=tuple(rows), loss=loss, stats=stats, logged=self._tell_logged()))
+        stops, logged = runner.stops(self._counted), self._tell_logged()
+        runner.turns.done(Gradients(of=tuple(rows), loss=loss, stats=stats, logged=logged, weight=weight, stops=stops))
+
+    def _weighed(self) -> tuple[Tensor, float]:
+        """The loss of the item that ends, and its weight."""
+        if self._skipped or not self._losses:
+            return _none(1), math.nan
+        losses = torch.stack(self._losses)
+        if not self._runner.weighted:
+            return losses.sum(0), UNWEIGHTED
+        total = sum(self._weights)
+        shares = torch.tensor(self._weights, dtype=torch.float32, device="cpu").reshape(-1, 1)
+        return (losses * shares).sum(0) / (total or 1.0), total
 
     def _tell_logged(self) -> Tensor | None:
         names = self._runner.loop.logs
@@ -396,22 +585,19 @@ class Step:
         return f"step {self.number}" if self._item is None else f"step {self.number}, item {self._item.number}"
 
 
+def _after(seconds: float | None) -> float:
+    """Returns when so many seconds are over, in seconds since the epoch.
+
+    Raises:
+        ConfigError: they are no time.
+    """
+    if seconds is None:
+        return math.inf
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ConfigError(f"hf.steps: time_limit: expected seconds, more than 0, got {seconds!r}")
+    return time.time() + seconds
+
+
 def _none(width: int) -> Tensor:
     """Of an item that counts with zeros; whatever the script's defaults are."""
     return torch.zeros(width, dtype=torch.float32, device="cpu")
-
-
-def _versions(model: nn.Module, but: frozenset[str]) -> list[tuple[str, Tensor, int]]:
-    return [(name, buffer, buffer._version) for name, buffer in model.named_buffers() if name not in but]
-
-
-def seed_all(seed: int, *of: int) -> None:
-    """Seeds torch, numpy and random from a seed and what is about to run: a step, and an item of it."""
-    mixed = blake2b(struct.pack(f"<{1 + len(of)}q", seed, *of), digest_size=8).digest()
-    value = int.from_bytes(mixed, "little") if of else seed
-    if torch.accelerator.current_accelerator() is not None:  # this torch knows one, whether it is here or not
-        torch.manual_seed(value)
-    else:  # it asks after every kind of device, which takes half a millisecond where the caches are cold
-        torch.default_generator.manual_seed(value)
-    random.seed(value)
-    np.random.seed(value % 2**32)

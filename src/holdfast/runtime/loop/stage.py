@@ -7,19 +7,22 @@ sums of a bucket when the plan says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from holdfast.core.ids import Interval
 from holdfast.core.placement import LayerRange
 from holdfast.core.progress import Progress
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.errors import InternalError
+from holdfast.errors import ConfigError, InternalError, StepVoid
 from holdfast.optim.accumulate import Numerics, Reduced, present
 from holdfast.optim.committed import Committed
 from holdfast.optim.digest import LayerState, layer_file, save_layer, tensors_sha256
@@ -28,13 +31,21 @@ from holdfast.optim.live import LiveLayer
 from holdfast.optim.running_stats import RunningStats
 from holdfast.runtime.engine.stage import Stage, _Cell, _Context, _Owned
 from holdfast.runtime.engine.stepped import ReducedLayers
-from holdfast.runtime.loop.prepared import Failing, Prepared
+from holdfast.runtime.loop.prepared import Failing, Prepared, Told
 from holdfast.runtime.loop.turns import Item, RunsItems
 
-__all__ = ["HANDED_ON", "Gradients", "LoopStage"]
+__all__ = ["HANDED_ON", "LAST", "UNWEIGHTED", "VOID", "Gradients", "LoopStage"]
 
+_NOTHING = nullcontext()
 HANDED_ON = TensorSpec(shape=(1,), dtype="float32")
 """What buckets hand on, as plans want it: nothing that means anything."""
+LAST, VOID = 1, 2
+"""Marks of items whose script has stopped its loop: in this step, or before it. 0: it has not."""
+UNWEIGHTED = -1.0
+"""The weight of an item that counts as much as all others; one that was skipped has none (NaN)."""
+_MARKS = 2
+_MARK = "stream"
+"""Of what a file says about the state of the last bucket: from where the data can be read on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +57,41 @@ class Gradients:
         loss: float32, of one element.
         stats: those of batch-norm; None if there are none.
         logged: float32, the sum of each name's values, and behind all sums how many there were of each.
+        weight: by which the gradients are multiplied; or UNWEIGHTED.
+        stops: 0, LAST or VOID.
     """
 
     of: tuple[tuple[Tensor | None, ...], ...]
     loss: Tensor
     stats: Tensor | None = None
     logged: Tensor | None = None
+    weight: float = UNWEIGHTED
+    stops: int = 0
+
+    @property
+    def marks(self) -> Tensor:
+        """What of an item is neither loss nor statistics nor logged: float32."""
+        return torch.tensor([self.weight, self.stops], dtype=torch.float32, device="cpu")
 
     @property
     def digest(self) -> str:
         """A digest of all bits."""
         flat = {f"{i}.{j}": each for i, row in enumerate(self.of) for j, each in enumerate(row) if each is not None}
         return tensors_sha256({**flat, "loss": self.loss})
+
+
+@dataclass(slots=True, kw_only=True)
+class _ItemSample:
+    """An item that two workers run, and what came of it here."""
+
+    step: int
+    number: int
+    runs: bool = False
+    digest: str = ""
+
+    def lacks(self, step: int) -> bool:
+        """Whether it is of this step, and was not run here."""
+        return self.step == step and not self.digest
 
 
 class LoopStage(Stage):
@@ -74,6 +108,7 @@ class LoopStage(Stage):
         num_microbatches: items of a step, over all workers.
         logs: names of what is logged of items.
         watch: called with each item that was run, and what came of it.
+        loading: entered while the data of an item are loaded, by the loop.
     """
 
     def __init__(
@@ -86,13 +121,17 @@ class LoopStage(Stage):
         num_microbatches: int,
         logs: tuple[str, ...] = (),
         watch: Callable[[Item, Gradients], None] = lambda item, found: None,
+        loading: AbstractContextManager[None] = _NOTHING,
     ) -> None:
+        self.loading = loading
         self._prepared, self._turns, self._logs, self._seen = prepared, turns, logs, watch
         self._items: dict[int, list[tuple[Tensor | None, ...]]] = {}  # what is not added yet, by micro-batch
         self._records: dict[int, Tensor] = {}
         self._last: tuple[int, dict[ReducedLayers, Reduced]] = (-1, {})
         self._failing: Failing | None = None  # in this step
         self._failed = False
+        self._shares: Tensor | None = None
+        self._sample: _ItemSample | None = None
         super().__init__(
             layers=[prepared.buckets[index] for index in owned],
             owned=owned,
@@ -110,16 +149,15 @@ class LoopStage(Stage):
             scaling=prepared.scaling,
             outputs=[HANDED_ON] * len(prepared.buckets),
         )
-        self.returns = True
+        self.returns, self.ends = True, prepared.ends
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, counted: tuple[Interval, ...] | None = None) -> None:
         """Start a step; see `SteppedStage.begin`. One that fails has fewer contributions to its later sums."""
-        super().begin(step)
         failure = self._prepared.failing
         self._failing = failure if failure is not None and failure.step == step and not self._failed else None
-        self._leave_out(frozenset())
+        super().begin(step, counted)
 
     def count_back(self) -> None:
         """Count the step that was just made as none: it is made again, and does not fail."""
@@ -143,23 +181,50 @@ class LoopStage(Stage):
         if adds:
             if microbatch not in self._items:
                 self._run_item(step, microbatch)
-            here = torch.empty(0)
+            here = torch.empty(0, dtype=torch.float32)
             cells = [_Cell(here, here, None) for _ in layers.indices]
             self._contexts[microbatch][layers.start] = _Context(layers, cells)
-        return torch.zeros(HANDED_ON.shape) if layers.stop < self.num_layers else None
+        return torch.zeros(HANDED_ON.shape, dtype=torch.float32) if layers.stop < self.num_layers else None
 
     def _run_item(self, step: int, microbatch: int) -> None:
         ahead = [layer for layer, owned in self._owned.items() if _live(owned).ahead]
         if ahead:
             raise InternalError(f"item {microbatch} of step {step} on weights that have made this step already")
-        scale = self._owned[self.num_layers - 1].committed.loss_scale
-        shown = step - sum(each < step for each in self.repeated)
-        item = Item(step=step, shown=shown, number=microbatch, loss_scale=None if scale is None else scale.value)
+        sample = self._sample
+        if sample is not None and sample.lacks(step) and sample.runs and sample.number != microbatch:
+            sample.digest = self._have_run(step, sample.number).digest
+        found = self._have_run(step, microbatch)
+        if sample is not None and sample.lacks(step) and sample.number == microbatch:
+            sample.digest = found.digest
+        self._items[microbatch] = [tuple(map(_summed, row)) for row in found.of]
+        parts = (found.loss, found.stats, found.logged, found.marks)
+        self._records[microbatch] = torch.cat([part for part in parts if part is not None])
+
+    def _have_run(self, step: int, microbatch: int) -> Gradients:
+        item = Item(step=step, shown=self._shown(step), number=microbatch, loss_scale=self.loss_scale)
         found: Gradients = self._turns.run(item)
         self._seen(item, found)
-        self._items[microbatch] = list(found.of)
-        parts = (found.loss, found.stats, found.logged)
-        self._records[microbatch] = torch.cat([part for part in parts if part is not None])
+        return found
+
+    def _shown(self, step: int) -> int:
+        """A step as the loop counts."""
+        return step - sum(each < step for each in self.repeated)
+
+    def sample_item(self, step: int, number: int, *, runs: bool) -> None:
+        """Keep a digest of an item; ``runs``: before any item of ours, whoever else runs it. It is added to no sum.
+
+        Not where the model is compiled, which may have other bits in each process.
+        """
+        if self._prepared.compiled:
+            return
+        if self._sample is None or (self._sample.step, self._sample.number) != (step, number):
+            self._sample = _ItemSample(step=step, number=number)
+        self._sample.runs = runs
+
+    def sampled_item(self, step: int) -> tuple[tuple[int, str], ...]:
+        """Return what came of the item that was sampled in a step; see `sample_item`."""
+        sample = self._sample
+        return ((-1, sample.digest),) if sample is not None and sample.step == step and sample.digest else ()
 
     def backward(
         self,
@@ -185,7 +250,7 @@ class LoopStage(Stage):
             if adds and not self._is_absent(index, microbatch):
                 record = self._records[microbatch] if index == self.num_layers - 1 else None
                 self._add(index, self._owned[index], microbatch, gradients, record)
-        return torch.zeros(HANDED_ON.shape) if part.start else None
+        return torch.zeros(HANDED_ON.shape, dtype=torch.float32) if part.start else None
 
     def accept(self, reduction: ReducedLayers, reduced: Tensor) -> None:
         """Take a sum; nobody asks for the one of the step before any more. See `Stage.accept`."""
@@ -202,14 +267,60 @@ class LoopStage(Stage):
         if step != self._step:
             sums.pop(reduction, None)
         if self._logs and reduction == (self.num_layers - 1,) and self._step is not None:
-            sums_of, times = (
-                present(self._reduced[reduction].records)[:, -2 * len(self._logs) :].double().sum(0).chunk(2)
-            )
-            means = zip(self._logs, (sums_of / times).tolist(), strict=True)  # of nothing it is not a number
-            self._prepared.logged[self._step] = dict(means)
+            logged = self._records_of_step[:, -_MARKS - 2 * len(self._logs) : -_MARKS]
+            sums_of, times = logged.double().sum(0).chunk(2)
+            found = zip(sums_of.tolist(), map(int, times.tolist()), strict=True)
+            self._prepared.logged[self._step] = dict(zip(self._logs, found, strict=True))
+
+    @property
+    def _records_of_step(self) -> Tensor:
+        """What all items have told beside their gradients: float32, a row for each that counts."""
+        return present(self._accepted((self.num_layers - 1,)).records)
 
     def _record_width(self, layer: int) -> int:
-        return super()._record_width(layer) + (2 * len(self._logs) if layer == self.num_layers - 1 else 0)
+        more = 2 * len(self._logs) + _MARKS if layer == self.num_layers - 1 else 0
+        return super()._record_width(layer) + more
+
+    # --- what items count, and whether there are more -----------------------------------------------------------------
+
+    def conclude(self, vote: Any) -> None:
+        """Settle the verdict; see `Stage.conclude`. All sums are here, and so what the items say of the loop's end.
+
+        Raises:
+            StepVoid: the loop was stopped before this step.
+            ConfigError: some items have weights and others have none.
+        """
+        step, marks = self._step, self._records_of_step[:, -_MARKS:]
+        assert step is not None, "a step that is settled has begun"
+        stops = int(marks[:, 1].max()) if len(marks) else 0
+        if stops:
+            self.ends = self._prepared.ends = step + (stops == LAST)
+        if stops == VOID:
+            raise StepVoid(step)
+        self._shares = _shares(step, marks[:, 0])
+        super().conclude(vote)
+
+    def _judge(self, vote: Tensor) -> float:
+        if self._shares is None:
+            return super()._judge(vote)
+        weighs = len(self._shares) / float(self._shares.sum() or 1.0)  # of the mean, to divide by the weights instead
+        scaled = vote.clone()
+        scaled[:, 1] *= weighs * weighs
+        return super()._judge(scaled) * weighs
+
+    def _gradients(self, layer: int, owned: _Owned, factor: float) -> Mapping[str, Tensor | None]:
+        if self._shares is None:
+            return super()._gradients(layer, owned, factor)
+        means = super()._gradients(layer, owned, 1.0).items()
+        return {name: None if mean is None else (mean.double() * factor).to(mean.dtype) for name, mean in means}
+
+    def losses(self) -> list[float] | None:
+        """Return the losses of the step, by their weights; see `Stage.losses`."""
+        losses = super().losses()
+        if losses is None or self._shares is None or len(losses) != len(self._shares):
+            return losses
+        shares = (self._shares * (len(losses) / float(self._shares.sum() or 1.0))).tolist()
+        return [loss * share for loss, share in zip(losses, shares, strict=True)]
 
     def _swap(self, layer: int) -> None:
         again, step = _live(self._owned[layer]).ahead, self._owned[layer].committed.step
@@ -217,8 +328,8 @@ class LoopStage(Stage):
         if layer == self.layers[-1]:
             self._last = (step, dict(self._reduced))
             repeats = step in self.repeated or (self._failing is not None and self._failing.replays)
-            if not again and not repeats:
-                self._prepared.advance()
+            if not again:
+                self._prepared.advance(counts=not repeats)
 
     def _forget(self) -> None:
         super()._forget()
@@ -234,13 +345,13 @@ class LoopStage(Stage):
             found = (Progress(step=step, complete=tuple(sorted(sums))), *found)
         return found
 
-    def resume(self, step: int, standing: Iterable[ReducedLayers], left_out: Iterable[int] = ()) -> None:
+    def resume(self, step: int, standing: Iterable[ReducedLayers], counted: tuple[Interval, ...] | None = None) -> None:
         """Go on with a step; whoever has ended it hands over its sums. See `SteppedStage.resume`."""
         last, sums = self._last
         if last == step != self._step:
             self.discard()
             self._step, self._reduced = step, {layers: replace(each) for layers, each in sums.items()}
-        super().resume(step, standing, left_out)
+        super().resume(step, standing, counted)
 
     def _leave_out(self, microbatches: frozenset[int]) -> None:
         super()._leave_out(microbatches)
@@ -267,7 +378,7 @@ class LoopStage(Stage):
         if _live(self._owned[layer]).ahead:
             raise InternalError(f"bucket {layer} is ahead of the step that it counts, and has no state of that")
         state = super().export(layer)
-        return replace(state, extra=self._prepared.tell()) if layer == self.num_layers - 1 else state
+        return self._with_told(state)
 
     def save(self, layer: int, directory: Path) -> Path:
         """Write a bucket's live state, also where a job ends in the middle of a step; see `Stage.save`."""
@@ -275,15 +386,47 @@ class LoopStage(Stage):
         if not live.ahead:
             return super().save(layer, directory)
         path = layer_file(directory, layer)
-        save_layer(path, replace(live.export(), step=live.step + 1))
+        save_layer(path, self._with_told(replace(live.export(), step=live.step + 1)))
         return path
+
+    def _with_told(self, state: LayerState) -> LayerState:
+        if state.layer < self.num_layers - 1:
+            return state
+        told = self._prepared.tell()
+        return replace(state, extra=told.text, extra_tensors=told.tensors, about=self._prepared.about)
+
+    def _for_file(self, state: LayerState) -> LayerState:
+        """From where data can be read on; not what several owners give alike, as each has marks of its own."""
+        mark = self.mark_of(state.step) if state.layer == self.num_layers - 1 else None
+        return state if mark is None else replace(state, about={**state.about, _MARK: mark})
+
+    def mark_of(self, step: int) -> dict[str, Any] | None:
+        """Return from where the data of a step and those behind it can be read, in the form of JSON; None: unknown."""
+        streamed = self._prepared.streamed
+        return None if streamed is None else streamed.hint(self._shown(step) * self._num_microbatches)
+
+    def learn_mark(self, told: Mapping[str, Any]) -> None:
+        """Take what `mark_of` of another worker, or run, has returned."""
+        if self._prepared.streamed is not None:
+            self._prepared.streamed.stream.learn(told)
 
     def install(self, layer: int, state: LayerState) -> None:
         """Replace a bucket's state; see `Stage.install`."""
-        super().install(layer, state)
+        super().install(layer, replace(state, optimizer={}) if self._prepared.begins_anew(layer) else state)
         self._last = (-1, {})
         if state.extra:
-            self._prepared.take(state.extra)
+            self._prepared.take(Told(state.extra, state.extra_tensors))
+        if _MARK in state.about:
+            self.learn_mark(state.about[_MARK])
+
+    def put_back(self) -> None:
+        """Take what the script has put in the place of a tensor's ``data`` between two steps."""
+        for owned in self._owned.values():
+            _live(owned).put_back()
+
+    def _check_type(self, name: str, dtype: torch.dtype) -> None:
+        if dtype != torch.float64:  # which is summed as float32
+            super()._check_type(name, dtype)
 
     def _own(
         self, index: int, module: nn.Module, optimizer: OptimizerFactory, commit: Callable[..., Committed]
@@ -295,9 +438,43 @@ class LoopStage(Stage):
         return RunningStats(index, self._prepared.model if index == last else module)
 
     @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """What updates each bucket that has anything to train."""
+        found = (_live(owned).optimizer for owned in self._owned.values())
+        return tuple(each for each in found if each is not None)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the losses of the step that begins are multiplied by; None: they are not."""
+        scale = self._owned[self.num_layers - 1].committed.loss_scale
+        return None if scale is None else scale.value
+
+    @property
     def stats(self) -> RunningStats:
         """The batch-norm statistics of the model."""
         return self._owned[self.num_layers - 1].stats
+
+
+def _shares(step: int, weights: Tensor) -> Tensor | None:
+    """The weights of a step's items: float64, 0 for one that was skipped; None if they have none.
+
+    Raises:
+        ConfigError: some have, and others have none.
+    """
+    skipped, unweighted = weights.isnan(), weights < 0
+    if bool((skipped | unweighted).all()):
+        return None
+    if bool(unweighted.any()):
+        raise ConfigError(
+            f"step {step}: step.backward(loss, weight=) was given a weight in {int((weights >= 0).sum())} items, and "
+            f"none in {int(unweighted.sum())}; expected one in each, or in none"
+        )
+    return weights.double().nan_to_num(0.0)
+
+
+def _summed(gradient: Tensor | None) -> Tensor | None:
+    """A gradient as it is added up: float64 with float32's accuracy."""
+    return gradient.float() if gradient is not None and gradient.dtype == torch.float64 else gradient
 
 
 def _live(owned: _Owned) -> LiveLayer:

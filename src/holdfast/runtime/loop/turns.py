@@ -99,7 +99,7 @@ class Turns:
             WorkFailed: the loop has raised.
         """
         with self._changed:
-            self._over_before = max(self._over_before, step)
+            self._over_before = max(self._over_before, step + (not begins))  # one that began and is void is over, too
             if begins and (self._begun is None or self._begun[0] < step):
                 self._begun = (step, repeated)
             self._changed.notify_all()
@@ -110,7 +110,7 @@ class Turns:
     def _is_at(self, step: int, begins: bool) -> bool:
         if begins:  # or behind it, where we have ended it and others have not
             return (self._idle or self._asks) and self._given is not None and self._given >= step
-        return self._asks and (self._given is None or self._given + 1 == step)
+        return self._asks and (self._given is None or self._given + 1 >= step)
 
     def run(self, item: Item) -> Any:
         """Has the loop run an item; returns what came of it.

@@ -13,13 +13,13 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from holdfast.config.job import Control
 from holdfast.control.advice import Adviser
 from holdfast.control.awake import AwakeClock
 from holdfast.control.coordinator import Committer, Coordinator, serve
 from holdfast.control.decider import Remarks
 from holdfast.control.detection import Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
-from holdfast.control.injection import CoordinatorInjector
 from holdfast.control.introductions import Introductions
 from holdfast.control.membership import (
     Contact,
@@ -40,7 +40,6 @@ from holdfast.control.plan_lookup import PlanLookup
 from holdfast.control.reshaper import Reshaper
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.tls import server_credentials
-from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.errors import (
     ConfigError,
@@ -54,7 +53,6 @@ from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints
 from holdfast.telemetry.events import (
     EventLog,
-    FaultInjected,
     Notice,
     read_events,
 )
@@ -73,8 +71,6 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     several coordinators it stands by until it leads, and exits with 3 when another one leads instead.
     """
     sys.setswitchinterval(_SWITCH_S)
-    if spec.namespace is not None:
-        spec.namespace.enter()  # before there is any socket
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to the whole group, it is for the agent to answer
     control, remarks = spec.job.control, Remarks()
     log = EventLog(spec.events, complain=lambda kind, text: remarks.put((kind, text)))
@@ -134,7 +130,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: E
         remarks.put(("store", f"{unknown}: what lives is saved, and the job ends"))
         contact = replace(membership.contact, agent_away=True)
         membership = replace(membership, past_lost=unknown, phase=Phase.REATTACHING, contact=contact)
-    return Coordinator(
+    coordinator = Coordinator(
         membership=membership,
         store=store,
         log=log,
@@ -142,14 +138,17 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: E
         clock=time.monotonic,
         awake=awake,
         committer=Committer(checkpoints=checkpoints, facts=spec.facts),
-        injector=CoordinatorInjector(_still_due(spec, log), log, time.monotonic),
         introductions=Introductions(spec.token),
         advisers=_advisers(spec, log),
     )
+    for put_around in spec.around:
+        put_around(coordinator.decider)
+    return coordinator
 
 
 def _advisers(spec: CoordinatorSpec, log: EventLog) -> tuple[Adviser, ...]:
-    found: tuple[Adviser, ...] = () if spec.shapes is None else (Reshaper(spec.shapes),)
+    shapes = spec.planned.shapes
+    found: tuple[Adviser, ...] = () if shapes is None else (Reshaper(shapes),)
     if spec.library is not None:
         found += (PlanLookup(Path(spec.library), lambda text: _note(log, text)),)
     return found
@@ -176,20 +175,8 @@ def _told_gone(spec: CoordinatorSpec) -> frozenset[tuple[WorkerId, int]]:
     return frozenset()
 
 
-def _still_due(spec: CoordinatorSpec, log: EventLog) -> tuple[Fault, ...]:
-    """The faults that have not struck a coordinator before this one. The log may be long: it is read only for them.
-
-    None, if the log cannot be read: what has struck already must not strike each coordinator anew.
-    """
-    if not spec.faults:
-        return ()
-    try:
-        told = read_events(spec.events)
-    except StorageError as error:
-        _note(log, f"faults of the coordinator are left out: {error}")
-        return ()
-    fired = {event.spec for _, event in told if isinstance(event, FaultInjected)}
-    return tuple(fault for fault in spec.faults if str(fault) not in fired)
+def _watch(control: Control) -> Watch:
+    return Watch(limit_s=control.hang_s, load_s=control.load_s, compile_s=control.compile_s, beat_s=control.heartbeat_s)
 
 
 def _membership(
@@ -202,12 +189,12 @@ def _membership(
     every = spec.job.checkpoint_every
     begins = Membership(
         rules=_rules(spec),
-        grid=Grid(baseline=spec.plan),
+        grid=Grid(baseline=spec.planned.plan),
         contact=Contact(reattach_until=reattach_until),
         vacancies=Vacancies(starting=Starting(limit_s=spec.job.control.start_s)),
         running=Running(staggered=spec.job.train.technique == "staggered"),
         restoring=Restoring(restorable=_restorable(spec)),
-        watch=Watch(limit_s=spec.job.control.hang_s, beat_s=spec.job.control.heartbeat_s),
+        watch=_watch(spec.job.control),
         cadence=Cadence(every=every, wanted=every) if spec.job.sets_interval else None,
     )
     if stored is None:
@@ -224,17 +211,18 @@ def _membership(
 
 
 def _rules(spec: CoordinatorSpec) -> Rules:
+    planned = spec.planned
     return Rules(
         steps=spec.job.train.steps,
         strategy=spec.job.resilience.strategy,
         directory=spec.directory,
-        terms=spec.terms,
+        terms=planned.terms,
         wait_s=spec.job.resilience.wait_for_replacement,
         failure_every_s=spec.job.resilience.failure_every_s,
         tolerate=spec.job.resilience.tolerate,
-        fewest=0 if spec.shapes is None else spec.shapes.fewest,
-        weighs=spec.shapes is not None,
-        keeping=spec.keeping,
+        fewest=0 if planned.shapes is None else planned.shapes.fewest,
+        weighs=planned.shapes is not None,
+        keeping=planned.keeping,
         logging=spec.logging,
         job=spec.job_id,
         sampling=sampling_of(spec.job),

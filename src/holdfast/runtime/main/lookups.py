@@ -21,7 +21,7 @@ from holdfast.optim.digest import digest_run
 from holdfast.runtime.engine.build import probe
 from holdfast.runtime.loop.probing import probe_script
 from holdfast.runtime.resume import find
-from holdfast.runtime.specs import ResumeFrom
+from holdfast.runtime.specs import Probed, ResumeFrom
 from holdfast.storage.checkpoints import Facts
 
 __all__ = ["answering", "run_digest", "run_find", "run_probe", "run_script_probe"]
@@ -37,8 +37,12 @@ def run_probe(job: Job, answer: Connection) -> None:
 
 
 def run_script_probe(job: Job, answer: Connection) -> None:
-    """Runs a job's script as far as its loop; sends as :func:`run_probe` does."""
-    answering(answer, lambda: msgspec.json.encode(probe_script(job)).decode())
+    """Runs a job's script as far as the first item of its loop; sends as :func:`run_probe` does."""
+
+    def tell(find_out: Callable[[], Probed]) -> None:
+        answering(answer, lambda: msgspec.json.encode(find_out()).decode())
+
+    answering(answer, lambda: probe_script(job, tell))
 
 
 def run_find(

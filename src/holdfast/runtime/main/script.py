@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
+from holdfast.config.deciding import compare_told, spelled
 from holdfast.config.job import ScriptModel
 from holdfast.control.messages import StateAt
 from holdfast.core.plan import Plan
@@ -16,22 +18,25 @@ from holdfast.errors import ConfigError
 from holdfast.protocol.worker import Engine
 from holdfast.runtime.driver import SpecOf
 from holdfast.runtime.engine.build import StageParts
+from holdfast.runtime.loop.alone import LEFT
 from holdfast.runtime.loop.hosting import Loop, hosted
-from holdfast.runtime.loop.probing import fingerprint, sums_gradients
+from holdfast.runtime.loop.probing import script_facts, sums_gradients
 from holdfast.runtime.loop.script import print_trace, run_script, told
 from holdfast.runtime.loop.stage import HANDED_ON, Gradients, LoopStage
 from holdfast.runtime.loop.turns import Item, LoopAbandoned, Turns
 from holdfast.runtime.main.driving import drive_beside
-from holdfast.runtime.main.worker import WorkerProcess, load_layers
+from holdfast.runtime.main.worker import WorkerProcess
+from holdfast.runtime.sockets import leading_to, opened
 from holdfast.runtime.specs import WorkerSpec
+from holdfast.runtime.transport.links.loop import watched
+from holdfast.storage.blobs import open_store
+from holdfast.storage.checkpoints import Checkpoints
 
 __all__ = ["ScriptProcess", "run_script_worker"]
 
 
 def run_script_worker(spec: WorkerSpec) -> None:
     """Runs one worker of a script to its end; exits with 0 after an orderly shutdown."""
-    if spec.namespace is not None:
-        spec.namespace.enter()  # before there is any socket
     torch.set_num_threads(1)
     ScriptProcess(spec).run()
 
@@ -65,11 +70,24 @@ class ScriptProcess(WorkerProcess):
         holders = self._spec.plan.workers if plan is None else plan.placement.owners(0)
         return min(holders) == self._spec.worker
 
+    @property
+    def deadline(self) -> float:
+        """When the loop is to be stopped, in seconds since the epoch."""
+        return self._spec.deadline
+
+    def left(self) -> None:
+        """It is told when the script ends."""
+
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """The script has reached its loop: from now on this worker takes part in the job."""
         self._check(loop)
         self._loop, self._turns = loop, turns
-        driver = self._begin()
+        try:
+            driver = self._begin()
+        except BaseException as error:  # nothing will drive: this ends the worker, whatever the script makes of it
+            self._problem = error
+            turns.end(error)
+            raise
         driver.asks, driver.outside_s = turns.between, self._spec.job.control.outside_s
         driver.protocol.asked = True
 
@@ -81,13 +99,8 @@ class ScriptProcess(WorkerProcess):
             finally:
                 turns.end(problem, finished=driver.protocol.standing[1] == "finished")
 
-        def stage() -> LoopStage:
-            now = driver.protocol.stage
-            assert isinstance(now, LoopStage), "a script's loop runs its operations"
-            return now
-
         drive_beside(driver, on_end)
-        return stage
+        return self._stage
 
     def _check(self, loop: Loop) -> None:
         """What was planned by must be what this process runs.
@@ -103,11 +116,15 @@ class ScriptProcess(WorkerProcess):
                 f"hf.steps: microbatches, size, steps and seed are {ours} here, and were {planned} when the script was "
                 "tried; expected the same in every process"
             )
-        if fingerprint(loop.prepared.model) != self._spec.model:
+        if loop.prepared.fingerprint() != self._spec.model:
             raise ConfigError(
-                "hf.prepare: the model begins with other weights than when the script was tried; build it after "
-                "holdfast.session(), which seeds torch, numpy and random, and draw from these"
+                "hf.prepare: the model begins with other weights than when the script was tried, or an optimizer with "
+                "another state; build it after holdfast.session(), which seeds torch, numpy and random, and draw from "
+                "these"
             )
+        if differences := compare_told(self._spec.script, spelled(script_facts(loop))):
+            texts = [each.told("the process that tried the script") for each in differences]
+            raise ConfigError(f"{'; '.join(texts)}; expected the same in every process")
 
     # --- the process --------------------------------------------------------------------------------------------------
 
@@ -115,7 +132,7 @@ class ScriptProcess(WorkerProcess):
         hosted(self)
         problem: BaseException | None = None
         try:
-            run_script(self._script)
+            run_script(self._script, self._descriptors)
         except LoopAbandoned:
             pass
         except BaseException as error:  # noqa: BLE001 - nobody can know what somebody else's script raises
@@ -126,10 +143,7 @@ class ScriptProcess(WorkerProcess):
                 raise ConfigError(f"{self._script.path}: came to its end without a loop over hf.steps(...)")
             raise ConfigError(told(self._script, problem)) from problem
         if problem is None and not self._turns.over:
-            problem = ConfigError(
-                f"{self._script.path}: left its loop before the last step was over, and others wait for it; expected "
-                "fewer steps in hf.steps"
-            )
+            problem = ConfigError(f"{self._script.path}: {LEFT}")
         if problem is not None and problem is not self._problem:
             print_trace(problem)
             sys.stderr.flush()
@@ -139,6 +153,12 @@ class ScriptProcess(WorkerProcess):
             raise self._problem
         if problem is not None:
             os._exit(1)
+
+    def _descriptors(self) -> Iterator[int]:
+        """What no process that the script forks is to have: links, the control connection, the event log."""
+        yield from watched()
+        yield from leading_to(set(self._spec.address.split(",")))
+        yield from opened(self._spec.events)
 
     def _build(self, plan: Plan) -> StageParts:
         """The stage of the place that we have in a plan: all of the model, or nothing of it."""
@@ -153,6 +173,7 @@ class ScriptProcess(WorkerProcess):
             num_microbatches=job.global_microbatches,
             logs=self._loop.logs,
             watch=self._compare,
+            loading=self._pace.loading,
         )
         return StageParts(
             stage=stage,
@@ -161,17 +182,51 @@ class ScriptProcess(WorkerProcess):
             vote=TensorSpec(shape=(num_layers, 3), dtype="float64"),
         )
 
+    def _tell_beside(self, step: int) -> bytes:
+        """From where its data can be read on, if they are a stream."""
+        mark = self._stage().mark_of(step)
+        return b"" if mark is None else json.dumps(mark).encode()
+
+    def _learn_beside(self, told: bytes) -> None:
+        self._stage().learn_mark(json.loads(told))
+
+    def _stage(self) -> LoopStage:
+        assert self._driver is not None, "it takes part in the job"
+        now = self._driver.protocol.stage
+        assert isinstance(now, LoopStage), "a script's loop runs its operations"
+        return now
+
+    @property
+    def _compiles(self) -> bool:
+        return self._loop is not None and self._loop.prepared.compiled
+
     def _compare(self, item: Item, found: Gradients) -> None:
-        """Another process has run the first item, too; if it has other bits there, so may every one that is lost."""
+        """The probe has run the first item, too; if it has other bits here, so may every one that is lost.
+
+        Raises:
+            ConfigError: it has, and nothing that is known of explains it.
+        """
         wanted = self._spec.first_item
         if not wanted or (item.step, item.number) != (0, 0) or found.digest == wanted:
             return
         text = "the first item has other bits in another process: weights may differ from a run without failures"
+        if self._compiles:
+            text += "; the model is compiled"
+        elif self._spec.job.train.numerics == "exact":
+            raise ConfigError(
+                "the first item has other bits in this process than when the script was tried: the model, the loop or "
+                "the data depend on the process, on the time, or on hf.is_first; expected the same in every process"
+            )
         self._note(text)
-        self._complain("bits", f"worker {self.worker}: {text}; the model is compiled")
+        self._complain("bits", f"worker {self.worker}: {text}")
 
     def _rebuild(self, plan: Plan, state: StateAt | None) -> tuple[Engine, SpecOf]:
         parts = self._build(plan)
         if state is not None and state.url is not None:
-            load_layers(parts.stage, state.url, state.step)
+            self._load(parts.stage, state.url, state.step)
         return parts.stage, parts.spec_of
+
+    def _load(self, stage: Engine, url: str, step: int) -> None:
+        assert self._loop is not None, "nothing is loaded before the loop"
+        with self._loop.prepared.as_of(Checkpoints(open_store(url)).read(step).facts.script):
+            super()._load(stage, url, step)

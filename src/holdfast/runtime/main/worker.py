@@ -38,12 +38,12 @@ from holdfast.protocol.step_log import StepLog
 from holdfast.protocol.stopping import LONGEST_TEXT
 from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
+from holdfast.runtime.compiling import watch_compiling
 from holdfast.runtime.driver import Driver, SpecOf
 from holdfast.runtime.engine.build import StageParts, build_dataset, build_model, build_stage, stage_options
 from holdfast.runtime.engine.model import Model
 from holdfast.runtime.engine.sharded.ranks import Ranks
 from holdfast.runtime.engine.sharded.stage import Companion, ShardedStage
-from holdfast.runtime.injection import OnThisProcess, WorkerInjector
 from holdfast.runtime.main.companions import Companions, fork_companions
 from holdfast.runtime.main.driving import drive
 from holdfast.runtime.specs import ResumeFrom, WorkerSpec, sampling_of
@@ -51,7 +51,6 @@ from holdfast.runtime.tensor_logs import TensorLogs
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.delayed import DelayedTransport
 from holdfast.runtime.transport.exchange import RelayExchange
-from holdfast.runtime.transport.gloo import GlooTransport
 from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import MessageKey, Transport
 from holdfast.storage.blobs import open_store
@@ -75,8 +74,6 @@ _ASK_AGAIN_S = (0.5, 2.0, 5.0)
 
 def run_worker(spec: WorkerSpec) -> None:
     """Runs one worker to its end; exits with 0 after an orderly shutdown."""
-    if spec.namespace is not None:
-        spec.namespace.enter()  # before there is any socket
     torch.set_num_threads(1)
     gpus = 1 if spec.emulate is not None else spec.job.gpus_of(spec.worker)
     companions = fork_companions(gpus, partial(_accompany, spec)) if gpus > 1 else None  # before there is any thread
@@ -113,6 +110,7 @@ class WorkerProcess:
         self._data = cache(lambda: build_dataset(spec.job))
         self._here: Here | None = None
         self._awake = AwakeClock()
+        self._pace = Pace(awake=self._awake, excused_s=PATIENCE * spec.job.control.hang_s)
         self._client = ControlClient(
             spec.address,
             spec.token,
@@ -136,8 +134,7 @@ class WorkerProcess:
             self._fail(f"{type(error).__name__}: {error}", user_fault=False)
         except BaseException as error:  # noqa: BLE001 - a process main: whatever it is, it is reported
             self._fail(f"{type(error).__name__}: {error}", user_fault=False, trace=traceback.format_exc())
-        # Threads that Gloo forgot may still wait; there is nothing left that they could spoil.
-        os._exit(0)
+        os._exit(0)  # whatever thread still waits has nothing left to do
 
     def _fail(self, error: str, *, user_fault: bool, trace: str = "") -> None:
         worker, pid = self._spec.worker, os.getpid()
@@ -161,15 +158,28 @@ class WorkerProcess:
         if parts.unused is not None:
             self._data()  # a spare has the time, and will have none when it computes
         if spec.resume is not None:
-            _restore(parts.stage, spec.resume)
+            _restore(parts.stage, spec.resume, load=self._load)
         self._driver = driver = self._make_driver(parts)
         driver.dormant = self._dormant
+        self._pace.compiles_unseen = not watch_compiling(self._pace) and self._compiles
         gc.collect()
         gc.freeze()  # a collection in the middle of a recovery would cost more than the recovery
         self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid()))
         threading.Thread(target=self._beat, args=(driver,), name="heartbeat", daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: self._leave(driver))
         return driver
+
+    def _tell_beside(self, step: int) -> bytes:
+        """What a joiner is told beside the state of a step."""
+        return b""
+
+    def _learn_beside(self, told: bytes) -> None:
+        """Takes what another worker's ``_tell_beside`` has told."""
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether the model is known to be compiled; asked only where nobody tells when."""
+        return False
 
     def _end(self, driver: Driver) -> None:
         """What is told has left when this returns."""
@@ -200,7 +210,7 @@ class WorkerProcess:
         )
         driver = Driver(
             protocol=protocol,
-            transport=self._transport(exchange, links),
+            transport=self._transport(links),
             meet=links.meet,
             exchange=exchange,
             commands=queue.SimpleQueue(),
@@ -209,25 +219,25 @@ class WorkerProcess:
             log=self._log,
             clock=time.monotonic,
             spec_of=parts.spec_of,
-            injector=WorkerInjector(
+            copier=StateCopier(
                 worker=spec.worker,
-                faults=spec.faults,
-                means=OnThisProcess(log=self._log),
-                send=self._client.send,
-                witnesses=spec.witnesses,
-                fellows=spec.fellows,
-                tells=spec.worker in spec.witnesses,
+                exchange=exchange,
+                slices=links.slices,
+                tell=self._tell_beside,
+                learn=self._learn_beside,
             ),
-            copier=StateCopier(worker=spec.worker, exchange=exchange, slices=links.slices),
             rebuild=self._rebuild,
             expelled=self._expelled,
-            pace=Pace(awake=self._awake, excused_s=PATIENCE * spec.job.control.hang_s),
+            pace=self._pace,
         )
         if spec.logs is not None:
             driver.logs = self._make_logs(Path(spec.logs))
         if spec.job.checkpoint_every:
             checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
-            driver.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, driver.injector.reach)
+            reach = lambda point, step: driver.on_point(point, step)  # noqa: E731 - whatever is there by then
+            driver.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, reach)
+        for put_around in spec.around:
+            put_around(driver)
         return driver
 
     def _make_logs(self, directory: Path) -> TensorLogs:
@@ -237,15 +247,12 @@ class WorkerProcess:
         node = Logging(nodes=spec.nodes).node_of.get(spec.worker, f"of-{spec.worker}")
         return TensorLogs(spec.job.logging, directory, node, log, self._note, spec.logs_url, compares=exact)
 
-    def _transport(self, exchange: RelayExchange, links: LinkTransport) -> Transport:
-        """As the job says; if compute is emulated, messages take as long as in its profile, if they take any time."""
-        spec = self._spec
-        plain: Transport = links
-        if spec.job.control.data_plane == "gloo":
-            plain = GlooTransport(spec.worker, exchange, host=spec.host, note=self._note)
-        if spec.emulate is None or spec.emulate.link.takes_no_time:
-            return plain
-        return DelayedTransport(plain, spec.emulate.link, self._bytes_of)
+    def _transport(self, links: LinkTransport) -> Transport:
+        """If compute is emulated, messages take as long as in its profile, if they take any time."""
+        emulated = self._spec.emulate
+        if emulated is None or emulated.link.takes_no_time:
+            return links
+        return DelayedTransport(links, emulated.link, self._bytes_of)
 
     def _bytes_of(self, key: MessageKey) -> int:
         return self._emulated_bytes[key.boundary - 1] if key.boundary else 0
@@ -263,6 +270,7 @@ class WorkerProcess:
             model=self._unused,
             data=self._data,
             sharded=None if self._ranks is None else self._make_sharded,
+            loading=self._pace.loading,
         )
         self._emulated_bytes, self._unused = parts.emulated_bytes, parts.unused
         return parts
@@ -293,8 +301,11 @@ class WorkerProcess:
         """
         parts = self._build(plan)
         if state is not None and state.url is not None:
-            load_layers(parts.stage, state.url, state.step)
+            self._load(parts.stage, state.url, state.step)
         return parts.stage, parts.spec_of
+
+    def _load(self, stage: Engine, url: str, step: int) -> None:
+        load_layers(stage, url, step)
 
     def _note(self, text: str) -> None:
         self._log.write(time.monotonic(), Notice(worker=str(self._spec.worker), text=text))
@@ -362,7 +373,12 @@ def _write_stacks(path: Path) -> str:
     return f"its stacks are in {path.name}" if written else "its stacks cannot be written"
 
 
-def _restore(stage: Engine, resume: ResumeFrom, pause: Callable[[float], None] = time.sleep) -> None:
+def _restore(
+    stage: Engine,
+    resume: ResumeFrom,
+    pause: Callable[[float], None] = time.sleep,
+    load: Callable[[Engine, str, int], None] = lambda stage, url, step: load_layers(stage, url, step),
+) -> None:
     """Replaces the layers of a new stage by those of a checkpoint, which was found sound a moment ago.
 
     What a store does not give now it may give soon, so it is asked again a few times.
@@ -373,7 +389,7 @@ def _restore(stage: Engine, resume: ResumeFrom, pause: Callable[[float], None] =
     assert resume.step is not None
     for wait_s in (*_ASK_AGAIN_S, None):
         try:
-            load_layers(stage, resume.url, resume.step)
+            load(stage, resume.url, resume.step)
             break
         except StorageError as error:
             if wait_s is None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from holdfast.runtime.node.forks import SERVER, ForkedProcess, is_gone
+from holdfast.runtime.node.kin import below, end_all, in_session, send
 
 __all__ = ["Child", "Children"]
 
@@ -58,7 +61,10 @@ class Children:
         return child
 
     def attend(self, child: Child, on_end: Callable[[Child], None] = lambda child: None) -> None:
-        """From now on, takes note of its end within milliseconds; calls ``on_end`` then, in a thread of its own."""
+        """From now on, takes note of its end within milliseconds; calls ``on_end`` then, in a thread of its own.
+
+        Whatever else is left in its session is ended next.
+        """
         thread = threading.Thread(target=self._attend, args=(child, on_end), name=f"reaper-{child.name}", daemon=True)
         thread.start()
 
@@ -67,12 +73,14 @@ class Children:
         wait([process.sentinel])
         process.join()
         child.status = process.exitcode or 0
-        with self._changed:  # nobody signals it any more: its number may soon be another's
+        child.ended.set()
+        on_end(child)
+        end_all(partial(in_session, child.pid))  # what it has started ends with it
+        with self._changed:
+            SERVER.forget(child.pid)
             del self._living[child]
             process.close()
             self._changed.notify_all()
-        child.ended.set()
-        on_end(child)
 
     def kill(self, child: Child) -> None:
         """Ends it, unless it has ended."""
@@ -81,7 +89,7 @@ class Children:
                 self._living[child].kill()
 
     def end(self, grace_s: float = 0.0) -> tuple[Child, ...]:
-        """Ends all, in limited time, whatever state they or their server are in.
+        """Ends all, and all that they have started, in limited time, whatever state they or their server are in.
 
         Args:
             grace_s: how long they may take to end by themselves.
@@ -89,15 +97,18 @@ class Children:
         Returns:
             Those that not even the kernel could end.
         """
-        if self._all_ended(grace_s):
-            return ()
         with self._changed:
             left = tuple(self._living)
-        for child in left:
-            self.kill(child)
+        if not self._all_ended(grace_s):
+            for child in left:
+                self.kill(child)
         if self._all_ended(_KILLED_S):
+            SERVER.end_orphans()
             return ()
+        started = () if SERVER.pid is None else below(SERVER.pid)
         SERVER.kill()  # it is stopped, so nobody hears of anybody's end; nor can it serve anyone
+        for each in started:
+            send(each, signal.SIGKILL)
         until = time.monotonic() + _KILLED_S
         while time.monotonic() < until and not all(is_gone(child.pid) for child in left):
             time.sleep(_LOOK_S)

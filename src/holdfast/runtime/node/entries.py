@@ -10,7 +10,19 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-__all__ = ["COORDINATOR", "DIGEST", "FIND", "LIBRARY", "PROBE", "SCRIPT", "SCRIPT_PROBE", "WORKER", "Entry"]
+__all__ = [
+    "COORDINATOR",
+    "DIGEST",
+    "FIND",
+    "LIBRARY",
+    "PROBE",
+    "SCRIPT",
+    "SCRIPT_PROBE",
+    "STRIKE_COORDINATOR",
+    "STRIKE_WORKER",
+    "WORKER",
+    "Entry",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,8 @@ class Entry:
 
 WORKER = Entry("worker", "holdfast.runtime.main.worker:run_worker")
 SCRIPT = Entry("worker", "holdfast.runtime.main.script:run_script_worker")
+STRIKE_WORKER = Entry("faults", "holdfast.runtime.injection.worker:strike_worker")
+STRIKE_COORDINATOR = Entry("faults", "holdfast.runtime.injection.coordinator:strike_coordinator")
 COORDINATOR = Entry("coordinator", "holdfast.runtime.main.coordinator:run_coordinator")
 LIBRARY = Entry("library", "holdfast.runtime.main.library:run_library")
 PROBE = Entry("probe", "holdfast.runtime.main.lookups:run_probe")

@@ -6,7 +6,9 @@ of CPU time for every one. Python also lets every such process run the program's
 needs: a job names its code by module or file. And it waits for its server without limit, whatever that does.
 
 Ours ends with the thread that started it, and with it all that were forked from it, even stopped ones: the kernel sees
-to that. Ctrl-C and SIGTERM, which may be sent to a whole group of processes, leave it alone.
+to that. It and each process forked from it have sessions of their own, so that what is sent to a whole group of
+processes, as by a terminal, a batch system or ``timeout``, reaches the agent alone. What such a process leaves behind
+when it ends becomes a child of the server, where it is found.
 """
 
 from __future__ import annotations
@@ -32,20 +34,24 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import InternalError, describe_exit
-from holdfast.runtime.hardening import PR_SET_PDEATHSIG, end_with, harden
+from holdfast.errors import ConfigError, InternalError, describe_exit
+from holdfast.runtime.hardening import PR_SET_PDEATHSIG, end_with, harden, outlast_readers
+from holdfast.runtime.node.kin import Kin, below, end_all
 
 __all__ = ["FORKS", "SERVER", "ForkServer", "ForkedProcess", "Patience", "is_gone"]
 
 _PRELOAD = ["holdfast.cli.commands", "holdfast.runtime.preload"]
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)
 _LOOK_S = 0.05
 _REAP_S = 2.0
 _REAPED_S = 0.002
 _BEGIN = (
-    "import ctypes, os; ctypes.CDLL(None).prctl({option}, {kill}); os.getppid() == {parent} or os._exit(1); "
+    "import ctypes, os, warnings; prctl = ctypes.CDLL(None).prctl; prctl({option}, {kill}); "
+    "os.getppid() == {parent} or os._exit(1); os.setsid(); prctl({adopt}, 1); "
+    "warnings.filterwarnings('ignore', 'forkserver: waitpid returned unexpected'); "  # an orphan that it has adopted
     "from multiprocessing.forkserver import main; main({listener}, {alive}, {preload})"
 )
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def is_gone(pid: int) -> bool:
@@ -103,6 +109,9 @@ class ForkServer:
     _status: int | None = None
     _why: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _forked: set[int] = field(default_factory=set)
+    _forking: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a process is forked whose number is not among these yet."""
 
     @property
     def pid(self) -> int | None:
@@ -139,6 +148,27 @@ class ForkServer:
             until = time.monotonic() + _REAP_S
             while self._look() is None and time.monotonic() < until:
                 time.sleep(_REAPED_S)
+
+    @contextlib.contextmanager
+    def forking(self) -> Iterator[Callable[[int], None]]:
+        """Within it a process may be forked; yields what is to be told its number."""
+        with self._forking:
+            yield self._forked.add
+
+    def forget(self, pid: int) -> None:
+        """A process that was forked from it has ended."""
+        self._forked.discard(pid)
+
+    def end_orphans(self) -> None:
+        """Ends what processes that were forked from it, and have ended, have left behind."""
+        with self._forking:
+            end_all(self._orphans)
+
+    def _orphans(self) -> tuple[Kin, ...]:
+        if self._pid is None:
+            return ()
+        orphans = [each for each in below(self._pid) if each.parent == self._pid and each.pid not in self._forked]
+        return (*orphans, *(each for orphan in orphans for each in below(orphan.pid)))
 
     def excuse(self) -> str:
         """Why it may not answer, for people."""
@@ -196,13 +226,15 @@ class ForkServer:
         for descriptor in (self._door, self._alive):
             if descriptor >= 0:
                 os.close(descriptor)
-        resource_tracker.ensure_running()
+        with _blocked():
+            resource_tracker.ensure_running()
         self._status, self._why = None, ""
         with socket.socket(socket.AF_UNIX) as listener:
             self._door = _listen_unseen(listener)
             his_alive, self._alive = os.pipe()
             command = _BEGIN.format(
                 option=PR_SET_PDEATHSIG,
+                adopt=_PR_SET_CHILD_SUBREAPER,
                 kill=int(signal.SIGKILL),
                 parent=os.getpid(),
                 listener=listener.fileno(),
@@ -220,19 +252,26 @@ class ForkServer:
 
 def _listen_unseen(listener: socket.socket) -> int:
     """Listens where only this process can find it, and nothing is left behind; returns what stands for the place."""
-    folder = tempfile.mkdtemp(prefix="holdfast-")
     try:
-        path = f"{folder}/forks"
-        listener.bind(path)
-        listener.listen()
-        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+        folder = tempfile.mkdtemp(prefix="holdfast-")
+    except OSError as error:
+        raise ConfigError(f"TMPDIR: no folder can be made for temporary files: {error}") from None
+    try:
+        place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            path = f"/proc/self/fd/{place}/forks"  # however long the folder's name is, a socket's may be short only
+            listener.bind(path)
+            listener.listen()
+            return os.open(path, os.O_PATH | os.O_CLOEXEC)
+        finally:
+            os.close(place)
     finally:
         shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
 def _blocked() -> Iterator[None]:
-    """What is started meanwhile never hears of Ctrl-C or SIGTERM."""
+    """What is started meanwhile never hears of Ctrl-C, SIGTERM or what else is sent to whole groups."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
@@ -251,6 +290,11 @@ class _Popen(popen_forkserver.Popen):
         assert isinstance(process_obj, ForkedProcess)
         SERVER.start()
         process_obj.server = SERVER.pid or 0
+        with SERVER.forking() as tell:
+            self._fork(process_obj)
+            tell(self.pid)
+
+    def _fork(self, process_obj: ForkedProcess) -> None:
         body, patience = self._body(process_obj), process_obj.patience
         try:
             self.sentinel, told = SERVER.ask(self._fds, patience)  # type: ignore[attr-defined]
@@ -269,11 +313,11 @@ class _Popen(popen_forkserver.Popen):
     def _body(self, process_obj: BaseProcess) -> bytes:
         """What the process is told."""
         told = spawn.get_preparation_data(process_obj.name)
-        without_main = {key: value for key, value in told.items() if not key.startswith("init_main_")}
+        settled = {key: value for key, value in told.items() if not key.startswith(("init_main_", "start_method"))}
         body = io.BytesIO()
         set_spawning_popen(self)
         try:
-            reduction.dump(without_main, body)
+            reduction.dump(settled, body)
             reduction.dump(process_obj, body)
         finally:
             set_spawning_popen(None)
@@ -301,7 +345,7 @@ class ForkedProcess(BaseProcess):
         server: the process that it is forked from, once that is known.
     """
 
-    _start_method = "forkserver"
+    _start_method = None  # how it starts processes of its own is for it to say, and else as everywhere in Python
 
     def __init__(self, *args: Any, patience: Patience = Patience(), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -322,9 +366,11 @@ class ForkedProcess(BaseProcess):
         process._children.discard(self)  # type: ignore[attr-defined]
 
     def run(self) -> None:
-        """Ends with the server from now on. Ctrl-C reaches every process; the agent alone decides what it means."""
+        """Ends with the server from now on, in a session of its own. What Ctrl-C means, the agent alone decides."""
         end_with(self.server)
+        os.setsid()
         harden()
+        outlast_readers()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

@@ -1,4 +1,4 @@
-"""The worker processes of one machine: started, watched, fenced, and struck by the faults that need somebody else."""
+"""The worker processes of one machine: started, watched and fenced."""
 
 from __future__ import annotations
 
@@ -15,18 +15,15 @@ from holdfast.control.messages import (
     Fence,
     Hello,
     Message,
-    NodeLost,
     Progress,
     Started,
     StartWorker,
-    Strike,
     WorkerOffer,
 )
-from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.node.children import Child
 from holdfast.runtime.node.entries import WORKER, Entry
-from holdfast.telemetry.events import FaultInjected, Log, Notice
+from holdfast.telemetry.events import Log, Notice
 
 __all__ = ["Processes", "WorkerGroup"]
 
@@ -56,38 +53,30 @@ class WorkerGroup:
 
     Attributes:
         children: starts them.
-        nodes: which workers fail together.
-        faults: all that is scheduled.
-        spec_of: what a worker is told, given its own faults, and whether it begins with the job, not after others.
+        spec_of: what a worker is told, given whether it begins with the job, not after others.
         send: to the coordinator; must not wait, nor ask for a hello.
-        cut: takes a node's network link down.
         log: the job's events.
         grace_s: how long a process that was held for lost may take to end by itself.
         entry: what runs in a worker's process.
         clock: seconds, monotonic; of the log.
         later: calls what it is given after so many seconds.
+        on_command: called with each command once it is obeyed.
     """
 
     children: Processes
-    nodes: tuple[tuple[WorkerId, ...], ...]
-    faults: tuple[Fault, ...]
-    spec_of: Callable[[WorkerId, tuple[Fault, ...], bool], object]
+    spec_of: Callable[[WorkerId, bool], object]
     send: Callable[[Message], None]
-    cut: Callable[[int], None]
     log: Log
     grace_s: float
     entry: Entry = WORKER
     clock: Callable[[], float] = time.monotonic
     later: Callable[[float, Callable[[], None]], None] = _after
+    on_command: Callable[[Command], None] = lambda command: None
     _current: dict[WorkerId, Child] = field(default_factory=dict)
     _running: dict[WorkerId, Child] = field(default_factory=dict)
     """Those of the current ones that have not ended and were not fenced."""
-    _offered: set[Fault] = field(default_factory=set)
-    _reached: int = 0
-    """The newest step known to have begun; some worker, and so its faults, may be one further."""
     _generation: int = 0
     """The newest that ran a step, as far as we heard."""
-    _struck: set[Fault] = field(default_factory=set)
     _exits: tuple[Exited, ...] = ()
     _open_offers: tuple[WorkerId | None, ...] = ()
     _coming: dict[WorkerId, Child | None] = field(default_factory=dict)
@@ -109,14 +98,13 @@ class WorkerGroup:
     def obey(self, command: Command) -> None:
         """Does what the coordinator asks the agent for, as far as it is about workers."""
         match command:
-            case Progress(step=step, generation=generation):
-                self.reach(step + 1, generation)
+            case Progress(generation=generation):
+                self._generation = generation
             case Fence(worker=worker, pid=pid):
                 self.fence(worker, pid)
             case StartWorker(worker=worker, first=first):
                 self.start(worker, first=first)
-            case Strike(spec=spec):
-                self.strike(spec)
+        self.on_command(command)
 
     def expect(self, worker: WorkerId) -> None:
         """Notes that a process of this worker was asked for, before it is started: an offer was taken up."""
@@ -129,9 +117,7 @@ class WorkerGroup:
             self._coming[worker] = None
 
     def start(self, worker: WorkerId, *, first: bool = False) -> None:
-        """Starts a worker's process; a later one of the same worker is struck by what is still to come only.
-
-        ``first``: the job has not begun, so it is told what the first one was.
+        """Starts a worker's process; ``first``: the job has not begun, so it is told what the first one was.
 
         One that runs, and was not fenced, is not started twice: the older one would be watched and fenced by nobody.
         """
@@ -139,11 +125,7 @@ class WorkerGroup:
             text = "was asked for again while its process runs; no second one is started"
             self.log.write(self.clock(), Notice(worker=str(worker), text=text))
             return
-        faults = self._faults_of(worker)
-        if worker in self._current and not first:  # its peers give it the state of the running job
-            spec = self.spec_of(worker, tuple(fault for fault in faults if fault.step > self._reached + 1), False)
-        else:
-            spec = self.spec_of(worker, faults, True)
+        spec = self.spec_of(worker, first or worker not in self._current)
         child = self._current[worker] = self.children.start(self.entry, spec, name=str(worker))
         with self._lock:
             self._running[worker] = child
@@ -159,16 +141,6 @@ class WorkerGroup:
             if child is not None and worker in self._coming:
                 self._coming[worker] = child
         return child is not None
-
-    def _faults_of(self, worker: WorkerId) -> tuple[Fault, ...]:
-        """Its own faults; a node's strike when its first worker is there."""
-        heads = {node[0]: number for number, node in enumerate(self.nodes)}
-        return tuple(
-            fault
-            for fault in self.faults
-            if fault.kind is not FaultKind.JOIN
-            and (fault.worker == worker or (fault.node is not None and fault.node == heads.get(worker)))
-        )
 
     def _on_end(self, worker: WorkerId, child: Child) -> None:
         """Tells the coordinator that a process has ended."""
@@ -196,44 +168,12 @@ class WorkerGroup:
         with self._lock:
             return tuple(self._running.values())
 
-    def reach(self, step: int, generation: int) -> None:
-        """Offers the workers that are scheduled to come at this step, or earlier; a hello tells of the generation."""
-        self._reached, self._generation = step, generation
-        for fault in self.faults:
-            if fault.kind is FaultKind.JOIN and fault.step <= step and fault not in self._offered:
-                self._offered.add(fault)
-                self._note(fault, str(fault.worker or "new"))
-                with self._lock:  # a hello made in between would tell of it, and the offer would follow
-                    self._open_offers += (fault.worker,)
-                    self.send(WorkerOffer(worker=fault.worker))
+    def offer(self, worker: WorkerId | None) -> None:
+        """Offers a worker to the coordinator: one that was lost, or, if None, a new one."""
+        with self._lock:  # a hello made in between would tell of it, and the offer would follow
+            self._open_offers += (worker,)
+            self.send(WorkerOffer(worker=worker))
 
-    def strike(self, spec: str) -> None:
-        """Carries out a scheduled fault whose point a worker has reached, once, however often it is asked for."""
-        fault = next((fault for fault in self.faults if str(fault) == spec), None)
-        if fault is None or fault in self._struck:  # none that was not scheduled, whoever asks for it
-            return
-        self._struck.add(fault)
-        if fault.kind is FaultKind.KILL_NODE and fault.node is not None:
-            self._kill_node(fault, fault.node)
-        elif fault.kind is FaultKind.PARTITION and fault.worker is not None:
-            self._partition(fault, fault.worker)
-
-    def _kill_node(self, fault: Fault, node: int) -> None:
-        members = self.nodes[node]
-        for worker in members:
-            self._note(fault, str(worker))
-        for worker in members:
-            self.children.kill(self._current[worker])
-        self.send(NodeLost(node=node, workers=members))
-
-    def _partition(self, fault: Fault, worker: WorkerId) -> None:
-        """Cuts the link of the worker's whole node."""
-        number, members = next((i, node) for i, node in enumerate(self.nodes) if worker in node)
-        for member in members:
-            self._note(fault, str(member))
-        self.cut(number)
-
-    def _note(self, fault: Fault, worker: str) -> None:
-        point = "" if fault.kind is FaultKind.JOIN else str(fault.point)
-        event = FaultInjected(worker=worker, kind=fault.kind, step=fault.step, point=point, spec=str(fault))
-        self.log.write(self.clock(), event)
+    def kill(self, worker: WorkerId) -> None:
+        """Ends a worker's newest process."""
+        self.children.kill(self._current[worker])

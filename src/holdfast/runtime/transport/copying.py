@@ -24,6 +24,7 @@ class _Fetching:
     stop: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     states: dict[int, bytes] | None = None
+    beside: bytes = b""
     error: BaseException | None = None
 
 
@@ -35,11 +36,15 @@ class StateCopier:
         worker: who we are.
         exchange: tells offers to whoever enters.
         slices: what we keep for others, and fetch from them.
+        tell: what goes beside the state of a step, such as from where data can be read on; nothing if it is empty.
+        learn: called with that of some holder, in the thread that trains, before the state is taken.
     """
 
     worker: WorkerId
     exchange: RelayExchange
     slices: Slices
+    tell: Callable[[int], bytes] = lambda step: b""
+    learn: Callable[[bytes], None] = lambda told: None
     _served: dict[WorkerId, str] = field(default_factory=dict)
     _fetching: _Fetching | None = None
 
@@ -47,11 +52,12 @@ class StateCopier:
         """Encodes, hashes and offers snapshots, in a thread of its own."""
         key = f"{generation}/{target}"
         self._served[target] = key
+        beside = self.tell(step)
 
         def keep() -> None:
             made = StateOffer(key=key, layers=())
             try:
-                made = offer(self.slices, key, {layer: encode() for layer, encode in snapshots.items()})
+                made = offer(self.slices, key, {layer: encode() for layer, encode in snapshots.items()}, beside)
             finally:  # also if it raises: nobody is to wait for one who gives nothing
                 self.exchange.put(generation, _name(self.worker, target), msgspec.msgpack.encode(made), (target,))
 
@@ -84,12 +90,15 @@ class StateCopier:
             raise PeerLost("", generation, str(self._fetching.error))
         if self._fetching.error is not None:
             raise self._fetching.error
+        if self._fetching.states is not None and self._fetching.beside:
+            self.learn(self._fetching.beside)
         return self._fetching.states
 
     def _fetch(self, fetching: _Fetching, generation: int, holders: Mapping[int, tuple[WorkerId, ...]]) -> None:
         try:
             sources = {worker for workers in holders.values() for worker in workers}
             offers = {source: self._offer_of(generation, source) for source in sorted(sources)}
+            fetching.beside = next((made.beside for made in offers.values() if made.beside), b"")
             fetching.states = fetch(self.slices, offers, holders, generation=generation, stop=fetching.stop)
         except StaleGeneration:
             return

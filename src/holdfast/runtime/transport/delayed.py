@@ -21,15 +21,16 @@ from holdfast.core.profile import Link
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import StaleGeneration
 from holdfast.runtime.tensors import num_bytes
+from holdfast.runtime.transport.around import TransportAround
 from holdfast.runtime.transport.framing import framed, unframed
-from holdfast.runtime.transport.port import Expected, MessageHandle, MessageKey, Sent, SumHandle, SumKey, Transport
+from holdfast.runtime.transport.port import Expected, MessageHandle, MessageKey, Transport
 
 __all__ = ["DelayedTransport"]
 
 _STAMP = struct.Struct("<d")
 
 
-class DelayedTransport:
+class DelayedTransport(TransportAround):
     """See :class:`holdfast.runtime.transport.port.Transport`; reductions are not delayed.
 
     Args:
@@ -46,7 +47,7 @@ class DelayedTransport:
         bytes_of: Callable[[MessageKey], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._link = link
         self._bytes_of = bytes_of
         self._clock = clock
@@ -67,40 +68,23 @@ class DelayedTransport:
         if expected is not None:
             messages = tuple((receive, _stamped(spec)) for receive, spec in expected.messages)
             stamped = replace(expected, messages=messages)
-        self._inner.build(generation, groups, neighbours, step=step, expected=stamped)
+        super().build(generation, groups, neighbours, step=step, expected=stamped)
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send."""
-        self._inner.send(key, peer, framed(_STAMP.pack(self._clock()), tensor))
+        super().send(key, peer, framed(_STAMP.pack(self._clock()), tensor))
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> _Travelling:
         """See Transport.receive; the handle's ``wait`` ends when the message would have arrived."""
         delay_s = self._link.seconds_of(max(num_bytes(spec), self._bytes_of(key)))
-        return _Travelling(self, self._inner.receive(key, peer, _stamped(spec)), spec, key.generation, delay_s)
-
-    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
-        """See Transport.all_reduce."""
-        return self._inner.all_reduce(key, tensor)
-
-    def drain(self) -> None:
-        """See Transport.drain."""
-        self._inner.drain()
-
-    @property
-    def sent(self) -> Sent | None:
-        """See Transport.sent."""
-        return self._inner.sent
+        return _Travelling(self, super().receive(key, peer, _stamped(spec)), spec, key.generation, delay_s)
 
     def abort(self, generation: int) -> None:
         """See Transport.abort."""
         with self._changed:
             self._aborted = max(self._aborted, generation)
             self._changed.notify_all()
-        self._inner.abort(generation)
-
-    def close(self) -> None:
-        """See Transport.close."""
-        self._inner.close()
+        super().abort(generation)
 
     def _wait_until(self, moment: float, generation: int) -> None:
         with self._changed:

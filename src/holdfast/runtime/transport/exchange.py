@@ -1,4 +1,4 @@
-"""The exchange of addresses between workers, passed on by the coordinator."""
+"""What workers tell each other through the coordinator, as what states they offer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["RelayExchange"]
 
 
 class RelayExchange:
-    """The port :class:`holdfast.runtime.transport.port.Exchange`, over the coordinator."""
+    """Values under keys, each for the workers that it is meant for; they are gone with their generation."""
 
     def __init__(self, worker: WorkerId, send: Callable[[Message], None]) -> None:
         self._worker = worker
@@ -23,7 +23,7 @@ class RelayExchange:
         self._over = 0
 
     def put(self, generation: int, key: str, value: bytes, to: tuple[WorkerId, ...]) -> None:
-        """See Exchange.put."""
+        """Makes a value known to ``to`` and to ourselves."""
         self.deliver(generation, key, value)
         self._send(Blob(worker=self._worker, generation=generation, key=key, value=value, to=to))
 
@@ -34,18 +34,13 @@ class RelayExchange:
             self._changed.notify_all()
 
     def get(self, generation: int, key: str) -> bytes:
-        """See Exchange.get."""
+        """Waits for a value; raises StaleGeneration once the generation is over."""
         with self._changed:
             while (generation, key) not in self._values:
                 if generation <= self._over:
                     raise StaleGeneration(generation)
                 self._changed.wait()
             return self._values[generation, key]
-
-    def has(self, generation: int, key: str) -> bool:
-        """See Exchange.has."""
-        with self._changed:
-            return (generation, key) in self._values
 
     def end(self, generation: int) -> None:
         """``generation`` and all before it are over: whoever waits gets StaleGeneration."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.lower import Payload, Receive, Reduction, Send, WorkerProgram
+from holdfast.core.instructions import Payload, Receive, Reduction, Send
+from holdfast.core.program import WorkerProgram
 from holdfast.core.tensorspec import TensorSpec
 
 if TYPE_CHECKING:  # keys are used where nobody has loaded torch
     import torch
 
 __all__ = [
-    "Exchange",
     "Expected",
     "Handle",
     "MessageHandle",
@@ -99,7 +99,8 @@ class Expected:
             bytes_of: the most bytes that a contribution to the sum over these layers has.
         """
         all_of_them = tuple(programs)
-        receives = (each for program in all_of_them for each in program.closing if isinstance(each, Receive))
+        every = (each for program in all_of_them for each in (*program.closing, *program.besides))
+        receives = (each for each in every if isinstance(each, Receive))
         sums = dict.fromkeys(each for program in all_of_them for each in program.reductions)
         return cls(
             messages=tuple((each, spec_of(each)) for each in receives),
@@ -168,19 +169,6 @@ class Ready:
     def wait(self) -> torch.Tensor:
         """See Handle."""
         return self.tensor
-
-
-class Exchange(Protocol):
-    """How workers tell each other their addresses; provided by the control connection."""
-
-    def put(self, generation: int, key: str, value: bytes, to: tuple[WorkerId, ...]) -> None:
-        """Makes a value known to ``to`` and to ourselves."""
-
-    def get(self, generation: int, key: str) -> bytes:
-        """Waits for a value; raises StaleGeneration once the generation is over."""
-
-    def has(self, generation: int, key: str) -> bool:
-        """Whether ``get`` would return at once."""
 
 
 class Transport(Protocol):

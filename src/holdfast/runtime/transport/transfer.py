@@ -35,14 +35,17 @@ class OfferedLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class StateOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a holder keeps under ``key``."""
+    """What a holder keeps under ``key``; ``beside``: what helps with no bit of it, and may differ by holder."""
 
     key: str
     layers: tuple[OfferedLayer, ...]
+    beside: bytes = b""
 
 
-def offer(slices: Slices, key: str, layers: Mapping[int, bytes]) -> StateOffer:
+def offer(slices: Slices, key: str, layers: Mapping[int, bytes], beside: bytes = b"") -> StateOffer:
     """Keeps layers for whoever fetches them, until ``slices.let_go(key)``; what had the same key is replaced.
+
+    ``beside`` goes with the offer itself.
 
     Returns:
         What is to be handed to those who fetch.
@@ -51,7 +54,7 @@ def offer(slices: Slices, key: str, layers: Mapping[int, bytes]) -> StateOffer:
     """
     offered = tuple(_offered(layer, layers[layer]) for layer in sorted(layers))
     slices.keep(key, layers)
-    return StateOffer(key=key, layers=offered)
+    return StateOffer(key=key, layers=offered, beside=beside)
 
 
 def _offered(layer: int, data: bytes) -> OfferedLayer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from holdfast.errors import LogGap
@@ -82,11 +81,6 @@ class LogReader:
         elif len(found.entries) < found.mark.entries:
             self._complain(step, f"{found.mark.entries} entries were written, {len(found.entries)} are there")
         return tuple(found.entries)
-
-    def require(self, steps: Iterable[int]) -> None:
-        """Checks that all of these steps can be replayed, as far as heads tell; raises as :meth:`keys` does."""
-        for step in steps:
-            self.keys(step)
 
     def read(self, key: Key) -> Logged:
         """Returns one entry of a step that is complete.

@@ -15,9 +15,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.config.parsing import parsing
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError, CorruptBlob
+from holdfast.parsing import parsing
 
 __all__ = [
     "FORMAT",

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.errors import InfeasiblePlan
 from holdfast.planning.templates.batches import fastest_shares
-from holdfast.planning.templates.instances import best_instance, every_instance
+from holdfast.planning.templates.instances import best_instance
 from holdfast.planning.templates.pace import Pace, pace_of
 
 ALIKE = {size: Pace(lines=((12 / size, size / 10),)) for size in (2, 3, 4)}
@@ -25,6 +25,16 @@ def any_paces(rng):
 def step(paces, sizes, microbatches):
     chosen = [paces[size] for size in sizes]
     return max(p.seconds(n) for p, n in zip(chosen, fastest_shares(chosen, microbatches), strict=True))
+
+
+def every_instance(sizes, nodes, at_least):
+    """Every multiset of sizes that uses all nodes with so many pipelines or more: Oobleck, equation 5."""
+    if nodes == 0 and at_least <= 0:
+        yield ()
+    for place, size in enumerate(sizes):
+        if size <= nodes:
+            for others in every_instance(sizes[place:], nodes - size, at_least - 1):
+                yield (size, *others)
 
 
 @pytest.mark.parametrize("seed", range(150))

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 
 from holdfast.control.messages import Peer
-from holdfast.runtime.hardening import LISTENING
 from holdfast.runtime.transport.links.handshake import Dialogue
 from holdfast.runtime.transport.links.loop import READ, Loop
 from holdfast.runtime.transport.links.opening import Opening, family_of
@@ -51,8 +50,7 @@ class Listener:
             self._secure = partial(tls.wrap_socket, server_side=True, do_handshake_on_connect=False)
         self._strangers: dict[int, Opening] = {}
         self._count = 0
-        with LISTENING:
-            self._socket = socket.create_server((host, 0), family=family_of(host), backlog=_BACKLOG)
+        self._socket = socket.create_server((host, 0), family=family_of(host), backlog=_BACKLOG)
         self._socket.setblocking(False)
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self._listen()

@@ -10,8 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakSet
 
-__all__ = ["LATER", "READ", "WRITE", "Loop", "Timer"]
+__all__ = ["LATER", "READ", "WRITE", "Loop", "Timer", "watched"]
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -34,6 +35,7 @@ class Loop:
         self._todo: deque[Callable[[], None]] = deque()
         self._timers: dict[Timer, None] = {}
         self._ended = False
+        _loops.add(self)
         self._alarm, alarmed = socket.socketpair()
         for end in (self._alarm, alarmed):
             end.setblocking(False)
@@ -60,6 +62,10 @@ class Loop:
                 self._todo.popleft()()
             if self._timers:
                 self._pass_time()
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Returns the descriptors of all sockets that are watched."""
+        return tuple(key.fd for key in list((self._selector.get_map() or {}).values()))
 
     def close(self) -> None:
         """Closes all sockets that are watched."""
@@ -106,3 +112,11 @@ class Loop:
             if timer in self._timers:  # none before it has cancelled it
                 del self._timers[timer]
                 timer.work()
+
+
+_loops: WeakSet[Loop] = WeakSet()
+
+
+def watched() -> tuple[int, ...]:
+    """Returns the descriptors that the loops of this process watch."""
+    return tuple(descriptor for loop in list(_loops) for descriptor in loop.descriptors())

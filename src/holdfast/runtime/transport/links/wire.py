@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
 
-from holdfast.core.lower import Payload
+from holdfast.core.instructions import Payload
 from holdfast.errors import HoldfastError
 from holdfast.runtime.transport.port import MessageKey, SumKey
 

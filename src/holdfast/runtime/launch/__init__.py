@@ -1,0 +1,1 @@
+"""How a job begins on this machine, and what is left to do at its end."""

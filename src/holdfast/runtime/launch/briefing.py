@@ -1,0 +1,136 @@
+"""What the processes of a job are told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.config.job import Job
+from holdfast.control.token import share
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import group_into_nodes
+from holdfast.core.slots import slots_of
+from holdfast.planning.replays import Logging, grouped
+from holdfast.runtime.launch.request import RunRequest
+from holdfast.runtime.specs import CoordinatorSpec, LibrarySpec, Planned, Probed, WorkerSpec
+from holdfast.settings.planning import tolerated
+
+__all__ = ["Briefing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Briefing:
+    """All that is settled before the first process of a job starts, and what each of them is told of it.
+
+    Attributes:
+        request: the run, with the checkpoint that it goes on from.
+        job: the job, in which nothing is left open.
+        probed: what its model and data are.
+        planned: its plan.
+        token: of the job.
+        job_id: tells this job's decisions and logs from those of all others.
+        store: path of the decisions, or where in etcd they are.
+        address: of the coordinator, once it listens.
+        deadline: when the loop of a script is to be stopped, in seconds since the epoch; infinite: by no time.
+    """
+
+    request: RunRequest
+    job: Job
+    probed: Probed
+    planned: Planned
+    token: str
+    job_id: str
+    store: str
+    address: str = ""
+    deadline: float = math.inf
+
+    @property
+    def nodes(self) -> tuple[tuple[WorkerId, ...], ...]:
+        """Which workers fail together."""
+        return group_into_nodes((*self.planned.plan.workers, *self.job.spares), self.job.grid.workers_per_node)
+
+    @property
+    def logging(self) -> Logging | None:
+        """How what crosses nodes is logged; None if it is not."""
+        if self.job.logging.use != "on":
+            return None
+        return Logging(nodes=grouped(self.nodes, self.job.logging.groups), helpers=self.job.logging.helpers)
+
+    @property
+    def logs(self) -> Path | None:
+        """Where this job's logs are: nobody can read those of another one for its own. None if nothing is logged."""
+        if self.logging is None:
+            return None
+        folder = self.job.logging.directory
+        return (self.request.run_dir / "logs" if folder is None else Path(folder)) / self.job_id
+
+    @property
+    def logs_url(self) -> str | None:
+        """Where all nodes can read them; None: on each other's disks."""
+        url = self.job.logging.url
+        return None if url is None else f"{url.rstrip('/')}/{self.job_id}"
+
+    def coordinator(self) -> CoordinatorSpec:
+        """Returns what a coordinator is told."""
+        run_dir, planned = self.request.run_dir, self.planned
+        return CoordinatorSpec(
+            job=self.job,
+            planned=planned,
+            logging=self.logging,
+            library=None if planned.terms is None else str(run_dir / "plans"),
+            token=self.token,
+            job_id=self.job_id,
+            store=self.store,
+            events=str(self.request.events),
+            directory=str(run_dir / "final"),
+            host=self.job.control.host,
+            port=self.job.control.port,
+            checkpoints=self.request.checkpoints,
+            facts=self.probed.facts,
+            resume=self.request.resume,
+        )
+
+    def worker(self, worker: WorkerId, *, begins: bool) -> WorkerSpec:
+        """Returns what a worker is told.
+
+        Args:
+            worker: who it is.
+            begins: whether it begins with the job, and not after others, who give it the state of the running job.
+        """
+        request, probed, plan, nodes = self.request, self.probed, self.planned.plan, self.nodes
+        return WorkerSpec(
+            worker=worker,
+            job=self.job,
+            plan=plan,
+            host=self.job.control.host,
+            address=self.address,
+            token=share(self.token, str(worker)),
+            events=str(request.events),
+            boundaries=probed.boundaries,
+            item=probed.item,
+            emulate=request.emulate,
+            checkpoints=request.checkpoints,
+            resume=request.resume if begins else None,
+            deadline=self.deadline,
+            logs=None if self.logs is None else str(self.logs),
+            logs_url=self.logs_url,
+            nodes=nodes,
+            job_id=self.job_id,
+            model=probed.facts.first or probed.facts.model,
+            script=probed.facts.script or {},
+            first_item=probed.first_item,
+        )
+
+    def library(self) -> LibrarySpec | None:
+        """Returns what the process is told that makes plans ahead; None if there is nothing to make."""
+        failures, terms, plan = tolerated(self.job), self.planned.terms, self.planned.plan
+        if terms is None or not failures or slots_of(plan) is None:  # it is not regular
+            return None
+        return LibrarySpec(
+            plan=plan,
+            terms=terms,
+            failures=failures,
+            folder=str(self.request.run_dir / "plans"),
+            events=str(self.request.events),
+        )

@@ -1,0 +1,327 @@
+"""The launcher: looks a job over, starts its processes on this machine, and sees that none is left at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from holdfast.config.job import Job
+from holdfast.control.etcd import Etcd, parse_store_url
+from holdfast.control.messages import Ended, Message, Progress
+from holdfast.control.tls import check_tls
+from holdfast.errors import ConfigError, StorageError
+from holdfast.runtime.hardening import forbid_core_dumps, raise_file_limit
+from holdfast.runtime.isolation import Networks
+from holdfast.runtime.launch.briefing import Briefing
+from holdfast.runtime.launch.directory import take_directory
+from holdfast.runtime.launch.ending import (
+    Outcome,
+    await_scripts,
+    delete_logs,
+    outcome_of,
+    tell_preempted,
+    with_hashes,
+)
+from holdfast.runtime.launch.ports import Ports, ports_of
+from holdfast.runtime.launch.preflight import Findings, Machine, decide, going_on, preflight
+from holdfast.runtime.launch.request import RunRequest
+from holdfast.runtime.node.agent import Line, NodeAgent
+from holdfast.runtime.node.coordinators import Coordinators
+from holdfast.runtime.node.entries import FIND, LIBRARY, PROBE, SCRIPT, SCRIPT_PROBE, WORKER
+from holdfast.runtime.node.inbox import Inbox
+from holdfast.runtime.node.local import Asking, LocalProcesses
+from holdfast.runtime.node.news import Reporter
+from holdfast.runtime.node.signals import Interrupted, Signals
+from holdfast.runtime.node.telling import Teller
+from holdfast.runtime.node.worker_group import WorkerGroup
+from holdfast.runtime.rundir import Claim, attempts
+from holdfast.runtime.specs import Found, Probed, emulated_probe
+from holdfast.settings.planning import profile_of
+from holdfast.telemetry.events import (
+    CheckpointRejected,
+    Event,
+    EventLog,
+    JobEnded,
+    JobStarted,
+    Notice,
+    Resumed,
+)
+
+__all__ = ["Launcher"]
+
+_LATE_ITEM = "had not run its script's first item within {limit_s:g} s (control.start_s, load_s and compile_s together)"
+
+
+@dataclass(slots=True, kw_only=True)
+class Launcher:
+    """Runs one job on this machine.
+
+    Attributes:
+        request: what was asked for.
+        claim: of the run directory; whoever gives it closes it. None: it is ours while this process lives.
+        on_event: called with what is worth a line: what is done before the first step and after the last (Preparing,
+            every second while it goes on), how a lost node's layers are to come back (Chosen), a worker that is lost or
+            has come, a checkpoint that was rejected, something that cannot be written.
+        on_progress: called after every step, in the thread that runs the job.
+    """
+
+    request: RunRequest
+    claim: Claim | None = None
+    on_event: Callable[[Event], None] = lambda event: None
+    on_progress: Callable[[Progress], None] = lambda progress: None
+    _signals: Signals = field(default_factory=Signals)
+    _teller: Teller = field(init=False)
+    _local: LocalProcesses = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing is started yet."""
+        self._teller = Teller(on_event=self.on_event)
+        start_s = self.request.job.control.start_s
+        self._local = LocalProcesses(start_s=start_s, signals=self._signals, teller=self._teller)
+
+    def run(self) -> Outcome:
+        """Trains to the end, whatever dies; no process of the job is left when this returns or raises.
+
+        Raises:
+            ConfigError: the user's input cannot be used.
+            Interrupted: a signal came that ends a job.
+            InternalError: the job cannot go on for a reason of ours.
+        """
+        raise_file_limit()
+        forbid_core_dumps()
+        preflight(self.request, Machine()).check()
+        self._check_machine()
+        # Gloo, of a sharded stage, says every lost rank on stderr as an error of its own; here it is an event.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+        # What a script forks never speaks to the coordinator: gRPC need not prepare for that, nor say that it cannot.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        with self._signals.answered():
+            try:
+                return self._run()
+            except Exception:
+                self._signals.check()  # whatever went wrong may have come of it
+                raise
+
+    def _check_machine(self) -> None:
+        """Looks for certificates, and asks etcd if decisions are to be there, before anything is made.
+
+        Raises:
+            ConfigError: there are none, or there is no etcd.
+        """
+        control = self.request.job.control
+        if control.tls is not None:
+            check_tls(control.tls, control.host)
+        if control.store == "sqlite":
+            return
+        host, port, _ = parse_store_url(control.store)
+        try:
+            Etcd(host=host, port=port).call("maintenance/status", {})
+        except StorageError as error:
+            raise ConfigError(f"control.store: {error}") from None
+
+    def _run(self) -> Outcome:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.closing(self._local.awake))
+            last = stack.enter_context(contextlib.ExitStack())  # once no process is left
+            networks = stack.enter_context(self._networks())
+            stack.enter_context(self._local.running())
+            self._local.start_server()
+            machine, findings = self._plan()
+            request, found = self._find(machine)
+            with self._signals.interruptible():
+                decision = decide(request, machine, findings)
+            briefing = _briefing(request, decision.job, machine, findings)
+            self._teller.prepare("starting the coordinator")
+            take_directory(request, self.claim or Claim(request.run_dir))
+            log = stack.enter_context(contextlib.closing(self._open_log()))
+            self._teller.tell(log, _started(request), *_warned(findings), *self._on_resume(found), decision.chosen)
+            last.callback(delete_logs, briefing)
+            return self._train(briefing, ports_of(briefing, self._local.children, log, networks), log)
+
+    @contextlib.contextmanager
+    def _networks(self) -> Iterator[Networks | None]:
+        if not self.request.isolated:
+            yield None
+            return
+        with Networks(self.request.num_nodes) as networks:
+            yield networks
+
+    def _open_log(self) -> EventLog:
+        return EventLog(self.request.events, complain=self._teller.say_once, keeps=True)
+
+    # --- before it begins ---------------------------------------------------------------------------------------------
+
+    def _plan(self) -> tuple[Machine, Findings]:
+        """Tries the job out and finds that it can begin; from now on its request says all that its script does."""
+        self._teller.prepare("loading PyTorch and trying out the model")
+        probed = self._probe()
+        if probed.job is not None:  # only its script knew how many steps and micro-batches it has
+            self.request = replace(self.request, job=probed.job)
+        self._teller.prepare("planning")
+        with self._signals.interruptible():
+            profile = self.request.emulate or profile_of(self.request.job, probed.facts.layers)
+            machine = Machine(probed=probed, profile=profile)
+            findings = preflight(self.request, machine)
+        findings.check()
+        return machine, findings
+
+    def _probe(self) -> Probed:
+        job, control = self.request.job, self.request.job.control
+        if self.request.emulate is not None:
+            return emulated_probe(job, self.request.emulate)
+        entry, asking = PROBE, Asking(limit_s=control.start_s)
+        if job.loops:  # its first item is loaded, compiled and run there
+            limit_s = control.start_s + control.load_s + control.compile_s
+            entry, asking = SCRIPT_PROBE, Asking(limit_s=limit_s, overdue=_LATE_ITEM)
+        return msgspec.json.decode(self._local.ask(entry, job, asking=asking), type=Probed)
+
+    def _find(self, machine: Machine) -> tuple[RunRequest, Found | None]:
+        """Finds the checkpoint to go on from, in a process of its own: that may take long, and Ctrl-C must work."""
+        request = self.request
+        assert machine.probed is not None, "it was tried out"
+        if request.resume is None and not request.job.checkpoint_every:
+            return request, None
+        self._teller.prepare("looking for a checkpoint to go on from")
+        answer = self._local.ask(
+            FIND, request.job, request.resume, request.checkpoints, machine.probed.facts, request.accept
+        )
+        found = msgspec.json.decode(answer, type=Found | None)
+        return going_on(request, found), found
+
+    def _on_resume(self, found: Found | None) -> Iterator[Event]:
+        """What a run that could go on from a checkpoint has found."""
+        if self.request.again and found is None and attempts(self.request.run_dir):
+            yield Notice(worker="agent", text="no attempt before this one left a checkpoint: begins anew")
+        if found is None or self.request.resume is None:
+            return
+        for each in found.rejected:
+            yield CheckpointRejected(step=each.step, reason=each.reason)
+        yield Resumed(step=found.step, url=found.url, notes=found.notes)
+
+    # --- while it trains ----------------------------------------------------------------------------------------------
+
+    def _train(self, briefing: Briefing, ports: Ports, log: EventLog) -> Outcome:
+        """Starts coordinators and workers and follows the job to its end."""
+        inbox, control, spec = Inbox(), briefing.job.control, ports.coordinator
+        coordinators = Coordinators(local=self._local, inbox=inbox, control=control, log=log, entry=ports.entry)
+        numbers = [coordinators.start(spec) for _ in range(control.coordinators)]
+        address = ",".join(f"{spec.host}:{number}" for number in numbers)
+        briefing = replace(briefing, address=address, deadline=_deadline(briefing.request))
+        agent = self._agent(briefing, ports, coordinators, log)
+        with agent.attached():
+            workers = briefing.planned.plan.workers
+            self._teller.prepare("starting workers", workers, len(workers))
+            agent.start((*workers, *briefing.job.spares))
+            with self._library(briefing):
+                ended = agent.follow()
+                return self._end(briefing, agent, ended, coordinators.supervisor.deaths, log)
+
+    def _agent(self, briefing: Briefing, ports: Ports, coordinators: Coordinators, log: EventLog) -> NodeAgent:
+        spec = ports.coordinator
+        control, checkpoint, resume = briefing.job.control, briefing.job.checkpoint, briefing.request.resume
+
+        def make_group(send: Callable[[Message], None]) -> WorkerGroup:
+            group = WorkerGroup(
+                children=ports.workers,
+                spec_of=lambda worker, begins: briefing.worker(worker, begins=begins),
+                entry=SCRIPT if briefing.job.loops else WORKER,
+                send=send,
+                log=log,
+                grace_s=control.fence_grace_s,
+            )
+            ports.around(group)
+            return group
+
+        return NodeAgent(
+            line=Line(
+                address=spec.socket or briefing.address,
+                token=spec.token,
+                reattach_s=control.reattach_s,
+                tls=control.tls,
+            ),
+            make_group=make_group,
+            local=self._local,
+            log=log,
+            reporter=Reporter(of=briefing.job.num_workers),
+            gone=coordinators.supervisor.gone,
+            notice_s=checkpoint.on_sigterm if briefing.job.checkpoint_every else 0.0,
+            on_progress=self.on_progress,
+            inbox=coordinators.inbox,
+            checkpoint=0 if resume is None or resume.step is None else resume.step,
+        )
+
+    @contextlib.contextmanager
+    def _library(self, briefing: Briefing) -> Iterator[None]:
+        """Has plans made ahead meanwhile, in a process of its own that nobody waits for."""
+        if (spec := briefing.library()) is None:
+            yield
+            return
+        child = self._local.start(LIBRARY, spec)
+        try:
+            yield
+        finally:
+            self._local.children.kill(child)
+
+    def _end(self, briefing: Briefing, agent: NodeAgent, ended: Ended, restarts: int, log: EventLog) -> Outcome:
+        request = briefing.request
+        log.write(time.monotonic(), JobEnded(outcome=ended.outcome, step=ended.step))
+        if ended.outcome == "preempted":
+            told = tell_preempted(ended.detail, agent.checkpoint, request.run_dir)
+            raise Interrupted(self._signals.notice or signal.SIGTERM, told)
+        resumed_from = None if request.resume is None else request.resume.step
+        outcome = outcome_of(ended, last=agent.last, restarts=restarts, resumed_from=resumed_from)
+        outcome = with_hashes(outcome, self._local, emulated=request.emulate is not None)
+        if outcome.outcome == "done" and briefing.job.loops:
+            await_scripts(outcome.members, agent.group.living, self._local)
+        return outcome
+
+
+def _started(request: RunRequest) -> JobStarted:
+    return JobStarted(
+        name=request.job.name,
+        workers=request.job.num_workers,
+        steps=request.job.train.steps,
+        samples_per_step=request.job.samples_per_step,
+        wall_time=time.time(),
+    )
+
+
+def _warned(findings: Findings) -> Iterator[Event]:
+    for text in findings.warnings:
+        yield Notice(worker="probe", text=text)
+
+
+def _briefing(request: RunRequest, job: Job, machine: Machine, findings: Findings) -> Briefing:
+    assert machine.probed is not None, "it was tried out"
+    assert findings.planned is not None, "else there are errors"
+    return Briefing(
+        request=request,
+        job=job,
+        probed=machine.probed,
+        planned=findings.planned,
+        token=secrets.token_hex(32),
+        job_id=secrets.token_hex(16),
+        store=_store(request),
+    )
+
+
+def _store(request: RunRequest) -> str:
+    """The database in the run directory, or a prefix of this run's own in etcd."""
+    url = request.job.control.store
+    if url == "sqlite":
+        return str(request.run_dir / "control.db")
+    host, port, prefix = parse_store_url(url)
+    return f"etcd://{host}:{port}/{prefix}/{request.job.name}-{secrets.token_hex(8)}"
+
+
+def _deadline(request: RunRequest) -> float:
+    limit = request.job.train.time_limit
+    return math.inf if limit is None else time.time() + limit

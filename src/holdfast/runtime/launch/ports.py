@@ -1,0 +1,79 @@
+"""What a job's processes are started through, and what is put around that in a job that is built to be struck."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from holdfast.errors import InternalError
+from holdfast.runtime.injection.networks import InNamespace, IsolatedWorkers
+from holdfast.runtime.injection.node import NodeFaults, struck, struck_coordinator
+from holdfast.runtime.isolation import Networks
+from holdfast.runtime.launch.briefing import Briefing
+from holdfast.runtime.node.entries import COORDINATOR, Entry
+from holdfast.runtime.node.worker_group import Processes, WorkerGroup
+from holdfast.runtime.specs import CoordinatorSpec
+from holdfast.telemetry.events import EventLog
+
+__all__ = ["Ports", "ports_of"]
+
+
+def _no_network(node: int) -> None:
+    raise InternalError(f"node {node} is to be cut off, and nodes have no networks of their own")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """What a job's processes are started through.
+
+    Attributes:
+        coordinator: what a coordinator is told.
+        entry: what runs in its process.
+        workers: starts workers.
+        around: puts something around the group of workers, before any is started.
+        cut: takes a node's network link down.
+    """
+
+    coordinator: CoordinatorSpec
+    entry: Entry = COORDINATOR
+    workers: Processes
+    around: Callable[[WorkerGroup], None] = lambda group: None
+    cut: Callable[[int], None] = _no_network
+
+
+def ports_of(briefing: Briefing, workers: Processes, log: EventLog, networks: Networks | None) -> Ports:
+    """Returns the ports of a job, with its faults and networks around them.
+
+    Args:
+        briefing: what its processes are told.
+        workers: starts processes on this machine.
+        log: the job's events.
+        networks: that its nodes are to be in; None: the host's.
+    """
+    ports = Ports(coordinator=briefing.coordinator(), workers=workers)
+    if networks is not None:
+        ports = _isolated(ports, briefing, networks)
+    if briefing.request.faults:
+        ports = _struck(ports, briefing, log)
+    return ports
+
+
+def _isolated(ports: Ports, briefing: Briefing, networks: Networks) -> Ports:
+    """The coordinator is in the hub, and the agent reaches it through a door in the run directory."""
+    door = networks.open_door(briefing.request.run_dir)
+    return replace(
+        ports,
+        coordinator=replace(ports.coordinator, host=networks.hub.host, socket=door),
+        entry=InNamespace.of(ports.entry, networks.hub),
+        workers=IsolatedWorkers(inner=ports.workers, networks=networks, nodes=briefing.nodes),
+        cut=networks.cut,
+    )
+
+
+def _struck(ports: Ports, briefing: Briefing, log: EventLog) -> Ports:
+    faults = briefing.request.faults
+    around = NodeFaults(
+        faults=faults, nodes=briefing.nodes, tell=partial(struck, faults), cut=ports.cut, log=log
+    ).put_around
+    return replace(ports, coordinator=struck_coordinator(faults, ports.coordinator), around=around)

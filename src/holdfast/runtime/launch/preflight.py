@@ -1,0 +1,162 @@
+"""What can be said of a run before any of its processes that train is started: what is wrong, and what is planned.
+
+All of it are pure functions. Who asks the machine, runs the probe and looks for checkpoints is the launcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from holdfast.core.faults import Fault
+from holdfast.core.ids import WorkerId
+from holdfast.core.profile import Profile
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.runtime.launch.request import RunRequest
+from holdfast.runtime.resume import check_accepted
+from holdfast.runtime.specs import Found, Planned, Probed
+from holdfast.settings.planning import healthy_plan, keeping_of, shapes_of, terms_of
+from holdfast.settings.ways import Decided, decided
+
+__all__ = ["Findings", "Machine", "decide", "going_on", "preflight"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What is known of the machine that a run is to begin on.
+
+    Attributes:
+        probed: what the job's model and data were found to be there; None: it has not been tried out yet.
+        profile: what its layers were measured to cost there; None: nobody knows.
+    """
+
+    probed: Probed | None = None
+    profile: Profile | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What was found out about a run.
+
+    Attributes:
+        errors: why it cannot begin, the first one to be told.
+        warnings: what a person should know, a line each.
+        planned: what is planned; None: there are errors, or too little is known.
+    """
+
+    errors: tuple[HoldfastError, ...] = ()
+    warnings: tuple[str, ...] = ()
+    planned: Planned | None = None
+
+    def check(self) -> None:
+        """Raises the first error, if there is one."""
+        if self.errors:
+            raise self.errors[0]
+
+
+def preflight(request: RunRequest, machine: Machine) -> Findings:
+    """Returns what is wrong with a run, and what is planned for it once the probe has run.
+
+    Args:
+        request: what was asked for; its job, once the probe has run, as its script says.
+        machine: what is known so far.
+    """
+    errors = _errors(*(partial(_check_fault, request, fault, machine) for fault in request.faults))
+    probed = machine.probed
+    if probed is None:
+        asked = (partial(check_accepted, request.job, request.accept), partial(_check_networks, request))
+        return Findings(errors=errors + _errors(*asked))
+    if errors:
+        return Findings(errors=errors)
+    try:
+        planned = _planned(request, probed, machine.profile)
+    except HoldfastError as error:
+        return Findings(errors=(error,))
+    return Findings(warnings=probed.warnings, planned=planned)
+
+
+def _errors(*checks: Callable[[], None]) -> tuple[HoldfastError, ...]:
+    """What these checks raise, in order."""
+    found: list[HoldfastError] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            found.append(error)
+    return tuple(found)
+
+
+def _check_fault(request: RunRequest, fault: Fault, machine: Machine) -> None:
+    _check_target(request, fault)
+    if request.job.loops and machine.probed is None:
+        return  # its script is yet to say how many steps it has
+    if fault.step >= request.job.train.steps:
+        raise ConfigError(f"--fault {fault}: the last step is {request.job.train.steps - 1}")
+
+
+def _check_target(request: RunRequest, fault: Fault) -> None:
+    job, last_node = request.job, request.num_nodes - 1
+    if fault.node is not None and fault.node > last_node:
+        raise ConfigError(f"--fault {fault}: there is no node {fault.node}; nodes are 0 to {last_node}")
+    worker = fault.worker
+    if worker is not None and not job.has(worker) and worker not in job.spares:
+        last = (WorkerId(len(job.sizes) - 1, job.sizes[-1] - 1), *job.spares)[-1]
+        raise ConfigError(f"--fault {fault}: there is no worker {worker}; workers are 0.0 to {last}")
+
+
+def _check_networks(request: RunRequest) -> None:
+    if request.job.control.tls is not None and request.isolated:
+        raise ConfigError(
+            "control.tls: cannot be used with partition faults, whose networks have addresses of their own"
+        )
+
+
+def _planned(request: RunRequest, probed: Probed, profile: Profile | None) -> Planned:
+    job, layers, ties = request.job, probed.facts.layers, probed.ties
+    plan = healthy_plan(job, layers, profile, ties)
+    terms = terms_of(job, layers, profile, ties)
+    return Planned(
+        plan=plan,
+        terms=terms,
+        shapes=shapes_of(job, layers, profile, terms),
+        keeping=keeping_of(job, layers, profile, ties),
+    )
+
+
+def going_on(request: RunRequest, found: Found | None) -> RunRequest:
+    """Returns what is asked for once it is known which checkpoint the run goes on from.
+
+    Args:
+        request: as it was.
+        found: the checkpoint; None: there is none.
+
+    Raises:
+        ConfigError: a fault is to strike in a step before it.
+    """
+    if request.resume is None or found is None:
+        return replace(request, resume=None)
+    faults = request.faults
+    if request.resume.auto:  # the same command as before: what is over stays over
+        faults = tuple(fault for fault in faults if fault.step >= found.step)
+    for fault in faults:
+        if fault.step < found.step:
+            raise ConfigError(
+                f"--fault {fault}: the run goes on from step {found.step}, earlier ones are not run again"
+            )
+    return replace(request, resume=replace(request.resume, url=found.url, step=found.step), faults=faults)
+
+
+def decide(request: RunRequest, machine: Machine, findings: Findings) -> Decided:
+    """Decides how the job recovers from the loss of a node: its processes are told what its file leaves open.
+
+    Args:
+        request: the run, with the checkpoint that it goes on from.
+        machine: what is known of where it runs.
+        findings: what was planned.
+    """
+    assert machine.probed is not None, "it was tried out"
+    assert findings.planned is not None, "else there are errors"
+    known = machine.profile or machine.probed.sizes
+    assert known is not None, "what is not emulated has sizes"
+    return decided(request.job, findings.planned.plan, known, restorable=request.resume is not None)

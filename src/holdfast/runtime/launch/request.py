@@ -1,0 +1,61 @@
+"""What was asked for: one run of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.config.job import Job
+from holdfast.core.faults import Fault, FaultKind
+from holdfast.core.profile import Profile
+from holdfast.runtime.resume import checkpoints_url
+from holdfast.runtime.specs import ResumeFrom
+
+__all__ = ["RunRequest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """One run of a job.
+
+    Attributes:
+        job: the job.
+        run_dir: a directory of the job's own; must not hold an earlier run, unless this is another attempt at it.
+        faults: what is to happen, to whom, when.
+        emulate: sleep as long as it says instead of computing, on its number of layers; the job's model and data are
+            not even built. None to compute.
+        isolate: run every node in a network namespace of its own, so that its link can be cut. Linux, root.
+        resume: the checkpoint to go on from; None to begin anew.
+        accept: keys that may differ from the job that made the checkpoint.
+        again: whether an earlier attempt may have been in the run directory.
+    """
+
+    job: Job
+    run_dir: Path
+    faults: tuple[Fault, ...] = ()
+    emulate: Profile | None = None
+    isolate: bool = False
+    resume: ResumeFrom | None = None
+    accept: tuple[str, ...] = ()
+    again: bool = False
+
+    @property
+    def num_nodes(self) -> int:
+        """Those of the grid, which spares fill up, and as many as the other spares need."""
+        workers = self.job.num_workers + self.job.resilience.spares
+        return -(-workers // self.job.grid.workers_per_node)
+
+    @property
+    def isolated(self) -> bool:
+        """Whether nodes are to be in networks of their own."""
+        return self.isolate or any(fault.kind is FaultKind.PARTITION for fault in self.faults)
+
+    @property
+    def checkpoints(self) -> str:
+        """Url of where the job's checkpoints go."""
+        return checkpoints_url(self.job, self.run_dir)
+
+    @property
+    def events(self) -> Path:
+        """The job's log."""
+        return self.run_dir / "events.jsonl"

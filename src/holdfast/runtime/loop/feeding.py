@@ -1,0 +1,97 @@
+"""The batch of each item that runs, made where it runs, or ahead by processes that guess what will."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from holdfast.data.feeds import Asked
+from holdfast.data.randomness import seed_all
+from holdfast.runtime.loop.hosting import Loop
+from holdfast.runtime.loop.loaders import Key, Loaders
+
+__all__ = ["Feeding"]
+
+
+class Feeding:
+    """Gives a worker the batches of its items.
+
+    The guess is that it runs the numbers that it had in the step before, in that order. A wrong one costs time: what
+    was not guessed is loaded once it is asked for, and what was guessed in vain is dropped when its step is over.
+
+    Args:
+        loop: whose items they are.
+        worker: who this is, for messages.
+    """
+
+    def __init__(self, loop: Loop, worker: str = "") -> None:
+        self._loop = loop
+        self._step = 0
+        self._ran: list[int] = []  # in this step
+        self._share: tuple[int, ...] = ()  # of the last step with items of ours
+        self._worker = worker
+        self._loaders = Loaders(loop.feed, loop.seed, self._tell) if loop.feed.loaders else None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that load ahead."""
+        return () if self._loaders is None else self._loaders.pids
+
+    def load(self, step: int, number: int) -> Any:
+        """Returns the batch of an item, and seeds all generators for its computation, however much loading has drawn.
+
+        Args:
+            step: as the loop counts.
+            number: of the item in it.
+
+        Raises:
+            WorkFailed: a sample cannot be loaded.
+            Exception: whatever else the user's code raised.
+        """
+        self._go_to(step)
+        asked = self._asked(step, number)
+        if self._loaders is None:
+            batch = self._loop.feed.make(asked, self._loop.seed, step, number)
+        else:
+            batch = self._taken(self._loaders, (step, number), asked)
+        seed_all(self._loop.seed, step, number)
+        return batch
+
+    def close(self) -> None:
+        """Ends the processes."""
+        if self._loaders is not None:
+            self._loaders.close()
+
+    def _taken(self, loaders: Loaders, key: Key, asked: Asked) -> Any:
+        self._ran.append(key[1])
+        loaders.ask(key, asked)
+        loaders.collect()
+        for likely in self._likely():
+            if loaders.room <= 0:
+                break
+            if not loaders.knows(likely):
+                loaders.ask(likely, self._asked(*likely))
+        return loaders.take(key)
+
+    def _go_to(self, step: int) -> None:
+        if step == self._step:
+            return
+        self._step = step
+        self._share, self._ran = tuple(self._ran) or self._share, []
+        if self._loaders is not None:
+            self._loaders.forget(step)
+
+    def _asked(self, step: int, number: int) -> Asked:
+        each = self._loop.microbatches
+        return self._loop.feed.source.ask(step * each + number, max(0, self._step - 1) * each)
+
+    def _likely(self) -> Iterator[Key]:
+        """The items that will probably be asked for, the first ones first."""
+        numbers = self._share or range(self._ran[0], self._loop.microbatches)  # a worker's numbers are neighbours
+        yield from ((self._step, number) for number in numbers if number not in self._ran)
+        for step in range(self._step + 1, self._loop.steps):
+            yield from ((step, number) for number in self._share)
+
+    def _tell(self, text: str) -> None:
+        print(f"holdfast: worker {self._worker}: {text}", file=sys.stderr, flush=True)

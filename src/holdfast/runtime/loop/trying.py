@@ -1,0 +1,171 @@
+"""A loop tried out before any worker starts: its first item is run twice, and two updates are made of it.
+
+What gives other bits the second time would after a loss, too, and what is kept where no checkpoint and no joiner has it
+would be missed there; see the rules of ADR 25 for layers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import ConfigError
+from holdfast.optim.digest import tensor_sha256
+from holdfast.runtime.loop.alone import run_step, whole_stage
+from holdfast.runtime.loop.facts import parts
+from holdfast.runtime.loop.hosting import Loop
+from holdfast.runtime.loop.stage import Gradients, LoopStage
+from holdfast.runtime.loop.turns import Item, Turns
+
+__all__ = ["Trial"]
+
+
+@dataclass(slots=True)
+class Trial:
+    """Runs a loop as far as its first item.
+
+    Attributes:
+        loop: what is tried.
+        turns: by which it is reached.
+        stage: computes by it; as all of the model's, of a step that has this one item.
+        differences: what gave other bits the second time, a line each.
+    """
+
+    loop: Loop
+    turns: Turns
+    stage: LoopStage = field(init=False)
+    differences: tuple[str, ...] = ()
+    _found: Gradients | None = None
+    _item_s: float = 0.001
+
+    def __post_init__(self) -> None:
+        """The stage is there before the loop goes on."""
+        self.loop = replace(self.loop, microbatches=1)
+        self.stage = whole_stage(self.loop, self)
+
+    @property
+    def first_item(self) -> str:
+        """A digest of what came of the item."""
+        assert self._found is not None, "it was run"
+        return self._found.digest
+
+    def __call__(self) -> None:
+        """Runs the item twice; then the update by it, twice.
+
+        Raises:
+            ConfigError: weights are changed by an item, or an optimizer keeps what would be lost with its process.
+        """
+        self.turns.between(0)
+        if self.loop.prepared.failing is not None:  # its steps lack items
+            scale = self.stage.loss_scale
+            self.run(Item(step=0, shown=0, number=0, loss_scale=scale))
+            return
+        run_step(self.stage, self.loop, 0)
+        before = self._attributes()
+        run_step(self.stage, self.loop, 1)
+        for kind, name in sorted(key for key, value in self._attributes().items() if before.get(key) != value):
+            raise ConfigError(
+                f"{kind} keeps something from one step to the next in its attribute {name!r}, which neither a "
+                "checkpoint nor a worker that joins would have; expected it in optimizer.state[parameter]"
+            )
+
+    def seconds(self) -> tuple[float, float]:
+        """How long the item took when it was run again, and a digest of all state takes."""
+        begun = time.perf_counter()
+        for layer in self.stage.layers:
+            self.stage.layer_digest(layer)
+        return self._item_s, time.perf_counter() - begun
+
+    def run(self, item: Item) -> Gradients:
+        """Has the loop run the item, and run it again; knows afterwards what came of it."""
+        if self._found is None:
+            before = {name: tensor.clone() for name, tensor in self._fixed()}
+            self._found = self.turns.run(item)
+            for name, tensor in self._fixed():
+                if not _same(before[name], tensor):
+                    raise ConfigError(
+                        f"{name} was changed in place while an item ran; weights change between steps only, because "
+                        "the order of items is not fixed: do it between steps"
+                    )
+            begun = time.perf_counter()
+            again = self.turns.run(item)
+            self._item_s = time.perf_counter() - begun
+            self.differences = tuple(self._compare(self._found, again))
+        return self._found
+
+    def _fixed(self) -> Iterator[tuple[str, Tensor]]:
+        but = self.stage.stats.buffer_names
+        model = self.loop.prepared.model
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name not in but:
+                yield name, tensor.detach()
+
+    def _compare(self, one: Gradients, other: Gradients) -> Iterator[str]:
+        if self._data_differ():
+            yield (
+                "item 0 has other data when it is loaded again: the dataset, a transform or collate draws from a "
+                "generator of its own, such as numpy.random.default_rng or torch.Generator, or keeps something from "
+                "one sample to the next; expected the generators of torch, numpy and random themselves, which are "
+                "seeded for each item, or one that is made for each sample from what these draw"
+            )
+        elif (name := self._first_difference(one, other)) is not None:
+            yield (
+                f"item 0 has another {name} when it is run again: the model or the loop over items draws from a "
+                "generator of its own, such as numpy.random.default_rng or torch.Generator, keeps something from one "
+                "item to the next, or runs an operation that is not deterministic; expected step.number and step.item "
+                "for what changes from one item to the next, and the generators of torch, numpy and random themselves, "
+                "which are seeded for each item"
+            )
+
+    def _first_difference(self, one: Gradients, other: Gradients) -> str | None:
+        names = {id(parameter): name for name, parameter in self.loop.prepared.model.named_parameters()}
+        for parameters, row, again in zip(self.loop.prepared.trained, one.of, other.of, strict=True):
+            for parameter, a, b in zip(parameters, row, again, strict=True):
+                if not _same(a, b):
+                    return f"gradient of {names[id(parameter)]}"
+        if not _same(one.stats, other.stats):
+            return "mean or variance in batch-norm"
+        return None if _same(one.loss, other.loss) else "loss"
+
+    def _data_differ(self) -> bool:
+        feed = self.loop.feed
+        if feed.on_start is not None:  # it may need what only loader processes have
+            return False
+        asked = feed.source.ask(0, 0)
+        one, other = (list(parts(feed.make(asked, self.loop.seed, 0, 0))) for _ in range(2))
+        return one != other
+
+    def _attributes(self) -> dict[tuple[str, str], Any]:
+        """What the optimizers of all buckets have besides their groups and their states of parameters."""
+        found: dict[tuple[str, str], list[Any]] = {}
+        for optimizer in self.stage.optimizers:
+            for name, value in vars(optimizer).items():
+                if name not in ("param_groups", "state") and not name.startswith("_optimizer_"):
+                    found.setdefault((type(optimizer).__name__, name), []).append(_frozen(value))
+        return dict(found)
+
+
+def _frozen(value: Any) -> Any:
+    """Returns what does not change with a value, and differs from that of any other; of foreign objects the same."""
+    if isinstance(value, nn.Parameter):
+        return None
+    if isinstance(value, Tensor):
+        return tensor_sha256(value)
+    if isinstance(value, Mapping):
+        return [_frozen(each) for each in value.values()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_frozen(each) for each in value]
+    return repr(value) if isinstance(value, int | float | complex | str | bytes) else None
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and torch.equal(
+        *(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
+    )

@@ -1,0 +1,115 @@
+"""The processes that a job's processes have started in their turn, found in /proc (Linux): stopped, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Kin", "below", "end_all", "in_session", "send", "stop_below"]
+
+_LIMIT_S, _STOPPING_S = 2.0, 10.0
+_LOOK_S = 0.002
+_DEAD = ("Z", "X")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kin:
+    """A process, as it was when it was looked at.
+
+    Attributes:
+        pid: its number.
+        state: the letter for what it does, as in proc(5).
+        parent: the number of the process that is its parent now.
+        session: the number of the process that has begun its session.
+        started: when it was started, in ticks since the machine was; with ``pid`` it names a process for good.
+    """
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+    started: int
+
+
+def below(root: int) -> tuple[Kin, ...]:
+    """Returns all that descend from a process and live, each behind its parent."""
+    children: dict[int, list[Kin]] = {}
+    for each in _everybody():
+        children.setdefault(each.parent, []).append(each)
+    found = list(children.get(root, ()))
+    for each in found:  # it grows meanwhile
+        found += children.get(each.pid, ())
+    return tuple(each for each in found if each.state not in _DEAD)
+
+
+def in_session(leader: int) -> tuple[Kin, ...]:
+    """Returns all that live in the session that a process has begun, which may have ended itself."""
+    return tuple(each for each in _everybody() if each.session == leader and each.state not in _DEAD)
+
+
+def end_all(find: Callable[[], Collection[Kin]], limit_s: float = _LIMIT_S) -> tuple[Kin, ...]:
+    """Kills what is found, and what these may have started before they were, until nothing is found any more.
+
+    Returns:
+        Those that not even the kernel could end within the limit.
+    """
+    until = time.monotonic() + limit_s
+    while (left := tuple(find())) and time.monotonic() < until:
+        for each in left:
+            send(each, signal.SIGKILL)
+        time.sleep(_LOOK_S)
+    return left
+
+
+def stop_below(root: int, limit_s: float = _STOPPING_S) -> tuple[Kin, ...]:
+    """Stops a process and all that descend from it; returns those that ran, which are to go on.
+
+    One that is told to stop in the middle of a fork has a child then that nobody has told: so all are looked at until
+    each has stopped, as long as ``limit_s``.
+    """
+    stopped: dict[Kin, None] = {}
+    until = time.monotonic() + limit_s
+    while running := [each for each in (*_of(root), *below(root)) if each.state not in ("T", *_DEAD)]:
+        for each in running:
+            if _named(each) not in stopped:
+                send(each, signal.SIGSTOP)
+                stopped[_named(each)] = None
+        if time.monotonic() > until:
+            break
+        time.sleep(_LOOK_S)
+    return tuple(stopped)
+
+
+def send(to: Kin, number: signal.Signals) -> None:
+    """Signals a process, unless it has ended and its number may be another's."""
+    with contextlib.suppress(OSError):
+        descriptor = os.pidfd_open(to.pid)
+        try:
+            if any(_named(now) == _named(to) for now in _of(to.pid)):
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+
+
+def _named(process: Kin) -> Kin:
+    """What stays the same of it."""
+    return Kin(pid=process.pid, state="", parent=0, session=0, started=process.started)
+
+
+def _everybody() -> Iterator[Kin]:
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            yield from _of(int(name))
+
+
+def _of(pid: int) -> Iterator[Kin]:
+    """The process of a number, if there is one."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        parent, session, started = int(fields[1]), int(fields[3]), int(fields[19])
+        yield Kin(pid=pid, state=fields[0], parent=parent, session=session, started=started)

@@ -1,0 +1,106 @@
+"""What a worker writes down of its steps: what it ran and when, what else it did; and that this was as ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.control.messages import Message, StepDone
+from holdfast.core.schedule import Op
+from holdfast.errors import InternalError
+from holdfast.protocol.besides import Besides, add_span
+from holdfast.protocol.executor import Committed
+from holdfast.protocol.worker import WorkerProtocol, mean_loss
+from holdfast.runtime.transport.port import Sent
+from holdfast.telemetry.events import Log, StepOmitted, StepOps
+
+__all__ = ["StepRecord"]
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRecord:
+    """Records one worker's steps.
+
+    Attributes:
+        protocol: the worker's.
+        log: the job's events.
+        clock: seconds, of the spans and the log.
+        memory: bytes that the process has in memory.
+        besides: what the worker does besides computing.
+    """
+
+    protocol: WorkerProtocol
+    log: Log
+    clock: Callable[[], float]
+    memory: Callable[[], int]
+    besides: Besides = field(init=False)
+    _spans: list[tuple[str, int, int, float, float]] = field(default_factory=list)
+    _spans_of: int = -1
+    _omitted: set[int] = field(default_factory=set)
+    _sent: Sent = field(default_factory=Sent)
+
+    def __post_init__(self) -> None:
+        """All of it has one clock."""
+        self.besides = Besides(self.clock)
+
+    def clear(self) -> None:
+        """Forgets a step, at its end or as it is given up."""
+        self._spans.clear()
+        self.besides.clear()
+
+    def run(self, step: int) -> None:
+        """An operation of a step is about to be run."""
+        if self._spans_of != step:  # of a step that is gone on with, what was run before is told, too
+            self._spans.clear()
+            self._spans_of = step
+
+    def ran(self, op: Op, start: float) -> None:
+        """An operation, or the next part of one, was run; ``start``: since when."""
+        add_span(self._spans, op, start, self.clock())
+
+    def told(self, message: Message) -> None:
+        """Logs that a step, which was logged as updated ahead of its verdict, was omitted after all."""
+        if isinstance(message, StepDone) and message.omitted and message.step not in self._omitted:
+            event = StepOmitted(worker=str(message.worker), generation=message.generation, step=message.step)
+            self.log.write(self.clock(), event)
+
+    def committed(self, committed: Committed, sent: Sent) -> None:
+        """Logs a step.
+
+        Args:
+            committed: what was run of it.
+            sent: what the worker has sent, ever.
+
+        Raises:
+            InternalError: it did not run what its plan orders.
+        """
+        self._check_order(committed)
+        loss, omitted = mean_loss(self.protocol.stage), self.protocol.stage.omitted
+        new, self._sent = sent.since(self._sent), sent
+        self._omitted = {committed.step} if omitted else set()
+        event = StepOps(
+            worker=str(self.protocol.worker),
+            generation=self.protocol.generation,
+            step=committed.step,
+            loss=loss,
+            omitted=omitted,
+            ops=tuple(self._spans),
+            besides=tuple(self.besides.spans),
+            memory=self.memory(),
+            sent_messages=new.messages,
+            sent_sums=new.sums,
+            sent_state=new.state,
+            knows_loss=loss is not None,
+            whole=committed.whole,
+        )
+        self.log.write(self.clock(), event)
+        self.clear()
+
+    def _check_order(self, committed: Committed) -> None:
+        """What was run must be what the plan ordered, or what was left of a step that was interrupted."""
+        ordered = committed.order
+        if ordered is not None and committed.ops != ordered:
+            raise InternalError(
+                f"worker {self.protocol.worker} ran {' '.join(map(str, committed.ops))} in step {committed.step}, "
+                f"its order is {' '.join(map(str, ordered))}"
+            )

@@ -1,0 +1,276 @@
+"""From a job file to its plan: the same for training and for ``holdfast plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, chain, pairwise, repeat
+
+from holdfast.config.job import Grid, Job
+from holdfast.config.load import check_cuts
+from holdfast.config.profiles import load_profile
+from holdfast.core.builders import home_plan
+from holdfast.core.placement import LayerRange, home_placement, split_evenly
+from holdfast.core.plan import Plan
+from holdfast.core.profile import Costs, Profile, costs_from_profile, unit_costs
+from holdfast.core.routes import home_routes
+from holdfast.core.validate import validate
+from holdfast.errors import ConfigError
+from holdfast.planning.costed_grid import CostedGrid
+from holdfast.planning.partition import balanced_stages
+from holdfast.planning.planner import Technique
+from holdfast.planning.remainder import Keeping
+from holdfast.planning.reshaping import Shapes
+from holdfast.planning.templates.mapping import best_templates
+from holdfast.planning.templates.stages import StageTable, stage_table, table_of
+from holdfast.planning.training import Terms, planned_grid, planned_routes, regular_grid, within_limit
+
+__all__ = [
+    "grid_of",
+    "healthy_plan",
+    "in_flight_of",
+    "keeping_of",
+    "profile_of",
+    "shapes_of",
+    "stages_of",
+    "terms_of",
+    "tolerated",
+]
+
+
+def profile_of(job: Job, num_layers: int) -> Profile | None:
+    """Returns the profile that a job names; None if it names none. Where stages are sharded, times are theirs.
+
+    Raises:
+        ConfigError: it cannot be read, is that of another model, or has no times for the GPUs of the stages.
+    """
+    if job.train.profile is None:
+        return None
+    profile = load_profile(job.train.profile)
+    if len(profile.layers) != num_layers:
+        raise ConfigError(
+            f"train.profile: {job.train.profile} has {len(profile.layers)} layers, but the model has {num_layers}: "
+            "is it the profile of another model?"
+        )
+    return _sharded(profile, job)
+
+
+def _sharded(profile: Profile, job: Job) -> Profile:
+    """Returns the profile with the times that layers take on stages which are sharded over several GPUs."""
+    numbers = sorted({gpus for row in job.shards for gpus in row})
+    if numbers == [1]:
+        return profile
+    if len(numbers) > 1:
+        raise ConfigError(
+            f"train.profile: stages have {' or '.join(map(str, numbers))} GPUs, and the planner has one time for each "
+            "layer with numerics fast; expected equally many for all stages, or no profile"
+        )
+    try:
+        return replace(profile, layers=tuple(layer.on(numbers[0]) for layer in profile.layers))
+    except ConfigError as error:
+        raise ConfigError(f"train.profile: {error}, or no profile") from None
+
+
+def terms_of(
+    job: Job, num_layers: int, profile: Profile | None = None, ties: tuple[tuple[int, ...], ...] = ()
+) -> Terms | None:
+    """Returns what the planner goes by for a job; None if its technique needs no planner.
+
+    Args:
+        job: the job.
+        num_layers: of its model.
+        profile: what its layers cost; None: all the same.
+        ties: tuples of layers that share weights.
+    """
+    if job.train.technique not in (Technique.DECOUPLED, Technique.STAGGERED):
+        return None
+    return Terms(
+        technique=Technique(job.train.technique),
+        costs=_costs(num_layers, profile),
+        in_flight=in_flight_of(job),
+        ties=ties,
+        copy_s=() if profile is None else _copy_s(profile),
+    )
+
+
+def keeping_of(
+    job: Job, num_layers: int, profile: Profile | None = None, ties: tuple[tuple[int, ...], ...] = ()
+) -> Keeping | None:
+    """Returns how an interrupted step is gone on with; None if workers keep nothing of one.
+
+    Args:
+        job: the job.
+        num_layers: of its model.
+        profile: what its layers cost; None: all the same.
+        ties: tuples of layers that share weights.
+    """
+    if not job.keeps_steps:
+        return None
+    return Keeping(costs=_costs(num_layers, profile), ties=ties)
+
+
+def shapes_of(job: Job, num_layers: int, profile: Profile | None, terms: Terms | None) -> Shapes | None:
+    """Returns what pipelines of whoever is left are made by; None if the job's strategy makes none.
+
+    Args:
+        job: the job.
+        num_layers: of its model.
+        profile: what its layers cost; None: all the same.
+        terms: what the planner goes by; None if orders keep to 1F1B's rules.
+
+    Raises:
+        ConfigError: a worker's memory does not suffice for any pipeline, or the grid has too few workers for one
+            pipeline more than failures are to be tolerated.
+    """
+    if not job.strategy.makes_pipelines:
+        return None
+    table = _stage_table(job, num_layers, profile)
+    minimum = job.resilience.smallest_pipeline or _by_memory(job, table) or min(job.grid.depths)
+    tolerate, workers = job.resilience.tolerate, job.num_workers
+    if workers < (tolerate + 1) * minimum:
+        raise ConfigError(
+            f"resilience.tolerate: {tolerate} failure(s) take {tolerate + 1} pipelines of {minimum} workers, but the "
+            f"grid has {workers} workers: expected more of them, fewer failures or smaller pipelines"
+        )
+    return Shapes(
+        costs=_costs(num_layers, profile),
+        minimum=minimum,
+        fewest=0 if job.resilience.degraded == "allow" else (tolerate + 1) * minimum,
+        tolerate=tolerate,
+        state=(1,) * num_layers if profile is None else tuple(layer.state_bytes for layer in profile.layers),
+        copy_s=() if profile is None else _copy_s(profile),
+        table=table,
+        terms=None if terms is None else _counting_state(job, profile, terms),
+    )
+
+
+def _stage_table(job: Job, num_layers: int, profile: Profile | None) -> StageTable:
+    """What stages of one worker take; of layers that are all alike no memory is known."""
+    if profile is None:
+        return table_of(unit_costs(num_layers))
+    copies, sums = _held(job)
+    return stage_table(profile, 1, memory_bytes=job.resilience.worker_memory or None, copies=copies, sums=sums)
+
+
+def _counting_state(job: Job, profile: Profile | None, terms: Terms) -> Terms:
+    """The same terms, by which a worker's state takes what it takes in this job."""
+    if profile is None:
+        return terms
+    copies, sums = _held(job)
+    return replace(terms, costs=costs_from_profile(profile, copies=copies, sums=sums))
+
+
+def _held(job: Job) -> tuple[int, int]:
+    """How often a worker holds parameters and optimizer state, and how many sizes of the parameters its sums take."""
+    return 2 if job.resilience.commit == "shadow" else 1, 2 if job.train.numerics == "exact" else 1
+
+
+def _by_memory(job: Job, table: StageTable) -> int:
+    """n0, the fewest workers of a pipeline whose memory suffices; 0 if there is no limit."""
+    if table.memory_bytes is None:
+        return 0
+    most = min(job.num_workers, table.num_layers, job.global_microbatches)
+    for size in range(1, most + 1):
+        if best_templates(table, (size,), job.global_microbatches):
+            return size
+    raise ConfigError(
+        f"resilience.worker_memory: {table.memory_bytes} bytes of each worker are too few for any pipeline of up to "
+        f"{most} workers: expected more"
+    )
+
+
+def _costs(num_layers: int, profile: Profile | None) -> Costs:
+    return unit_costs(num_layers) if profile is None else costs_from_profile(profile)
+
+
+def in_flight_of(job: Job) -> int:
+    """Returns how many micro-batches a worker may hold by the planner's schedules."""
+    return job.train.in_flight or 2 * max(map(_most_ahead, job.lanes))
+
+
+def _most_ahead(lanes: Sequence[int]) -> int:
+    """Returns how many micro-batches one lane of the first stages must hold for all lanes after it to work."""
+    return max(-(-sum(lanes[stage:]) // width) for stage, width in enumerate(lanes))
+
+
+def grid_of(job: Job, pipelines: Sequence[tuple[LayerRange, ...]], terms: Terms) -> CostedGrid | None:
+    """Returns the planner's grid of a job's pipelines; None if they are not alike, or stages have several lanes."""
+    counts = job.grid.batch.counts
+    if len(set(pipelines)) > 1 or len(set(counts)) > 1 or job.most_lanes > 1:
+        return None
+    return regular_grid(len(pipelines), pipelines[0], counts[0], terms)
+
+
+def _copy_s(profile: Profile) -> tuple[float, ...]:
+    return tuple(profile.link.seconds_of(layer.state_bytes) for layer in profile.layers)
+
+
+def stages_of(job: Job, num_layers: int, profile: Profile | None = None) -> tuple[tuple[LayerRange, ...], ...]:
+    """Returns the layers of every worker of every pipeline, stage by stage: those of a stage once for each lane.
+
+    As the job's layout says; else all are alike: equally many, or if a profile tells what they cost, equally fast.
+
+    Raises:
+        ConfigError: the grid does not fit the layers.
+    """
+    grid = job.grid
+    check_cuts(grid, num_layers)
+    return tuple(
+        tuple(chain.from_iterable(map(repeat, stages, lanes)))
+        for stages, lanes in zip(_cuts(grid, num_layers, profile), job.lanes, strict=True)
+    )
+
+
+def _cuts(grid: Grid, num_layers: int, profile: Profile | None) -> tuple[tuple[LayerRange, ...], ...]:
+    if grid.layout:
+        return tuple(_consecutive(pipeline.stages) for pipeline in grid.layout)
+    depth = grid.depths[0]
+    if profile is None:
+        return (split_evenly(num_layers, depth),) * len(grid.depths)
+    return (balanced_stages(costs_from_profile(profile), depth),) * len(grid.depths)
+
+
+def _consecutive(sizes: Sequence[int]) -> tuple[LayerRange, ...]:
+    return tuple(LayerRange(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0)))
+
+
+def tolerated(job: Job) -> int:
+    """Returns for how many failures of a regular grid plans are made ahead: those to tolerate, else a quarter of all.
+
+    0 if the grid survives none.
+    """
+    grid = job.grid
+    wanted = job.resilience.tolerate or max(1, job.num_workers // 4)
+    return min(wanted, job.num_workers - max(grid.depths))
+
+
+def healthy_plan(
+    job: Job, num_layers: int, profile: Profile | None = None, ties: tuple[tuple[int, ...], ...] = ()
+) -> Plan:
+    """Returns the plan of a job's whole grid, proved right.
+
+    Args:
+        job: the job.
+        num_layers: of its model.
+        profile: what its layers cost; None: all the same. Used by the techniques of the planner.
+        ties: tuples of layers that share weights.
+
+    Raises:
+        ConfigError: the grid does not fit the layers.
+        InfeasiblePlan: a worker's memory cannot hold one micro-batch.
+
+    Cost: for the planner's techniques up to a second for tens of workers, else milliseconds.
+    """
+    terms, batch = terms_of(job, num_layers, profile, ties), job.grid.batch
+    pipelines = stages_of(job, num_layers, None if terms is None else profile)
+    placement = home_placement(pipelines)
+    if terms is None:
+        plan = home_plan(placement, batch, job.train.technique)
+    elif (grid := grid_of(job, pipelines, terms)) is not None:
+        plan = planned_grid(grid, (), terms, at_once=False).plan
+    else:
+        plan = planned_routes(placement, home_routes(placement, batch), terms, at_once=False).plan
+    if job.strategy.healthy is not None:
+        plan = job.strategy.healthy(plan)
+    validate(plan, ties=ties, costs=None if terms is None else within_limit(terms))
+    return plan

@@ -1,0 +1,187 @@
+"""What answers to losses are made of: the survivors go on without the lost, fall back, or give up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.core.builders import adaptive_plan
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import lacking, spared
+from holdfast.core.plan import Plan, with_followers, with_listeners
+from holdfast.core.shrink import shrunken_plan
+from holdfast.core.takeover import takeover_plan
+from holdfast.core.validate import validate
+from holdfast.errors import InfeasiblePlan, StateUnavailable
+from holdfast.planning.training import Rerouted, Terms, replanned, rerouted
+from holdfast.recovery.actions import (
+    Abort,
+    Action,
+    Await,
+    ClusterView,
+    CopyState,
+    FinishStep,
+    GiveUp,
+    InstallPlan,
+    LoadState,
+    Recompute,
+    RecoveryPlan,
+    Rejoin,
+    ReplaceGrid,
+    ReplayLayers,
+    SaveCommitted,
+    Spawn,
+    TakeBack,
+    TakeStock,
+)
+
+__all__ = ["at_boundary", "fall_back", "give_up", "reroute", "restart", "resume", "vacant"]
+
+
+def reroute(view: ClusterView, name: str, *then: Action, keeps: bool = False) -> RecoveryPlan:
+    """Returns how the survivors go on without the lost, doing what these did.
+
+    Args:
+        view: the cluster.
+        name: of the strategy.
+        then: what becomes of the interrupted step. By default it is gone on with if it is kept, else run again.
+        keeps: whether what is kept of it is needed for that.
+    """
+    try:
+        found = _without_lost(view)
+    except StateUnavailable as error:
+        return fall_back(view, error.layers)
+    keeps = keeps or (view.keeps and not then)
+    on: tuple[Action, ...] = then or ((FinishStep(),) if keeps else (TakeBack(), Recompute()))
+    actions: tuple[Action, ...] = (Abort(), InstallPlan(plan=found.plan, keeps=keeps), *on)
+    return RecoveryPlan(strategy=name, actions=actions, period=found.period, dormant=found.dormant)
+
+
+def _without_lost(view: ClusterView) -> Rerouted:
+    """The plan in which the others do what the lost and the dormant did, proved right; the dormant, if they must."""
+    placement = view.baseline.placement
+    if dormant := spared(placement, view.lost, view.dormant):
+        try:
+            found = _without_lost(replace(view, lost=view.lost | dormant, dormant=frozenset(), offer=None))
+        except InfeasiblePlan:  # they would need more memory than they have
+            return _without_lost(replace(view, dormant=frozenset()))
+        plan = with_listeners(found.plan, [row for row in placement.ranges if row[0] in dormant])
+        validate(plan)
+        return replace(found, plan=plan, dormant=dormant)
+    if view.offer is not None:
+        return view.offer
+    if view.terms is not None:
+        return rerouted(view.baseline, view.lost, view.terms)
+    plan = adaptive_plan(view.baseline, view.lost)
+    validate(plan)
+    return Rerouted(plan=plan)
+
+
+def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
+    """What is left when layers have no owner: replay them, or wait for workers, then a smaller grid, from a checkpoint.
+
+    Where what crosses nodes was logged, whoever takes these layers replays them, and the others keep their state. Else,
+    where somebody has come for each of these layers, all who are there load it at once. Else every process that lives
+    goes on in place, as a member of the fastest grid of those that hold at most twice as many layers per worker as
+    before. Without a state to load, what lives is saved and training ends.
+
+    Args:
+        view: the cluster.
+        layers: that nobody holds.
+
+    Source: SWIFT, section 5, for what is replayed.
+    """
+    baseline, away = view.baseline, view.lost - view.entering
+    left = [worker for worker in baseline.workers if worker not in away]
+    if view.checkpoint is None or not left:
+        return give_up("fallback", layers)
+    if view.logs and layers and (replayed := _replayed(view)) is not None:
+        return replayed
+    load = LoadState(step=view.checkpoint)
+    if layers and not baseline.placement.unowned_layers(away):
+        return resume("fallback", _without_lost(replace(view, lost=away, offer=None)).plan, load)
+    if view.wait_s > 0:
+        return RecoveryPlan(strategy="fallback", actions=(Abort(), Await(limit_s=view.wait_s)))
+    most = max(held.stop - held.start for _, held in baseline.placement.ranges)
+    plan = _shrunken(left, baseline, 2 * most, view.terms)
+    return resume("fallback", plan, ReplaceGrid(plan=plan), load)
+
+
+def _replayed(view: ClusterView) -> RecoveryPlan | None:
+    """Those who have come replay what they are to hold; without them, and if nobody is waited for, the neighbours do.
+
+    None if that is impossible: nobody who lives holds anything, or the neighbours cannot take so much.
+    """
+    baseline, away = view.baseline, view.lost - view.entering
+    if not frozenset(baseline.workers) - view.lost:
+        return None
+    if not baseline.placement.unowned_layers(away):
+        plan = _without_lost(replace(view, lost=away, offer=None)).plan
+        return RecoveryPlan(strategy="logging", actions=(Abort(), TakeStock(), ReplayLayers(plan=plan), Rejoin()))
+    if view.wait_s > 0:
+        return None
+    most = max(held.stop - held.start for _, held in baseline.placement.ranges)
+    costs = None if view.terms is None else view.terms.costs
+    left = frozenset(baseline.workers) - away
+    try:
+        plan = takeover_plan(baseline, left, max_layers=2 * most, costs=costs)
+    except InfeasiblePlan:
+        return None
+    validate(plan)
+    plan = plan if view.terms is None else replanned(plan, view.terms)
+    return RecoveryPlan(strategy="logging", actions=(Abort(), TakeStock(), ReplayLayers(plan=plan), Rejoin(grid=plan)))
+
+
+def _shrunken(left: list[WorkerId], baseline: Plan, max_layers: int, terms: Terms | None) -> Plan:
+    """The smaller grid, proved right; the planner schedules it where it can."""
+    costs = None if terms is None else terms.costs
+    num_layers, microbatches = baseline.placement.num_layers, baseline.routes.microbatches
+    plan = shrunken_plan(left, microbatches, num_layers, max_layers=max_layers, costs=costs)
+    validate(plan)
+    return plan if terms is None else replanned(plan, terms)
+
+
+def restart(view: ClusterView, name: str) -> RecoveryPlan:
+    """Returns how all stop, new processes take the lost places, and all go on from the last checkpoint."""
+    if view.checkpoint is None or view.wait_s <= 0:
+        return fall_back(view, view.baseline.placement.unowned_layers(view.lost))
+    missing = Spawn(workers=vacant(view))
+    return RecoveryPlan(strategy=name, actions=(Abort(), Await(limit_s=view.wait_s, everyone=True), missing))
+
+
+def vacant(view: ClusterView) -> tuple[WorkerId, ...]:
+    """Returns the places of the grid for which nobody has come, sorted."""
+    return tuple(sorted(view.lost - view.entering))
+
+
+def resume(strategy: str, plan: Plan, *before: Action) -> RecoveryPlan:
+    """Returns what begins a generation in which all run ``plan`` from the step that they agree on."""
+    return RecoveryPlan(strategy=strategy, actions=(Abort(), *before, InstallPlan(plan=plan), TakeBack(), Recompute()))
+
+
+def give_up(strategy: str, lost: tuple[int, ...], why: str = "") -> RecoveryPlan:
+    """Returns what ends the job, with all layers saved but those that nobody holds; ``why``: if there are none."""
+    return RecoveryPlan(strategy=strategy, actions=(Abort(), GiveUp(lost=lost, why=why), TakeBack(), SaveCommitted()))
+
+
+def at_boundary(view: ClusterView, grid: Plan | None = None) -> RecoveryPlan:
+    """Returns how workers come and go between two steps, nothing being given up or run again.
+
+    Whatever strategy answers losses, the micro-batches of whoever goes are re-routed. Workers that enter follow the
+    layers of their places meanwhile; so do those that are to take layers over, beside what they hold.
+
+    Args:
+        view: who computes afterwards, who enters, and what the grid is to become.
+        grid: the plan of the whole grid from then on; None if it stays as it is.
+    """
+    # No checkpoint: nobody goes back for this.
+    answer = reroute(replace(view, entering=frozenset(), checkpoint=None, target=None), "adaptive")
+    if answer.plan is None:
+        return answer
+    rows = [row for row in view.baseline.placement.ranges if row[0] in view.entering]
+    if view.target is not None:
+        rows += lacking(answer.plan.placement, view.target.placement)
+    plan = with_followers(answer.plan, rows)
+    validate(plan)
+    copies = tuple(CopyState(layers=layers, target=worker) for worker, layers in rows)
+    actions: tuple[Action, ...] = (*copies, InstallPlan(plan=plan, at_boundary=True, grid=grid))
+    return RecoveryPlan(strategy=answer.strategy, actions=actions, period=answer.period, dormant=answer.dormant)

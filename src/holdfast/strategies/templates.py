@@ -1,0 +1,46 @@
+"""Templates: after a loss the workers that are left become other pipelines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.recovery.actions import ClusterView, RecoveryPlan
+from holdfast.strategies.answers import give_up, reroute
+from holdfast.strategies.strategy import Strategy
+
+__all__ = ["TEMPLATES", "templates"]
+
+
+def templates(view: ClusterView) -> RecoveryPlan:
+    """Re-routes as ``adaptive``, so that nobody waits for state; then the others become other pipelines.
+
+    To which, :mod:`holdfast.planning.reshaping` says once the loss is answered; nothing is run again for it. Where too
+    few are left for the pipelines that the next failures take, what lives is saved and training ends.
+
+    Source: Oobleck, section 5, where training stands still while pipelines are made anew and states are copied, and
+    section 4.1.1 for how many nodes are enough.
+    """
+    left = len(frozenset(view.baseline.workers) - (view.lost - view.entering)) + view.spares
+    if left < view.fewest:
+        why = f"{left} workers are left, and {view.fewest} are needed to tolerate as many failures as the job is to"
+        return give_up("templates", view.baseline.placement.unowned_layers(view.lost - view.entering), why)
+    return reroute(view, "templates")
+
+
+def _needs(job: Any) -> str:
+    if job.most_lanes > 1:
+        return (
+            "resilience.strategy: templates makes pipelines whose stages are one worker each, and the stages of this "
+            "grid have several GPUs; expected adaptive, or one GPU for each stage"
+        )
+    if job.fewest_shards < job.most_shards:
+        return (
+            "resilience.strategy: with numerics fast a stage of several GPUs is sharded over them; expected adaptive, "
+            "or equally many GPUs for each stage"
+        )
+    if job.resilience.worker_memory and job.train.profile is None:
+        return "resilience.worker_memory: what layers take is not known; expected train.profile with it"
+    return ""
+
+
+TEMPLATES = Strategy(name="templates", answer=templates, needs=_needs, makes_pipelines=True)

@@ -1,0 +1,121 @@
+"""What a script starts: as in plain Python while its worker lives, and gone with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.dist
+
+SCRIPT = Path(__file__).with_name("starting_script.py")
+LIMIT_S = 60.0
+
+
+def command(tmp_path, what, *more):
+    options = ["--workers", "2", "--run-dir", tmp_path / "run", *more, SCRIPT, tmp_path, what]
+    return [sys.executable, "-m", "holdfast", "run", *map(str, options)]
+
+
+def living(pids):
+    """Those that are neither gone nor dead."""
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+def poll(condition, what):
+    until = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+
+
+def test_what_a_script_forks_is_as_in_plain_python_and_holds_nothing_of_its_worker(tmp_path):
+    ran = subprocess.run(command(tmp_path, "look"), capture_output=True, text=True, timeout=LIMIT_S)
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "told").read_text().splitlines() == [
+        "0 sockets, 0 logs, handlers [True, True], []",
+        "28 loaded, None chosen, True sockets here",
+    ]
+    assert "fork" not in ran.stderr, "nor does anybody speak of it"
+
+
+def test_what_a_script_has_started_ends_with_its_worker_or_else_with_the_job(tmp_path):
+    job = subprocess.Popen(command(tmp_path, "start"), stderr=subprocess.PIPE, text=True)
+    pids = []
+    try:
+        poll(lambda: len(list(tmp_path.glob("*.pid"))) == 5, "not all were started")
+        pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
+        poll(lambda: len(living(pids)) <= 1, "all but the one with a session of its own end with the worker")
+        assert job.poll() is None, "that was not the job's end"
+        (tmp_path / "go").touch()
+        _, errors = job.communicate(timeout=LIMIT_S)
+        assert job.returncode == 0, errors
+        assert "holdfast: worker 1.0 is lost" in errors
+        assert living(pids) == []
+    finally:
+        job.kill()
+        job.communicate()
+        for pid in living(pids):
+            psutil.Process(pid).kill()
+
+
+def test_a_signal_to_the_whole_group_lets_loaders_be_and_makes_a_checkpoint(tmp_path):
+    """Before, it ended the processes of a data loader, and by that the worker."""
+    more = ("--set", "checkpoint.every=1000")
+    job = subprocess.Popen(command(tmp_path, "load", *more), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        poll((tmp_path / "loads").exists, "nothing was loaded")
+        family = psutil.Process(job.pid).children(recursive=True)
+        os.killpg(job.pid, signal.SIGTERM)
+        _, errors = job.communicate(timeout=LIMIT_S)
+        assert job.returncode == 143, errors
+        assert "is written; go on with" in errors
+        assert "is lost" not in errors
+        poll(lambda: not living(each.pid for each in family), "something is left")  # the agent's own end with it
+    finally:
+        job.kill()
+        job.communicate()
+
+
+def test_ctrl_z_stops_all_of_a_job_and_it_goes_on(tmp_path):
+    job = subprocess.Popen(command(tmp_path, "load"), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        poll((tmp_path / "loads").exists, "nothing was loaded")
+        job.send_signal(signal.SIGTSTP)
+        me = psutil.Process(job.pid)
+        poll(lambda: me.status() == psutil.STATUS_STOPPED, "it was not stopped")
+        family = [each for each in me.children(recursive=True) if "resource_tracker" not in " ".join(each.cmdline())]
+        assert len(family) >= 4, "fork server, coordinator, two workers"
+        poll(lambda: all(stopped_or_dead(each) for each in family), "some were not stopped")
+        job.send_signal(signal.SIGCONT)
+        poll(lambda: not any(stopped_or_dead(each) for each in family[:1]), "the fork server does not go on")
+        job.terminate()
+        _, errors = job.communicate(timeout=LIMIT_S)
+        assert job.returncode == 143, errors
+        assert "is lost" not in errors
+    finally:
+        job.kill()
+        job.communicate()
+
+
+def stopped_or_dead(process):
+    return not process.is_running() or process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+
+
+def test_a_job_goes_on_when_whoever_reads_what_it_prints_goes_away(tmp_path):
+    job = subprocess.Popen(command(tmp_path, "say"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        assert job.stdout.readline()
+        job.stdout.close()  # long before any worker prints
+        assert job.wait(LIMIT_S) == 0
+        assert json.loads((tmp_path / "run" / "summary.json").read_text())["failures"] == []
+    finally:
+        job.kill()
+        job.wait()

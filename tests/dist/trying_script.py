@@ -1,0 +1,84 @@
+"""A script that goes wrong in one of the ways that show when its first item is tried: the argument says which."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy as np
+import torch
+from torch import nn
+
+import holdfast
+
+WHAT = sys.argv[1]
+hf = holdfast.session()
+own = np.random.default_rng(3)
+
+
+class Points(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        x = torch.full((8,), index / 24)
+        if WHAT.startswith("data"):
+            x = x + torch.from_numpy(own.normal(size=8)).float()
+        return x, x.sum().reshape(1)
+
+
+class Model(nn.Sequential):
+    def forward(self, x):
+        if WHAT == "in-place":
+            self[0].weight.data.mul_(0.99)
+        if WHAT == "rebound":
+            self[0].weight.data = self[0].weight.data * 0.99
+        if WHAT == "model":
+            x = x * float(own.normal())
+        if WHAT == "shape":
+            x = x[:, :5]
+        return super().forward(x)
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in an attribute of its own and warms up by that."""
+
+    def __init__(self, parameters, **options):
+        super().__init__(parameters, **options)
+        self.count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        super().step()
+
+
+class Wrapping(torch.optim.SGD):
+    """Keeps another optimizer, as Lookahead does."""
+
+    def __init__(self, parameters, **options):
+        parameters = list(parameters)
+        super().__init__(parameters, **options)
+        self.inner = torch.optim.SGD(parameters, **options)
+
+
+items = 0
+kinds = {"attribute": Counting, "wrapping": Wrapping}
+first = nn.Embedding(24, 16, max_norm=0.1) if WHAT == "max-norm" else nn.Linear(8, 16)
+model = Model(first, nn.Linear(16, 1))
+optimizer = kinds.get(WHAT, torch.optim.SGD)(model.parameters(), lr=0.01)
+model, optimizer = hf.prepare(model, optimizer)
+for step in hf.steps(Points(), microbatches=4, size=3, steps=4, workers=2 if WHAT == "data-loaded" else None):
+    for x, y in step:
+        items += 1
+        if WHAT == "raises":
+            raise ValueError("of the loop")
+        if WHAT == "left":
+            break
+        if WHAT == "hangs":
+            threading.Event().wait()
+        loss = nn.functional.mse_loss(model((x[:, 0] * 24).long() if WHAT == "max-norm" else x), y)
+        if WHAT == "first":
+            loss = loss * (2.0 if hf.is_first else 1.0)
+        step.backward(loss * items if WHAT == "counter" else loss)
+    if WHAT == "left":
+        break

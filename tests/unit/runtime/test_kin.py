@@ -1,0 +1,82 @@
+"""What a process has started is found by its parents and by its session, and nobody else is signalled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from holdfast.runtime.node.kin import below, end_all, in_session, send, stop_below
+
+LIMIT_S = 30.0
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen(["sleep", "3600"])
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def family():
+    """A process that leads a session, and its child; their numbers."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], start_new_session=True, **pipes)
+    child = int(parent.stdout.readline())
+    yield parent, child
+    os.killpg(parent.pid, signal.SIGKILL)
+    parent.communicate()
+
+
+def states(pid):
+    return [each.state for each in below(os.getpid()) if each.pid == pid]
+
+
+def poll(condition):
+    until = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_who_descends_from_whom(family):
+    parent, child = family
+    assert [each.pid for each in below(parent.pid)] == [child]
+    assert {each.pid for each in in_session(parent.pid)} == {parent.pid, child}
+    mine = [each.pid for each in below(os.getpid())]
+    assert mine.index(parent.pid) < mine.index(child)
+
+
+def test_what_is_left_of_a_session_is_ended(family):
+    parent, child = family
+    (left,) = [each for each in in_session(parent.pid) if each.pid == child]
+    assert end_all(lambda: [each for each in in_session(parent.pid) if each.pid == child]) == ()
+    assert left not in below(parent.pid)
+    assert parent.poll() is None
+
+
+def test_a_process_that_has_another_ones_number_is_not_signalled(family):
+    parent, child = family
+    (now,) = below(parent.pid)
+    send(replace(now, started=now.started + 1), signal.SIGKILL)
+    assert [each.pid for each in below(parent.pid)] == [child]
+    send(now, signal.SIGKILL)
+    poll(lambda: not below(parent.pid))
+
+
+def test_who_was_stopped_before_is_not_among_those_that_are_to_go_on(family):
+    parent, child = family
+    os.kill(child, signal.SIGSTOP)
+    poll(lambda: states(child) == ["T"])
+    stopped = stop_below(parent.pid)
+    assert [each.pid for each in stopped] == [parent.pid]
+    poll(lambda: states(parent.pid) == ["T"])
+    for each in stopped:
+        send(each, signal.SIGCONT)
+    poll(lambda: states(parent.pid) == ["S"])
+    assert states(child) == ["T"]

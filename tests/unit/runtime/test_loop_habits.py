@@ -1,0 +1,279 @@
+"""What people have in their loops: what is put in the place of tensors, and calls whose work Holdfast does."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
+from torch.optim.lr_scheduler import ReduceLROnPlateau, SequentialLR, StepLR
+from torch.utils.data import TensorDataset
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.loop.alone import Alone
+from holdfast.runtime.loop.session import Session
+
+STEPS, ITEMS = 4, 3
+
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(24, 8, generator=generator)
+    return TensorDataset(x, x.sum(1, keepdim=True))
+
+
+def nothing(*args):
+    """Stands for a habit that somebody has not."""
+
+
+class Run:
+    """A script of its own, in this process, that calls ``in_item`` behind each backward pass and ``between`` steps."""
+
+    def __init__(self, first=None, make=lambda parameters: torch.optim.SGD(parameters, lr=0.05), **options):
+        self.hf = Session(Alone(), 0)
+        self.told = []
+        self.hf._tell = self.told.append
+        self.model = nn.Sequential(nn.Linear(8, 16) if first is None else first(), nn.ReLU(), nn.Linear(16, 1))
+        self.optimizer = make(self.model.parameters())
+        self.options = {name: option(self.optimizer) for name, option in options.items()}
+
+    def __call__(self, in_item=nothing, between=nothing, before=nothing, change=lambda loss: loss):
+        self.hf.prepare(self.model, self.optimizer, **self.options)
+        for step in self.hf.steps(data(), microbatches=ITEMS, size=8, steps=STEPS):
+            for x, y in step:
+                before(self)
+                step.backward(change(nn.functional.mse_loss(self.model(x), y)))
+                in_item(self)
+            between(self)
+        return parameters_to_vector(self.model.parameters()).detach()
+
+
+def clamp(run):
+    for p in run.model.parameters():
+        p.data.clamp_(-0.2, 0.2)
+
+
+def clamp_into_another_tensor(run):
+    for p in run.model.parameters():
+        p.data = p.data.clamp(-0.2, 0.2)
+
+
+def clamp_as_a_vector(run):
+    vector_to_parameters(parameters_to_vector(run.model.parameters()).clamp(-0.2, 0.2), run.model.parameters())
+
+
+def clamp_into_new_parameters(run):
+    for module in (run.model[0], run.model[2]):
+        module.weight = nn.Parameter(module.weight.detach().clamp(-0.2, 0.2))
+        module.bias = nn.Parameter(module.bias.detach().clamp(-0.2, 0.2))
+
+
+@pytest.mark.parametrize("between", [clamp_into_another_tensor, clamp_as_a_vector, clamp_into_new_parameters])
+def test_what_is_put_in_the_place_of_a_tensor_between_steps_is_trained(between):
+    assert torch.equal(Run()(between=between), Run()(between=clamp))
+    assert not torch.equal(Run()(between=between), Run()())
+
+
+def test_a_view_of_the_same_memory_counts_as_what_it_shows():
+    def turn(run):
+        weight = run.model[2].weight
+        weight.data = weight.data.flip(1)
+
+    def turned_view(run):
+        square = run.model[0].weight
+        square.data = square.data.view(8, 16).T
+
+    square = Run()
+    square(between=turned_view)
+    assert square.model[0].weight.is_contiguous()
+    assert not torch.equal(Run()(between=turn), Run()())
+
+
+def test_another_shape_is_refused_by_name():
+    def grow(run):
+        run.model[0].weight = nn.Parameter(torch.zeros(17, 8))
+
+    def grow_data(run):
+        run.model[0].bias.data = torch.zeros(17)
+
+    with pytest.raises(ConfigError, match=r"0\.weight is torch.float32 \(17, 8\) now, and was torch.float32 \(16, 8\)"):
+        Run()(between=grow)
+    with pytest.raises(ConfigError, match=r"0\.bias is torch.float32 \(17,\) now"):
+        Run()(between=grow_data)
+
+
+class MaxNorm(nn.Linear):
+    """As networks for EEG have it: forward puts another tensor under the parameter."""
+
+    def __init__(self):
+        super().__init__(8, 16)
+
+    def forward(self, x):
+        self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=1.0)
+        return super().forward(x)
+
+
+class Renormed(nn.Embedding):
+    """Renorms the vectors that it looks up, in place."""
+
+    def __init__(self):
+        super().__init__(4, 16, max_norm=0.1)
+
+    def forward(self, x):
+        return super().forward(x[:, 0].abs().long() % 4)
+
+
+@pytest.mark.parametrize("first", [MaxNorm, Renormed])
+def test_a_parameter_that_forward_changes_is_refused_by_name(first):
+    with pytest.raises(
+        ConfigError, match=r"step 0, item 0: the model changed its parameter '0\.weight'.*between steps"
+    ):
+        Run(first)()
+
+
+def test_an_optimizer_that_puts_other_tensors_in_the_place_of_parameters_trains():
+    class Puts(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.data = p.data.add(p.grad, alpha=-group["lr"])
+
+    assert torch.equal(Run(make=lambda p: Puts(p, lr=0.05))(), Run()())
+
+
+def test_parameters_that_share_their_memory_are_refused():
+    run = Run()
+    run.model.append(nn.Linear(1, 16))
+    run.model[3].weight.data = run.model[2].weight.data.view(16, 1)
+    with pytest.raises(ConfigError, match=r"2\.weight and 3\.weight .*share their memory"):
+        run()
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def zero(run):
+    run.optimizer.zero_grad()
+
+
+def test_zero_grad_before_the_backward_pass_is_nothing_and_behind_it_is_refused():
+    assert torch.equal(Run()(before=zero, between=zero), Run()())
+    with pytest.raises(ConfigError, match=r"SGD.zero_grad behind step.backward\(loss\).*leave this call out"):
+        Run()(in_item=zero)
+
+
+def test_gradients_changed_behind_the_backward_pass_are_refused_by_name():
+    def halve(run):
+        run.model[2].bias.grad.mul_(0.5)
+
+    def drop(run):
+        run.model.zero_grad()
+
+    for change in (halve, drop):
+        with pytest.raises(ConfigError, match=r"the gradient of .* was changed behind step.backward\(loss\)"):
+            Run()(in_item=change)
+
+
+def test_clipping_by_oneself_is_refused_within_items_and_outside():
+    def clip(run):
+        clip_grad_norm_(run.model.parameters(), 1.0)
+
+    def clip_by_its_full_name(run):
+        nn.utils.clip_grad_value_(run.model[0].weight, 1.0)
+
+    for options in ({"in_item": clip}, {"between": clip}, {"in_item": clip_by_its_full_name}):
+        with pytest.raises(ConfigError, match=r"clip_grad_\w+_: .*expected hf.prepare\(..., clip_norm=\)"):
+            Run()(**options)
+    other = nn.Linear(2, 2)
+    other(torch.ones(1, 2)).sum().backward()
+    clip_grad_norm_(other.parameters(), 0.1)
+    assert float(torch.stack([p.grad.norm() for p in other.parameters()]).norm()) < 0.11
+
+
+def of_steps(optimizer):
+    return StepLR(optimizer, 2, gamma=0.5)
+
+
+def test_the_step_of_a_scheduler_that_was_handed_over_is_refused():
+    def advance(run):
+        run.options["scheduler"].step()
+
+    for options in ({"in_item": advance}, {"between": advance}):
+        with pytest.raises(ConfigError, match=r"StepLR.step: .*leave this call out"):
+            Run(scheduler=of_steps)(**options)
+
+
+def test_a_scheduler_that_was_handed_over_has_the_state_that_it_would_have():
+    run = Run(scheduler=lambda o: SequentialLR(o, [of_steps(o), of_steps(o)], [2]))
+    run()
+    scheduler = run.options["scheduler"]
+    plain = SequentialLR(o := torch.optim.SGD(run.model.parameters(), lr=0.05), [of_steps(o), of_steps(o)], [2])
+    for _ in range(STEPS):
+        o.step()
+        plain.step()
+    assert type(scheduler).__name__ == "SequentialLR"
+    assert scheduler.get_last_lr() == plain.get_last_lr()
+    assert str(scheduler.state_dict()).replace("object at", "") != ""
+    assert set(scheduler.state_dict()) == set(plain.state_dict())
+    assert scheduler.state_dict()["last_epoch"] == plain.state_dict()["last_epoch"] == STEPS
+    assert isinstance(copy.copy(scheduler), SequentialLR)
+
+
+def test_the_state_of_schedulers_that_a_script_steps_by_itself_is_told():
+    run = Run()
+    plateau = ReduceLROnPlateau(run.optimizer, patience=0)
+    own = of_steps(run.optimizer)
+    run(between=lambda run: own.step())
+    assert set(run.hf._prepared.objects) == {own, plateau}
+    assert '"last_epoch", 4' in run.hf._prepared.tell().text
+
+
+def test_a_rate_that_an_item_changes_is_refused():
+    def decay(run):
+        run.optimizer.param_groups[0]["lr"] *= 0.9
+
+    def advance(run):
+        run.own.step()
+
+    with pytest.raises(ConfigError, match=r"a setting of an optimizer.*while an item ran"):
+        Run()(in_item=decay)
+    run = Run()
+    run.own = of_steps(run.optimizer)
+    run.own.step_size = 1
+    with pytest.raises(ConfigError, match=r"a setting of an optimizer.*while an item ran"):
+        run(in_item=advance)
+
+
+def test_a_loss_that_is_divided_by_the_number_of_items_is_told_once():
+    run = Run()
+    run(change=lambda loss: loss / ITEMS)
+    assert [text for text in run.told if f"the loss is divided by {ITEMS}" in text] == run.told
+    assert len(run.told) == 1
+    for change in (lambda loss: loss, lambda loss: loss / 7, lambda loss: (loss / ITEMS).exp()):
+        other = Run()
+        other(change=change)
+        assert other.told == []
+    scaled = Run()
+    scaled(change=lambda loss: loss * (1 / ITEMS))
+    assert len(scaled.told) == 1
+
+
+def scaler(optimizer):
+    return torch.amp.GradScaler("cpu", init_scale=4.0)
+
+
+@pytest.mark.parametrize("call", ["scale", "unscale_", "update", "step"])
+def test_calls_of_a_scaler_that_was_handed_over_are_refused(call):
+    def use(run):
+        getattr(run.options["scaler"], call)(run.optimizer)
+
+    with pytest.raises(ConfigError, match=rf"scaler\.{call}: .*leave this call out"):
+        Run(scaler=scaler)(in_item=use)
+
+
+def test_a_scaler_that_was_not_handed_over_does_not_scale():
+    mine = scaler(None)
+    with pytest.raises(ConfigError, match=r"scaler.scale: expected hf.prepare\(..., scaler=scaler\)"):
+        Run()(change=lambda loss: mine.scale(loss))
