@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test check mutate soak bench bench-peers clean
+.PHONY: help install demo test test-values test-processes test-alone check format lint types contracts mutate soak bench bench-peers clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,22 +23,40 @@ install: $(STAMP)  ## make the virtual environment
 demo: $(STAMP)  ## train, kill a worker in mid-step, and end with the same bits as without
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## run the tests, side by side but for those that time something; or what PYTEST_ARGS says
+PYTEST := $(BIN)/python -m pytest --durations 20 --durations-min 1
+test: $(STAMP)  ## run the tests, side by side but for those that need the machine alone; or what PYTEST_ARGS says
 ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
-	$(BIN)/python -m pytest -n auto -m "not dist"
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "dist and not alone" tests/dist
-	$(BIN)/python -m pytest -m "dist and alone" tests/dist
+	$(MAKE) -k test-values test-processes test-alone
 endif
+
+test-values: $(STAMP)  ## those that start no processes
+	$(PYTEST) -n auto -m "not dist" $(PYTEST_FLAGS)
+
+test-processes: $(STAMP)  ## those of real processes, two at a time
+	$(PYTEST) -n 2 --dist worksteal -m "dist and not alone" tests/dist $(PYTEST_FLAGS)
+
+test-alone: $(STAMP)  ## those beside which nothing runs
+	$(PYTEST) -m "dist and alone" tests/dist $(PYTEST_FLAGS)
 
 # What benchmarks may do that the package may not: it is theirs to know which job they have made.
 LOOSE := $(addprefix --disable-error-code=,operator arg-type list-item assignment import-not-found)
 check: $(STAMP)  ## format, lint, types, import contracts
+	$(MAKE) -k format lint types contracts
+
+format: $(STAMP)
 	$(BIN)/ruff format --check .
+
+lint: $(STAMP)
 	$(BIN)/ruff check .
+
+types: $(STAMP)
 	$(BIN)/mypy
+	$(BIN)/mypy tools/ci.py
 	MYPYPATH=benchmarks $(BIN)/mypy --explicit-package-bases --implicit-reexport --allow-untyped-calls $(LOOSE) benchmarks
+
+contracts: $(STAMP)
 	$(BIN)/lint-imports
 
 mutate: $(STAMP)  ## change the code in 300 places, one at a time: does any test notice?

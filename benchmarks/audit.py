@@ -17,7 +17,7 @@ from typing import Any
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.errors import HoldfastError
-from holdfast.recovery.audit import audits_weights
+from holdfast.recovery.audit import audits_weights, sample
 from holdfast.runtime.specs import sampling_of
 from holdfast.runtime.train import train
 from measure import Recorder, interval, print_table, progress, ratio_interval, time_limit
@@ -100,7 +100,8 @@ def _is_audited(job: Job, step: int, options: argparse.Namespace) -> bool:
     sampling = sampling_of(job)
     if sampling is None:
         return False
-    sampled = sampling.of(step, options.layers + 2, job.global_microbatches) is not None
+    layers = options.layers + 2  # with embedding and head
+    sampled = sample(job.train.seed, step, sampling.every, layers, job.global_microbatches) is not None
     return sampled or audits_weights(step - 1, options.every)
 
 

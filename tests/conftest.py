@@ -45,34 +45,22 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="torch finds no GPU that it can use"))
 
 
-LIMITS_S = {"unit": 5.0, "dist": 25.0}
-"""How long a test of a folder may take on two quiet cores; longer ones hold everybody up."""
-SLACK = 3.0
-"""Tests run side by side, and what holds them up is not the processor alone."""
-COUNT_S = 0.05
-"""How long counting takes there; see :func:`slowness`."""
+LONG_S = {"unit": 5.0, "dist": 25.0}
+"""How long a test of a folder may take on two quiet cores before it is named at the end: it holds everybody up."""
 
 
-def slowness():
-    """How many times slower this machine is now than two quiet cores, at least 1."""
-    started = time.perf_counter()
-    sum(range(4_000_000))
-    return max(1.0, (time.perf_counter() - started) / COUNT_S)
+def pytest_terminal_summary(terminalreporter, config):
+    """Names the tests that take longer than their folder's: to be made shorter, not to be red on a slow machine."""
+    long = [report for report in terminalreporter.getreports("passed") if report.duration > _long_s(report.nodeid)]
+    if long:
+        terminalreporter.section("longer than a test of their folder should take")
+    for report in sorted(long, key=lambda report: -report.duration):
+        terminalreporter.write_line(f"{report.duration:7.1f} s of {_long_s(report.nodeid):g}  {report.nodeid}")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    """A test that takes too long fails, on a busy machine after as much more time as that is slower."""
-    result = yield
-    folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]
-    limit_s = LIMITS_S.get(folder, float("inf"))
-    marked = item.get_closest_marker("timeout")  # it says itself how long it takes
-    if call.when == "call" and result.passed and not marked and call.duration > limit_s:
-        allowed_s = limit_s * SLACK * max(slowness() for _ in range(3))
-        if call.duration > allowed_s:
-            result.outcome = "failed"
-            result.longrepr = f"{item.nodeid} took {call.duration:.1f} s; tests in {folder} have {limit_s:g} s"
-    return result
+def _long_s(name):
+    """The limit of a test by its folder; the name is relative to the root, as ``tests/unit/...``."""
+    return LONG_S.get(Path(name).parts[1], float("inf"))
 
 
 SERVER = """
