@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import boto3
 import pytest
 import torch
 from hypothesis import settings
+from tests.waiting import LIMIT_S, until
 
 from holdfast.control.etcd import Etcd
 from holdfast.errors import StorageError
@@ -37,8 +37,15 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items):
-    """Tests that need a GPU are skipped where there is none."""
+def pytest_addoption(parser):
+    parser.addoption("--soak", action="store_true", help="run what `make test` leaves out, too: see docs/testing.md")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Tests that need a GPU are skipped where there is none; those of a soak are left out of every other run."""
+    soaks = [] if config.getoption("--soak") else [item for item in items if item.get_closest_marker("soak")]
+    config.hook.pytest_deselected(items=soaks)
+    items[:] = [item for item in items if item not in soaks]
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not torch.cuda.is_available():
         for item in marked:
@@ -82,7 +89,7 @@ def s3_endpoint():
     try:
         yield "http://" + process.stdout.readline().decode().strip()
     finally:
-        process.communicate(timeout=20)
+        process.communicate(timeout=LIMIT_S)
 
 
 @pytest.fixture
@@ -138,9 +145,6 @@ def make_disk(tmp_path: Path):
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-LIMIT_S = 30.0
-
-
 def _free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -166,10 +170,7 @@ class EtcdServer:
         with (self._folder / "etcd.log").open("ab") as log:
             command = ["etcd", "--data-dir", str(self._folder / "data"), "--log-level", "error", *flags, *more]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        until = time.monotonic() + LIMIT_S
-        while not self.answers():
-            assert time.monotonic() < until, (self._folder / "etcd.log").read_text()
-            time.sleep(0.05)
+        until(self.answers, "its first answer", self._process)
 
     def answers(self):
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.memory_transport import MemoryHub, MemoryTransport
+from tests.waiting import LIMIT_S
 
 import holdfast.errors
 from holdfast.control.certificates import make_certificates
@@ -22,7 +23,6 @@ from holdfast.runtime.node.forks import FORKS, ForkedProcess
 from holdfast.runtime.transport.delayed import DelayedTransport
 
 WORKER = Path(__file__).with_name("transport_worker.py")
-LIMIT_S = 20.0
 
 
 class Call:

@@ -9,6 +9,8 @@ import threading
 
 import psutil
 import pytest
+from tests.soak import some
+from tests.waiting import LIMIT_S
 
 from holdfast.telemetry.events import Detected, Installed, Notice, Parted, StepOps, WorkerReady, read_events
 
@@ -53,8 +55,10 @@ def test_the_runs_below_cover_every_pair():
         assert {(run[one], run[other]) for run in runs} == set(wanted)
 
 
-@pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("name", MODELS)
+STUCK = list(itertools.product(MODELS, HALVES))
+
+
+@pytest.mark.parametrize(("name", "half"), some(STUCK, [("gpt", "first"), ("convnet", "second")]))
 def test_hangs_and_stalls_at_points_of_a_step(runs, name, half):
     stuck = stuck_in(name, half)
     faults = [f"{kind}:{WORKERS[stage]}@{step}:{point}" for step, (kind, point, stage) in enumerate(stuck, 1)]
@@ -64,15 +68,17 @@ def test_hangs_and_stalls_at_points_of_a_step(runs, name, half):
         assert ("no sign of life" if kind == "hang" else "stuck in step") in how[WORKERS[stage]]
 
 
-@pytest.mark.parametrize("point", ["detect", "install", "replay"])
+@pytest.mark.parametrize("point", some(["detect", "install", "replay"], ["install"]))
 def test_a_hang_and_a_stall_during_the_recovery_of_another(runs, point):
     faults = ["kill:1.2@1:forward", f"hang:0.1@1:{point}", "kill:2.0@3:backward", f"stall:2.3@3:{point}"]
     summary = runs.survives("gpt", *faults, overrides=("train.steps=5",))
     assert summary.generations == 5, "every failure is one more generation"
 
 
-@pytest.mark.parametrize("workers_per_node", [2, 4])
-@pytest.mark.parametrize("point", ["forward", "update"])
+NODES = [(2, "forward"), (2, "update"), (4, "forward"), (4, "update")]
+
+
+@pytest.mark.parametrize(("workers_per_node", "point"), some(NODES, [NODES[0], NODES[3]]))
 def test_a_whole_node_dies(runs, workers_per_node, point):
     overrides = (f"grid.workers_per_node={workers_per_node}", "train.steps=5")
     runs.survives("gpt", f"kill-node:2@1:{point}", f"kill-node:0@3:{point}", overrides=overrides)
@@ -85,7 +91,7 @@ def test_two_leave_at_once_and_nothing_is_recomputed(runs):
     check_nothing_ran_twice(summary)
 
 
-@pytest.mark.parametrize("point", ["start", "reduce", "commit"])
+@pytest.mark.parametrize("point", some(["start", "reduce", "commit"], ["reduce"]))
 def test_one_leaves_and_nothing_is_recomputed(runs, point):
     summary = runs.survives("gpt", f"leave:1.1@1:{point}", overrides=("train.steps=8",))
     (parted,) = events_of(summary.run_dir, Parted)
@@ -119,7 +125,10 @@ def test_one_comes_and_one_leaves_in_one_instant(runs):
     assert not works_at_the_end(summary, "0.1")
 
 
-@pytest.mark.parametrize("other", ["kill:0.0@4:start", "kill:0.1@4:copy", "hang:2.1@4:copy", "kill:0.0@30:forward"])
+OTHERS = ["kill:0.0@4:start", "kill:0.1@4:copy", "hang:2.1@4:copy", "kill:0.0@30:forward"]
+
+
+@pytest.mark.parametrize("other", some(OTHERS, ["kill:0.1@4:copy", "hang:2.1@4:copy"]))
 def test_another_is_lost_before_during_and_after_a_join(runs, other):
     """Both 0.1 and 2.1 hold what 1.1 needs; at ``copy`` they have been asked for it."""
     summary = runs.survives("small", PACE, "kill:1.1@2:forward", "join:1.1@4", other)
@@ -139,7 +148,7 @@ def test_a_stopped_process_that_wakes_is_told_and_ends_by_itself(runs):
         process = psutil.Process(pid)
         assert process.status() == psutil.STATUS_STOPPED
         os.kill(pid, signal.SIGCONT)
-        ended.append(process.wait(timeout=30))
+        ended.append(process.wait(timeout=LIMIT_S))
 
     ended: list = []
     summary = runs.survives(

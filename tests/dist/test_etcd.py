@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from tests.waiting import LIMIT_S, until
 
 from holdfast import Fault, parse_job, train
 from holdfast.errors import ConfigError, DecisionsLost
@@ -20,7 +21,6 @@ from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Detecte
 
 pytestmark = pytest.mark.dist
 
-LIMIT_S = 60.0
 
 JOB = {
     "name": "gpt",
@@ -53,10 +53,7 @@ class Run:
         return [(t, e) for t, e in read_events(path) if isinstance(e, kind)] if path.exists() else []
 
     def wait_for(self, condition):
-        until = time.monotonic() + LIMIT_S
-        while not condition():
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        until(condition)
 
     def train(self, meanwhile=lambda: None):
         def guarded():

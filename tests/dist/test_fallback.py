@@ -8,6 +8,8 @@ from holdfast.telemetry.events import Agreed, Installed, JobStarted, Notice, Wor
 
 pytestmark = pytest.mark.dist
 
+EVERY_3 = ("checkpoint.every=3", "checkpoint.synchronous=true", "train.steps=9")
+"""However slow the disk is, none is left out."""
 STAGE_GONE = ["kill:0.1@4:start", "kill:1.1@5:forward", "kill:2.1@6:backward"]
 
 
@@ -26,7 +28,7 @@ def events_of(summary, kind):
 
 @pytest.mark.parametrize(("name", "technique"), [("gpt", "1f1b"), ("convnet", "1f1b"), ("gpt", "staggered")])
 def test_nine_go_on_as_a_smaller_grid_in_place(runs, name, technique):
-    overrides = ("checkpoint.every=3", "train.steps=9")
+    overrides = EVERY_3
     summary = ends_like_the_healthy_run(runs, name, *STAGE_GONE, overrides=overrides, technique=technique)
     last = events_of(summary, Installed)[-1]
     assert last.strategy == "fallback"
@@ -37,7 +39,7 @@ def test_nine_go_on_as_a_smaller_grid_in_place(runs, name, technique):
 
 
 def test_a_replacement_is_waited_for(runs):
-    overrides = ("checkpoint.every=3", "train.steps=9", "resilience.wait_for_replacement=60")
+    overrides = (*EVERY_3, "resilience.wait_for_replacement=300")
     summary = ends_like_the_healthy_run(runs, "gpt", *STAGE_GONE, "join:2.1@6", overrides=overrides)
     last = events_of(summary, Installed)[-1]
     assert "2.1" in last.workers
@@ -55,7 +57,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(runs):
                 damaged.append(path)
 
     faults = ["kill:0.1@1:start", "kill:1.1@2:start", "kill:2.1@8:backward"]
-    overrides = ("checkpoint.every=3", "train.steps=9")
+    overrides = EVERY_3
     options = {"overrides": overrides, "on_progress": damage, "run_dir": run_dir}
     summary = ends_like_the_healthy_run(runs, "gpt", *faults, **options)
     assert len(damaged) == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.waiting import LIMIT_S, until
 
 from holdfast.errors import InternalError, StateUnavailable
 from holdfast.storage.blobs import LocalStore
@@ -26,11 +27,10 @@ JOB = {
     "data": {"kind": "text", "path": os.__file__},
     "grid": {"pipelines": 2, "stages": 2, "microbatches": 2},
     "train": {"steps": 120, "seed": 1},
-    "checkpoint": {"every": 3},
+    "checkpoint": {"every": 3, "synchronous": True},
     "control": {"hang_s": 15},
     "resume": "auto",
 }
-LIMIT_S = 120.0
 
 
 class Launcher:
@@ -65,19 +65,11 @@ class Launcher:
 
     def when(self, process: subprocess.Popen, kind: type, step: int) -> None:
         """Waits until the attempt that runs has an event of a step, or of a later one."""
-        until = time.monotonic() + LIMIT_S
-        while not any(event.step >= step for event in self.events(kind)):
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: any(event.step >= step for event in self.events(kind)), f"step {step}", process)
 
     def when_it_trains(self, process: subprocess.Popen) -> None:
         """Waits until a process has the run directory for its own."""
-        until = time.monotonic() + LIMIT_S
-        while (self.run_dir / "lock").read_text().strip() != str(process.pid):
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: (self.run_dir / "lock").read_text().strip() == str(process.pid), "its claim", process)
 
     def summary(self) -> dict:
         return json.loads((self.run_dir / "summary.json").read_text())
@@ -144,8 +136,7 @@ def test_a_launcher_that_repeats_the_command(launch):
 
 
 AUTO = {"resume": "auto"}
-SMALL = ("train.steps=8", "checkpoint.every=4")
-SYNCHRONOUS = "checkpoint.synchronous=true"
+SMALL = ("train.steps=8", "checkpoint.every=4", "checkpoint.synchronous=true")
 """Each step waits for the shards that are due before it: the disk may be slower than the steps."""
 
 
@@ -156,7 +147,7 @@ def same_end(one, other) -> bool:
 
 def test_after_all_workers_died_the_same_call_goes_on(runs):
     """Every worker dies at once; the fault that struck once does not strike the next attempt."""
-    run_dir, overrides = runs.folder(), (*SMALL, "checkpoint.every=2", SYNCHRONOUS, "grid.workers_per_node=6")
+    run_dir, overrides = runs.folder(), (*SMALL, "checkpoint.every=2", "grid.workers_per_node=6")
     with pytest.raises((StateUnavailable, InternalError)):
         runs.train("small", "kill-node:0@6", overrides=overrides, run_dir=run_dir, **AUTO)
     newest = Checkpoints(LocalStore(run_dir / "checkpoints")).steps()[-1]
@@ -175,7 +166,7 @@ def test_more_steps_go_on_and_so_does_a_run_whose_checkpoints_moved(runs, tmp_pa
     run_dir, elsewhere = runs.folder(), f"checkpoint.url={tmp_path}"
     first = runs.train("small", overrides=SMALL, run_dir=run_dir, **AUTO)
     assert first.resumed_from is None
-    more = (*SMALL, "train.steps=13", SYNCHRONOUS, elsewhere)
+    more = (*SMALL, "train.steps=13", elsewhere)
     second = runs.train("small", overrides=more, run_dir=run_dir, **AUTO)
     assert second.resumed_from == 8
     assert [each.steps for each in second.attempts] == [8, 13]
@@ -266,7 +257,7 @@ def test_without_checkpoints_a_notice_ends_the_job_in_order(launch, number):
 def test_a_second_sigterm_ends_at_once_and_so_does_the_grace(launch):
     """A worker that is stopped, and would not be missed for long, keeps the boundary from being crossed."""
     tree = {**JOB, "grid": {"pipelines": 1, "stages": 2, "microbatches": 4}, "control": {"hang_s": 1000}}
-    launcher = launch({**tree, "checkpoint": {"every": 3, "on_sigterm": 1000}})
+    launcher = launch({**tree, "checkpoint": {**JOB["checkpoint"], "on_sigterm": 1000}})
     first = launcher.start("--fault", "hang:0.1@8")
     launcher.when(first, FaultInjected, 8)
     first.terminate()
@@ -278,8 +269,8 @@ def test_a_second_sigterm_ends_at_once_and_so_does_the_grace(launch):
     code, errors = end_of(first)
     assert code == 143
     assert errors.splitlines()[-1] == "holdfast: SIGTERM: every process is ended"
-    second = launcher.start("--fault", "hang:0.1@9", "--set", "checkpoint.on_sigterm=0.5")
-    launcher.when(second, FaultInjected, 9)
+    second = launcher.start("--fault", "hang:0.1@7", "--set", "checkpoint.on_sigterm=0.5")
+    launcher.when(second, FaultInjected, 7)
     second.terminate()
     code, errors = end_of(second)
     assert code == 143

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.isolation import Networks
@@ -23,7 +23,6 @@ pytestmark = [
 
 VICTIM = WorkerId(1, 2)
 NODE = 6
-LIMIT_S = 30.0
 
 
 def test_a_job_through_namespaces_ends_in_the_same_bits(runs, executed_as_ordered):
@@ -58,13 +57,6 @@ def made(monkeypatch):
     return networks
 
 
-def poll(condition, limit_s):
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("healed", [False, True], ids=["for good", "healed later"])
 def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, made, executed_as_ordered, healed):
     """Nobody is killed and no connection is closed: packets are lost, and that is all that anyone gets to see."""
@@ -85,7 +77,7 @@ def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, made,
             made[0].heal(NODE)
             done.append("healed")
         if progress.step == job.train.steps - 1:
-            poll(told, LIMIT_S)
+            until(told)
 
     request = RunRequest(job=job, run_dir=run_dir, isolate=True)
     outcome = Launcher(request=request, on_progress=cut_and_heal).run()

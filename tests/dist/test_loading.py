@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.dist.test_loops import while_outside
+from tests.waiting import LIMIT_S
 
 from holdfast import Fault, parse_job, train
 from holdfast.telemetry.events import WorkerReady
@@ -29,7 +30,7 @@ def alone(tmp_path_factory):
     def run(order):
         if order not in known:
             command = [sys.executable, SCRIPT, "--data", order, "--digest", folder / order]
-            subprocess.run(list(map(str, command)), check=True, timeout=60)
+            subprocess.run(list(map(str, command)), check=True, timeout=LIMIT_S)
             known[order] = (folder / order).read_text()
         return known[order]
 
@@ -111,7 +112,7 @@ LOST = 2 * (32 + 5 * 6) + 3
 @pytest.mark.parametrize("loaders", ["0", "2"])
 def test_whoever_comes_or_resumes_reads_a_stream_on_from_a_mark(runs, tmp_path, alone, loaders):
     go, first = tmp_path / "go", runs.folder()
-    settings = {"checkpoint": {"every": 20}}
+    settings = {"checkpoint": {"every": 20, "synchronous": True}}
     more = ("--outside", go, "--behind", "15", "--loaders", loaders)
 
     def has_come(events):

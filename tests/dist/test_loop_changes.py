@@ -25,7 +25,7 @@ JOB = {
     "data": {"kind": "script"},
     "grid": {"pipelines": 2, "stages": 1, "microbatches": 1},
     "train": {"steps": 1},
-    "checkpoint": {"every": 2, "keep": 9},
+    "checkpoint": {"every": 2, "synchronous": True, "keep": 9},
     "control": {"hang_s": 15},
 }
 

@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast import Fault, train
 from holdfast.control.store import DecisionStore
@@ -41,6 +42,8 @@ FAULTS = {
     "dormant": ["suspend:1.0@2", "wake:1.0@8", "kill:2.0@14:backward"],
     "newcomer": ["kill:3.0@1:backward", "join:new@2", "kill:0.0@8:backward"],
 }
+EVERY_2 = ("checkpoint.every=2", "checkpoint.synchronous=true")
+"""However slow the disk is, none is left out."""
 COUNTS = ("recomputed_microbatches", "recomputed_at_most")
 STEPS = {"dormant": 20, "newcomer": 60, "comes-back": 60}  # whoever comes has some left to run
 EVERYTHING = {
@@ -153,7 +156,7 @@ def test_a_script_by_itself_is_one_worker_with_the_same_bits(runs, tmp_path):
         for name in ("alone", "shared"):
             ends.append(tmp_path / f"{variant}-{name}")
         command = [sys.executable, *script, str(ends[0])]
-        subprocess.run(command, check=True, timeout=60)
+        subprocess.run(command, check=True, timeout=LIMIT_S)
         runs.train(
             f"loop-{variant}", "kill:0.0@2:backward", overrides=(with_arguments(runs, variant, "--digest", ends[1]),)
         )
@@ -164,7 +167,9 @@ def test_what_is_logged_of_an_item_counts_once(runs, tmp_path):
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     for folder in (alone, shared):
         folder.mkdir()
-    subprocess.run([sys.executable, runs.job("loop-norm").model.path, "--logged", str(alone)], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, runs.job("loop-norm").model.path, "--logged", str(alone)], check=True, timeout=LIMIT_S
+    )
     faults = ("kill:1.0@3:backward", "kill:2.0@5:reduce")
     overrides = (with_arguments(runs, "norm", "--logged", shared),)
     runs.survives("loop-norm", *faults, overrides=overrides, healthy=runs.healthy("loop-norm"))
@@ -218,7 +223,9 @@ def test_torchrun_starts_it_and_does_not_see_what_dies(runs, tmp_path):
     script = [runs.job("loop-norm").model.path, "--steps", "12", "--outside", go]
     environment = {**os.environ, "HOLDFAST_RUN": shlex.join(map(str, told))}
     with while_outside(run_dir, go, until=has_come):
-        subprocess.run([sys.executable, "-m", *map(str, (*torchrun, *script))], check=True, env=environment, timeout=90)
+        subprocess.run(
+            [sys.executable, "-m", *map(str, (*torchrun, *script))], check=True, env=environment, timeout=LIMIT_S
+        )
     summary = json.loads((run_dir / "summary.json").read_text())
     healthy = runs.healthy("loop-norm", (with_arguments(runs, "norm", "--steps", 12),))
     assert summary["weights_sha256"] == healthy.weights_sha256
@@ -268,8 +275,10 @@ def test_what_takes_long_in_the_body_of_a_step_is_no_hang(runs):
 
 
 def test_whoever_leaves_does_not_run_what_comes_behind_the_loop(runs, tmp_path):
-    overrides = (with_arguments(runs, "norm", "--told", tmp_path),)
-    runs.survives("loop-norm", "leave:1.0@3", overrides=overrides, healthy=runs.healthy("loop-norm"))
+    steps = ("--steps", 60)  # whoever leaves is there for some more after it was told to
+    healthy = runs.healthy("loop-norm", (with_arguments(runs, "norm", *steps),))
+    overrides = (with_arguments(runs, "norm", *steps, "--told", tmp_path),)
+    runs.survives("loop-norm", "leave:1.0@3", overrides=overrides, healthy=healthy)
     assert {path.name.partition("-")[0] for path in tmp_path.glob("*.behind")} == {"0.0", "2.0", "3.0"}
 
 
@@ -297,7 +306,7 @@ def test_a_run_goes_on_from_a_checkpoint(runs):
     first = runs.folder()
     everybody = [f"kill:{worker}.0@6" for worker in range(4)]
     with pytest.raises(StateUnavailable):
-        runs.train("loop-own", *everybody, overrides=("checkpoint.every=2",), run_dir=first)
+        runs.train("loop-own", *everybody, overrides=EVERY_2, run_dir=first)
     summary = runs.train("loop-own", overrides=("grid.pipelines=3",), resume=first)
     assert summary.resumed_from is not None
     assert 2 <= summary.resumed_from < 8
@@ -308,7 +317,7 @@ def test_the_same_command_goes_on(runs):
     healthy = runs.healthy("loop-norm")
     folder = runs.folder()
     everybody = [f"kill:{worker}.0@6" for worker in range(4)]
-    overrides = ("checkpoint.every=2",)
+    overrides = EVERY_2
     with pytest.raises(StateUnavailable):
         runs.train("loop-norm", *everybody, overrides=overrides, run_dir=folder, resume="auto")
     summary = runs.train("loop-norm", *everybody, overrides=overrides, run_dir=folder, resume="auto")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.dist.test_loops import told
+from tests.waiting import LIMIT_S
 
 from holdfast import parse_job
 from holdfast.errors import ConfigError
@@ -34,7 +35,7 @@ def alone(*arguments):
     """What a script by itself ends with."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "digest"
-        subprocess.run([sys.executable, SCRIPT, *arguments, "--digest", path], check=True, timeout=60)
+        subprocess.run([sys.executable, SCRIPT, *arguments, "--digest", path], check=True, timeout=LIMIT_S)
         return path.read_text()
 
 
@@ -102,7 +103,7 @@ def test_where_all_sums_are_there_nothing_is_left_out():
 )
 def test_an_impossible_failure_is_refused(simulated, text):
     command = [sys.executable, SCRIPT, "--simulate", simulated]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ended.returncode != 0
     assert text in ended.stderr
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast import Job
 from holdfast.config.load import dump_job
@@ -33,7 +34,6 @@ CONTRACT = {
     "optimizer_bytes",
 }
 LAYERS = {"gpt": 5, "convnet": 7}
-LIMIT_S = 120.0
 
 
 def command(folder: Path, job: Job, *arguments: str) -> list[str]:
@@ -114,12 +114,12 @@ def test_a_signal_ends_every_process_and_nothing_is_written(runs, tmp_path, numb
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 2, "fork server and the process that measures"
         process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
     assert process.returncode == code
     assert "Traceback" not in errors
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=LIMIT_S)
     assert not alive
     assert not list(tmp_path.glob("*.json"))
 
@@ -164,14 +164,14 @@ def test_operations_optimizer_and_links_take_their_time(runs):
         backward_weight_s=0.01,
         optimizer_s=0.04,
         boundary_bytes=50_000,
-        link=Link(latency_s=0.25, bytes_per_s=1e6),
+        link=Link(latency_s=0.5, bytes_per_s=1e6),
     )
-    one = ("grid.pipelines=1", "grid.stages=2", "grid.microbatches=1", "train.steps=6")
+    one = ("grid.pipelines=1", "grid.stages=2", "grid.microbatches=1", "train.steps=5")
     commits = runs.train("gpt", overrides=one, emulate=profile).report.commits
     steps = sorted(after - before for (_, before), (_, after) in pairwise(commits))
-    whole = 2 * 0.06 + 2 * 0.3 + 0.04
+    whole = 2 * 0.06 + 2 * 0.55 + 0.04
     assert sum(steps) >= len(steps) * whole * 0.98
-    assert steps[0] < whole + 0.3, "the fastest, as the machine may be busy; the verdict's trip takes 0.5 s more"
+    assert steps[0] < whole + 0.9, "the fastest, as the machine may be busy; the verdict's trip takes 1 s more"
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -234,7 +234,7 @@ def test_a_process_of_several_that_measure_is_lost(runs, tmp_path):
         process.kill()
     assert process.returncode not in (0, 2)
     assert f"the process of GPU 1 of its stage, {struck[0].pid}, has ended" in errors
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=LIMIT_S)
     assert not alive
     assert not list(tmp_path.glob("*.json"))
 

@@ -27,7 +27,7 @@ LONG = 60
 
 def grid(*more, steps=STEPS, every=EVERY):
     base = ("grid.pipelines=1", f"grid.stages={STAGES}", "grid.microbatches=4", f"train.steps={steps}")
-    return (*base, f"checkpoint.every={every}", *more)
+    return (*base, f"checkpoint.every={every}", "checkpoint.synchronous=true", *more)
 
 
 LOGS = ("logging.use=on",)

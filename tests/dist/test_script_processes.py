@@ -7,16 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.dist
 
 SCRIPT = Path(__file__).with_name("starting_script.py")
-LIMIT_S = 60.0
 
 
 def command(tmp_path, what, *more):
@@ -27,13 +26,6 @@ def command(tmp_path, what, *more):
 def living(pids):
     """Those that are neither gone nor dead."""
     return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
-
-
-def poll(condition, what):
-    until = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(0.02)
 
 
 def test_what_a_script_forks_is_as_in_plain_python_and_holds_nothing_of_its_worker(tmp_path):
@@ -50,9 +42,9 @@ def test_what_a_script_has_started_ends_with_its_worker_or_else_with_the_job(tmp
     job = subprocess.Popen(command(tmp_path, "start"), stderr=subprocess.PIPE, text=True)
     pids = []
     try:
-        poll(lambda: len(list(tmp_path.glob("*.pid"))) == 5, "not all were started")
+        until(lambda: len(list(tmp_path.glob("*.pid"))) == 5, "their start")
         pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
-        poll(lambda: len(living(pids)) <= 1, "all but the one with a session of its own end with the worker")
+        until(lambda: len(living(pids)) <= 1, "the end, with the worker, of all but the one with a session of its own")
         assert job.poll() is None, "that was not the job's end"
         (tmp_path / "go").touch()
         _, errors = job.communicate(timeout=LIMIT_S)
@@ -71,14 +63,14 @@ def test_a_signal_to_the_whole_group_lets_loaders_be_and_makes_a_checkpoint(tmp_
     more = ("--set", "checkpoint.every=1000")
     job = subprocess.Popen(command(tmp_path, "load", *more), stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        poll((tmp_path / "loads").exists, "nothing was loaded")
+        until((tmp_path / "loads").exists, "a first batch")
         family = psutil.Process(job.pid).children(recursive=True)
         os.killpg(job.pid, signal.SIGTERM)
         _, errors = job.communicate(timeout=LIMIT_S)
         assert job.returncode == 143, errors
         assert "is written; go on with" in errors
         assert "is lost" not in errors
-        poll(lambda: not living(each.pid for each in family), "something is left")  # the agent's own end with it
+        until(lambda: not living(each.pid for each in family), "the end of all")  # the agent's own end with it
     finally:
         job.kill()
         job.communicate()
@@ -87,15 +79,15 @@ def test_a_signal_to_the_whole_group_lets_loaders_be_and_makes_a_checkpoint(tmp_
 def test_ctrl_z_stops_all_of_a_job_and_it_goes_on(tmp_path):
     job = subprocess.Popen(command(tmp_path, "load"), stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        poll((tmp_path / "loads").exists, "nothing was loaded")
+        until((tmp_path / "loads").exists, "a first batch")
         job.send_signal(signal.SIGTSTP)
         me = psutil.Process(job.pid)
-        poll(lambda: me.status() == psutil.STATUS_STOPPED, "it was not stopped")
+        until(lambda: me.status() == psutil.STATUS_STOPPED, "its stop")
         family = [each for each in me.children(recursive=True) if "resource_tracker" not in " ".join(each.cmdline())]
         assert len(family) >= 4, "fork server, coordinator, two workers"
-        poll(lambda: all(stopped_or_dead(each) for each in family), "some were not stopped")
+        until(lambda: all(stopped_or_dead(each) for each in family), "the stop of all")
         job.send_signal(signal.SIGCONT)
-        poll(lambda: not any(stopped_or_dead(each) for each in family[:1]), "the fork server does not go on")
+        until(lambda: not any(stopped_or_dead(each) for each in family[:1]), "that the fork server goes on")
         job.terminate()
         _, errors = job.communicate(timeout=LIMIT_S)
         assert job.returncode == 143, errors

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.dist
 
 PACE = "slow:2.0@3:6x"
 """From step 3 on most of each step is waiting, so that all is done long before the last step."""
-CHECKPOINTED = ("checkpoint.every=4", "checkpoint.keep=20")
+CHECKPOINTED = ("checkpoint.every=4", "checkpoint.synchronous=true", "checkpoint.keep=20")
 
 
 def events_of(run_dir, kind):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.soak import some
 
 from holdfast.optim.digest import load_layer
 from holdfast.optim.loss_scale import LossScaling
@@ -47,13 +48,15 @@ def test_without_any_failure(runs, name):
     assert summary.generations == 1
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", some(POINTS, ["verdict", "update", "commit"]))
 def test_one_kill_at_each_point_of_a_step(runs, point):
     survives(runs, "gpt", f"kill:1.2@2:{point}")
 
 
-@pytest.mark.parametrize("worker", ["1.0", "1.1", "1.2", "1.3"])
-@pytest.mark.parametrize("point", ["update", "commit"])
+HALF_DONE = [(point, f"1.{stage}") for stage in range(4) for point in ("update", "commit")]
+
+
+@pytest.mark.parametrize(("point", "worker"), some(HALF_DONE, [HALF_DONE[0], HALF_DONE[3], HALF_DONE[5], HALF_DONE[6]]))
 def test_half_done_updates_in_every_stage(runs, worker, point):
     """Where one stage is a step ahead of another."""
     survives(runs, "gpt", f"kill:{worker}@1:{point}")
@@ -74,7 +77,7 @@ def test_a_worker_leaves_and_comes_back(runs):
     survives(runs, "small", "leave:1.1@3", "join:1.1@8", "slow:0.0@5:3x", overrides=("train.steps=30",))
 
 
-@pytest.mark.parametrize("point", ["backward", "update"])
+@pytest.mark.parametrize("point", some(["backward", "update"], ["update"]))
 def test_hangs_and_stalls(runs, point):
     survives(runs, "gpt", f"hang:1.2@1:{point}", f"stall:0.0@2:{point}", f"hang:2.3@3:{point}", overrides=FIVE)
 
@@ -84,13 +87,16 @@ def test_a_whole_node_dies(runs):
     survives(runs, "gpt", "kill-node:2@1:update", "kill-node:0@3:commit", overrides=overrides)
 
 
-@pytest.mark.parametrize("point", ["persist", "broadcast", "install"])
+@pytest.mark.parametrize("point", some(["persist", "broadcast", "install"], ["broadcast"]))
 def test_the_coordinator_dies_in_a_recovery(runs, point):
     summary = survives(runs, "convnet", "kill:1.2@2:update", f"kill-coordinator@2:{point}")
     assert summary.generations == (2 if point == "persist" else 3)
 
 
-@pytest.mark.parametrize("other", ["kill:0.1@4:copy", "kill:2.1@20:update", "hang:0.0@20:commit"])
+LOST_WHILE_ONE_COMES = some(["kill:0.1@4:copy", "kill:2.1@20:update", "hang:0.0@20:commit"], ["kill:0.1@4:copy"])
+
+
+@pytest.mark.parametrize("other", LOST_WHILE_ONE_COMES)
 def test_another_is_lost_while_one_comes(runs, other):
     survives(runs, "small", "slow:2.0@3:6x", "kill:1.1@2:forward", "join:1.1@4", other)
 
@@ -103,7 +109,7 @@ def test_frequent_clipping_is_made_up_for_and_then_waited_for(runs):
     assert any("updates wait for the norm from now on" in text for text in notices)
 
 
-@pytest.mark.parametrize("layer", [0, 2, 3], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("layer", some([0, 2, 3], [2]))
 def test_gradients_that_are_not_finite_leave_their_steps_out(runs, layer):
     """On one stage, which all others hear of when they have updated already; together with a kill."""
     overrides, left_out = poisoned(runs, f"model.arguments.layer={layer}")
@@ -112,7 +118,7 @@ def test_gradients_that_are_not_finite_leave_their_steps_out(runs, layer):
     assert set(rolled_back(summary)) <= left_out
 
 
-@pytest.mark.parametrize("worker", ["0.0", "1.1", "1.3"])
+@pytest.mark.parametrize("worker", some(["0.0", "1.1", "1.3"], ["1.1"]))
 def test_a_kill_while_a_step_is_made_again(runs, worker):
     """On the way back from a refused step: in the recovery itself, which finds a worker in this step or the next."""
     overrides, left_out = poisoned(runs, "model.arguments.layer=1")

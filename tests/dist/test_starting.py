@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.waiting import LIMIT_S, until
 
 from holdfast import load_profile, parse_job, train
 from holdfast.errors import InternalError
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.dist
 
 MODEL = Path(__file__).with_name("slow_starters.py")
 PROFILE = Path(__file__).parents[2] / "profiles"
-LIMIT_S = 20.0
+START_S = 20.0
 """For what ought to be started in a second."""
 
 
@@ -56,9 +57,9 @@ def healthy(tmp_path_factory):
 @pytest.mark.parametrize("how", ["die", "hang"])
 def test_a_worker_that_is_lost_while_starting_is_started_again(tmp_path, healthy, how):
     """It is bitwise as if nothing had happened."""
-    summary = train(job(f"control.start_s={LIMIT_S}", **lost(tmp_path, how, 1)), run_dir=tmp_path / "run")
+    summary = train(job(f"control.start_s={START_S}", **lost(tmp_path, how, 1)), run_dir=tmp_path / "run")
     assert len(list(tmp_path.glob("lost-*"))) == 1
-    why = "process ended: exit code 7" if how == "die" else f"it did not start within {LIMIT_S:g} s (control.start_s)"
+    why = "process ended: exit code 7" if how == "die" else f"it did not start within {START_S:g} s (control.start_s)"
     assert [text for text in notices(tmp_path / "run") if "starting" in text] == [
         f"was lost while starting ({why}); it is started again, once"
     ]
@@ -159,19 +160,12 @@ class Command:
         return path.exists() and any(isinstance(event, StepOps) for _, event in read_events(path))
 
     def wait_for(self, condition):
-        until = time.monotonic() + 120
-        while not condition():
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < until
-            time.sleep(0.005)
+        until(condition, process=self.process)
 
     def end(self):
         """Its exit code and what it said, once nothing of it is left."""
-        _, errors = self.process.communicate(timeout=60)
-        until = time.monotonic() + 30
-        while self.family():
-            assert time.monotonic() < until, self.family()
-            time.sleep(0.05)
+        _, errors = self.process.communicate(timeout=LIMIT_S)
+        until(lambda: not self.family(), "the end of all")
         assert [path.name for path in self.temporary.iterdir() if not path.name.startswith(TORCHS_OWN)] == []
         return self.process.returncode, errors
 
@@ -247,16 +241,13 @@ def test_a_killed_agent_leaves_nothing_and_the_end_of_the_fork_server_is_one_lin
 def test_a_fork_server_that_is_stopped_is_named_when_it_is_needed(tmp_path, healthy):
     """Here: to compute the hashes at the end."""
     server = SERVER.pid
-    limited = job(f"control.start_s={LIMIT_S}", **lost(tmp_path, "die", 0))
+    limited = job(f"control.start_s={START_S}", **lost(tmp_path, "die", 0))
     told = []
     strike = {"on_progress": lambda progress: os.kill(server, signal.SIGSTOP)}
     summary = train(limited, run_dir=tmp_path / "run", on_event=told.append, **strike)
     assert summary.weights_sha256 == healthy.weights_sha256, "by a process of the next one"
-    limit = f"no process could be started within {LIMIT_S:g} s (control.start_s)"
+    limit = f"no process could be started within {START_S:g} s (control.start_s)"
     why = f"the fork server, process {server}, is stopped: {limit}"
     text = f"the hashes of what was trained: {why}; they are computed once more"
     assert text in [event.text for event in told if isinstance(event, Notice)]
-    until = time.monotonic() + 60
-    while not is_gone(server):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: is_gone(server))

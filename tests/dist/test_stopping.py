@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast import Fault, parse_job, train
 from holdfast.errors import ConfigError
@@ -29,7 +30,7 @@ def alone(tmp_path_factory):
     def run(*arguments):
         if arguments not in known:
             path = tmp_path_factory.mktemp("alone") / "told"
-            subprocess.run([sys.executable, SCRIPT, *arguments, "--told", path], check=True, timeout=60)
+            subprocess.run([sys.executable, SCRIPT, *arguments, "--told", path], check=True, timeout=LIMIT_S)
             known[arguments] = json.loads(path.read_text())
         return known[arguments]
 
@@ -101,7 +102,7 @@ def test_the_coordinator_dies_beside_it(run, alone, stop):
 
 def test_a_job_that_was_stopped_goes_on_from_there(run, runs, alone):
     folder = runs.folder()
-    keeps = ("checkpoint.every=6",)
+    keeps = ("checkpoint.every=6", "checkpoint.synchronous=true")
     summary, _ = run("--stop", "behind:5", run_dir=folder, overrides=keeps)
     assert summary.steps == STOPPED
     summary, told = run(resume=folder / "checkpoints", accept=["model.arguments"], overrides=keeps)
@@ -119,7 +120,7 @@ def test_a_time_limit_ends_it_behind_a_step(run, alone):
 
 def test_who_breaks_out_of_the_loop_is_told_what_to_write(run, tmp_path):
     ended = subprocess.run(
-        [sys.executable, SCRIPT, "--stop", "break:2", "--told", tmp_path / "told"], capture_output=True, timeout=60
+        [sys.executable, SCRIPT, "--stop", "break:2", "--told", tmp_path / "told"], capture_output=True, timeout=LIMIT_S
     )
     assert ended.returncode == 2
     assert b"expected hf.stop() instead of `break`" in ended.stderr
@@ -138,7 +139,7 @@ def test_items_count_by_their_weights(run, alone):
 
 @pytest.mark.parametrize("kind", ["some", "negative"])
 def test_weights_that_are_none_are_refused(kind, tmp_path):
-    ended = subprocess.run([sys.executable, SCRIPT, "--weights", kind], capture_output=True, timeout=60, text=True)
+    ended = subprocess.run([sys.executable, SCRIPT, "--weights", kind], capture_output=True, timeout=LIMIT_S, text=True)
     assert ended.returncode != 0
     wanted = {"some": "expected one in each step.backward, or in none", "negative": "weight: expected a number from 0"}
     assert wanted[kind] in ended.stderr

@@ -14,6 +14,7 @@ import xml.etree.ElementTree as ElementTree
 import psutil
 import pytest
 import yaml
+from tests.waiting import LIMIT_S
 
 from holdfast.config.load import parse_job
 from holdfast.errors import ConfigError
@@ -58,10 +59,10 @@ def test_an_interrupted_study_goes_on(command, tmp_path):
         wait_for_record(process, out)
         family = psutil.Process(process.pid).children(recursive=True)
         os.kill(process.pid, signal.SIGINT)
-        shown, errors = process.communicate(timeout=20)
+        shown, errors = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, shown) == (130, ""), errors
     assert errors.startswith(f"scenario 0/{NUM_RECORDS}\n")
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=LIMIT_S)
     assert alive == []
     before = records(out)
     assert 0 < len(before) < NUM_RECORDS

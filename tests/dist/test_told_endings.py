@@ -10,12 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 
 import msgspec
 import pytest
 import yaml
+from tests.waiting import LIMIT_S, until
 
 from holdfast.cli.inspect import narrate, sum_up
 from holdfast.cli.main import main
@@ -39,7 +39,7 @@ SMALL = {
     "data": {"kind": "text", "path": os.__file__},
     "grid": {"pipelines": 2, "stages": 2, "microbatches": 2},
     "train": {"steps": 300},
-    "checkpoint": {"every": 5},
+    "checkpoint": {"every": 5, "synchronous": True},
     "control": {"hang_s": 15},
 }
 
@@ -209,19 +209,15 @@ def test_all_workers_dead_is_exit_code_3_and_the_command_that_goes_on_is_told(tm
         path = folder / "events.jsonl"
         return [event for _, event in read_events(path) if isinstance(event, kind)] if path.exists() else []
 
-    until = time.monotonic() + 90
-    while not events(Checkpointed):
-        assert first.poll() is None, first.communicate()[1]
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: events(Checkpointed), "a checkpoint", first)
     for event in events(WorkerReady):
         os.kill(event.pid, signal.SIGKILL)
-    errors = first.communicate(timeout=90)[1]
+    errors = first.communicate(timeout=LIMIT_S)[1]
     assert first.returncode == 3, errors
     hint = errors.splitlines()[-1]
     assert hint == f"holdfast: go on with: {shlex.join([*begin, '--resume', str(folder)])}"
     again = started([*shlex.split(hint.removeprefix("holdfast: go on with: ")), "--run-dir", str(tmp_path / "again")])
-    errors = again.communicate(timeout=90)[1]
+    errors = again.communicate(timeout=LIMIT_S)[1]
     assert again.returncode == 0, errors
     summary = json.loads((tmp_path / "again" / "summary.json").read_text())
     assert summary["steps"] == 300

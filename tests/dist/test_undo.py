@@ -9,6 +9,7 @@ that.
 from __future__ import annotations
 
 import pytest
+from tests.soak import some
 
 from holdfast import Fault, Summary
 from holdfast.telemetry.events import Agreed, read_events
@@ -63,8 +64,10 @@ def test_where_the_step_is_kept_others_go_forward_and_the_bits_are_those_of_shad
     assert summary.state_sha256 == healthy.state_sha256
 
 
-@pytest.mark.parametrize("worker", ["0.1", "0.2"])
-@pytest.mark.parametrize("name", ["gpt", "convnet"])
+IN_THE_VERDICT = [(name, worker) for name in ("gpt", "convnet") for worker in ("0.1", "0.2")]
+
+
+@pytest.mark.parametrize(("name", "worker"), some(IN_THE_VERDICT, [IN_THE_VERDICT[0], IN_THE_VERDICT[3]]))
 def test_a_kill_in_the_middle_of_the_verdict_makes_others_go_back(runs, name, worker):
     """Stages before the victim have committed, those behind it have not heard of the verdict."""
     summary = survives(runs, name, f"kill:{worker}@3:verdict")
@@ -80,8 +83,10 @@ def test_every_optimizer_goes_back(runs, optimizer):
     assert summary.state_sha256 != runs.healthy("gpt", overrides).state_sha256
 
 
-@pytest.mark.parametrize("point", ["update", "commit"])
-@pytest.mark.parametrize("name", ["gpt", "convnet"])
+IN_THE_UPDATE = [(name, point) for name in ("gpt", "convnet") for point in ("update", "commit")]
+
+
+@pytest.mark.parametrize(("name", "point"), some(IN_THE_UPDATE, [IN_THE_UPDATE[0], IN_THE_UPDATE[3]]))
 def test_a_kill_in_the_middle_of_the_update(runs, name, point):
     """Mostly all others have committed by then, and nobody needs to go back."""
     survives(runs, name, f"kill:1.2@2:{point}")

@@ -301,6 +301,7 @@ def test_no_mixture_of_whole_and_split_backwards_beats_the_bound(instance, rng, 
     assert evaluate(plan, grid.costs).makespan <= found.makespan
 
 
+@pytest.mark.soak
 @settings(max_examples=5)
 @given(instances(pipelines=2, stages=3, microbatches=3, tied=True), TECHNIQUES)
 def test_cp_sat_is_between_the_bound_and_the_list_scheduler(instance, technique):
@@ -349,6 +350,7 @@ def test_the_coupled_bound_of_a_grid_is_that_of_its_worst_stage():
     assert evaluate(plan, grid.costs).makespan >= found.makespan
 
 
+@pytest.mark.soak
 def test_cp_sat_proves_an_optimum_of_uneven_stages():
     costs = parse_costs(2, costs="3:2,2:4,5:1", comm="1", optimizer="2:1", memory="2,1,1,4")
     grid = CostedGrid(pipelines=1, stages=split_evenly(2, 2), microbatches=3, costs=costs)
@@ -377,6 +379,7 @@ def test_cp_sat_proves_the_running_example_with_the_memory_of_1f1b():
     assert found.found.makespan == found.bound.makespan == 36
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("memory", "period"), [("1,0,1,4", 29), ("1,0,1,5", 28), ("1,0,1,6", 27)])
 def test_cp_sat_proves_the_staggered_running_example(memory, period):
     grid = CostedGrid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory=memory))

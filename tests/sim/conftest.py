@@ -1,19 +1,48 @@
 """Everything that holds for 1F1B, whose steps wait for their verdict, holds for the planner's staggered plans."""
 
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from holdfast.control.membership import finishing
 from holdfast.planning.planner import Technique
 from holdfast.testing.scenario import Scenario
 
+NONE = SimpleNamespace(params={})
+SYNCHRONOUS, STAGGERED = MODES = ("synchronous", "staggered")
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["synchronous", "staggered"])
+
+@pytest.fixture(autouse=True, params=MODES)
 def staggered(request, monkeypatch):
-    """Every test runs twice: with updates after the verdict, and ahead of it with the planner's plans."""
+    """Every test runs with updates after the verdict, and ahead of it with the planner's plans."""
+    staggers = request.param == STAGGERED
     defaults = Scenario.__init__.__kwdefaults__
-    monkeypatch.setitem(defaults, "staggered", request.param)
-    monkeypatch.setitem(defaults, "technique", Technique.STAGGERED if request.param else None)
-    return request.param
+    monkeypatch.setitem(defaults, "staggered", staggers)
+    monkeypatch.setitem(defaults, "technique", Technique.STAGGERED if staggers else None)
+    return staggers
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of a test with several cases each runs in one of both ways, by turns; all of them in both with ``--soak``."""
+    if config.getoption("--soak"):
+        return
+    cases = defaultdict(dict)
+    for item in items:
+        if Path(__file__).parent in item.path.parents and "staggered" in getattr(item, "callspec", NONE).params:
+            others = tuple(repr(value) for name, value in item.callspec.params.items() if name != "staggered")
+            cases[item.path, item.originalname].setdefault(others, []).append(item)
+    left_out = {
+        item.nodeid
+        for found in cases.values()
+        if len(found) > 1
+        for number, (_, both) in enumerate(found.items())
+        for item in both
+        if item.callspec.params["staggered"] != MODES[number % 2]
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+    items[:] = [item for item in items if item.nodeid not in left_out]
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,9 @@ import threading
 
 import grpc
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast.control.token import TOKEN_KEY
-
-LIMIT_S = 20.0
 
 
 @pytest.fixture

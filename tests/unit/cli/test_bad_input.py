@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S
 
+from holdfast.cli.commands import run_command
 from holdfast.config.profiles import save_profile
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.profile import uniform_profile
@@ -47,12 +49,28 @@ def job(tmp_path):
 
 
 @pytest.fixture
-def holdfast(tmp_path):
-    """Runs the command in a folder of its own."""
+def command(tmp_path):
+    """Runs the installed command in a folder of its own."""
 
     def run(*flags):
-        command = [str(Path(sys.executable).with_name("holdfast")), *flags]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        line = [str(Path(sys.executable).with_name("holdfast")), *flags]
+        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+    return run
+
+
+@pytest.fixture
+def holdfast(tmp_path, monkeypatch, capfd):
+    """Does in this process what the command does in its own, which would load PyTorch first."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*flags):
+        capfd.readouterr()
+        try:
+            code = run_command(flags)
+        except SystemExit as ended:  # of the parser
+            code = ended.code
+        return subprocess.CompletedProcess(flags, code, *capfd.readouterr())
 
     return run
 
@@ -186,19 +204,19 @@ def test_undo_of_an_optimizer_without_inverse_is_found_before_workers_start(hold
     assert contents(tmp_path) == before
 
 
-def test_a_run_directory_is_used_once_and_the_story_of_the_run_can_be_read(holdfast, job, tmp_path):
-    first = holdfast("train", job, "--run-dir", "run")
+def test_a_run_directory_is_used_once_and_the_story_of_the_run_can_be_read(command, job, tmp_path):
+    first = command("train", job, "--run-dir", "run")
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith("done: 2 steps")
     before = contents(tmp_path)
     assert {"run/job.yaml", "run/events.jsonl", "run/summary.json"} <= set(before)
-    line = complaint(holdfast("train", job, "--run-dir", "run"))
+    line = complaint(command("train", job, "--run-dir", "run"))
     assert line == (
         "holdfast: --run-dir run: is not empty; choose a new directory, or go on with what is there by --resume auto; "
         "nothing was overwritten"
     )
     assert contents(tmp_path) == before
-    story = holdfast("inspect", "run")
+    story = command("inspect", "run")
     assert story.returncode == 0
     assert "2 steps committed" in story.stdout
 
@@ -218,15 +236,15 @@ def test_a_run_directory_that_cannot_be_written(holdfast, job):
 
 
 def test_run_as_a_module_it_says_no_more(job, tmp_path):
-    command = [sys.executable, "-m", "holdfast", "train", job, "--run-dir", "job.yaml/run"]
-    complaint(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False))
+    line = [sys.executable, "-m", "holdfast", "train", job, "--run-dir", "job.yaml/run"]
+    complaint(subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False))
 
 
 PAGE = Path(__file__).parents[3] / "docs" / "command_line.md"
 
 
-def test_help_names_every_command(holdfast):
-    done = holdfast("--help")
+def test_help_names_every_command(command):
+    done = command("--help")
     assert done.returncode == 0
     for command in ("train", "plan", "profile", "inspect"):
         assert f"\n    {command} " in done.stdout

@@ -11,13 +11,13 @@ import sys
 import time
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast.cli import following as at_following
 from holdfast.cli.main import main
 from holdfast.runtime.rundir import Claim, owner
 from holdfast.telemetry.events import Detected, EventLog, FaultInjected, Installed, JobEnded, JobStarted, StepOps
 
-LIMIT_S = 60.0
 NAMES = ("0.0", "1.0", "2.0")
 
 

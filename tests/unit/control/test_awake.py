@@ -13,10 +13,10 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.waiting import LIMIT_S
 
 from holdfast.control.awake import LATE_S, SLEEP_S, AwakeClock, AwakeTime
 
-LIMIT_S = 20.0
 START = AwakeTime(awake_s=0.0, woke_at=100.0)
 
 

@@ -4,9 +4,9 @@ import queue
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast.control.client import ControlClient, _Outbox
 from holdfast.control.messages import (
@@ -39,7 +39,6 @@ from holdfast.errors import CoordinatorUnavailable
 
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
 A, B = PLAN.workers
-LIMIT_S = 20.0
 
 SERVER = """
 import asyncio, sys, time
@@ -84,7 +83,7 @@ class Server:
 class Peer:
     """A worker, or the agent, that says what the test lets it say."""
 
-    def __init__(self, port, worker, reattach_s=LIMIT_S, hello=None):
+    def __init__(self, port, worker, reattach_s=20.0, hello=None):
         self.hello = hello or Hello(worker=worker, pid=1)
         self.commands, self.closed = queue.SimpleQueue(), queue.SimpleQueue()
         self.client = ControlClient(
@@ -143,10 +142,8 @@ def test_they_come_back_by_themselves_and_nobody_is_interrupted(server, running)
     agent, a, b = running
     server.kill()
     server.start()
-    start = time.monotonic()
     for peer in (a, b):
         assert peer.expect(Attached)
-    assert time.monotonic() - start < 5.0, "0.1 s as a rule; a loaded machine may take longer"
     a.client.send(StepDone(worker=A, generation=1, step=1, loss=0.5, omitted=False))
     assert agent.expect(Progress).step == 1
     assert a.commands.empty()
@@ -211,8 +208,8 @@ def test_closing_does_not_wait_for_one_that_is_away(server, peers):
     peer = peers(A)
     peer.expect(Attached)
     server.kill()
-    peer.client.close(drain_s=LIMIT_S)
-    assert isinstance(peer.closed.get(timeout=1.0), CoordinatorUnavailable)
+    peer.client.close(drain_s=100 * LIMIT_S)
+    assert isinstance(peer.closed.get(timeout=LIMIT_S), CoordinatorUnavailable)
     server.start()
 
 
@@ -294,5 +291,5 @@ def test_time_in_which_we_were_stopped_is_not_held_against_the_coordinator():
         with pytest.raises(queue.Empty):
             closed.get(timeout=1.0)
         awake_s[0] = 0.3
-        assert isinstance(closed.get(timeout=30.0), CoordinatorUnavailable)
+        assert isinstance(closed.get(timeout=LIMIT_S), CoordinatorUnavailable)
         client.close()

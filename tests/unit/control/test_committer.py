@@ -4,6 +4,8 @@ import asyncio
 import threading
 import time
 
+from tests.waiting import LIMIT_S
+
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.coordinator import Committer, Coordinator
 from holdfast.control.membership import Grid, Membership, Rules
@@ -18,7 +20,6 @@ from holdfast.telemetry.events import Checkpointed, CheckpointFailed, EventLog, 
 
 PLAN = regular_plan(1, split_evenly(2, 1), 1)
 (W,) = PLAN.workers
-LIMIT_S = 10.0
 FACTS = Facts(
     job="j", holdfast="0", seed=0, layers=2, microbatches=1, microbatch_size=1, optimizer="sgd", model="m", data="d"
 )

@@ -15,6 +15,7 @@ import time
 import grpc
 import msgspec
 import pytest
+from tests.waiting import LIMIT_S, until
 
 from holdfast.control import coordinator as coordinator_module
 from holdfast.control.client import ControlClient
@@ -73,7 +74,6 @@ from holdfast.telemetry.events import (
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
 A, B = PLAN.workers
 TOKEN = "a-token-of-a-test"
-LIMIT_S = 10.0
 RAISED = Raised(worker=B, pid=1, generation=1, step=0, phase=WorkPhase.FORWARD, kind="ValueError", error="it", layer=0)
 
 
@@ -112,11 +112,8 @@ class Service:
 
     def await_stream(self, worker):
         """Waits until a stream of this worker, or of the agent, is there."""
-        until = time.monotonic() + LIMIT_S
         here = self.coordinator._agent_here
-        while not ((worker, 1) in self.coordinator._queues if worker else here.is_set()):
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: (worker, 1) in self.coordinator._queues if worker else here.is_set())
 
     def join(self):
         self._thread.join(LIMIT_S)
@@ -133,7 +130,7 @@ class Service:
 class Client:
     """A worker, or the agent, spoken by the test."""
 
-    def __init__(self, address, worker, token=TOKEN, reattach_s=LIMIT_S):
+    def __init__(self, address, worker, token=TOKEN, reattach_s=10.0):
         self.worker = worker
         self._commands, self._shown = queue.SimpleQueue(), queue.SimpleQueue()
         self._closed = queue.SimpleQueue()

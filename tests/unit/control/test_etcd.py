@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import msgspec
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast.config.load import parse_job
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
@@ -23,7 +24,6 @@ from holdfast.recovery.actions import ClusterView
 from holdfast.strategies.adaptive import adaptive
 
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
-LIMIT_S = 20.0
 
 
 def decision(number, lost=()):

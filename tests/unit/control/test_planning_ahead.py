@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast.control import coordinator as module
 from holdfast.control.coordinator import Coordinator
@@ -17,7 +18,6 @@ from holdfast.planning.planner import Technique
 from holdfast.planning.training import Terms, replanned
 from holdfast.telemetry.events import EventLog
 
-LIMIT_S = 10.0
 TERMS = Terms(technique=Technique.STAGGERED, costs=unit_costs(4), in_flight=4)
 PLAN = replanned(regular_plan(2, split_evenly(4, 2), 2), TERMS)
 

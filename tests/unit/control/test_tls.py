@@ -8,6 +8,7 @@ import time
 
 import grpc
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast.cli.main import main
 from holdfast.config.job import Tls
@@ -27,7 +28,6 @@ from holdfast.telemetry.events import EventLog
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
 A = PLAN.workers[0]
 HOST = "127.0.0.1"
-LIMIT_S = 20.0
 
 
 def certificates(folder, **options):
@@ -145,7 +145,9 @@ def test_plain_text_is_refused(service):
 def refused(service, channel):
     with channel:
         attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-        call = attach(iter([pack([encode(Hello(worker=A, pid=1))])]), metadata=(("holdfast-token", "t"),), timeout=5.0)
+        call = attach(
+            iter([pack([encode(Hello(worker=A, pid=1))])]), metadata=(("holdfast-token", "t"),), timeout=LIMIT_S
+        )
         with pytest.raises(grpc.RpcError):
             next(call)
     return service.coordinator.decider.membership.roster.pids == {}

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from tests.waiting import LIMIT_S
 
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError, CorruptBlob, LogGap, StorageError
@@ -20,7 +21,6 @@ from holdfast.storage.tensorlog.records import Key, Logged, LogOf, What
 from holdfast.storage.tensorlog.writer import LogWriter
 
 LOG = LogOf(job="gpt", job_id="a1", worker="1.0")
-LIMIT_S = 20.0
 FLOATS = 256
 SIZE = 4 * FLOATS
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from tests.waiting import LIMIT_S
 
 from holdfast.config.load import parse_job
 from holdfast.control.messages import ShardFailed, ShardWritten
@@ -32,7 +33,6 @@ JOB = {
     "grid": {"pipelines": 1, "stages": 1, "microbatches": 2},
     "train": {"steps": 3, "seed": 1},
 }
-LIMIT_S = 20.0
 
 
 class Writer:

@@ -10,13 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S, until
 
 from holdfast.errors import InternalError
 from holdfast.runtime.node import forks
 from holdfast.runtime.node.children import Children
 from holdfast.runtime.node.forks import SERVER, ForkedProcess, Patience, is_gone
-
-LIMIT_S = 60.0
 
 
 def descriptors():
@@ -36,10 +35,7 @@ def light_server():
 
 
 def await_end():
-    until = time.monotonic() + LIMIT_S
-    while SERVER.pid is not None and not SERVER.died():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: SERVER.pid is None or SERVER.died())
 
 
 @pytest.fixture

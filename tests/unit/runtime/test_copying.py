@@ -6,6 +6,7 @@ import threading
 
 import msgspec
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast.core.ids import WorkerId
 from holdfast.errors import PeerLost, ReplicaDiverged
@@ -16,7 +17,6 @@ from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.transfer import OfferedLayer, StateOffer
 
 A, B, C = WorkerId(0, 0), WorkerId(1, 0), WorkerId(2, 0)
-LIMIT_S = 20.0
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast.control.messages import Attached, Expel, Install, Joined, Raised, Resume, Shutdown, Status
 from holdfast.core.builders import regular_plan
@@ -134,7 +135,7 @@ def running(driver):
 
 def next_status(sent):
     while True:
-        message = sent.get(timeout=10)
+        message = sent.get(timeout=LIMIT_S)
         if isinstance(message, Status):
             return message
 
@@ -148,7 +149,7 @@ def test_a_newer_generation_ends_what_is_waited_for(running):
     driver.on_command(Install(generation=2, plan=PLAN))
     assert next_status(sent).generation == 2
     driver.on_command(Shutdown(reason="done"))
-    assert ended.get(timeout=10) is None
+    assert ended.get(timeout=LIMIT_S) is None
 
 
 def test_what_ends_a_job_comes_out_of_the_thread(running, monkeypatch):
@@ -159,7 +160,7 @@ def test_what_ends_a_job_comes_out_of_the_thread(running, monkeypatch):
 
     monkeypatch.setattr(driver.protocol.stage, "discard", fail)
     driver.on_command(Install(generation=1, plan=PLAN))
-    assert str(ended.get(timeout=10)) == "a bug of ours"
+    assert str(ended.get(timeout=LIMIT_S)) == "a bug of ours"
 
 
 def test_a_user_who_exits_does_not_leave_the_worker_waiting(running, monkeypatch):
@@ -170,11 +171,11 @@ def test_a_user_who_exits_does_not_leave_the_worker_waiting(running, monkeypatch
 
     monkeypatch.setattr(driver.protocol.stage, "layer_steps", leave)
     driver.on_command(Install(generation=1, plan=PLAN))
-    raised = sent.get(timeout=10)
+    raised = sent.get(timeout=LIMIT_S)
     assert isinstance(raised, Raised)
     assert (raised.phase, raised.kind, driver.hello().raised) == (WorkPhase.OTHER, "SystemExit", raised)
     driver.on_command(Shutdown(reason="it raised"))
-    assert ended.get(timeout=10) is None, "it waits to be told to go, and goes"
+    assert ended.get(timeout=LIMIT_S) is None, "it waits to be told to go, and goes"
 
 
 def test_who_is_no_member_is_expelled_by_the_thread_that_hears_of_it(driver):

@@ -1,6 +1,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast.control.messages import Blob
 from holdfast.core.ids import WorkerId
@@ -8,7 +9,6 @@ from holdfast.errors import StaleGeneration
 from holdfast.runtime.transport.exchange import RelayExchange
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
-LIMIT_S = 10.0
 
 
 @pytest.fixture

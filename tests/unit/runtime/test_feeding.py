@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from tests.waiting import LIMIT_S, until
 
 from holdfast.data.feeds import Feed, Indexed
 from holdfast.data.orders import shuffled
@@ -90,9 +91,7 @@ def test_what_a_batch_draws_is_not_what_its_item_draws():
 def test_loading_runs_ahead_in_other_processes(tmp_path):
     with feeding(Noisy(tmp_path), 2, prefetch=3) as fed:
         first = fed.load(0, 0)[0].tolist()
-        deadline = time.monotonic() + 20
-        while len(list(tmp_path.glob("*.read"))) < 2 * 6 and time.monotonic() < deadline:
-            time.sleep(0.01)  # nobody else asks meanwhile
+        until(lambda: len(list(tmp_path.glob("*.read"))) >= 2 * 6)  # nobody else asks meanwhile
         reads = [path.name.split("-") for path in tmp_path.glob("*.read")]
         assert len(reads) == 2 * 6, "2 processes, 3 items each, 2 samples each"
         assert {int(pid) for pid, *_ in reads} == set(fed.pids)
@@ -132,10 +131,7 @@ def test_the_death_of_what_forks_them_costs_no_more(capfd):
         assert nursery.ppid() == os.getpid()
         before, loaders = psutil.Process().children(), [psutil.Process(pid) for pid in fed.pids]
         nursery.kill()
-        until = time.monotonic() + 60
-        while any(map(lives, loaders)):
-            assert time.monotonic() < until, "they end with what had forked them"
-            time.sleep(0.01)
+        until(lambda: not any(map(lives, loaders)), "their end, with what had forked them")
         found += all_of(fed, EVERYTHING[8:])
         assert len(set(psutil.Process().children()) - set(before)) == 1, "another one, and only one"
     assert str(found) == str(expected)
@@ -195,7 +191,7 @@ def test_they_end_with_whoever_has_them():
         fed.load(0, 0)
         processes = [psutil.Process(pid) for pid in fed.pids]
         processes.append(processes[0].parent())
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=LIMIT_S)
     assert not alive
 
 
@@ -215,7 +211,7 @@ def test_they_end_with_a_process_that_is_killed():
     os.close(reader)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=LIMIT_S)
     assert len(processes) == 2
     assert not alive
 

@@ -8,17 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S, until
 
 from holdfast.errors import ConfigError, InternalError
 from holdfast.runtime.isolation import Networks, wait_until_cut
 
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
-LIMIT_S = 10.0
 SILENCE_S = 0.5
 
 
@@ -51,13 +50,6 @@ def inside(namespace, work):
 def links(namespace):
     shown = inside(namespace, lambda: subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True))
     return {line.split(": ")[1].partition("@")[0] for line in shown.stdout.splitlines()}
-
-
-def poll(condition):
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 class Link:
@@ -126,7 +118,7 @@ def test_a_process_in_a_node_is_cut_off_until_the_link_is_healed(networks, link)
 
 
 def test_a_node_can_wait_until_it_is_cut(networks):
-    poll(lambda: is_up(networks.node(0)))  # the kernel says so a little after it was made
+    until(lambda: is_up(networks.node(0)))  # the kernel says so a little after it was made
     with pytest.raises(InternalError, match=r"still up after 0\.1 s"):
         inside(networks.node(0), lambda: wait_until_cut(0.1))
     with ThreadPoolExecutor(1) as pool:
@@ -204,7 +196,7 @@ def test_close_removes_everything(tmp_path):
         networks.close()
         networks.close()
         assert list(tmp_path.iterdir()) == []
-        poll(lambda: links(hub) == {"lo", "bridge"})  # a node's end takes the hub's end with it when the node is gone
+        until(lambda: links(hub) == {"lo", "bridge"})  # a node's end takes the hub's end with it when the node is gone
         with pytest.raises(InternalError, match="network namespace"):
             networks.hub.enter()
     assert namespaces_open() == open_before
@@ -237,7 +229,7 @@ def test_no_namespace_is_left_when_who_made_it_is_killed(networks, tmp_path):
         with kept(type(networks.hub)(path=path, host=host)) as hub:
             assert links(hub) == {"lo", "bridge", "link0", "link1"}
             os.kill(maker.pid, signal.SIGKILL)
-            poll(lambda: links(hub) == {"lo", "bridge"})
+            until(lambda: links(hub) == {"lo", "bridge"})
 
 
 def namespaces_open():

@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
+from tests.waiting import until
 
 from holdfast.runtime.node.kin import below, end_all, in_session, send, stop_below
 
-LIMIT_S = 30.0
 PARENT = """
 import subprocess, sys
 child = subprocess.Popen(["sleep", "3600"])
@@ -35,13 +34,6 @@ def family():
 
 def states(pid):
     return [each.state for each in below(os.getpid()) if each.pid == pid]
-
-
-def poll(condition):
-    until = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_who_descends_from_whom(family):
@@ -66,17 +58,17 @@ def test_a_process_that_has_another_ones_number_is_not_signalled(family):
     send(replace(now, started=now.started + 1), signal.SIGKILL)
     assert [each.pid for each in below(parent.pid)] == [child]
     send(now, signal.SIGKILL)
-    poll(lambda: not below(parent.pid))
+    until(lambda: not below(parent.pid))
 
 
 def test_who_was_stopped_before_is_not_among_those_that_are_to_go_on(family):
     parent, child = family
     os.kill(child, signal.SIGSTOP)
-    poll(lambda: states(child) == ["T"])
+    until(lambda: states(child) == ["T"])
     stopped = stop_below(parent.pid)
     assert [each.pid for each in stopped] == [parent.pid]
-    poll(lambda: states(parent.pid) == ["T"])
+    until(lambda: states(parent.pid) == ["T"])
     for each in stopped:
         send(each, signal.SIGCONT)
-    poll(lambda: states(parent.pid) == ["S"])
+    until(lambda: states(parent.pid) == ["S"])
     assert states(child) == ["T"]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -21,7 +22,6 @@ from holdfast.telemetry.events import LibraryFilled, Notice, read_events
 
 TERMS = Terms(technique=Technique.DECOUPLED, costs=unit_costs(4), in_flight=4)
 PLAN = planned_grid(regular_grid(3, split_evenly(4, 2), 3, TERMS), (), TERMS, at_once=False).plan
-LIMIT_S = 60.0
 
 
 @pytest.fixture

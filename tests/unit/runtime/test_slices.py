@@ -7,13 +7,13 @@ from functools import partial
 
 import msgspec
 import pytest
+from tests.waiting import LIMIT_S
 
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.transport.links.slices import NotGiven, Slices
 from holdfast.runtime.transport.links.wire import CHUNK_BYTES, BadFrame, Chunk, Kind, Label
 
 A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
-LIMIT_S = 20.0
 
 
 class Wire:

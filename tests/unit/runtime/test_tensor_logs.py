@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
+from tests.waiting import LIMIT_S, until
 
 from holdfast.config.job import Logging
 from holdfast.core.instructions import Payload
@@ -14,8 +13,6 @@ from holdfast.protocol.effects import Consult
 from holdfast.protocol.executor import Keep
 from holdfast.runtime.tensor_logs import TensorLogs, node_folder
 from holdfast.storage.tensorlog.records import LogOf
-
-LIMIT_S = 10.0
 
 
 def logs_of(tmp_path, worker, node, notes=None):
@@ -32,10 +29,9 @@ def consult(*wanted, ends=(), start=0, stop=1, generation=2):
 
 
 def read(logs, step):
-    until = time.monotonic() + LIMIT_S
-    while (found := logs.consulted(step, 0.05)) is None:
-        assert time.monotonic() < until
-    return found
+    found = []
+    until(lambda: found.append(logs.consulted(step, 0.05)) or found[-1] is not None)
+    return found[-1]
 
 
 def test_two_replays_of_one_worker_in_one_generation_keep_what_each_has_logged(tmp_path):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass, field, replace
 
 import pytest
+from tests.waiting import LIMIT_S, until
 
 from holdfast.control.messages import Exited, NodeLost, Progress, Strike, WorkerOffer
 from holdfast.core.faults import Fault
@@ -17,9 +17,6 @@ from holdfast.runtime.node.worker_group import WorkerGroup
 from holdfast.telemetry.events import EventLog, FaultInjected, Notice, read_events
 
 A, B, C, D = (WorkerId(pipeline, stage) for pipeline in range(2) for stage in range(2))
-
-
-LIMIT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -227,7 +224,4 @@ def test_in_place_of_one_that_was_fenced_another_is_started_and_fenced_in_its_tu
 
 
 def await_exit(sent):
-    until = time.monotonic() + LIMIT_S
-    while not any(isinstance(message, Exited) for message in sent):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: any(isinstance(message, Exited) for message in sent))
