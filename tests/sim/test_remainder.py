@@ -22,7 +22,7 @@ from holdfast.testing.virtual import VirtualCluster
 
 PLAN = regular_plan(3, split_evenly(8, 4), 6)
 PAIRS = 8 * 18
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20"))
 STEPS = 3
 VICTIM = WorkerId(1, 2)
 
