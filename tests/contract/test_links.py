@@ -722,20 +722,27 @@ def come_of(done, peers, generation):
     return failed
 
 
+@pytest.mark.parametrize("waits", [True, False], ids=["awaited", "not yet awaited"])
 @pytest.mark.parametrize("kind", ["links", "tls"])
-def test_enter_is_said_again_where_the_link_breaks_under_it(request, kind):
-    """As one does that was broken for long, and nobody knew: the first who sends on it finds out."""
+def test_enter_is_said_again_where_the_link_breaks_under_it(request, kind, waits):
+    """As one does that was broken for long, and nobody knew: the first who sends on it finds out.
+
+    Nor is anything lost for who waits for the other already: nothing of this generation was said on that link.
+    """
     links, unit = request.getfixturevalue(kind), {"links": chunks, "tls": records}[kind]
     with listened_to(links, unit, Tamperer) as (a, b, line):
         build([a, b], 1)
         exchange(a, b, 1)
         for peer in (a, b):
             peer.abort(1)
+        second = b.call("build", 2, ((A, B),)) if waits else None
+        assert second is None or second.is_blocked()
         line.arm("cut", 0)
         first = a.call("build", 2, ((A, B),))
         until(lambda: line.struck)
         until(lambda: len(line.heard) > 1)
-        assert [each.error() for each in (first, b.call("build", 2, ((A, B),)))] == [None, None]
+        second = second or b.call("build", 2, ((A, B),))
+        assert [first.error(), second.error()] == [None, None]
         exchange(a, b, 2)
 
 

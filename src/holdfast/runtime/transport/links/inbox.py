@@ -133,16 +133,16 @@ class Inbox:
             if then is not None:
                 then()
 
-    def lose(self, peer: WorkerId, reason: str, since: int | None = None) -> None:
+    def lose(self, peer: WorkerId, reason: str, since: int) -> None:
         """A connection with ``peer`` is broken: whoever waits for it, in this generation, is told.
 
         Args:
             peer: the other end.
             reason: for people.
-            since: the newest generation in which something was said on it; None: as good as any.
+            since: the newest generation in which something was said on it.
         """
         with self._changed:
-            if since is None or since >= self._generation:
+            if since >= self._generation:
                 self._broken[peer] = reason
                 self._wake()
 

@@ -10,7 +10,7 @@ from holdfast.control.messages import Peer
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.loop import LATER, READ, Loop
 from holdfast.runtime.transport.links.slices import Slices
-from holdfast.runtime.transport.links.wire import BACKGROUND, CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, after
+from holdfast.runtime.transport.links.wire import BACKGROUND, CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, Kind, after
 
 __all__ = ["SCRATCH_BYTES", "Reader"]
 
@@ -23,6 +23,10 @@ _NOTHING = memoryview(b"")
 
 class Reader:
     """One link, in the loop's thread.
+
+    Attributes:
+        peer: who sends on it.
+        entered: the newest generation that was entered on it, in which something may be lost with it; 0: none.
 
     Args:
         connection: with somebody who has proved who it is.
@@ -45,7 +49,7 @@ class Reader:
         scratch: memoryview,
         ended: Callable[[Reader, str], None],
     ) -> None:
-        self.peer = peer
+        self.peer, self.entered = peer, 0
         self._connection, self._loop, self._scratch, self._ended = connection, loop, scratch, ended
         self._inbox, self._slices = inbox, slices
         self._head = b""
@@ -118,6 +122,8 @@ class Reader:
             self._number = after(self._number)
             at += HEADER_BYTES
             self._incoming = self._taker_of(chunk).begin(self.peer.worker, chunk)
+            if chunk.label.kind is Kind.ENTER:
+                self.entered = chunk.label.generation
             place = None if self._incoming is None else self._incoming.place(chunk)
             here = min(chunk.size, size - at)
             if place is None and here == chunk.size:  # it need not be put anywhere

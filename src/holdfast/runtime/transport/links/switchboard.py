@@ -132,7 +132,7 @@ class Switchboard:
         if self._asked_busy:
             self._inbox.wake()
 
-    def _lose(self, peer: Peer, reason: str, since: int | None = None) -> None:
+    def _lose(self, peer: Peer, reason: str, since: int) -> None:
         """Tells who waits for a worker that a link with it is broken, unless it was one with a process of the past."""
         self._peers.if_current(peer, partial(self._inbox.lose, peer.worker, reason, since))
         self._peers.if_current(peer, partial(self.slices.lose, peer.worker, reason))
@@ -176,4 +176,4 @@ class Switchboard:
 
     def _ended(self, reader: Reader, reason: str) -> None:
         del self._readers[reader.peer.worker]
-        self._lose(reader.peer, reason)
+        self._lose(reader.peer, reason, reader.entered)  # who has yet to come says so on another link
