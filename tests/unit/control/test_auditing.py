@@ -41,11 +41,11 @@ class Job(DecidedJob):
         """All tell digests of their layers, which are equal but for those of ``others``."""
         names = {"A": A, "B": B, "C": C}
         told = {names[name]: digest for name, digest in others.items()}
-        messages = []
-        for worker in self.state.full:
-            found = tuple((layer, told.get(worker, "same")) for layer in PLAN.placement.layers_of(worker))
-            messages.append(Weighed(worker=worker, generation=self.state.generation, step=step, digests=found))
-        return self.give(*messages)
+        return self.give(*(self.digests(worker, step, told.get(worker, "same")) for worker in self.state.full))
+
+    def digests(self, worker, step, digest):
+        found = tuple((layer, digest) for layer in PLAN.placement.layers_of(worker))
+        return Weighed(worker=worker, generation=self.state.generation, step=step, digests=found)
 
     def notices(self):
         return [(each.worker, each.text.rpartition(": ")[2]) for each in self.recorded if isinstance(each, Notice)]
@@ -128,6 +128,25 @@ def replace_step(report: Audited, step: int) -> Audited:
 def test_equal_weights_are_nothing_to_tell_of():
     job = Job().weighed()
     assert (job.told, job.recorded, job.state.audits.weighed) == ([], [], {})
+
+
+def test_who_tells_of_later_steps_already_is_compared_with_the_others_of_each_step():
+    """Messages of one worker may come long behind those of another."""
+    job = Job()
+    early, late = [A, A1, C, C1, B1], B
+    for step in (4, 5, 6):
+        job.give(*(job.digests(worker, step, "same") for worker in early))
+    job.give(job.digests(late, 4, "same"))
+    assert job.notices() == []
+    job.give(job.digests(late, 5, "other"))
+    assert job.notices() == [(str(late), "wrong weights of layer(s) 0 before step 5 (found wrong once)")]
+    assert job.state.audits.weighed == {}, "what comes of it is another run of the step"
+
+
+def test_what_a_lost_worker_has_told_is_not_said_of_who_takes_its_place():
+    job = Job()
+    job.give(job.digests(B, 4, "other"), Exited(worker=B, pid=1, status=-9))
+    assert B not in job.state.audits.weighed.get(4, {})
 
 
 def test_wrong_weights_are_compared_again_and_then_their_owner_leaves():

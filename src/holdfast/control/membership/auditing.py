@@ -188,15 +188,18 @@ def _times(count: int) -> str:
 
 
 def on_weighed(state: Membership, report: Weighed) -> Decision:
-    """A worker has told digests of its layers; once all have that hold any, as they are before a step, they count."""
-    weighed = {**state.audits.weighed, report.worker: report}
-    now = {worker: dict(each.digests) for worker, each in weighed.items() if each.step == report.step}
+    """A worker has told digests of its layers; once all have that hold any, as they are before a step, they count.
+
+    Others may have told of later steps by then: what one worker says overtakes what another does.
+    """
+    told_of = {**state.audits.weighed.get(report.step, {}), report.worker: report}
+    weighed = {**state.audits.weighed, report.step: told_of}
     state = replace(state, audits=replace(state.audits, weighed=weighed))
-    if state.phase is not Phase.RUNNING or not now.keys() >= set(state.full):
+    if state.phase is not Phase.RUNNING or not told_of.keys() >= set(state.full):
         return state, ()
-    state = replace(state, audits=replace(state.audits, weighed={}))
-    here = {worker: now[worker] for worker in state.full}
-    wrong, undecided = _compared(here)
+    wrong, undecided = _compared({worker: dict(told_of[worker].digests) for worker in state.full})
+    later = {} if wrong or undecided else {step: each for step, each in weighed.items() if step > report.step}
+    state = replace(state, audits=replace(state.audits, weighed=later))
     if state.rules.sampling is not None and not state.rules.sampling.layers and (wrong or undecided):
         return _parted(state, report.step, wrong, undecided)
     if undecided:

@@ -25,7 +25,8 @@ class Audits:
         told: what was found out about the step that is, or was last, disputed, and is not judged yet.
         weigh: whether owners' layers were found to differ, so that they are compared again.
         alone: layers of which it was said that nobody can audit them, sorted.
-        weighed: what workers have told last of the layers that they hold.
+        weighed: what workers have told of the layers that they hold, by the step before which they are compared, until
+            they are, or those of a later step.
     """
 
     strikes: Strikes = field(default_factory=Strikes)
@@ -34,7 +35,7 @@ class Audits:
     told: tuple[Audited, ...] = ()
     weigh: bool = False
     alone: tuple[int, ...] = ()
-    weighed: Mapping[WorkerId, Weighed] = field(default_factory=dict)
+    weighed: Mapping[int, Mapping[WorkerId, Weighed]] = field(default_factory=dict)
 
     @property
     def durable(self) -> Audits:
@@ -53,4 +54,9 @@ class Audits:
 
     def departed(self, gone: Iterable[WorkerId]) -> Audits:
         """Returns them once workers are gone: whoever takes their places begins anew."""
-        return replace(self, strikes=self.strikes.without(gone))
+        absent = frozenset(gone)
+        weighed = {
+            step: {worker: report for worker, report in told.items() if worker not in absent}
+            for step, told in self.weighed.items()
+        }
+        return replace(self, strikes=self.strikes.without(absent), weighed=weighed)
