@@ -34,8 +34,8 @@ endif
 test-values: $(STAMP)  ## those that start no processes
 	$(PYTEST) -n auto -m "not dist" $(PYTEST_FLAGS)
 
-test-processes: $(STAMP)  ## those of real processes, three at a time
-	$(PYTEST) -n 3 --dist worksteal -m "dist and not alone" tests/dist $(PYTEST_FLAGS)
+test-processes: $(STAMP)  ## those of real processes, two at a time
+	$(PYTEST) -n 2 --dist worksteal -m "dist and not alone" tests/dist $(PYTEST_FLAGS)
 
 test-alone: $(STAMP)  ## those beside which nothing runs
 	$(PYTEST) -m "dist and alone" tests/dist $(PYTEST_FLAGS)

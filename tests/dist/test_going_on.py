@@ -258,8 +258,8 @@ def test_a_second_sigterm_ends_at_once_and_so_does_the_grace(launch):
     """A worker that is stopped, and would not be missed for long, keeps the boundary from being crossed."""
     tree = {**JOB, "grid": {"pipelines": 1, "stages": 2, "microbatches": 4}, "control": {"hang_s": 1000}}
     launcher = launch({**tree, "checkpoint": {**JOB["checkpoint"], "on_sigterm": 1000}})
-    first = launcher.start("--fault", "hang:0.1@8")
-    launcher.when(first, FaultInjected, 8)
+    first = launcher.start("--fault", "hang:0.1@7")
+    launcher.when(first, FaultInjected, 7)
     first.terminate()
     assert any("ends the job at once" in line for line in first.stderr), "the phases come before it"
     first.terminate()  # the same notice
@@ -269,8 +269,8 @@ def test_a_second_sigterm_ends_at_once_and_so_does_the_grace(launch):
     code, errors = end_of(first)
     assert code == 143
     assert errors.splitlines()[-1] == "holdfast: SIGTERM: every process is ended"
-    second = launcher.start("--fault", "hang:0.1@7", "--set", "checkpoint.on_sigterm=0.5")
-    launcher.when(second, FaultInjected, 7)
+    second = launcher.start("--fault", "hang:0.1@8", "--set", "checkpoint.on_sigterm=0.5")
+    launcher.when(second, FaultInjected, 8)
     second.terminate()
     code, errors = end_of(second)
     assert code == 143
