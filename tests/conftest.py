@@ -170,7 +170,8 @@ class EtcdServer:
         with (self._folder / "etcd.log").open("ab") as log:
             command = ["etcd", "--data-dir", str(self._folder / "data"), "--log-level", "error", *flags, *more]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        until(self.answers, "its first answer", self._process)
+        log = self._folder / "etcd.log"
+        until(self.answers, lambda: f"the first answer of etcd, which says {log.read_text()!r},", self._process)
 
     def answers(self):
         try:

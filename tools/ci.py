@@ -54,10 +54,12 @@ class Report:
 
     Attributes:
         failed: the first line of the error by the name of each failed test, in the order of their failing.
+        passed: the names of those that were seen to pass.
         ended: the exit status with which the tests were over; None if they never were.
     """
 
     failed: Mapping[str, str] = field(default_factory=dict)
+    passed: frozenset[str] = frozenset()
     ended: int | None = None
 
 
@@ -86,11 +88,18 @@ class Outcome:
 def main() -> int:
     """Returns 0 if all is well, or was when it was run once more."""
     shutil.rmtree(REPORTS, ignore_errors=True)
-    return run_all(STAGES, cwd=ROOT, reports=REPORTS)
+    return run_all(STAGES, cwd=ROOT, reports=REPORTS, again=("--soak",))
 
 
-def run_all(stages: Sequence[Stage], *, cwd: Path, reports: Path) -> int:
-    """Runs stages one after the other, then what failed; prints what became of them; returns the exit status."""
+def run_all(stages: Sequence[Stage], *, cwd: Path, reports: Path, again: Sequence[str] = ()) -> int:
+    """Runs stages one after the other, then what failed; prints what became of them; returns the exit status.
+
+    Args:
+        stages: in their order.
+        cwd: where they are run.
+        reports: a folder for what pytest writes of their tests.
+        again: flags of pytest with which each test that is named is run, whatever else is left out.
+    """
     reports.mkdir(parents=True, exist_ok=True)
     outcomes = [_run(stage, cwd, reports) for stage in stages]
     first: dict[str, str] = {}
@@ -99,10 +108,10 @@ def run_all(stages: Sequence[Stage], *, cwd: Path, reports: Path) -> int:
             first.setdefault(name, error)
     lasting = first
     if 0 < len(first) <= AGAIN_AT_MOST:
-        command = (sys.executable, "-m", "pytest", "--report-log={report}", *first)
-        again = _run(Stage(name="again, alone", command=command), cwd, reports)
-        outcomes.append(again)
-        lasting = first if again.is_broken else dict(again.report.failed)
+        command = (sys.executable, "-m", "pytest", "--report-log={report}", *again, *first)
+        outcomes.append(_run(Stage(name="again, alone", command=command), cwd, reports))
+        second = outcomes[-1].report
+        lasting = {name: error for name, error in first.items() if name in second.failed or name not in second.passed}
     _tell(outcomes, first, lasting)
     return int(bool(lasting) or any(outcome.is_broken for outcome in outcomes))
 
@@ -120,12 +129,14 @@ def _run(stage: Stage, cwd: Path, reports: Path) -> Outcome:
 def read_report(text: str) -> Report:
     """Returns what a log of pytest's reports says; its last line may be torn, where pytest was killed."""
     failed: dict[str, str] = {}
-    ended = None
+    passed, ended = set(), None
     for row in (json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")):
         ended = row.get("exitstatus", ended)
         if row.get("outcome") == "failed":
             failed.setdefault(row["nodeid"], _first_line(row.get("longrepr")))
-    return Report(failed=failed, ended=ended)
+        elif row.get("outcome") == "passed" and row.get("when") == "call":
+            passed.add(row["nodeid"])
+    return Report(failed=failed, passed=frozenset(passed), ended=ended)
 
 
 def _first_line(error: Any) -> str:

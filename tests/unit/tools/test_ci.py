@@ -85,6 +85,18 @@ def test_one_that_is_red_twice_makes_a_run_red_in_which_others_are_flaky(ended):
     assert sorted(line.split()[0] for line in last_of(out) if "::" in line) == ["FAILED", "flaky:"]
 
 
+def test_what_is_left_out_when_it_is_to_be_run_again_stays_red(ended, tmp_path):
+    """A test is flaky only if it was seen to be green."""
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_collection_modifyitems(items):\n"
+        "    if all('broken' in each.name or 'flaky' in each.name for each in items):\n"
+        "        items[:] = [each for each in items if 'broken' not in each.name]\n"
+    )
+    code, out = ended("flaky", "broken or good")
+    assert code == 1
+    assert sorted(line.split()[0] for line in last_of(out) if "::" in line) == ["FAILED", "flaky:"]
+
+
 def test_many_red_ones_are_not_run_again(ended):
     code, out = ended("many or broken")
     assert code == 1
