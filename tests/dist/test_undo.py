@@ -41,10 +41,10 @@ def survives(runs, name, *faults, overrides=(), within=ONE_STEP) -> Summary:
     return summary
 
 
-def agreed_step(summary: Summary) -> int:
-    """The step that the survivors of the last failure went on from."""
+def agreed(summary: Summary) -> Agreed:
+    """What the survivors of the last failure were told."""
     events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
-    return [event.step for event in events if isinstance(event, Agreed)][-1]
+    return [event for event in events if isinstance(event, Agreed)][-1]
 
 
 @pytest.mark.parametrize("name", ["gpt", "convnet"])
@@ -56,12 +56,18 @@ def test_without_failures_the_bits_are_those_of_shadow(runs, name):
 
 @pytest.mark.parametrize("name", ["gpt", "convnet"])
 def test_where_the_step_is_kept_others_go_forward_and_the_bits_are_those_of_shadow(runs, name):
-    """By the verdict that somebody knows, or by what is left of the step: nothing is inverted."""
+    """By the verdict that somebody knows, or by what is left of the step: nothing is inverted.
+
+    Unless a sum had not left the victim yet, which others lack then: they must go back.
+    """
     healthy = runs.healthy(name)
     summary = runs.train(name, "kill:0.1@3:verdict", overrides=(UNDO,))
     assert (summary.unfired, summary.steps) == ((), healthy.steps)
-    assert summary.weights_sha256 == healthy.weights_sha256
-    assert summary.state_sha256 == healthy.state_sha256
+    if agreed(summary).goes_on:
+        assert summary.weights_sha256 == healthy.weights_sha256
+        assert summary.state_sha256 == healthy.state_sha256
+    else:
+        assert runs.distance(summary, healthy) <= ONE_STEP
 
 
 IN_THE_VERDICT = [(name, worker) for name in ("gpt", "convnet") for worker in ("0.1", "0.2")]
@@ -71,7 +77,7 @@ IN_THE_VERDICT = [(name, worker) for name in ("gpt", "convnet") for worker in ("
 def test_a_kill_in_the_middle_of_the_verdict_makes_others_go_back(runs, name, worker):
     """Stages before the victim have committed, those behind it have not heard of the verdict."""
     summary = survives(runs, name, f"kill:{worker}@3:verdict")
-    assert agreed_step(summary) == 3
+    assert agreed(summary).step == 3
     assert summary.state_sha256 != runs.healthy(name).state_sha256, "a step was inverted, not swapped back"
 
 
@@ -79,7 +85,7 @@ def test_a_kill_in_the_middle_of_the_verdict_makes_others_go_back(runs, name, wo
 def test_every_optimizer_goes_back(runs, optimizer):
     overrides = OPTIMIZERS[optimizer]
     summary = survives(runs, "gpt", "kill:0.1@3:verdict", overrides=overrides)
-    assert agreed_step(summary) == 3
+    assert agreed(summary).step == 3
     assert summary.state_sha256 != runs.healthy("gpt", overrides).state_sha256
 
 
@@ -94,7 +100,7 @@ def test_a_kill_in_the_middle_of_the_update(runs, name, point):
 
 def test_the_first_step_goes_back_to_no_state(runs):
     summary = survives(runs, "gpt", "kill:0.1@0:verdict", within=LATER)
-    assert agreed_step(summary) == 0
+    assert agreed(summary).step == 0
 
 
 def test_two_steps_go_back_in_one_run(runs):
@@ -104,7 +110,7 @@ def test_two_steps_go_back_in_one_run(runs):
 def test_clipping_and_a_schedule(runs):
     overrides = ("train.clip_norm=0.05", "optimizer.schedule=cosine", "optimizer.warmup_steps=2")
     summary = survives(runs, "gpt", "kill:0.1@3:verdict", overrides=overrides)
-    assert agreed_step(summary) == 3
+    assert agreed(summary).step == 3
 
 
 def test_a_kill_that_leaves_nothing_to_invert_is_bitwise(runs):

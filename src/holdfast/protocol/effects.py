@@ -112,12 +112,16 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Give ``target`` these snapshots, of the state before ``step``, whenever it asks; never blocks."""
+    """Give ``target`` these snapshots, of the state before ``step``, whenever it asks; never blocks.
+
+    ``inexact``: the layers of which other owners may hold other bits, as a step of theirs, or of ours, was inverted.
+    """
 
     generation: int
     step: int
     target: WorkerId
     snapshots: Mapping[int, Callable[[], bytes]]
+    inexact: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,8 +150,11 @@ class Engine(StepEngine, Protocol):
     def restore(self, layer: int, data: bytes) -> None:
         """Replaces one layer's whole state by what ``snapshot`` encoded; raises CorruptBlob if it is none."""
 
-    def layer_digest(self, layer: int) -> str | None:
-        """A digest of one layer's whole state, equal on all its owners; None where bits are not claimed to be equal."""
+    def exact(self, layer: int) -> bool:
+        """Whether one layer's bits are those of every other owner that says so; not once a step was inverted."""
+
+    def layer_digest(self, layer: int) -> str:
+        """A digest of one layer's whole state, equal on all owners that hold it exactly."""
 
     repeated: tuple[int, ...]
     """The steps whose micro-batches are run once more in the step behind."""
@@ -816,8 +819,11 @@ class WorkerProtocol:
 
     def _digests(self) -> tuple[tuple[int, str], ...]:
         """Of the layers that we hold bitwise."""
-        found = ((layer, self.stage.layer_digest(layer)) for layer in sorted(self.stage.layer_steps()))
-        return tuple((layer, digest) for layer, digest in found if digest is not None)
+        return tuple(
+            (layer, self.stage.layer_digest(layer))
+            for layer in sorted(self.stage.layer_steps())
+            if self.stage.exact(layer)
+        )
 
     def _keep_verdict(self, step: int) -> Script:
         """Logs the verdict that has led to this step, with the step."""
@@ -874,7 +880,8 @@ class WorkerProtocol:
         for target in followers:
             wanted = install.plan.placement.followed_layers(target)
             if served := {layer: snapshots[layer] for layer in wanted if layer in snapshots}:
-                yield Serve(self.generation, step, target, served)
+                inexact = frozenset(layer for layer in served if not self.stage.exact(layer))
+                yield Serve(self.generation, step, target, served, inexact)
         yield Drain()
         yield from self._fit(install.plan, step)
         yield from self._connect(install.plan, step)

@@ -101,7 +101,7 @@ Doing = Generator[Call, Any, Any]
 class Copier(Protocol):
     """Both ends of one worker's state transfers; nothing but ``fetched`` waits."""
 
-    def serve(self, generation: int, step: int, target: WorkerId, snapshots: Mapping[int, Callable[[], bytes]]) -> None:
+    def serve(self, serve: Serve) -> None:
         """Offers snapshots to a worker."""
 
     def release(self, keep: tuple[WorkerId, ...]) -> None:
@@ -384,8 +384,8 @@ class Driver:
                 return self._go_over()
             case Drain():
                 return (yield self.transport.drain)
-            case Serve(generation=generation, step=step, target=target, snapshots=snapshots):
-                return self.copier.serve(generation, step, target, snapshots)
+            case Serve():
+                return self.copier.serve(effect)
             case Release(keep=keep):
                 return self.copier.release(keep)
             case Fetch(generation=generation, holders=holders):

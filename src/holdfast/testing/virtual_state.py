@@ -12,7 +12,9 @@ from msgspec.structs import replace as replace_struct
 from holdfast.control.messages import ShardWritten
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
-from holdfast.errors import InternalError, PeerLost
+from holdfast.errors import PeerLost
+from holdfast.protocol.effects import Serve
+from holdfast.runtime.transport.transfer import chosen_offer, offered_layer
 from holdfast.storage.checkpoints import Shard
 from holdfast.testing.scenario import VirtualPin
 from holdfast.testing.world import World, WouldBlock
@@ -39,10 +41,10 @@ class VirtualCopier:
         self._world = world
         self._fetched: dict[int, bytes] | PeerLost | None = None
 
-    def serve(self, generation: int, step: int, target: WorkerId, snapshots: Mapping[int, Callable[[], bytes]]) -> None:
+    def serve(self, serve: Serve) -> None:
         """See Copier.serve."""
-        made = {layer: encode() for layer, encode in snapshots.items()}
-        self._world.served.setdefault((generation, target), {})[self._process.worker] = made
+        made = {layer: (encode(), layer not in serve.inexact) for layer, encode in serve.snapshots.items()}
+        self._world.served.setdefault((serve.generation, serve.target), {})[self._process.worker] = made
 
     def release(self, keep: tuple[WorkerId, ...]) -> None:
         """See Copier.release: who wants something has it from this generation only."""
@@ -56,7 +58,7 @@ class VirtualCopier:
         time.after(delay_s, lambda: self._attempt(generation, holders))
 
     def _attempt(self, generation: int, holders: Mapping[int, tuple[WorkerId, ...]]) -> None:
-        """Copies if every layer has a living holder that serves it; all its holders must serve the same bits."""
+        """Copies if every layer has a living holder that serves it; which bits, is chosen as between real workers."""
         world, process = self._world, self._process
         if not process.alive or process.driver.protocol.generation != generation:
             return
@@ -66,13 +68,13 @@ class VirtualCopier:
         served = world.served.get((generation, process.worker), {})
         states = {}
         for layer, sources in holders.items():
-            found = {served[source][layer] for source in sources if source in served and world.living(source)}
-            if len(found) > 1:
-                raise InternalError(f"holders of layer {layer} serve different bits")
+            found = {source: served[source][layer] for source in sources if source in served and world.living(source)}
             if not found:
                 world.time.after(_AGAIN_S, lambda: self._attempt(generation, holders))
                 return
-            (states[layer],) = found
+            offered = {source: offered_layer(layer, made[0], exact=made[1]) for source, made in found.items()}
+            chosen = chosen_offer(offered, layer)
+            states[layer] = next(found[source][0] for source in offered if offered[source].sha256 == chosen.sha256)
         self._fetched = states
 
     def fetched(self, generation: int, wait_s: float) -> dict[int, bytes] | None:

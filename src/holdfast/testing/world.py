@@ -40,7 +40,7 @@ class World:
         running: the newest process of each worker.
         mail: what is on its way between workers.
         logged: what each process has logged, by its number; what it has replayed, apart.
-        served: in a generation, to a worker, by another: each layer's state.
+        served: in a generation, to a worker, by another: each layer's state, and whether it is exact.
         stored: what was pinned of a layer for a step.
         pinned: all that was, in order.
         saved: the digest of each layer that was saved at the end.
@@ -55,7 +55,7 @@ class World:
     running: dict[WorkerId, VirtualWorker] = field(default_factory=dict)
     mail: Mail[Any] = field(default_factory=lambda: Mail(copy=copied))
     logged: dict[int, list[VirtualStream]] = field(default_factory=dict)
-    served: dict[tuple[int, WorkerId], dict[WorkerId, dict[int, bytes]]] = field(default_factory=dict)
+    served: dict[tuple[int, WorkerId], dict[WorkerId, dict[int, tuple[bytes, bool]]]] = field(default_factory=dict)
     stored: dict[tuple[int, int], bytes] = field(default_factory=dict)
     pinned: list[VirtualPin] = field(default_factory=list)
     saved: dict[int, str | None] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from tests.waiting import LIMIT_S
 
 from holdfast.core.ids import WorkerId
 from holdfast.errors import PeerLost, ReplicaDiverged
+from holdfast.protocol.effects import Serve
 from holdfast.runtime.transport import copying
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.exchange import RelayExchange
@@ -62,7 +63,7 @@ def test_who_cannot_give_what_it_is_to_give_says_so():
     def encode():
         raise MemoryError
 
-    giver.serve(1, 5, C, {0: encode})
+    giver.serve(Serve(1, 5, C, {0: encode}))
     for thread in threading.enumerate():
         if thread.name == f"serve-{C}":
             thread.join(LIMIT_S)

@@ -99,8 +99,8 @@ class Near:
         self.links = LinkTransport(worker, **how)
         introduce((READER, reader), (worker, self.links))
 
-    def keep(self, layers, key="state"):
-        self.offer = offer(self.links.slices, key, layers)
+    def keep(self, layers, key="state", inexact=()):
+        self.offer = offer(self.links.slices, key, layers, inexact)
         return self
 
 
@@ -308,6 +308,23 @@ def test_equal_sizes_are_not_equal_bits(near, get):
     ):
         get([a, b], [1])
     assert get([a], [1]) == {1: data}, "each by itself is as good as the other"
+
+
+def test_what_an_inverted_step_left_may_differ_and_is_taken_of_one(near, get):
+    """Exact bytes before all; never a layer whose halves are two holders'."""
+    mine, other = layer_bytes(1, 4 * STRETCH), layer_bytes(2, 4 * STRETCH)
+    a, b = near[0].keep({1: mine}, inexact={1}), near[1].keep({1: other})
+    assert get([a, b], [1]) == {1: other}
+    a, b = near[0].keep({1: mine}, inexact={1}), near[1].keep({1: other}, inexact={1})
+    assert get([a, b], [1]) == {1: mine}
+    a, b = near[0].keep({1: mine}), near[1].keep({1: mine}, inexact={1})
+    assert get([a, b], [1]) == {1: mine}
+
+
+def test_what_most_hold_is_taken_where_nobody_is_exact():
+    """So it comes from several at once, and who is lost is made up for."""
+    told = [transfer.offered_layer(0, data, exact=False) for data in (b"one", b"two", b"two")]
+    assert transfer.chosen_offer(dict(zip(HOLDERS, told, strict=True)), 0) == told[1]
 
 
 def test_holders_that_differ_are_told_before_anything_is_fetched(start, get):

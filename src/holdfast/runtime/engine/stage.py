@@ -557,12 +557,16 @@ class Stage(SteppedStage[Reduced, float]):
         save_layer(path, self.export(layer))
         return path
 
-    def layer_digest(self, layer: int) -> str | None:
-        """Return the SHA-256 of a layer's step and whole state: equal on all owners that have one.
+    def exact(self, layer: int) -> bool:
+        """Whether a layer's bits are those of all other exact owners.
 
-        None if an inverted step is in the state: it then equals that of other owners within a tolerance only.
+        Not if an inverted step is, or may be, in the state: it then equals that of other owners within a tolerance.
         """
-        return layer_sha256(self.export(layer)) if self._owned[layer].committed.exact else None
+        return self._owned[layer].committed.exact
+
+    def layer_digest(self, layer: int) -> str:
+        """Return the SHA-256 of a layer's step and whole state: equal on all exact owners."""
+        return layer_sha256(self.export(layer))
 
     # --- set-up -------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.core.ids import WorkerId
 from holdfast.errors import PeerLost, StaleGeneration, StateUnavailable
+from holdfast.protocol.effects import Serve
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.transfer import StateOffer, fetch, offer
@@ -48,16 +49,18 @@ class StateCopier:
     _served: dict[WorkerId, str] = field(default_factory=dict)
     _fetching: _Fetching | None = None
 
-    def serve(self, generation: int, step: int, target: WorkerId, snapshots: Mapping[int, Callable[[], bytes]]) -> None:
+    def serve(self, serve: Serve) -> None:
         """Encodes, hashes and offers snapshots, in a thread of its own."""
+        generation, target = serve.generation, serve.target
         key = f"{generation}/{target}"
         self._served[target] = key
-        beside = self.tell(step)
+        beside = self.tell(serve.step)
 
         def keep() -> None:
             made = StateOffer(key=key, layers=())
             try:
-                made = offer(self.slices, key, {layer: encode() for layer, encode in snapshots.items()}, beside)
+                layers = {layer: encode() for layer, encode in serve.snapshots.items()}
+                made = offer(self.slices, key, layers, serve.inexact, beside)
             finally:  # also if it raises: nobody is to wait for one who gives nothing
                 self.exchange.put(generation, _name(self.worker, target), msgspec.msgpack.encode(made), (target,))
 
@@ -82,7 +85,7 @@ class StateCopier:
 
         Raises:
             PeerLost: nobody is left who could give some layer: to be tried again in another generation.
-            ReplicaDiverged: the holders of a layer hold different bits.
+            ReplicaDiverged: exact holders of a layer hold different bits.
         """
         assert self._fetching is not None
         self._fetching.over.wait(wait_s)

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,18 +20,22 @@ from holdfast.core.ids import WorkerId
 from holdfast.errors import ReplicaDiverged, StaleGeneration, StateUnavailable
 from holdfast.runtime.transport.links.slices import NotGiven, Slices, Source
 
-__all__ = ["OfferedLayer", "StateOffer", "fetch", "offer"]
+__all__ = ["OfferedLayer", "StateOffer", "chosen_offer", "fetch", "offer", "offered_layer"]
 
 _POLL_S = 0.02
 _STRETCH_BYTES = 4 << 20
 
 
 class OfferedLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One layer that is kept: its index, its size in bytes, and the SHA-256 of these, in hexadecimal."""
+    """One layer that is kept: its index, its size in bytes, and the SHA-256 of these, in hexadecimal.
+
+    ``exact``: every other exact holder keeps the same bytes. One that is not is what an inverted step left.
+    """
 
     layer: int
     size: int
     sha256: str
+    exact: bool = True
 
 
 class StateOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -42,23 +46,26 @@ class StateOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     beside: bytes = b""
 
 
-def offer(slices: Slices, key: str, layers: Mapping[int, bytes], beside: bytes = b"") -> StateOffer:
+def offer(
+    slices: Slices, key: str, layers: Mapping[int, bytes], inexact: Container[int] = (), beside: bytes = b""
+) -> StateOffer:
     """Keeps layers for whoever fetches them, until ``slices.let_go(key)``; what had the same key is replaced.
 
-    ``beside`` goes with the offer itself.
+    ``beside`` goes with the offer itself; ``inexact`` layers may be other bytes elsewhere.
 
     Returns:
         What is to be handed to those who fetch.
 
     Cost: one SHA-256 over all bytes, in the calling thread.
     """
-    offered = tuple(_offered(layer, layers[layer]) for layer in sorted(layers))
+    offered = tuple(offered_layer(layer, layers[layer], exact=layer not in inexact) for layer in sorted(layers))
     slices.keep(key, layers)
     return StateOffer(key=key, layers=offered, beside=beside)
 
 
-def _offered(layer: int, data: bytes) -> OfferedLayer:
-    return OfferedLayer(layer=layer, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+def offered_layer(layer: int, data: bytes, *, exact: bool) -> OfferedLayer:
+    """What is said of a layer's bytes."""
+    return OfferedLayer(layer=layer, size=len(data), sha256=hashlib.sha256(data).hexdigest(), exact=exact)
 
 
 def fetch(
@@ -71,9 +78,10 @@ def fetch(
     stretch_bytes: int = _STRETCH_BYTES,
     timeout_s: float = 5.0,
 ) -> dict[int, bytes]:
-    """Returns layers, taken from all holders in parallel.
+    """Returns layers, taken from all holders of the same bytes in parallel.
 
-    A holder that dies, that does not answer one slice in time or answers it wrongly is asked no more; what it owed
+    Where an inverted step left holders with other bytes, those that most of them keep are taken, and exact ones before
+    all. A holder that dies, that does not answer one slice in time or answers it wrongly is asked no more; what it owed
     comes from the others.
 
     Args:
@@ -86,14 +94,17 @@ def fetch(
         timeout_s: how long a holder may take for one slice.
 
     Raises:
-        ReplicaDiverged: holders offer different bits of one layer; nothing was fetched.
+        ReplicaDiverged: exact holders offer different bits of one layer; nothing was fetched.
         StateUnavailable: nobody is left who can give some layers; says what became of each holder.
         StaleGeneration: ``stop`` was set.
 
     After failure: nothing is held, and what still comes goes nowhere; it may be repeated, with other offers too.
     """
-    wanted = _agreed(offers, frozenset(layers))
-    board = _Board(wanted, {worker: _indices(made) for worker, made in offers.items()}, stretch_bytes)
+    offered = {layer: _offered_by(offers, layer) for layer in layers}
+    if missing := sorted(layer for layer, by in offered.items() if not by):
+        raise StateUnavailable(tuple(missing), "nobody offers them")
+    wanted = {layer: chosen_offer(by, layer) for layer, by in offered.items()}
+    board = _Board(wanted, {worker: _given(made, wanted) for worker, made in offers.items()}, stretch_bytes)
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(len(offers) or 1, thread_name_prefix="fetch"))
         sources = [
@@ -108,25 +119,38 @@ def fetch(
     return board.layers()
 
 
-def _indices(made: StateOffer) -> frozenset[int]:
-    return frozenset(each.layer for each in made.layers)
+def _offered_by(offers: Mapping[WorkerId, StateOffer], layer: int) -> dict[WorkerId, OfferedLayer]:
+    return {worker: each for worker, made in offers.items() for each in made.layers if each.layer == layer}
 
 
-def _agreed(offers: Mapping[WorkerId, StateOffer], layers: frozenset[int]) -> dict[int, OfferedLayer]:
-    """What all holders of each layer offer alike."""
-    agreed: dict[int, OfferedLayer] = {}
-    first: dict[int, WorkerId] = {}
-    for worker, made in offers.items():
-        for each in made.layers:
-            if each.layer in layers and agreed.setdefault(each.layer, each) != each:
-                raise ReplicaDiverged(
-                    f"layer {each.layer}: worker {first[each.layer]} offers {_describe(agreed[each.layer])}, "
-                    f"worker {worker} offers {_describe(each)}"
-                )
-            first.setdefault(each.layer, worker)
-    if missing := layers - agreed.keys():
-        raise StateUnavailable(tuple(sorted(missing)), "nobody offers them")
-    return agreed
+def _given(made: StateOffer, wanted: Mapping[int, OfferedLayer]) -> frozenset[int]:
+    """The layers of an offer whose bytes are those that are wanted."""
+    return frozenset(each.layer for each in made.layers if _same(each, wanted.get(each.layer)))
+
+
+def _same(one: OfferedLayer, other: OfferedLayer | None) -> bool:
+    return other is not None and (one.size, one.sha256) == (other.size, other.sha256)
+
+
+def chosen_offer(offered: Mapping[WorkerId, OfferedLayer], layer: int) -> OfferedLayer:
+    """Which bytes of a layer to take: what the exact holders have, else what most have; of equally many, the first.
+
+    Args:
+        offered: by holder; not empty.
+        layer: its index.
+
+    Raises:
+        ReplicaDiverged: exact holders have different ones.
+    """
+    exact = {worker: each for worker, each in offered.items() if each.exact}
+    for worker, each in exact.items():
+        first, other = next(iter(exact.items()))
+        if not _same(each, other):
+            raise ReplicaDiverged(
+                f"layer {layer}: worker {first} offers {_describe(other)}, worker {worker} offers {_describe(each)}"
+            )
+    found = [offered[worker] for worker in sorted(exact or offered)]
+    return max(found, key=lambda each: sum(_same(each, other) for other in found))
 
 
 def _describe(offered: OfferedLayer) -> str:
