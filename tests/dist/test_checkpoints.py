@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.commands import holdfast
 from tests.soak import some
 from tests.waiting import LIMIT_S, until
 
@@ -188,27 +189,33 @@ def test_a_fault_before_the_step_to_go_on_from_is_refused(runs):
 
 
 class Command:
-    """``holdfast train`` in a process of its own."""
+    """``holdfast train``; in this process, unless it is started in its own."""
 
-    def __init__(self, folder: Path, tree: dict, *arguments: str, environment: dict | None = None) -> None:
+    def __init__(self, folder: Path, tree: dict, *arguments: str) -> None:
         self.run_dir = folder / f"run-{time.monotonic_ns()}"
         job = folder / f"job-{time.monotonic_ns()}.yaml"
         job.write_text(yaml.safe_dump({"control": {"hang_s": 15}, **tree}))
-        command = [sys.executable, "-m", "holdfast", "train", str(job), "--run-dir", str(self.run_dir), *arguments]
-        self.process = subprocess.Popen(
-            command,
+        self._words = ["train", str(job), "--run-dir", str(self.run_dir), *arguments]
+
+    def start(self, environment: dict | None = None) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-m", "holdfast", *self._words],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **(environment or {})},
         )
 
-    def end(self) -> tuple[int, str]:
-        _, errors = self.process.communicate(timeout=LIMIT_S)
-        return self.process.returncode, errors
+    def end(self, environment: dict | None = None) -> tuple[int, str]:
+        if environment is None:
+            ended = holdfast(*self._words)
+            return ended.returncode, ended.stderr
+        process = self.start(environment)
+        _, errors = process.communicate(timeout=LIMIT_S)
+        return process.returncode, errors
 
-    def done(self) -> dict:
-        code, errors = self.end()
+    def done(self, environment: dict | None = None) -> dict:
+        code, errors = self.end(environment)
         assert code == 0, errors
         return {**json.loads((self.run_dir / "summary.json").read_text()), "errors": errors}
 
@@ -228,13 +235,14 @@ def test_everything_killed_at_once_and_the_run_goes_on(tmp_path):
     """The agent gets SIGKILL, and with it every process, in the midst of writing checkpoints."""
     tree = {**GPT, "train": {"steps": 400, "seed": 1}, "checkpoint": {"every": 1, "keep": 2}}
     first = Command(tmp_path, tree)
-    until(
-        lambda: any(isinstance(event, Checkpointed) and event.step >= 5 for event in first.events()),
-        "a checkpoint of step 5",
-        first.process,
-    )
-    first.process.send_signal(signal.SIGKILL)
-    assert first.end()[0] == -signal.SIGKILL
+    with first.start() as process:
+        until(
+            lambda: any(isinstance(event, Checkpointed) and event.step >= 5 for event in first.events()),
+            "a checkpoint of step 5",
+            process,
+        )
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(LIMIT_S) == -signal.SIGKILL
     steps = max(event.step for event in first.events() if isinstance(event, Checkpointed)) + 30
     shorter = {**tree, "train": {"steps": steps, "seed": 1}}
     resumed = Command(tmp_path, shorter, "--resume", str(first.run_dir), "--set", "grid.stages=1").done()
@@ -309,14 +317,14 @@ def test_s3(whole, tmp_path, bucket, s3_environment):
     """Checkpoints in a bucket, over HTTP; another grid goes on from there."""
     _, summary = whole
     tree = {**GPT, "checkpoint": {"every": 3, "keep": 2, "url": bucket, "synchronous": True}}
-    first = Command(tmp_path, tree, environment=s3_environment).done()
+    first = Command(tmp_path, tree).done(s3_environment)
     assert first["checkpoints"] == [3, 6]
     assert first["state_sha256"] == summary["state_sha256"]
     assert Checkpoints(open_store(bucket)).steps() == (3, 6)
     tree["checkpoint"] = {}
-    second = Command(tmp_path, tree, "--resume", f"{bucket}@3", "--set", "grid.stages=1", environment=s3_environment)
-    assert second.done()["state_sha256"] == summary["state_sha256"]
+    second = Command(tmp_path, tree, "--resume", f"{bucket}@3", "--set", "grid.stages=1").done(s3_environment)
+    assert second["state_sha256"] == summary["state_sha256"]
     again = {**tree, "checkpoint": {"every": 2, "url": bucket}}
-    code, errors = Command(tmp_path, again, environment=s3_environment).end()
+    code, errors = Command(tmp_path, again).end()
     assert code == 2
     assert "holds checkpoints of step 3, 6 already" in errors

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.commands import holdfast
 from tests.waiting import LIMIT_S, until
 
 from holdfast.telemetry.events import CoordinatorReady, StepOps, WorkerReady, read_events
@@ -157,22 +158,26 @@ SAID = (
 """How lines begin that come in this order, among others."""
 
 
+def train(folder, *arguments):
+    """The whole command, in this process."""
+    (folder / "job.yaml").write_text(JOB)
+    return holdfast("train", folder / "job.yaml", "--run-dir", folder / "run", *arguments)
+
+
 def test_a_fault_that_never_fires_is_exit_code_4(tmp_path):
     """Worker 0.1 is dead before its second fault is due."""
-    job = Job(tmp_path, "--set", "train.steps=5", "--fault", "kill:0.1@1", "--fault", "kill:0.1@3:update")
-    returncode, errors = job.end()
-    assert returncode == 4
-    assert "kill:0.1@3:update" in errors
+    ended = train(tmp_path, "--set", "train.steps=5", "--fault", "kill:0.1@1", "--fault", "kill:0.1@3:update")
+    assert ended.returncode == 4
+    assert "kill:0.1@3:update" in ended.stderr
 
 
 def test_no_owner_left_is_exit_code_3(tmp_path):
-    job = Job(tmp_path, "--set", "train.steps=9", "--fault", "kill:0.1@1", "--fault", "kill:1.1@3")
-    returncode, errors = job.end()
-    assert returncode == 3
-    assert "layer(s) 2, 3" in errors
-    summary = json.loads((job.run_dir / "summary.json").read_text())
+    ended = train(tmp_path, "--set", "train.steps=9", "--fault", "kill:0.1@1", "--fault", "kill:1.1@3")
+    assert ended.returncode == 3
+    assert "layer(s) 2, 3" in ended.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == 3
-    assert sorted(p.name for p in (job.run_dir / "final").iterdir()) == [
+    assert sorted(p.name for p in (tmp_path / "run" / "final").iterdir()) == [
         "layer-0000.safetensors",
         "layer-0001.safetensors",
     ]

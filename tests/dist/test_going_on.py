@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.commands import holdfast
 from tests.waiting import LIMIT_S, until
 
 from holdfast.errors import InternalError, StateUnavailable
@@ -26,7 +27,7 @@ JOB = {
     "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8},
     "data": {"kind": "text", "path": os.__file__},
     "grid": {"pipelines": 2, "stages": 2, "microbatches": 2},
-    "train": {"steps": 120, "seed": 1},
+    "train": {"steps": 60, "seed": 1},
     "checkpoint": {"every": 3, "synchronous": True},
     "control": {"hang_s": 15},
     "resume": "auto",
@@ -49,15 +50,18 @@ class Launcher:
             process.communicate()
 
     def start(self, *more: str, group: bool = False) -> subprocess.Popen:
-        command = [sys.executable, "-m", "holdfast", "train", str(self._job), "--run-dir", str(self.run_dir), *more]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-m", "holdfast", *self._words(more)]
         self._started.append(subprocess.Popen(command, start_new_session=group, **pipes))
         return self._started[-1]
 
     def run(self, *more: str) -> tuple[int, str, str]:
-        process = self.start(*more)
-        output, errors = process.communicate(timeout=LIMIT_S)
-        return process.returncode, output, errors
+        """To its end, in this process."""
+        ended = holdfast(*self._words(more))
+        return ended.returncode, ended.stdout, ended.stderr
+
+    def _words(self, more: tuple[str, ...]) -> list[str]:
+        return ["train", str(self._job), "--run-dir", str(self.run_dir), *more]
 
     def events(self, kind: type) -> list:
         path = self.run_dir / "events.jsonl"
@@ -111,21 +115,19 @@ def test_a_launcher_that_repeats_the_command(launch):
     assert second.returncode == 0, errors
     assert "holdfast: goes on from the checkpoint of step " in errors
     told = launcher.summary()
-    assert told["steps"] == 120
+    assert told["steps"] == 60
     killed, done = told["attempts"]
     assert (killed["outcome"], killed["resumed_from"]) == ("killed", None)
     assert killed["steps"] >= 6
-    assert (done["outcome"], done["resumed_from"], done["steps"]) == ("done", told["resumed_from"], 120)
+    assert (done["outcome"], done["resumed_from"], done["steps"]) == ("done", told["resumed_from"], 60)
     assert told["resumed_from"] >= 6
     before = contents(launcher.run_dir)
     code, output, _ = launcher.run()
     assert code == 0
-    assert output.startswith("done already, nothing was changed: 120 steps, loss ")
+    assert output.startswith("done already, nothing was changed: 60 steps, loss ")
     assert told["weights_sha256"] in output
     assert contents(launcher.run_dir) == before
-    inspected = subprocess.run(
-        [sys.executable, "-m", "holdfast", "inspect", str(launcher.run_dir)], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    inspected = holdfast("inspect", launcher.run_dir).stdout.splitlines()
     assert inspected[0].startswith("attempt 1 began ")
     assert inspected[0].endswith(f": killed: holdfast inspect {launcher.run_dir}/attempts/0001")
     assert inspected[1] == "attempt 2:"

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.soak import some
 from tests.waiting import until
 
 from holdfast.core.ids import WorkerId
@@ -93,9 +94,10 @@ def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, made,
     assert [event.worker for event in events if isinstance(event, Detected)] == [str(VICTIM)]
 
 
-@pytest.mark.parametrize(
-    ("point", "technique"), [("forward", "1f1b"), ("reduce", "staggered"), ("update", "staggered"), ("commit", "1f1b")]
-)
+SCHEDULED = [("forward", "1f1b"), ("reduce", "staggered"), ("update", "staggered"), ("commit", "1f1b")]
+
+
+@pytest.mark.parametrize(("point", "technique"), some(SCHEDULED, SCHEDULED[1:3]))
 def test_a_partition_scheduled_for_a_point_of_a_step(runs, point, technique):
     overrides = (f"train.technique={technique}",)
     summary = runs.survives("gpt", f"partition:1.2@2:{point}", overrides=overrides, healthy=runs.healthy("gpt"))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.dist.test_loops import while_outside
-from tests.waiting import LIMIT_S
+from tests.plain import plain
 
 from holdfast import Fault, parse_job, train
 from holdfast.telemetry.events import WorkerReady
@@ -29,8 +27,7 @@ def alone(tmp_path_factory):
 
     def run(order):
         if order not in known:
-            command = [sys.executable, SCRIPT, "--data", order, "--digest", folder / order]
-            subprocess.run(list(map(str, command)), check=True, timeout=LIMIT_S)
+            plain(SCRIPT, "--data", order, "--digest", folder / order)
             known[order] = (folder / order).read_text()
         return known[order]
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.dist.test_loops import told
-from tests.waiting import LIMIT_S
+from tests.plain import plain
 
 from holdfast import parse_job
 from holdfast.errors import ConfigError
@@ -35,7 +33,7 @@ def alone(*arguments):
     """What a script by itself ends with."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "digest"
-        subprocess.run([sys.executable, SCRIPT, *arguments, "--digest", path], check=True, timeout=LIMIT_S)
+        plain(SCRIPT, *arguments, "--digest", path)
         return path.read_text()
 
 
@@ -102,8 +100,7 @@ def test_where_all_sums_are_there_nothing_is_left_out():
     ],
 )
 def test_an_impossible_failure_is_refused(simulated, text):
-    command = [sys.executable, SCRIPT, "--simulate", simulated]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    ended = plain(SCRIPT, "--simulate", simulated, check=False)
     assert ended.returncode != 0
     assert text in ended.stderr
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.soak import some
 
 from holdfast import parse_job, train
 from holdfast.config.load import dump_job
@@ -227,8 +228,9 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("cases", NAMED.values(), ids=NAMED)
-def test_who_is_held_for_lost(suffer, load, cases):
+@pytest.mark.parametrize("named", some(NAMED, list(NAMED)[1:]))
+def test_who_is_held_for_lost(suffer, load, named):
+    cases = NAMED[named]
     if any(case.loaded for case in cases):
         load()
     suffer(*cases)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.commands import holdfast
 from tests.waiting import LIMIT_S
 
 from holdfast import Job
@@ -40,7 +41,7 @@ def command(folder: Path, job: Job, *arguments: str) -> list[str]:
     name = job.name
     path = folder / f"{name}.yaml"
     path.write_text(dump_job(job))
-    return [sys.executable, "-m", "holdfast", "profile", str(path), "--out", str(folder / f"{name}.json"), *arguments]
+    return ["profile", str(path), "--out", str(folder / f"{name}.json"), *arguments]
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +49,7 @@ def profiled(tmp_path_factory, runs):
     """The command's result and its file, for each model once."""
     folder = tmp_path_factory.mktemp("profiles")
     return {
-        name: (
-            subprocess.run(
-                command(folder, runs.job(name), "--iterations", "5"), capture_output=True, text=True, check=False
-            ),
-            folder / f"{name}.json",
-        )
+        name: (holdfast(*command(folder, runs.job(name), "--iterations", "5")), folder / f"{name}.json")
         for name in LAYERS
     }
 
@@ -92,19 +88,19 @@ def test_plans_can_be_made_of_it(profiled, name):
 
 def test_a_file_that_exists_is_replaced_only_if_told_to(runs, tmp_path):
     (tmp_path / "gpt.json").write_text("mine")
-    refused = subprocess.run(command(tmp_path, runs.job("gpt")), capture_output=True, text=True, check=False)
+    refused = holdfast(*command(tmp_path, runs.job("gpt")))
     assert refused.returncode == 2
     assert (tmp_path / "gpt.json").read_text() == "mine"
     forced = command(tmp_path, runs.job("gpt"), "--iterations", "1", "--force", "--quiet")
-    done = subprocess.run(forced, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
+    done = holdfast(*forced)
+    assert (done.returncode, done.stderr) == (0, "")
     assert load_profile(tmp_path / "gpt.json").iterations == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_every_process_and_nothing_is_written(runs, tmp_path, number, code):
     process = subprocess.Popen(
-        command(tmp_path, runs.job("gpt"), "--iterations", "1000000"),
+        [sys.executable, "-m", "holdfast", *command(tmp_path, runs.job("gpt"), "--iterations", "1000000")],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -146,9 +142,7 @@ def test_the_command_emulates_and_the_model_need_not_exist(runs, profiled, tmp_p
     job = tmp_path / "job.yaml"
     job.write_text(dump_job(runs.job("gpt", grid(2, 2, *nowhere))))
     arguments = ["--emulate", str(profiled["gpt"][1]), "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "train", str(job), *arguments], capture_output=True, text=True, check=False
-    )
+    done = holdfast("train", job, *arguments)
     assert done.returncode == 0, done.stderr
     same = runs.train("gpt", overrides=grid(2, 2), emulate=load_profile(profiled["gpt"][1]))
     assert f"weights_sha256 {same.weights_sha256}" in done.stdout
@@ -192,9 +186,7 @@ ON_TWO = (*SHARED, "grid.gpus_per_stage=2")
 
 def test_layers_are_measured_on_as_many_gpus_as_stages_have_and_training_plans_with_that(runs, tmp_path):
     job = runs.job("unlike", (*ON_TWO, "train.technique=decoupled"))
-    done = subprocess.run(
-        command(tmp_path, job, "--iterations", "3"), capture_output=True, text=True, check=False, timeout=LIMIT_S
-    )
+    done = holdfast(*command(tmp_path, job, "--iterations", "3"))
     assert done.returncode == 0, done.stderr
     assert "iteration 6/6" in done.stderr
     path = tmp_path / "unlike.json"
@@ -212,7 +204,7 @@ LIVES_S = 0.5
 def test_a_process_of_several_that_measure_is_lost(runs, tmp_path):
     """The others would wait for it forever."""
     process = subprocess.Popen(
-        command(tmp_path, runs.job("unlike", ON_TWO), "--iterations", "150"),
+        [sys.executable, "-m", "holdfast", *command(tmp_path, runs.job("unlike", ON_TWO), "--iterations", "150")],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -249,8 +241,6 @@ def test_a_process_of_several_that_measure_is_lost(runs, tmp_path):
 )
 def test_gpus_that_layers_cannot_be_measured_on(runs, tmp_path, overrides, arguments, complaint):
     job = runs.job("unlike", overrides)
-    done = subprocess.run(
-        command(tmp_path, job, "--iterations", "1", *arguments), capture_output=True, text=True, check=False
-    )
+    done = holdfast(*command(tmp_path, job, "--iterations", "1", *arguments))
     assert (done.returncode, list(tmp_path.glob("*.json"))) == (2, [])
     assert complaint in done.stderr

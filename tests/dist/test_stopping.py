@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.plain import plain
 from tests.waiting import LIMIT_S
 
 from holdfast import Fault, parse_job, train
@@ -30,7 +31,7 @@ def alone(tmp_path_factory):
     def run(*arguments):
         if arguments not in known:
             path = tmp_path_factory.mktemp("alone") / "told"
-            subprocess.run([sys.executable, SCRIPT, *arguments, "--told", path], check=True, timeout=LIMIT_S)
+            plain(SCRIPT, *arguments, "--told", path)
             known[arguments] = json.loads(path.read_text())
         return known[arguments]
 
@@ -139,7 +140,7 @@ def test_items_count_by_their_weights(run, alone):
 
 @pytest.mark.parametrize("kind", ["some", "negative"])
 def test_weights_that_are_none_are_refused(kind, tmp_path):
-    ended = subprocess.run([sys.executable, SCRIPT, "--weights", kind], capture_output=True, timeout=LIMIT_S, text=True)
+    ended = plain(SCRIPT, "--weights", kind, check=False)
     assert ended.returncode != 0
     wanted = {"some": "expected one in each step.backward, or in none", "negative": "weight: expected a number from 0"}
     assert wanted[kind] in ended.stderr

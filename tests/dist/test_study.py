@@ -14,6 +14,7 @@ import xml.etree.ElementTree as ElementTree
 import psutil
 import pytest
 import yaml
+from tests.commands import holdfast
 from tests.waiting import LIMIT_S
 
 from holdfast.config.load import parse_job
@@ -37,8 +38,7 @@ NUM_RECORDS = 1 + 2 * 5
 @pytest.fixture
 def command(tmp_path):
     (tmp_path / "job.yaml").write_text(JOB)
-    study = [sys.executable, "-m", "holdfast", "study", str(tmp_path / "job.yaml")]
-    return [*study, "--out", str(tmp_path / "out"), *ASKED]
+    return ["study", str(tmp_path / "job.yaml"), "--out", str(tmp_path / "out"), *ASKED]
 
 
 def records(out):
@@ -55,7 +55,8 @@ def wait_for_record(process, out):
 
 def test_an_interrupted_study_goes_on(command, tmp_path):
     out = tmp_path / "out"
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    line = [sys.executable, "-m", "holdfast", *command]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         wait_for_record(process, out)
         family = psutil.Process(process.pid).children(recursive=True)
         os.kill(process.pid, signal.SIGINT)
@@ -67,7 +68,8 @@ def test_an_interrupted_study_goes_on(command, tmp_path):
     before = records(out)
     assert 0 < len(before) < NUM_RECORDS
 
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = holdfast(*command)
+    assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(f"scenario {len(before)}/{NUM_RECORDS}\n")
     after = records(out)
     assert len(after) == NUM_RECORDS
@@ -75,9 +77,9 @@ def test_an_interrupted_study_goes_on(command, tmp_path):
     assert not list(out.rglob("*.tmp"))
     _check(json.loads(done.stdout), out)
 
-    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    again = holdfast(*command)
     assert (again.stdout, records(out)) == (done.stdout, after)
-    other = subprocess.run([*command, "--set", "train.steps=7"], capture_output=True, text=True)
+    other = holdfast(*command, "--set", "train.steps=7")
     assert other.returncode == 2
     assert "holds the study of another job" in other.stderr
 
@@ -101,13 +103,13 @@ def _check(found, out):
 
 
 def test_what_cannot_be_studied_is_refused_before_anything_is_written(command, tmp_path):
-    done = subprocess.run([*command, "--set", "grid.stages=2"], capture_output=True, text=True)
+    done = holdfast(*command, "--set", "grid.stages=2")
     assert (done.returncode, done.stdout) == (2, "")
     assert "expected pipelines of one stage" in done.stderr
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("")
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = holdfast(*command)
     assert done.returncode == 2
     assert "is not empty, and holds no study" in done.stderr
 
@@ -121,7 +123,7 @@ def test_what_cannot_be_studied_is_refused_before_anything_is_written(command, t
     ids=["missing", "of-another-shape"],
 )
 def test_what_is_wrong_with_the_data_is_told(command, override, message):
-    done = subprocess.run([*command, "--set", override], capture_output=True, text=True)
+    done = holdfast(*command, "--set", override)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from tests.soak import some
 
 from holdfast.config.profiles import save_profile
 from holdfast.control.store import DecisionStore
@@ -51,14 +52,14 @@ def works_last(summary):
     return len({e.worker for e in events_of(summary, StepOps) if e.step == summary.steps - 1 and e.ops})
 
 
-@pytest.mark.parametrize(
-    ("technique", "faults"),
-    [
-        ("1f1b", ["kill:1.2@2:backward"]),
-        ("decoupled", ["kill:1.2@2:backward"]),
-        ("staggered", ["kill:1.2@2:backward", "kill:0.2@3:update"]),
-    ],
-)
+CUT_ANEW = [
+    ("1f1b", ["kill:1.2@2:backward"]),
+    ("decoupled", ["kill:1.2@2:backward"]),
+    ("staggered", ["kill:1.2@2:backward", "kill:0.2@3:update"]),
+]
+
+
+@pytest.mark.parametrize(("technique", "faults"), some(CUT_ANEW, CUT_ANEW[1:]))
 def test_a_pipeline_that_has_lost_a_worker_is_cut_anew(runs, technique, faults):
     """Where updates are staggered, one loss of twelve is hidden by re-routing alone; two of one stage are not."""
     summary = survived(runs, *faults, overrides=(f"train.technique={technique}",))
@@ -87,10 +88,14 @@ def test_whoever_gives_or_takes_a_layer_dies_during_the_copy(runs, victim, role)
     assert works_last(summary) == 10
 
 
+TWO_AT_ONCE = [
+    (["kill:1.2@2:backward", "kill:0.1@2:backward"], ()),
+    (["kill-node:2@2:backward"], ("grid.workers_per_node=2",)),
+]
+
+
 @pytest.mark.parametrize(
-    ("faults", "overrides"),
-    [(["kill:1.2@2:backward", "kill:0.1@2:backward"], ()), (["kill-node:2@2:backward"], ("grid.workers_per_node=2",))],
-    ids=["two kills", "a node of two"],
+    ("faults", "overrides"), some(TWO_AT_ONCE, TWO_AT_ONCE[1:]), ids=["two kills", "a node of two"]
 )
 def test_two_are_lost_in_one_instant(runs, faults, overrides):
     summary = survived(runs, *faults, overrides=overrides)

@@ -15,6 +15,7 @@ from contextlib import closing
 import msgspec
 import pytest
 import yaml
+from tests.commands import holdfast
 from tests.waiting import LIMIT_S, until
 
 from holdfast.cli.inspect import narrate, sum_up
@@ -203,7 +204,8 @@ def test_all_workers_dead_is_exit_code_3_and_the_command_that_goes_on_is_told(tm
     job, folder = tmp_path / "job.yaml", tmp_path / "run"
     job.write_text(yaml.safe_dump(SMALL))
     begin = ["holdfast", "train", str(job), "--set", "grid.stages=1"]
-    first = started([*begin, "--run-dir", str(folder), "--fault", "kill:0.0@299"])
+    command = [sys.executable, "-m", *begin, "--run-dir", str(folder), "--fault", "kill:0.0@299"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     def events(kind):
         path = folder / "events.jsonl"
@@ -216,17 +218,12 @@ def test_all_workers_dead_is_exit_code_3_and_the_command_that_goes_on_is_told(tm
     assert first.returncode == 3, errors
     hint = errors.splitlines()[-1]
     assert hint == f"holdfast: go on with: {shlex.join([*begin, '--resume', str(folder)])}"
-    again = started([*shlex.split(hint.removeprefix("holdfast: go on with: ")), "--run-dir", str(tmp_path / "again")])
-    errors = again.communicate(timeout=LIMIT_S)[1]
-    assert again.returncode == 0, errors
+    words = shlex.split(hint.removeprefix("holdfast: go on with: holdfast "))
+    again = holdfast(*words, "--run-dir", tmp_path / "again")
+    assert again.returncode == 0, again.stderr
     summary = json.loads((tmp_path / "again" / "summary.json").read_text())
     assert summary["steps"] == 300
     assert summary["resumed_from"] >= 5
-
-
-def started(words):
-    command = [sys.executable, "-m", *words]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_full_disk_stops_nothing_but_decisions_and_those_only_while_it_is_full(runs, make_disk):
