@@ -94,9 +94,7 @@ TWO_AT_ONCE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("faults", "overrides"), some(TWO_AT_ONCE, TWO_AT_ONCE[1:]), ids=["two kills", "a node of two"]
-)
+@pytest.mark.parametrize(("faults", "overrides"), some(TWO_AT_ONCE, TWO_AT_ONCE[1:]))
 def test_two_are_lost_in_one_instant(runs, faults, overrides):
     summary = survived(runs, *faults, overrides=overrides)
     told = [e.text for e in events_of(summary, Notice) if "pipelines of" in e.text]

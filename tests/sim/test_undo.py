@@ -22,6 +22,8 @@ from .test_handover import Recut
 
 STEPS = 3
 TOLERANCE = 1e-6
+EFFECTS = range(30, 75, 2)
+"""Of 1.1, around the commit of the first step."""
 JOB = {
     "model": {"kind": "gpt", "layers": 2, "width": 8, "heads": 2, "context": 8, "dropout": 0.1},
     "data": {"kind": "text", "path": os.__file__},
@@ -87,7 +89,7 @@ def check(result, stages, healthy):
 def test_a_death_at_every_effect_around_the_commit(undoing, healthy):
     """Some of these deaths leave owners at two steps: they must go back, and end near the healthy run all the same."""
     inverted = []
-    for effect in range(30, 75):
+    for effect in EFFECTS:
         result, stages = undoing.run(seed=effect, kill_at_effect=[(WorkerId(1, 1), effect)])
         inverted.append(check(result, stages, healthy))
         assert result.fired
@@ -110,7 +112,7 @@ def test_where_steps_are_gone_on_with_others_go_forward_instead_of_back(undoing,
     Updates ahead of the verdict are inverted all the same: the step is run again whole then.
     """
     inverted, concluded = [], 0
-    for effect in range(30, 75):
+    for effect in EFFECTS:
         result, stages = undoing.run(seed=effect, kill_at_effect=[(WorkerId(1, 1), effect)], step_log=True)
         inverted.append(check(result, stages, healthy))
         told = [event for _, event in result.events if isinstance(event, Agreed)]
@@ -169,7 +171,7 @@ def test_told_to_end_while_a_worker_dies_around_a_commit(undoing, healthy):
     at_step = {STEPS: healthy} | {step: weights(undoing.run(steps=step)[1]) for step in range(1, STEPS)}
     end = undoing.run()[0].events[-1][0]
     inverted = 0
-    for effect in range(30, 75):
+    for effect in EFFECTS:
         at = end * effect / 100
         result, stages = undoing.run(seed=effect, kill_at_effect=[(WorkerId(1, 1), effect)], preempted_at=at)
         assert result.fired
