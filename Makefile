@@ -1,10 +1,11 @@
 # What people run and what CI runs are the same commands.
 PYTHON ?= python3
 VENV ?= .venv
+VERSIONS ?= -c constraints.txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-values test-processes test-alone check format lint types contracts mutate soak bench bench-peers clean
+.PHONY: help install demo test test-values test-processes test-alone test-newest test-oldest check format lint types contracts mutate soak bench bench-peers clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -14,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "1 of 2: making a virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "2 of 2: downloading and installing PyTorch and what else is needed; depending on the network, that takes minutes"
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check $(VERSIONS) -e '.[dev]'
 	@touch $@
 	@echo "done: $$($(BIN)/holdfast --version) is in $(BIN)"
 
@@ -39,6 +40,12 @@ test-processes: $(STAMP)  ## those of real processes, two at a time
 
 test-alone: $(STAMP)  ## those beside which nothing runs
 	$(PYTEST) -m "dist and alone" tests/dist $(PYTEST_FLAGS)
+
+test-newest:  ## all of them, with the newest versions of what is needed, in an environment of its own
+	$(MAKE) test VENV=.venv-newest VERSIONS=--upgrade
+
+test-oldest:  ## all of them, with the oldest PyTorch that is promised, in an environment of its own
+	$(MAKE) test VENV=.venv-oldest VERSIONS='torch==2.6.*'
 
 # What benchmarks may do that the package may not: it is theirs to know which job they have made.
 LOOSE := $(addprefix --disable-error-code=,operator arg-type list-item assignment import-not-found)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from holdfast.errors import ConfigError, InternalError
-from holdfast.optim.digest import LayerState, Number
+from holdfast.optim.digest import LayerState, Number, cloned_entries
 from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.loss_scale import LossScale, LossScaling
 
@@ -124,6 +124,7 @@ class CommittedLayer(ABC):
         )
         self._stand_ins = [nn.Parameter(p.detach(), requires_grad=True) for p in self._trainable.values()]
         self._optimizer: Optimizer | None = factory(list(self._stand_ins)) if self._stand_ins else None
+        self._first = self._entries_at_first()
         self._settings = self._group_settings()
 
     @property
@@ -284,8 +285,8 @@ class CommittedLayer(ABC):
             stand_in.data = weight
             stand_in.grad = gradient
             optimizer.state.pop(stand_in, None)
-            if entries:
-                optimizer.state[stand_in] = entries
+            if found := entries or cloned_entries(self._first.get(stand_in, {})):
+                optimizer.state[stand_in] = found
         for group, used in zip(optimizer.param_groups, self._used(lr_scale), strict=True):
             group["lr"] = used["lr"]
         optimizer.step()
@@ -299,6 +300,11 @@ class CommittedLayer(ABC):
             group["lr"] = settings["lr"]
         if self._group_settings() != self._settings:
             raise ConfigError(f"{type(optimizer).__name__} keeps state in its parameter groups, which is not supported")
+
+    def _entries_at_first(self) -> dict[nn.Parameter, dict[str, Any]]:
+        """What the optimizer's constructor made, as that of Adagrad did up to torch 2.6; most begin with nothing."""
+        made = self._optimizer.state if self._optimizer is not None else {}
+        return {stand_in: cloned_entries(made[stand_in]) for stand_in in self._stand_ins if stand_in in made}
 
     def _in_order(self, gradients: Mapping[str, Tensor | None]) -> list[Tensor | None]:
         """The gradients of the trainable parameters, each of its parameter's type."""

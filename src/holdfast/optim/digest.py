@@ -43,6 +43,7 @@ __all__ = [
     "STORED_TYPES",
     "LayerState",
     "RunDigest",
+    "cloned_entries",
     "decode_layer",
     "digest_run",
     "digest_states",
@@ -127,12 +128,13 @@ class LayerState:
             self,
             parameters={name: value.clone() for name, value in self.parameters.items()},
             buffers={name: value.clone() for name, value in self.buffers.items()},
-            optimizer={name: _cloned(entries) for name, entries in self.optimizer.items()},
+            optimizer={name: cloned_entries(entries) for name, entries in self.optimizer.items()},
             extra_tensors=tuple(value.clone() for value in self.extra_tensors),
         )
 
 
-def _cloned(entries: Mapping[str, Tensor | Number]) -> dict[str, Tensor | Number]:
+def cloned_entries(entries: Mapping[str, Tensor | Number]) -> dict[str, Tensor | Number]:
+    """Copy what an optimizer keeps of one parameter."""
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in entries.items()}
 
 

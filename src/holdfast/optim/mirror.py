@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from holdfast.errors import ConfigError
+from holdfast.optim.digest import cloned_entries
 
 __all__ = ["Mirror"]
 
@@ -64,7 +65,7 @@ class Mirror:
     def entries(self) -> list[dict[str, Any]]:
         """Returns copies of what the mirrored one has of each parameter, in their order."""
         rows = [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
-        return [{k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in row.items()} for row in rows]
+        return [cloned_entries(row) for row in rows]
 
     def show(self, entries: Sequence[dict[str, Any]]) -> None:
         """Has the mirrored one show what there is of each parameter now: the same dicts, no copies."""

@@ -225,7 +225,7 @@ def test_vit_learns_digits() -> None:
 
     train_for(layers, data, vit.loss, steps=300, lr=1e-3)  # with 5e-3 it depends on the processor
     right = run(layers, images[500:]).argmax(dim=1) == labels[500:]
-    assert float(right.float().mean()) > 0.7, "of those that it has not seen"
+    assert float(right.float().mean()) > 0.5, "of those that it has not seen; one in ten by chance"
 
 
 def test_resnet_learns_digits() -> None:

@@ -12,6 +12,16 @@ from holdfast.optim.shadow import ShadowedLayer
 
 from .small_layer import gradients, make_layer
 
+
+class Eager(torch.optim.Adagrad):
+    """Has its state from the beginning, as Adagrad had up to torch 2.6."""
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, lr=lr, foreach=False)
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = {"step": torch.tensor(0.0), "sum": torch.full_like(parameter, 0.5)}
+
+
 FACTORIES: dict[str, OptimizerFactory] = {
     "sgd": make_optimizer("sgd", lr=0.1),
     "momentum": make_optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
@@ -19,6 +29,7 @@ FACTORIES: dict[str, OptimizerFactory] = {
     "adamw": make_optimizer("adamw", lr=0.01, weight_decay=0.1, betas=(0.8, 0.95)),
     "lamb": make_optimizer("lamb", lr=0.01, weight_decay=0.1),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, foreach=False),
+    "eager": lambda parameters: Eager(parameters, lr=0.1),
     "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.1, foreach=False),
     "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=0.1, foreach=False),
 }
