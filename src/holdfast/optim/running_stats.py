@@ -3,12 +3,14 @@
 A batch-norm module would fold each micro-batch into its buffers as it comes, so that the result depends on the order
 and on the worker. Here a forward pass runs with scratch buffers and momentum 1, which leaves the batch's own statistics
 in them. These travel with the gradients; the update folds all of them in the order of the global micro-batch numbers.
+While a module is in ``eval()``, as for the pseudo-labels of a teacher, it has its own buffers: as the step found them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -44,16 +46,22 @@ class RunningStats:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Keep the real buffers out of every forward pass within: backward passes too may run one (checkpointing)."""
+        """Keep the real buffers out of every forward pass within: backward passes too may run one (checkpointing).
+
+        Not out of those in ``eval()``, which read them and change nothing.
+        """
         kept = [(norm, norm.momentum, [norm._buffers[kind] for kind in _NAMES]) for norm in self._modules.values()]
         try:
-            for name, norm in self._modules.items():
+            for (name, norm), (_, _, real) in zip(self._modules.items(), kept, strict=True):
                 norm.momentum = 1.0
-                self._scratch[name] = [torch.zeros_like(norm.get_buffer(kind)) for kind in _NAMES]  # the graph keeps it
-                norm._buffers.update(zip(_NAMES, self._scratch[name], strict=True))
+                self._scratch[name] = [torch.zeros_like(buffer) for buffer in real]  # the graph keeps it
+                switch = _Switch(norm, real, self._scratch[name])
+                norm.train = switch.train
+                switch.turn()
             yield
         finally:
             for norm, momentum, buffers in kept:
+                norm.__dict__.pop("train", None)
                 norm.momentum = momentum
                 norm._buffers.update(zip(_NAMES, buffers, strict=True))
 
@@ -65,9 +73,12 @@ class RunningStats:
         """
         for name, (_, _, times) in self._scratch.items():
             if int(times.item()) != 1:
+                advice = "set track_running_stats=False or use separate modules"
+                if not self._modules[name].training:
+                    advice = "it is in eval() now; one that is to stay so must be before training begins"
                 raise ConfigError(
-                    f"layer {self._layer}: batch-norm {name!r} ran {int(times.item())} times in one forward pass,"
-                    " expected once; set track_running_stats=False or use separate modules"
+                    f"layer {self._layer}: batch-norm {name!r} ran {int(times.item())} times in one forward pass in"
+                    f" train(), expected once; {advice}"
                 )
         return torch.cat([value.float() for scratch in self._scratch.values() for value in scratch[:2]])
 
@@ -89,6 +100,31 @@ class RunningStats:
                 mean.mul_(1.0 - factor).add_(row[:size] * factor)
                 var.mul_(1.0 - factor).add_(row[size:] * factor)
             start += 2 * size
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """Gives a module its real buffers in ``eval()`` and the scratch ones in ``train()``.
+
+    Attributes:
+        norm: the module; a copy of it has a copy of its switch.
+        real: its own buffers.
+        scratch: those of the micro-batch that runs.
+    """
+
+    norm: _BatchNorm
+    real: list[Tensor]
+    scratch: list[Tensor]
+
+    def train(self, mode: bool = True) -> _BatchNorm:
+        """In the place of the module's own: ``eval()`` and the ``train()`` of a model around it come here, too."""
+        nn.Module.train(self.norm, mode)
+        self.turn()
+        return self.norm
+
+    def turn(self) -> None:
+        """Gives the module what its mode needs."""
+        self.norm._buffers.update(zip(_NAMES, self.scratch if self.norm.training else self.real, strict=True))
 
 
 def _tracks(module: nn.Module) -> bool:
