@@ -50,7 +50,11 @@ def main() -> None:
         for x, y in step:
             step.backward(nn.functional.mse_loss(model(x), y))
         if step.number == 2 and hf.worker == "0.0" and (FOLDER / "wait").exists():
-            torch.save(torch.ones(4), FOLDER / "sample-9.pt")
+            if edited_script := (FOLDER / "wait").read_text():
+                with Path(edited_script).open("a") as file:
+                    file.write("# edited, whatever it is\n")
+            else:
+                torch.save(torch.ones(4), FOLDER / "sample-9.pt")
             (FOLDER / "grown").touch()
             while (FOLDER / "wait").exists():
                 time.sleep(0.01)

@@ -43,9 +43,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def run(folder, name, *faults, **options):
+def run(folder, name, *faults, script=SCRIPT, **options):
     (folder / "rates.jsonl").unlink(missing_ok=True)
-    job = {**JOB, "model": {"kind": "script", "path": str(SCRIPT), "arguments": [str(folder)]}}
+    job = {**JOB, "model": {"kind": "script", "path": str(script), "arguments": [str(folder)]}}
     return train(parse_job(job), run_dir=folder / name, faults=[Fault.parse(each) for each in faults], **options)
 
 
@@ -95,26 +95,34 @@ def test_a_run_begins_with_what_another_one_has_saved(folder):
     assert second.state_sha256 == third.state_sha256
 
 
-def test_whoever_comes_with_other_data_does_not_take_part(folder):
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ("data", "data.length: expected 8, as in the process that tried the script, got 9"),
+        ("code", "code.py: the code in its file has changed since the job was tried; expected the same in every"),
+    ],
+)
+def test_whoever_comes_with_other_data_or_code_does_not_take_part(folder, changes, told):
     healthy = run(folder, "a")
-    (folder / "wait").touch()
+    script = folder / "code.py"
+    script.write_text(SCRIPT.read_text())
+    (folder / "wait").write_text("" if changes == "data" else str(script))
     over = threading.Event()
 
     def beside():
         while not over.wait(0.01):
             log = folder / "b" / "events.jsonl"
-            if log.exists() and "data.length: expected 8" in log.read_text():
+            if log.exists() and told in log.read_text():
                 (folder / "wait").unlink(missing_ok=True)
 
     thread = threading.Thread(target=beside)
     thread.start()
     try:
-        summary = run(folder, "b", "kill:1.0@1:backward", "join:1.0@2")
+        summary = run(folder, "b", "kill:1.0@1:backward", "join:1.0@2", script=script)
     finally:
         over.set()
         thread.join()
     assert sorted(summary.report.fired) == ["join:1.0@2", "kill:1.0@1:backward"]
     assert (folder / "grown").exists()
-    told = "data.length: expected 8, as in the process that tried the script, got 9"
     assert any(told in text for text in notes(summary)), notes(summary)
     assert summary.weights_sha256 == healthy.weights_sha256

@@ -32,6 +32,7 @@ __all__ = [
     "Probed",
     "ResumeFrom",
     "WorkerSpec",
+    "check_sources",
     "emulated_probe",
     "facts_of",
     "sampling_of",
@@ -95,6 +96,7 @@ class WorkerSpec:
         job_id: tells this job's logs from those of all others.
         model: digest of the model's first weights, and of the first state of a script's optimizers.
         script: what the script said of its optimizers, schedulers and data when it was tried, by key.
+        sources: digests of the files of the user's own code, as they were when the job was tried.
         first_item: what the probe had of a script's first item; empty if nobody compares it.
         emulate: sleep as long as it says instead of computing; None to compute.
         around: each is called with the worker's :class:`holdfast.runtime.driver.Driver` before that runs, and puts
@@ -122,8 +124,26 @@ class WorkerSpec:
     job_id: str = ""
     model: str = ""
     script: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
     first_item: str = ""
     around: tuple[Callable[[Any], None], ...] = ()
+
+
+def check_sources(told: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Checks that the user's code is what it was when the job was tried.
+
+    Args:
+        told: digests of its files then, by whatever names them.
+        ours: as they are now; files that one side alone knows do not count.
+
+    Raises:
+        ConfigError: a file has changed since.
+    """
+    if changed := [key for key, digest in told.items() if ours.get(key, digest) != digest]:
+        raise ConfigError(
+            f"{', '.join(changed)}: the code in its file has changed since the job was tried; expected the same in "
+            "every process"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,7 @@ __all__ = [
     "fingerprint_model",
     "microbatch_loader",
     "probe",
+    "sources_of",
     "stage_options",
 ]
 
@@ -391,12 +392,15 @@ def _facts(job: Job, model: Model, dataset: Any) -> Facts:
         model=fingerprint_model(model),
         data=fingerprint_data(dataset),
         contents=dataset.fingerprint() if isinstance(dataset, Text) else "",
-        sources=_sources(job),
+        sources=sources_of(job),
     )
 
 
-def _sources(job: Job) -> dict[str, str]:
-    """Returns a digest of the file of every function that the job names, by the key that names it."""
+def sources_of(job: Job) -> dict[str, str]:
+    """Returns a digest of the file of every function that the job names, by the key that names it.
+
+    Of modules that are loaded: nothing is said of others.
+    """
     named = {"optimizer.kind": job.optimizer.kind if ":" in job.optimizer.kind else None}
     if isinstance(job.model, PythonModel):
         named |= {"model.target": job.model.target, "model.loss": job.model.loss}
@@ -407,9 +411,9 @@ def _sources(job: Job) -> dict[str, str]:
 
 
 def _source_of(target: str) -> Path | None:
-    """The file in which a target is looked for, once it was found there; None if it is built in."""
+    """The file in which a target is looked for; None if it is built in, or not loaded."""
     place = target.rpartition(":")[0]
-    path = Path(place if place.endswith(".py") else sys.modules[place].__file__ or "")
+    path = Path(place if place.endswith(".py") else getattr(sys.modules.get(place), "__file__", None) or "")
     return path if path.is_file() else None
 
 

@@ -119,6 +119,7 @@ class Briefing:
             job_id=self.job_id,
             model=probed.facts.first or probed.facts.model,
             script=probed.facts.script or {},
+            sources=probed.facts.sources,
             first_item=probed.first_item,
         )
 

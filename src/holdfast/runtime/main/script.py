@@ -19,6 +19,7 @@ from holdfast.protocol.worker import Engine
 from holdfast.runtime.driver import SpecOf
 from holdfast.runtime.engine.build import StageParts
 from holdfast.runtime.loop.alone import LEFT
+from holdfast.runtime.loop.facts import source_files
 from holdfast.runtime.loop.hosting import Loop, hosted
 from holdfast.runtime.loop.probing import script_facts, sums_gradients
 from holdfast.runtime.loop.script import print_trace, run_script, told
@@ -27,7 +28,7 @@ from holdfast.runtime.loop.turns import Item, LoopAbandoned, Turns
 from holdfast.runtime.main.driving import drive_beside
 from holdfast.runtime.main.worker import WorkerProcess
 from holdfast.runtime.sockets import leading_to, opened
-from holdfast.runtime.specs import WorkerSpec
+from holdfast.runtime.specs import WorkerSpec, check_sources
 from holdfast.runtime.transport.links.loop import watched
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints
@@ -125,6 +126,9 @@ class ScriptProcess(WorkerProcess):
         if differences := compare_told(self._spec.script, spelled(script_facts(loop))):
             texts = [each.told("the process that tried the script") for each in differences]
             raise ConfigError(f"{'; '.join(texts)}; expected the same in every process")
+
+    def _check_code(self) -> None:
+        check_sources(self._spec.sources, source_files(self._script.path))
 
     # --- the process --------------------------------------------------------------------------------------------------
 

@@ -40,13 +40,13 @@ from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
 from holdfast.runtime.compiling import watch_compiling
 from holdfast.runtime.driver import Driver, SpecOf
-from holdfast.runtime.engine.build import StageParts, build_dataset, build_model, build_stage, stage_options
+from holdfast.runtime.engine.build import StageParts, build_dataset, build_model, build_stage, sources_of, stage_options
 from holdfast.runtime.engine.model import Model
 from holdfast.runtime.engine.sharded.ranks import Ranks
 from holdfast.runtime.engine.sharded.stage import Companion, ShardedStage
 from holdfast.runtime.main.companions import Companions, fork_companions
 from holdfast.runtime.main.driving import drive
-from holdfast.runtime.specs import ResumeFrom, WorkerSpec, sampling_of
+from holdfast.runtime.specs import ResumeFrom, WorkerSpec, check_sources, sampling_of
 from holdfast.runtime.tensor_logs import TensorLogs
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.delayed import DelayedTransport
@@ -155,6 +155,7 @@ class WorkerProcess:
         """Makes all that takes part in steps; nothing of it runs yet."""
         spec = self._spec
         parts = self._build(spec.plan)
+        self._check_code()
         if parts.unused is not None:
             self._data()  # a spare has the time, and will have none when it computes
         if spec.resume is not None:
@@ -168,6 +169,10 @@ class WorkerProcess:
         threading.Thread(target=self._beat, args=(driver,), name="heartbeat", daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: self._leave(driver))
         return driver
+
+    def _check_code(self) -> None:
+        """The user's own code must be what was tried; raises ConfigError."""
+        check_sources(self._spec.sources, sources_of(self._spec.job))
 
     def _tell_beside(self, step: int) -> bytes:
         """What a joiner is told beside the state of a step."""
