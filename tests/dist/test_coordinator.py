@@ -6,6 +6,7 @@ import re
 
 import pytest
 from tests.soak import some
+from tests.waiting import until
 
 from holdfast.control.certificates import make_certificates
 from holdfast.errors import InternalError
@@ -52,6 +53,24 @@ def test_healthy_training_goes_on_without_it(runs):
     ((_, reattached),) = events_of(summary, Reattached)
     assert reattached.adopted
     assert summary.generations == 1, "nobody was interrupted"
+
+
+def test_who_hears_of_progress_keeps_nobody_from_starting_it_again(runs):
+    """As one who uploads what he hears to somebody who does not answer."""
+    folder, heard = runs.folder(), []
+
+    def back():
+        events = [event for _, event in read_events(folder / "events.jsonl")]
+        return sum(isinstance(event, CoordinatorReady) for event in events) == 2
+
+    def upload(progress):
+        heard.append(progress.step)
+        until(back, "the coordinator's return")
+
+    overrides = ("train.steps=20",)
+    summary = runs.survives("gpt", "kill-coordinator@2", overrides=overrides, run_dir=folder, on_progress=upload)
+    assert heard == sorted(set(heard))
+    assert heard[-1] == summary.steps - 1
 
 
 DECIDING = [(name, point) for name in ("gpt", "convnet") for point in POINTS]

@@ -195,9 +195,11 @@ class TextData(_Section, tag="text", frozen=True, kw_only=True):
 
     Attributes:
         path: ``stdlib`` (the Python sources of this interpreter), a file, a folder or a glob.
+        context: bytes of a sample; None: as the model says, which only ``gpt`` and ``bert`` do.
     """
 
     path: str
+    context: Positive | None = None
 
 
 class DigitsData(_Section, tag="digits", frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ from holdfast.config.job import (
     ResnetModel,
     ScriptData,
     ScriptModel,
+    TextData,
     Train,
     VitModel,
 )
@@ -295,6 +296,8 @@ def _check(job: Job, source: str) -> None:
         check_cuts(job.grid, layers, f"{source}: ", "model")
     if isinstance(job.model, GptModel) and job.model.width % job.model.heads:
         raise ConfigError(f"{source}: model.heads: must divide model.width ({job.model.width})")
+    if isinstance(job.data, TextData) and job.data.context is not None and isinstance(job.model, GptModel | BertModel):
+        raise ConfigError(f"{source}: data.context: this model says it itself; expected model.context")
     if complaint := _wrong_optimizer(job.optimizer):
         raise ConfigError(f"{source}: optimizer.{complaint}")
     if job.control.coordinators > 1 and (job.control.store == "sqlite" or job.control.port):

@@ -27,6 +27,7 @@ from holdfast.errors import (
 from holdfast.parsing import parsing
 from holdfast.runtime.hardening import write_private
 from holdfast.runtime.launch.ending import Outcome
+from holdfast.runtime.launch.hearing import Hearing
 from holdfast.runtime.launch.launcher import Launcher
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.resume import check_same_job, jobs_before, parse_resume, resume_auto
@@ -138,7 +139,8 @@ def train(
             every second while it goes on); how the layers of a lost node are to come back (Chosen); workers that are
             lost or have come; checkpoints that were rejected, and why; what the model or the data do not do the same
             every time; what cannot be written while training goes on.
-        on_progress: called after every step.
+        on_progress: called after every step. Both are called in one thread of their own, in the order in which things
+            happen, and nothing waits for them but the return; what they raise ends the job.
 
     Raises:
         ConfigError: the job cannot be used, or cannot go on from that checkpoint; nothing was overwritten. Or no step
@@ -153,7 +155,8 @@ def train(
     auto = wanted == "auto"
     directory = Path(run_dir) if run_dir is not None else _default_directory(job, auto=auto)
     accepted, planned = tuple(accept), tuple(faults)
-    with Claim(directory) as claim:
+    with Hearing() as hearing, Claim(directory) as claim:
+        on_event, on_progress = hearing.of(on_event), hearing.of(on_progress)
         before: tuple[Job, ...] = ()
         if auto:
             claim.take()

@@ -84,7 +84,16 @@ def test_a_dataset_without_items():
 
 def test_data_that_is_not_there():
     with pytest.raises(ConfigError, match=r"data\.path: 'no/such\*' names no file"):
-        build_dataset(job(data={"kind": "text", "path": "no/such*"}))
+        build_dataset(job(data={"kind": "text", "path": "no/such*", "context": 8}))
+
+
+def test_samples_of_text_are_as_long_as_the_model_or_the_data_say():
+    data = {"kind": "text", "path": __file__}
+    with pytest.raises(ConfigError, match=r"data\.context: this model does not say how many bytes of text"):
+        build_dataset(job(data=data))
+    assert build_dataset(job(data={**data, "context": 24}))[0][0].shape == (24,)
+    model = {"kind": "gpt", "context": 16, "layers": 1, "width": 8, "heads": 2}
+    assert build_dataset(job(data=data, model=model))[0][0].shape == (16,)
 
 
 def test_an_unknown_optimizer_is_found_by_the_probe():

@@ -43,6 +43,7 @@ from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.data.digits import Digits
 from holdfast.data.images import NUM_CLASSES, TinyImageNet
 from holdfast.data.items import pair_of, spec_of
+from holdfast.data.randomness import seed_host
 from holdfast.data.rows import BreastCancer, Expressions, count_values
 from holdfast.data.sampler import load_microbatch, sample_indices
 from holdfast.data.text import MaskedText, Text
@@ -199,10 +200,15 @@ def build_dataset(job: Job) -> Any:
         ConfigError: the data is missing or too small.
     """
     match job.data:
-        case TextData(path=path):
-            if isinstance(job.model, BertModel):
-                return MaskedText(path, context=job.model.context)
-            return Text(path, context=job.model.context if isinstance(job.model, GptModel) else 128)
+        case TextData(path=path, context=context):
+            if isinstance(job.model, GptModel | BertModel):
+                kind = MaskedText if isinstance(job.model, BertModel) else Text
+                return kind(path, context=job.model.context)
+            if context is None:
+                raise ConfigError(
+                    "data.context: this model does not say how many bytes of text a sample has; expected the number"
+                )
+            return Text(path, context=context)
         case DigitsData():
             return Digits()
         case TinyImageNetData(path=path):
@@ -430,7 +436,7 @@ def fingerprint_model(model: Model) -> str:
 def fingerprint_data(dataset: Any) -> str:
     """Returns a digest of the number of samples, and of the first, the middle and the last of them.
 
-    Of a sample that is another one every time, as when numpy's generator augments it, shapes and types count.
+    Of a sample that is another one every time, as when a generator of its own augments it, shapes and types count.
     """
     size = len(dataset)
     digest = hashlib.sha256(str(size).encode())
@@ -445,7 +451,7 @@ def fingerprint_data(dataset: Any) -> str:
 
 def _bytes_of_item(dataset: Any, index: int) -> list[tuple[bytes, bytes]]:
     """Shape and type, and the bits, of an item's two tensors."""
-    torch.default_generator.manual_seed(index)
+    seed_host(index)
     return [
         (
             f"{tuple(each.shape)} {each.dtype}".encode(),
@@ -499,7 +505,7 @@ def microbatch_loader(
 ) -> Loader:
     """Loads a micro-batch as a pure function of seed, step and its global number; opens the data when first asked.
 
-    A dataset may draw random numbers from torch's default generator: it is seeded for every micro-batch.
+    A dataset may draw random numbers from torch, numpy and random: all are seeded for every micro-batch.
 
     Args:
         job: whose data.
@@ -511,7 +517,7 @@ def microbatch_loader(
     def load(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
         with loading:
             opened = dataset()
-            torch.default_generator.manual_seed(layer_seed(job.train.seed, step, microbatch, _DATA))
+            seed_host(layer_seed(job.train.seed, step, microbatch, _DATA))
             return load_microbatch(
                 opened,
                 seed=job.train.seed,

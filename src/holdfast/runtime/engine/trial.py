@@ -17,6 +17,7 @@ from torch import Tensor
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.data.items import item_spec, spec_of, stack
+from holdfast.data.randomness import seed_host
 from holdfast.data.sampler import Dataset
 from holdfast.errors import ConfigError
 from holdfast.runtime.engine.foreign import theirs
@@ -157,15 +158,14 @@ def try_items(dataset: Dataset, indices: Iterable[int], seed: int) -> tuple[Item
     """
     known, told = None, []
     for index in dict.fromkeys(indices):
-        before = _drawn()
         pairs = []
         for _ in range(2):
-            torch.default_generator.manual_seed(seed)
+            seed_host(seed)
             with theirs(f"data: item {index} of {len(dataset)} cannot be read"):
                 item = dataset[index]
             pairs.append(stack((index,), (item,), known))
         if not _same(*pairs):
-            told.append(f"data: item {index} is not the same when it is read again: {_cause(before)}")
+            told.append(f"data: item {index} is not the same when it is read again: {_UNSEEDED}")
         known = item_spec((pairs[0][0][0], pairs[0][1][0]))
     assert known is not None, "there is at least one item"
     return known, tuple(told)
@@ -179,8 +179,14 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
+_UNSEEDED = (
+    "it draws from a generator of its own, keeps something from one time to the next, or runs an operation that is not "
+    "deterministic"
+)
+
+
 def _drawn() -> dict[str, Any]:
-    """The states of the generators that nobody seeds."""
+    """The states of the generators that nobody seeds for a model."""
     numpys: Any = np.random.get_state()
     return {"Python's random module": random.getstate(), "numpy's generator": (numpys[1].tobytes(), numpys[2])}
 
@@ -189,7 +195,4 @@ def _cause(before: dict[str, Any]) -> str:
     drawn = [name for name, state in _drawn().items() if state != before[name]]
     if drawn:
         return f"it draws from {' and '.join(drawn)}"
-    return (
-        "it draws from a generator of its own, keeps something from one time to the next, or runs an operation that is "
-        "not deterministic"
-    )
+    return _UNSEEDED

@@ -70,7 +70,7 @@ class Launcher:
         on_event: called with what is worth a line: what is done before the first step and after the last (Preparing,
             every second while it goes on), how a lost node's layers are to come back (Chosen), a worker that is lost or
             has come, a checkpoint that was rejected, something that cannot be written.
-        on_progress: called after every step, in the thread that runs the job.
+        on_progress: called after every step; both are called in the thread that runs the job, which waits.
     """
 
     request: RunRequest
