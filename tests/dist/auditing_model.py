@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 CLASSES, WIDTH, PIXELS = 10, 16, 64
+_BLACK = 0
+"""A pixel that is black in all digits."""
 
 
-def flip(tensor: Tensor, bit: int = 0) -> None:
+def flip(tensor: Tensor, bit: int = 0, place: int = 1) -> None:
     """Autograd does not notice, as it would not if hardware did it."""
-    tensor.view(-1).view(torch.int32)[1] ^= 1 << bit
+    tensor.view(-1).view(torch.int32)[place] ^= 1 << bit
 
 
 class _Scaled(torch.autograd.Function):
@@ -54,7 +56,7 @@ class Tricked(nn.Module):
         strikes = self._strikes()
         if self.what in ("weight", "unused") and strikes and not self.struck:
             self.struck = True
-            flip(self.linear.bias.data if self.what == "weight" else self.linear.weight.data, 16)
+            flip(*((self.linear.bias.data, 16) if self.what == "weight" else (self.linear.weight.data, 16, _BLACK)))
         output = torch.tanh(self.linear(source.flatten(1)))
         if self.what == "numpy" and strikes:
             output = output * float(numpy.random.default_rng().random())

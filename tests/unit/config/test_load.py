@@ -56,7 +56,7 @@ def complaint(tree, *overrides):
             1,
             "model.hieght: unknown key; known: checkpoint_activations, context, dropout, heads, kind, layers, width",
         ),
-        ("data.quux", 1, "data.quux: unknown key; known: kind, context, path"),
+        ("data.quux", 1, "data.quux: unknown key; known: context, kind, path"),
         ("data.context", 1, "data.context: this model says it itself; expected model.context"),
         (
             "grid.kind",
