@@ -325,6 +325,6 @@ def test_s3(whole, tmp_path, bucket, s3_environment):
     second = Command(tmp_path, tree, "--resume", f"{bucket}@3", "--set", "grid.stages=1").done(s3_environment)
     assert second["state_sha256"] == summary["state_sha256"]
     again = {**tree, "checkpoint": {"every": 2, "url": bucket}}
-    code, errors = Command(tmp_path, again).end()
+    code, errors = Command(tmp_path, again).end(s3_environment)
     assert code == 2
     assert "holds checkpoints of step 3, 6 already" in errors

@@ -16,6 +16,7 @@ SCRIPT = Path(__file__).with_name("trying_script.py")
 REFUSED = {
     "data": r"item 0 has other data when it is loaded again: .* generator of its own",
     "data-loaded": r"item 0 has other data when it is loaded again",
+    "data-begun": r"item 0 has other data when it is loaded again",
     "model": r"item 0 has another gradient of 0\.weight when it is run again: the model or the loop over items draws",
     "counter": r"item 0 has another gradient of 0\.weight .*expected step\.number and step\.item",
     "in-place": r"0\.weight was changed in place while an item ran.*between steps",

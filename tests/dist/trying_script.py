@@ -14,6 +14,7 @@ import holdfast
 WHAT = sys.argv[1]
 hf = holdfast.session()
 own = np.random.default_rng(3)
+begun = None
 
 
 class Points(torch.utils.data.Dataset):
@@ -22,7 +23,9 @@ class Points(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         x = torch.full((8,), index / 24)
-        if WHAT.startswith("data"):
+        if WHAT == "data-begun":
+            x = x + torch.from_numpy(begun.normal(size=8) if begun else np.ones(8)).float()
+        elif WHAT.startswith("data"):
             x = x + torch.from_numpy(own.normal(size=8)).float()
         return x, x.sum().reshape(1)
 
@@ -61,13 +64,22 @@ class Wrapping(torch.optim.SGD):
         self.inner = torch.optim.SGD(parameters, **options)
 
 
+def begin(worker: int) -> None:
+    """Gives a loader process a generator of its own; all of them begin alike."""
+    global begun
+    begun = np.random.default_rng(5)
+
+
 items = 0
 kinds = {"attribute": Counting, "wrapping": Wrapping}
 first = nn.Embedding(24, 16, max_norm=0.1) if WHAT == "max-norm" else nn.Linear(8, 16)
 model = Model(first, nn.Linear(16, 1))
 optimizer = kinds.get(WHAT, torch.optim.SGD)(model.parameters(), lr=0.01)
 model, optimizer = hf.prepare(model, optimizer)
-for step in hf.steps(Points(), microbatches=4, size=3, steps=4, workers=2 if WHAT == "data-loaded" else None):
+given, options = Points(), {"size": 3, "workers": 2 if WHAT == "data-loaded" else None}
+if WHAT == "data-begun":
+    given, options = torch.utils.data.DataLoader(given, 3, num_workers=2, worker_init_fn=begin), {}
+for step in hf.steps(given, microbatches=4, steps=4, **options):
     for x, y in step:
         items += 1
         if WHAT == "raises":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from holdfast.errors import ConfigError
 from holdfast.optim.digest import tensor_sha256
 from holdfast.runtime.loop.alone import run_step, whole_stage
 from holdfast.runtime.loop.facts import parts
+from holdfast.runtime.loop.feeding import Feeding
 from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.stage import Gradients, LoopStage
 from holdfast.runtime.loop.turns import Item, Turns
@@ -134,11 +136,13 @@ class Trial:
 
     def _data_differ(self) -> bool:
         feed = self.loop.feed
-        if feed.on_start is not None:  # it may need what only loader processes have
-            return False
-        asked = feed.source.ask(0, 0)
-        one, other = (list(parts(feed.make(asked, self.loop.seed, 0, 0))) for _ in range(2))
-        return one != other
+        if feed.on_start is not None:  # it may need what only loader processes have; one of them loads it twice
+            with closing(Feeding(self.loop)) as feeding:
+                found = [list(parts(feeding.load(0, 0))) for _ in range(feed.loaders + 1)]
+        else:
+            asked = feed.source.ask(0, 0)
+            found = [list(parts(feed.make(asked, self.loop.seed, 0, 0))) for _ in range(2)]
+        return any(each != found[0] for each in found)
 
     def _attributes(self) -> dict[tuple[str, str], Any]:
         """What the optimizers of all buckets have besides their groups and their states of parameters."""
