@@ -24,6 +24,7 @@ REFUSED = {
     "max-norm": r"line \d+: step 0, item 0: the model changed its parameter '0\.weight' while an item ran",
     "attribute": r"Counting keeps something from one step to the next in its attribute 'count'",
     "wrapping": r"line \d+: hf\.prepare: Wrapping has another optimizer in its attribute 'inner'",
+    "large-step": r"line \d+: hf\.steps: microbatches: a step of 9 items of 3 is larger than the dataset, .* at most 8",
     "raises": r"trying_script\.py, line \d+: ValueError: of the loop",
     "shape": r"trying_script\.py, line \d+: RuntimeError: mat1 and mat2 shapes",
     "left": r"left its loop over hf\.steps\(\.\.\.\) in the first step",

@@ -79,7 +79,7 @@ model, optimizer = hf.prepare(model, optimizer)
 given, options = Points(), {"size": 3, "workers": 2 if WHAT == "data-loaded" else None}
 if WHAT == "data-begun":
     given, options = torch.utils.data.DataLoader(given, 3, num_workers=2, worker_init_fn=begin), {}
-for step in hf.steps(given, microbatches=4, steps=4, **options):
+for step in hf.steps(given, microbatches=9 if WHAT == "large-step" else 4, steps=4, **options):
     for x, y in step:
         items += 1
         if WHAT == "raises":

@@ -160,7 +160,7 @@ def complaint(done):
             "holdfast profile: the following arguments are required: --out (see holdfast profile --help)",
         ),
         (
-            ["profile", "job.yaml", "--out", "p.json", "--set", "data={kind: text, path: nothing.txt}"],
+            ["profile", "job.yaml", "--out", "p.json", "--set", "data={kind: text, path: nothing.txt, context: 8}"],
             "holdfast: data.path: 'nothing.txt' names no file",
         ),
         (["inspect", "."], "holdfast: .: is no run directory, it has no events.jsonl"),

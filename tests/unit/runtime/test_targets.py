@@ -87,6 +87,14 @@ def test_data_that_is_not_there():
         build_dataset(job(data={"kind": "text", "path": "no/such*", "context": 8}))
 
 
+def test_a_step_has_no_more_samples_than_there_are():
+    grid = {"pipelines": 1, "stages": 1, "microbatches": 2, "microbatch_size": 900}
+    with pytest.raises(
+        ConfigError, match=r"data: 1797 samples are fewer than a step has, 2 micro-batches of 900 \(grid"
+    ):
+        probe(job(grid=grid))
+
+
 def test_samples_of_text_are_as_long_as_the_model_or_the_data_say():
     data = {"kind": "text", "path": __file__}
     with pytest.raises(ConfigError, match=r"data\.context: this model does not say how many bytes of text"):

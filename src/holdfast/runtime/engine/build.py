@@ -380,11 +380,21 @@ def _check_initial(job: Job, model: Model, initial: list[dict[str, str]]) -> Non
 
 
 def _try_items(job: Job, dataset: Any) -> tuple[ItemSpec, tuple[str, ...]]:
-    """The items of the first micro-batch, and some of the others."""
+    """The items of the first micro-batch, and some of the others.
+
+    Raises:
+        ConfigError: there are fewer than a step has; or one cannot be used.
+    """
     size = len(dataset)
     grid, seed = job.grid, job.train.seed
     first = sample_indices(seed, 0, 0, job.global_microbatches, grid.microbatch_size, size)
-    return try_items(dataset, (*first, *_spread(size)), seed)
+    found = try_items(dataset, (*first, *_spread(size)), seed)
+    if job.samples_per_step > size:
+        raise ConfigError(
+            f"data: {size} samples are fewer than a step has, {job.global_microbatches} micro-batches of "
+            f"{job.grid.microbatch_size} (grid.pipelines x grid.microbatches, grid.microbatch_size)"
+        )
+    return found
 
 
 def _spread(size: int) -> tuple[int, ...]:

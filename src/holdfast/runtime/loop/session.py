@@ -260,6 +260,11 @@ class Session:
         if steps is not None and epochs is not None:
             raise ConfigError("hf.steps: expected steps or epochs, got both")
         length, entries = feed.source.length, microbatches * feed.source.size
+        if length is not None and entries > length:
+            raise ConfigError(
+                f"hf.steps: microbatches: a step of {microbatches} items of {feed.source.size} is larger than the "
+                f"dataset, which has {length} in an epoch; expected at most {length // feed.source.size} of them"
+            )
         if steps is None:
             if length is None:
                 raise ConfigError("hf.steps: the dataset has no length, and nobody knows its epochs; expected steps=")
