@@ -72,9 +72,10 @@ NEIGHBOURS = [
     ("convnet", "kill:0.2@7:backward", (), ()),
     ("convnet", "kill:0.1@8:start", (CLIPPED,), ("logging.when=before-sending",)),
 ]
+KEPT = [NEIGHBOURS[at] for at in (1, 2, 3, 4, 6, 9)]
 
 
-@pytest.mark.parametrize(("name", "fault", "changes", "more"), some(NEIGHBOURS, [NEIGHBOURS[i] for i in (1, 2, 3, 4, 6, 9)]))
+@pytest.mark.parametrize(("name", "fault", "changes", "more"), some(NEIGHBOURS, KEPT))
 def test_neighbours_replay_what_was_lost(runs, name, fault, changes, more):
     summary = ends_as_if_nothing_had_failed(runs, name, fault, changes=changes, more=more)
     found = replayed(summary)
