@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
@@ -30,11 +31,20 @@ def mixed(seed: int, *of: int) -> int:
 def seed_all(seed: int, *of: int) -> None:
     """Seeds torch, numpy and random from a seed and what is about to run: a step, and an item of it."""
     value = mixed(seed, *of) if of else seed
-    if torch.accelerator.current_accelerator() is not None:  # this torch knows one, whether it is here or not
+    if _knows_accelerator():
         torch.manual_seed(value)
         _seed_others(value)
     else:  # it asks after every kind of device, which takes half a millisecond where the caches are cold
         seed_host(value)
+
+
+@cache
+def _knows_accelerator() -> bool:
+    """Whether this torch was built for one, be it here or not."""
+    try:
+        return torch.accelerator.current_accelerator() is not None
+    except RuntimeError:  # torch 2.6, of one that is not here
+        return False
 
 
 def seed_host(value: int) -> None:

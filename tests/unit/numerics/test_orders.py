@@ -22,6 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from holdfast.data import randomness
 from holdfast.data.feeds import Feed
 from holdfast.data.orders import grouped_by_length, in_sequence, sampled, shuffled, weighted
 from holdfast.data.sampler import sample_indices
@@ -576,3 +577,20 @@ def test_what_does_not_become_of_a_streams_loader_is_told():
     assert len(told) == 2
     assert "not 2" in told[0]
     assert "drop_last" in told[1]
+
+
+def test_a_torch_that_knows_an_accelerator_which_is_not_here_seeds_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.6 for CUDA says it."""
+
+    def raises() -> None:
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", raises)
+    randomness._knows_accelerator.cache_clear()
+    try:
+        randomness.seed_all(3, 1)
+        once = torch.rand(2)
+        randomness.seed_all(3, 1)
+        assert torch.equal(torch.rand(2), once)
+    finally:
+        randomness._knows_accelerator.cache_clear()
