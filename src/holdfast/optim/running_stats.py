@@ -118,7 +118,7 @@ class _Switch:
 
     def train(self, mode: bool = True) -> _BatchNorm:
         """In the place of the module's own: ``eval()`` and the ``train()`` of a model around it come here, too."""
-        nn.Module.train(self.norm, mode)
+        type(self.norm).train(self.norm, mode)
         self.turn()
         return self.norm
 

@@ -60,6 +60,28 @@ def test_a_copy_that_is_made_meanwhile_does_not_turn_the_original() -> None:
     assert torch.equal(teacher(samples), expected)
 
 
+class Counted(nn.BatchNorm1d):
+    """Does something when its mode changes."""
+
+    turns = 0
+
+    def train(self, mode: bool = True) -> "Counted":
+        self.turns += 1
+        super().train(mode)
+        return self
+
+
+def test_what_a_module_does_itself_when_its_mode_changes_is_done() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), norm := Counted(4))
+    stats = RunningStats(0, model)
+    with stats.apart():
+        model.eval()
+        model.train()
+        model(torch.randn(6, 3))
+        stats.taken()
+    assert norm.turns == 2
+
+
 @pytest.mark.parametrize(("mode", "advice"), [(False, "it is in eval.. now"), (True, "set track_running_stats=False")])
 def test_one_that_did_not_run_is_told_with_what_would_help(mode: bool, advice: str) -> None:
     model, stats, samples = made()
