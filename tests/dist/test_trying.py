@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.plain import plain
 
 from holdfast.errors import ConfigError, InternalError
 from holdfast.telemetry.events import Notice, WorkerReady
@@ -19,7 +20,7 @@ REFUSED = {
     "data-begun": r"item 0 has other data when it is loaded again",
     "model": r"item 0 has another gradient of 0\.weight when it is run again: the model or the loop over items draws",
     "counter": r"item 0 has another gradient of 0\.weight .*expected step\.number and step\.item",
-    "in-place": r"0\.weight was changed in place while an item ran.*between steps",
+    "in-place": r"line \d+: step 0, item 0: the model changed its parameter '0\.weight' while an item ran",
     "rebound": r"line \d+: step 0, item 0: the model changed its parameter '0\.weight' while an item ran",
     "max-norm": r"line \d+: step 0, item 0: the model changed its parameter '0\.weight' while an item ran",
     "attribute": r"Counting keeps something from one step to the next in its attribute 'count'",
@@ -41,6 +42,13 @@ def test_what_could_not_be_repeated_is_refused_before_any_worker_starts(runs, wh
     with pytest.raises(ConfigError, match=REFUSED[what]):
         runs.train_only("loop-norm", overrides=overrides(what), on_event=told.append)
     assert not any(isinstance(event, WorkerReady) for event in told)
+
+
+@pytest.mark.parametrize("what", ["in-place", "rebound", "max-norm"])
+def test_a_script_by_itself_may_not_change_weights_within_an_item_either(what):
+    ended = plain(SCRIPT, what, check=False)
+    assert ended.returncode == 1
+    assert "step 0, item 0: the model changed its parameter '0.weight' while an item ran" in ended.stderr
 
 
 def test_what_can_be_repeated_is_trained_and_a_first_item_that_takes_too_long_is_given_up(runs):

@@ -32,7 +32,7 @@ class Alone:
     """Carries a loop in this process, with the bits that any number of workers would have."""
 
     def __init__(self) -> None:
-        self.worker, self.per_gradient, self.deadline = "0.0", False, math.inf
+        self.worker, self.per_gradient, self.untried, self.deadline = "0.0", False, True, math.inf
         torch.set_num_threads(1)  # sums over several threads have other bits
 
     def is_first(self) -> bool:

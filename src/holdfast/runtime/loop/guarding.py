@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from holdfast.errors import ConfigError
 from holdfast.runtime.loop.prepared import Prepared
 
-__all__ = ["Guard"]
+__all__ = ["Guard", "same_bits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,13 @@ class Guard:
 
     Attributes:
         prepared: what is trained.
+        bits: whether what the next item leaves is compared bit by bit, with a copy of the whole model: a change in the
+            memory of a tensor's ``.data`` shows in nothing else.
     """
 
     prepared: Prepared
+    bits: bool = False
+    _copies: list[Tensor] = field(default_factory=list)
     _places: list[_Place] = field(init=False)
     _kept: list[_Place] = field(init=False)
     _names: list[str] = field(init=False)
@@ -78,6 +82,7 @@ class Guard:
         """An item begins; ``but``: buffers that it may change."""
         if but != self._but:
             self._but, self._guarded = but, [place for place in self._places if place.name not in but]
+        self._copies = [place.tensor.detach().clone() for place in self._guarded] if self.bits else []
         self._before = self._marks_now()
         self._settings = self._settings_now()
         self._gradients = []
@@ -109,8 +114,11 @@ class Guard:
         self.check_gradients()
         if (now := self._marks_now()) != self._before:
             name = _first_changed([each.name for each in self._guarded], self._before, now)
-            tensor = next(place.tensor for place in self._guarded if place.name == name)
-            raise ConfigError(_changed(name, isinstance(tensor, nn.Parameter)))
+            raise next(_changed(place) for place in self._guarded if place.name == name)
+        for place, copy in zip(self._guarded, self._copies, strict=False):
+            if not same_bits(copy, place.tensor.detach()):
+                raise _changed(place)
+        self.bits = False
         if self._settings_now() != self._settings:
             raise ConfigError(
                 "a setting of an optimizer, such as its learning rate, was changed while an item ran, and workers run "
@@ -165,10 +173,20 @@ def _fitting(place: _Place) -> Tensor:
     )
 
 
-def _changed(name: str, trained: bool) -> str:
+def _changed(place: _Place) -> ConfigError:
+    trained = isinstance(place.tensor, nn.Parameter)
     what = "parameter" if trained else "buffer"
     why = "weights change between steps only" if trained else "only batch-norm's running statistics may change"
-    return (
-        f"the model changed its {what} {name!r} while an item ran; {why}, because the order of items is not fixed: "
-        "do it between steps"
+    return ConfigError(
+        f"the model changed its {what} {place.name!r} while an item ran; {why}, because the order of items is not "
+        "fixed: do it between steps"
+    )
+
+
+def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two tensors are alike to the bit, or neither is there."""
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and torch.equal(
+        *(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
     )

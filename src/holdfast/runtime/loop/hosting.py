@@ -53,6 +53,10 @@ class Host(Protocol):
         """Who this process is."""
 
     @property
+    def untried(self) -> bool:
+        """Whether nobody has tried the first item before: what it leaves is compared bit by bit then."""
+
+    @property
     def deadline(self) -> float:
         """When the loop is to be stopped, in seconds since the epoch; infinite: by no time."""
 

@@ -41,7 +41,7 @@ class _Probing:
 
     def __init__(self, job: Job, answer: _Answer) -> None:
         self.per_gradient = sums_gradients(job)
-        self.worker, self.deadline = "0.0", math.inf
+        self.worker, self.untried, self.deadline = "0.0", True, math.inf
         self.reached = False
         self._job, self._answer = job, answer
 

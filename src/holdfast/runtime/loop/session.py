@@ -220,6 +220,7 @@ class Session:
         with closing(Feeding(loop, self.worker)) as feeding:  # forks, so before there are threads
             stage = self._host.begin(loop, turns)
             self._runner = runner = Runner(loop, turns, stage, feeding, self._tell, deadline)
+            runner.guard.bits = self._host.untried
             while (next_one := turns.next_step()) is not None:
                 counted, shown = next_one
                 if runner.leaves(counted):

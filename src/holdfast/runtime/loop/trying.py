@@ -12,7 +12,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from holdfast.errors import ConfigError
@@ -20,6 +19,7 @@ from holdfast.optim.digest import tensor_sha256
 from holdfast.runtime.loop.alone import run_step, whole_stage
 from holdfast.runtime.loop.facts import parts
 from holdfast.runtime.loop.feeding import Feeding
+from holdfast.runtime.loop.guarding import same_bits
 from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.stage import Gradients, LoopStage
 from holdfast.runtime.loop.turns import Item, Turns
@@ -86,26 +86,12 @@ class Trial:
     def run(self, item: Item) -> Gradients:
         """Has the loop run the item, and run it again; knows afterwards what came of it."""
         if self._found is None:
-            before = {name: tensor.clone() for name, tensor in self._fixed()}
             self._found = self.turns.run(item)
-            for name, tensor in self._fixed():
-                if not _same(before[name], tensor):
-                    raise ConfigError(
-                        f"{name} was changed in place while an item ran; weights change between steps only, because "
-                        "the order of items is not fixed: do it between steps"
-                    )
             begun = time.perf_counter()
             again = self.turns.run(item)
             self._item_s = time.perf_counter() - begun
             self.differences = tuple(self._compare(self._found, again))
         return self._found
-
-    def _fixed(self) -> Iterator[tuple[str, Tensor]]:
-        but = self.stage.stats.buffer_names
-        model = self.loop.prepared.model
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if name not in but:
-                yield name, tensor.detach()
 
     def _compare(self, one: Gradients, other: Gradients) -> Iterator[str]:
         if self._data_differ():
@@ -128,11 +114,11 @@ class Trial:
         names = {id(parameter): name for name, parameter in self.loop.prepared.model.named_parameters()}
         for parameters, row, again in zip(self.loop.prepared.trained, one.of, other.of, strict=True):
             for parameter, a, b in zip(parameters, row, again, strict=True):
-                if not _same(a, b):
+                if not same_bits(a, b):
                     return f"gradient of {names[id(parameter)]}"
-        if not _same(one.stats, other.stats):
+        if not same_bits(one.stats, other.stats):
             return "mean or variance in batch-norm"
-        return None if _same(one.loss, other.loss) else "loss"
+        return None if same_bits(one.loss, other.loss) else "loss"
 
     def _data_differ(self) -> bool:
         feed = self.loop.feed
@@ -165,11 +151,3 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_frozen(each) for each in value]
     return repr(value) if isinstance(value, int | float | complex | str | bytes) else None
-
-
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one.shape == other.shape and torch.equal(
-        *(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
-    )

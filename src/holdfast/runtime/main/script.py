@@ -72,6 +72,11 @@ class ScriptProcess(WorkerProcess):
         return min(holders) == self._spec.worker
 
     @property
+    def untried(self) -> bool:
+        """The probe has tried it."""
+        return False
+
+    @property
     def deadline(self) -> float:
         """When the loop is to be stopped, in seconds since the epoch."""
         return self._spec.deadline
