@@ -158,14 +158,14 @@ def test_operations_optimizer_and_links_take_their_time(runs):
         backward_weight_s=0.01,
         optimizer_s=0.04,
         boundary_bytes=50_000,
-        link=Link(latency_s=0.5, bytes_per_s=1e6),
+        link=Link(latency_s=1.0, bytes_per_s=1e6),
     )
-    one = ("grid.pipelines=1", "grid.stages=2", "grid.microbatches=1", "train.steps=5")
+    one = ("grid.pipelines=1", "grid.stages=2", "grid.microbatches=1", "train.steps=3")
     commits = runs.train("gpt", overrides=one, emulate=profile).report.commits
     steps = sorted(after - before for (_, before), (_, after) in pairwise(commits))
-    whole = 2 * 0.06 + 2 * 0.55 + 0.04
+    whole = 2 * 0.06 + 2 * 1.05 + 0.04
     assert sum(steps) >= len(steps) * whole * 0.98
-    assert steps[0] < whole + 0.9, "the fastest, as the machine may be busy; the verdict's trip takes 1 s more"
+    assert steps[0] < whole + 1.9, "the fastest, as the machine may be busy; the verdict's trip takes 2 s more"
 
 
 @pytest.mark.parametrize("name", LAYERS)
