@@ -77,8 +77,9 @@ model = Model(first, nn.Linear(16, 1))
 optimizer = kinds.get(WHAT, torch.optim.SGD)(model.parameters(), lr=0.01)
 model, optimizer = hf.prepare(model, optimizer)
 given, options = Points(), {"size": 3, "workers": 2 if WHAT == "data-loaded" else None}
-if WHAT == "data-begun":
-    given, options = torch.utils.data.DataLoader(given, 3, num_workers=2, worker_init_fn=begin), {}
+if WHAT in ("data-begun", "data-beside"):
+    loaders = 2 if WHAT == "data-begun" else 0
+    given, options = torch.utils.data.DataLoader(given, 3, num_workers=loaders, worker_init_fn=begin), {}
 for step in hf.steps(given, microbatches=9 if WHAT == "large-step" else 4, steps=4, **options):
     for x, y in step:
         items += 1

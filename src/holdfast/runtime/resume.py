@@ -19,7 +19,7 @@ from holdfast.control.membership.progress import MAX_RESTORABLE
 from holdfast.control.messages import StateAt
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.rundir import job_files
-from holdfast.runtime.specs import Found, ResumeFrom
+from holdfast.runtime.specs import Found, ResumeFrom, changed_sources
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected, Sound
 
@@ -250,7 +250,7 @@ def _notes(saved: Facts, wanted: Facts, unknown: tuple[str, ...]) -> tuple[str, 
             f"the checkpoint is of a Holdfast ({saved.holdfast}) that noted no settings of a script's optimizers and "
             "schedulers, and no samples: they could not be compared, and are as in the checkpoint"
         )
-    changed = [key for key, digest in saved.sources.items() if wanted.sources.get(key, digest) != digest]
+    changed = changed_sources(saved.sources, wanted.sources)
     return (*notes, *(f"{key}: the code in its file has changed since the checkpoint was made" for key in changed))
 
 

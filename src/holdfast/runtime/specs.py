@@ -32,6 +32,7 @@ __all__ = [
     "Probed",
     "ResumeFrom",
     "WorkerSpec",
+    "changed_sources",
     "check_sources",
     "emulated_probe",
     "facts_of",
@@ -129,17 +130,23 @@ class WorkerSpec:
     around: tuple[Callable[[Any], None], ...] = ()
 
 
-def check_sources(told: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Checks that the user's code is what it was when the job was tried.
+def changed_sources(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Returns which files of the user's code are others than before; those that one side alone knows do not count.
 
     Args:
-        told: digests of its files then, by whatever names them.
-        ours: as they are now; files that one side alone knows do not count.
+        before: their digests, by whatever names them.
+        now: the same.
+    """
+    return [key for key, digest in before.items() if now.get(key, digest) != digest]
+
+
+def check_sources(told: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Checks that the user's code is what it was when the job was tried.
 
     Raises:
         ConfigError: a file has changed since.
     """
-    if changed := [key for key, digest in told.items() if ours.get(key, digest) != digest]:
+    if changed := changed_sources(told, ours):
         raise ConfigError(
             f"{', '.join(changed)}: the code in its file has changed since the job was tried; expected the same in "
             "every process"

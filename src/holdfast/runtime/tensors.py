@@ -1,13 +1,14 @@
-"""What a described tensor is to torch."""
+"""What a described tensor is to torch, and whether two are alike to the bit."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError
 
-__all__ = ["num_bytes", "torch_dtype"]
+__all__ = ["num_bytes", "same_bits", "torch_dtype"]
 
 
 def torch_dtype(spec: TensorSpec) -> torch.dtype:
@@ -25,3 +26,11 @@ def torch_dtype(spec: TensorSpec) -> torch.dtype:
 def num_bytes(spec: TensorSpec) -> int:
     """Return the size of a spec's contiguous tensor in bytes."""
     return torch.Size(spec.shape).numel() * torch_dtype(spec).itemsize
+
+
+def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two tensors are alike to the bit, or neither is there."""
+    if one is None or other is None:
+        return one is other
+    bits = [each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)]
+    return one.shape == other.shape and torch.equal(*bits)

@@ -292,6 +292,7 @@ def probe(job: Job) -> Probed:
     _lr_scale(job)(0)
     dataset = build_dataset(job)
     item, unsteady = _try_items(job, dataset)
+    _check_step(job, len(dataset))
     inputs, targets = microbatch_loader(job, lambda: dataset, item)(0, 0)
     stage_of = partial(_stage_to_try, job, model, lambda step, microbatch: (inputs.clone(), targets))
     trial = try_model(model, stage_of, (inputs, targets), job.train.seed)
@@ -380,21 +381,19 @@ def _check_initial(job: Job, model: Model, initial: list[dict[str, str]]) -> Non
 
 
 def _try_items(job: Job, dataset: Any) -> tuple[ItemSpec, tuple[str, ...]]:
-    """The items of the first micro-batch, and some of the others.
-
-    Raises:
-        ConfigError: there are fewer than a step has; or one cannot be used.
-    """
+    """The items of the first micro-batch, and some of the others."""
     size = len(dataset)
     grid, seed = job.grid, job.train.seed
     first = sample_indices(seed, 0, 0, job.global_microbatches, grid.microbatch_size, size)
-    found = try_items(dataset, (*first, *_spread(size)), seed)
+    return try_items(dataset, (*first, *_spread(size)), seed)
+
+
+def _check_step(job: Job, size: int) -> None:
     if job.samples_per_step > size:
         raise ConfigError(
             f"data: {size} samples are fewer than a step has, {job.global_microbatches} micro-batches of "
             f"{job.grid.microbatch_size} (grid.pipelines x grid.microbatches, grid.microbatch_size)"
         )
-    return found
 
 
 def _spread(size: int) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.engine.foreign import theirs
 from holdfast.runtime.engine.model import Model, check_loss, name_of
 from holdfast.runtime.engine.stage import Stage, layer_seed
+from holdfast.runtime.tensors import same_bits
 
 __all__ = ["Trial", "try_items", "try_model"]
 
@@ -172,11 +173,7 @@ def try_items(dataset: Dataset, indices: Iterable[int], seed: int) -> tuple[Item
 
 
 def _same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
-    return all(torch.equal(_bits(a), _bits(b)) for a, b in zip(one, other, strict=True))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return all(same_bits(a, b) for a, b in zip(one, other, strict=True))
 
 
 _UNSEEDED = (

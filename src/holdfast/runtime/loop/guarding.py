@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.loop.prepared import Prepared
+from holdfast.runtime.tensors import same_bits
 
-__all__ = ["Guard", "same_bits"]
+__all__ = ["Guard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Guard:
             name = _first_changed([each.name for each in self._guarded], self._before, now)
             raise next(_changed(place) for place in self._guarded if place.name == name)
         for place, copy in zip(self._guarded, self._copies, strict=False):
-            if not same_bits(copy, place.tensor.detach()):
+            if not same_bits(copy, place.tensor):
                 raise _changed(place)
         self.bits = False
         if self._settings_now() != self._settings:
@@ -180,13 +181,4 @@ def _changed(place: _Place) -> ConfigError:
     return ConfigError(
         f"the model changed its {what} {place.name!r} while an item ran; {why}, because the order of items is not "
         "fixed: do it between steps"
-    )
-
-
-def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two tensors are alike to the bit, or neither is there."""
-    if one is None or other is None:
-        return one is other
-    return one.shape == other.shape and torch.equal(
-        *(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
     )

@@ -19,10 +19,10 @@ from holdfast.optim.digest import tensor_sha256
 from holdfast.runtime.loop.alone import run_step, whole_stage
 from holdfast.runtime.loop.facts import parts
 from holdfast.runtime.loop.feeding import Feeding
-from holdfast.runtime.loop.guarding import same_bits
 from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.stage import Gradients, LoopStage
 from holdfast.runtime.loop.turns import Item, Turns
+from holdfast.runtime.tensors import same_bits
 
 __all__ = ["Trial"]
 
@@ -124,7 +124,7 @@ class Trial:
         feed = self.loop.feed
         if feed.on_start is not None:  # it may need what only loader processes have; one of them loads it twice
             with closing(Feeding(self.loop)) as feeding:
-                found = [list(parts(feeding.load(0, 0))) for _ in range(feed.loaders + 1)]
+                found = [list(parts(feeding.load(0, 0))) for _ in range(max(2, feed.loaders + 1))]
         else:
             asked = feed.source.ask(0, 0)
             found = [list(parts(feed.make(asked, self.loop.seed, 0, 0))) for _ in range(2)]

@@ -142,14 +142,14 @@ def chosen_offer(offered: Mapping[WorkerId, OfferedLayer], layer: int) -> Offere
     Raises:
         ReplicaDiverged: exact holders have different ones.
     """
-    exact = {worker: each for worker, each in offered.items() if each.exact}
-    for worker, each in exact.items():
-        first, other = next(iter(exact.items()))
-        if not _same(each, other):
+    exact = [worker for worker in sorted(offered) if offered[worker].exact]
+    found = [offered[worker] for worker in exact or sorted(offered)]
+    for worker in exact:
+        if not _same(offered[worker], found[0]):
             raise ReplicaDiverged(
-                f"layer {layer}: worker {first} offers {_describe(other)}, worker {worker} offers {_describe(each)}"
+                f"layer {layer}: worker {exact[0]} offers {_describe(found[0])}, worker {worker} offers "
+                f"{_describe(offered[worker])}"
             )
-    found = [offered[worker] for worker in sorted(exact or offered)]
     return max(found, key=lambda each: sum(_same(each, other) for other in found))
 
 
