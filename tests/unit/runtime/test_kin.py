@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from tests.waiting import until
 
+from holdfast.runtime.node import kin
 from holdfast.runtime.node.kin import below, end_all, in_session, send, stop_below
 
 PARENT = """
@@ -72,3 +73,22 @@ def test_who_was_stopped_before_is_not_among_those_that_are_to_go_on(family):
         send(each, signal.SIGCONT)
     until(lambda: states(parent.pid) == ["S"])
     assert states(child) == ["T"]
+
+
+def test_who_was_forked_while_all_were_looked_at_is_stopped_too(family, monkeypatch):
+    """The first list in which its parent has stopped was begun before it was there."""
+    parent, child = family
+    everybody, seen = kin._everybody, []
+
+    def listed():
+        before = bool(seen)
+        for each in everybody():
+            if each.pid == parent.pid and each.state == "T":
+                seen.append(each)
+            if each.pid != child or before:
+                yield each
+
+    monkeypatch.setattr(kin, "_everybody", listed)
+    stopped = stop_below(parent.pid)
+    assert sorted(each.pid for each in stopped) == sorted([parent.pid, child])
+    until(lambda: states(child) == ["T"])

@@ -70,17 +70,18 @@ def stop_below(root: int, limit_s: float = _STOPPING_S) -> tuple[Kin, ...]:
     """Stops a process and all that descend from it; returns those that ran, which are to go on.
 
     One that is told to stop in the middle of a fork has a child then that nobody has told: so all are looked at until
-    each has stopped, as long as ``limit_s``.
+    each has stopped, as long as ``limit_s``; and once more, as whoever was forked while they were looked at is in no
+    list that had been begun before.
     """
     stopped: dict[Kin, None] = {}
-    until = time.monotonic() + limit_s
-    while running := [each for each in (*_of(root), *below(root)) if each.state not in ("T", *_DEAD)]:
+    until, looks = time.monotonic() + limit_s, 2
+    while looks and time.monotonic() < until:
+        running = [each for each in (*_of(root), *below(root)) if each.state not in ("T", *_DEAD)]
         for each in running:
             if _named(each) not in stopped:
                 send(each, signal.SIGSTOP)
                 stopped[_named(each)] = None
-        if time.monotonic() > until:
-            break
+        looks = 2 if running else looks - 1
         time.sleep(_LOOK_S)
     return tuple(stopped)
 
