@@ -79,7 +79,7 @@ KEPT = [NEIGHBOURS[at] for at in (1, 2, 3, 4, 6, 9)]
 def test_neighbours_replay_what_was_lost(runs, name, fault, changes, more):
     summary = ends_as_if_nothing_had_failed(runs, name, fault, changes=changes, more=more)
     found = replayed(summary)
-    assert [(event.start in (0, EVERY), event.stop in (7, 8, 9)) for event in found] == [(True, True)]
+    assert [(event.start in (0, EVERY), event.stop in (7, 8, 9)) for event in found] == [(True, True)], (found, events_of(summary, Agreed))
     assert len(events_of(summary, WorkerReady)) == STAGES, "no process was started again"
 
 

@@ -85,6 +85,15 @@ def test_a_point_strikes_in_its_step_and_once(driven):
     assert done[1] == ("signal", signal.SIGKILL)
 
 
+@pytest.mark.parametrize("point", [Point.DETECT, Point.INSTALL, Point.COPY])
+@pytest.mark.parametrize(("found", "strikes"), [(1, False), (2, True), (3, True), (5, True)])
+def test_what_strikes_in_a_recovery_does_so_where_it_finds_the_worker(driven, point, found, strikes):
+    """A step behind who was lost, or ahead."""
+    driver, done, _ = driven(f"kill:0.1@3:{point}")
+    driver.on_point(point, found)
+    assert names(done) == (["note", "signal"] if strikes else [])
+
+
 def test_what_the_agent_has_to_do_is_told_again_in_every_hello(driven):
     driver, done, sent = driven("kill-node:0@3:commit")
     assert driver.strikes() == ()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.waiting import until
@@ -19,6 +20,23 @@ import subprocess, sys
 child = subprocess.Popen(["sleep", "3600"])
 print(child.pid, flush=True)
 sys.stdin.read()
+"""
+
+FORKING = """
+import mmap, os, signal, sys, threading
+memory = mmap.mmap(-1, 600 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory[::mmap.PAGESIZE] = bytes(len(memory) // mmap.PAGESIZE)  # so that a fork takes its time
+def fork():
+    while True:
+        child = os.fork()
+        if not child:
+            threading.Event().wait()
+        os.kill(child, signal.SIGKILL)
+        os.wait()
+threading.Thread(target=fork).start()
+print("ready", flush=True)
+sys.stdin.read()
+os._exit(0)
 """
 
 
@@ -92,3 +110,26 @@ def test_who_was_forked_while_all_were_looked_at_is_stopped_too(family, monkeypa
     stopped = stop_below(parent.pid)
     assert sorted(each.pid for each in stopped) == sorted([parent.pid, child])
     until(lambda: states(child) == ["T"])
+
+
+def test_who_is_forked_by_a_thread_of_one_that_seems_to_have_stopped_is_stopped_too():
+    """The state of a process is that of its first thread, while another is in the middle of a fork."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", FORKING], **pipes) as parent:
+        try:
+            parent.stdout.readline()
+            for _ in range(10):
+                stopped = stop_below(parent.pid)
+                until(lambda: all(state(thread) == "T" for thread in Path(f"/proc/{parent.pid}/task").iterdir()))
+                assert {each.state for each in below(parent.pid)} <= {"T"}
+                for each in stopped:
+                    send(each, signal.SIGCONT)
+        finally:
+            left = below(parent.pid)
+            parent.kill()
+            for each in left:
+                send(each, signal.SIGKILL)
+
+
+def state(thread):
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]

@@ -37,14 +37,18 @@ _LOOK_S = 0.005
 _OF_THE_AGENT = (FaultKind.KILL_NODE, FaultKind.PARTITION)
 
 
+_OF_RECOVERIES = (Point.DETECT, Point.INSTALL, Point.COPY)
+
+
 def _strikes(fault: Fault, point: Point, step: int) -> bool:
     """Whether a fault is due at a point; nobody can foretell in which step a copy or a recovery finds a worker.
 
-    So theirs may come in a later step.
+    Who is lost in a step can leave others behind in the step before it, and ahead of it. So these faults strike from
+    the step before theirs on.
     """
     if fault.kind in (FaultKind.SLOW, FaultKind.JOIN) or fault.point is not point or point is Point.GRADIENTS:
         return False
-    return step >= fault.step if point in (Point.COPY, Point.INSTALL) else step == fault.step
+    return step + 1 >= fault.step if point in _OF_RECOVERIES else step == fault.step
 
 
 class Means(Protocol):

@@ -70,13 +70,13 @@ def stop_below(root: int, limit_s: float = _STOPPING_S) -> tuple[Kin, ...]:
     """Stops a process and all that descend from it; returns those that ran, which are to go on.
 
     One that is told to stop in the middle of a fork has a child then that nobody has told: so all are looked at until
-    each has stopped, as long as ``limit_s``; and once more, as whoever was forked while they were looked at is in no
-    list that had been begun before.
+    each thread of each has stopped, as long as ``limit_s``; and once more, as whoever was forked while they were looked
+    at is in no list that had been begun before.
     """
     stopped: dict[Kin, None] = {}
     until, looks = time.monotonic() + limit_s, 2
     while looks and time.monotonic() < until:
-        running = [each for each in (*_of(root), *below(root)) if each.state not in ("T", *_DEAD)]
+        running = [each for each in (*_of(root), *below(root)) if not _stands(each)]
         for each in running:
             if _named(each) not in stopped:
                 send(each, signal.SIGSTOP)
@@ -97,6 +97,15 @@ def send(to: Kin, number: signal.Signals) -> None:
             os.close(descriptor)
 
 
+def _stands(process: Kin) -> bool:
+    """Whether none of its threads runs, each of which may be the one that forks; its own state is the first one's."""
+    states = {process.state}
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{process.pid}/task").iterdir():
+            states |= {each.state for each in _read(thread / "stat", process.pid)}
+    return states <= {"T", *_DEAD}
+
+
 def _named(process: Kin) -> Kin:
     """What stays the same of it."""
     return Kin(pid=process.pid, state="", parent=0, session=0, started=process.started)
@@ -110,7 +119,12 @@ def _everybody() -> Iterator[Kin]:
 
 def _of(pid: int) -> Iterator[Kin]:
     """The process of a number, if there is one."""
+    return _read(Path(f"/proc/{pid}/stat"), pid)
+
+
+def _read(stat: Path, pid: int) -> Iterator[Kin]:
+    """What the kernel says of a process, or of one of its threads, if there is one."""
     with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = stat.read_text(errors="replace").rpartition(")")[2].split()
         parent, session, started = int(fields[1]), int(fields[3]), int(fields[19])
         yield Kin(pid=pid, state=fields[0], parent=parent, session=session, started=started)
