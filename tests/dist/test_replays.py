@@ -78,8 +78,9 @@ KEPT = [NEIGHBOURS[at] for at in (1, 2, 3, 4, 6, 9)]
 @pytest.mark.parametrize(("name", "fault", "changes", "more"), some(NEIGHBOURS, KEPT))
 def test_neighbours_replay_what_was_lost(runs, name, fault, changes, more):
     summary = ends_as_if_nothing_had_failed(runs, name, fault, changes=changes, more=more)
-    found = replayed(summary)
-    assert [(event.start in (0, EVERY), event.stop in (7, 8, 9)) for event in found] == [(True, True)], (found, events_of(summary, Agreed))
+    ((start, stop),) = [(event.start, event.stop) for event in replayed(summary)]
+    assert (start in (0, EVERY), stop) == (True, events_of(summary, Agreed)[-1].step), "up to where the others go on"
+    assert stop >= 6, "nobody goes back further: the lost one had begun step 7"
     assert len(events_of(summary, WorkerReady)) == STAGES, "no process was started again"
 
 
