@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.commands import holdfast
 
 pytestmark = pytest.mark.dist
 
@@ -42,3 +44,20 @@ def test_the_plain_twin_of_the_cnn_trains_and_goes_on(tmp_path):
     later = run(*torchrun, str(EXAMPLES / "cnn_ddp.py"), "--epochs", "2", "--resume", *out)
     assert [line.split(":")[0] for line in (first.stdout + later.stdout).splitlines()] == ["epoch 0", "epoch 1"]
     assert (tmp_path / "model.pt").exists()
+
+
+def test_the_cnn_goes_on_from_a_checkpoint_in_the_midst_of_an_epoch(tmp_path):
+    """Average, patience, the epoch's totals and the schedule of learning rates are state of the script's own."""
+
+    def trained(name, *options):
+        where, out = ("--workers", 2, "--quiet", "--run-dir", tmp_path / name), tmp_path / "out"
+        kept = ("--set", "checkpoint.every=10", "--set", "checkpoint.keep=9")
+        ended = holdfast("run", *where, *kept, *options, EXAMPLES / "cnn_holdfast.py", "--epochs", 1, "--out", out)
+        assert ended.returncode == 0, ended.stderr
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        bits = (summary["weights_sha256"], summary["state_sha256"], summary["final_loss"])
+        return bits, (out / "model.pt").read_bytes()
+
+    whole = trained("whole")
+    later = trained("later", "--resume", f"{tmp_path / 'whole'}@20", "--fault", "kill:1.0@24:backward")
+    assert later == whole

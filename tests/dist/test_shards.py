@@ -89,7 +89,7 @@ def test_a_companion_is_lost_and_so_its_worker(runs, number):
             struck.append(companion.pid)
             os.kill(companion.pid, number)
 
-    steps = "train.steps=20"
+    steps = "train.steps=60"
     limit = ("control.hang_s=2",) if number == signal.SIGSTOP else ()
     summary = runs.train("unlike", overrides=(*WIDE, steps, *limit), run_dir=folder, on_progress=strike)
     assert len(struck) == 1
@@ -116,7 +116,7 @@ def test_companions_end_with_their_worker(runs):
 
 
 def test_one_comes_back_and_gets_its_layers_from_a_worker_of_one_gpu(runs):
-    steps = "train.steps=20"
+    steps = "train.steps=60"
     summary = runs.train("unlike", "kill:0.1@2:commit", "join:0.1@4", overrides=(*WIDE, steps))
     assert sorted(summary.report.fired) == ["join:0.1@4", "kill:0.1@2:commit"]
     synced = [event for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, Synced)]

@@ -21,7 +21,7 @@ from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS, MICROBATCHES, STAGES = 6, 2, 2
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10")) // 4
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6")) // 4
 LONG = int(os.environ.get("HOLDFAST_AUDITED_STEPS", "1000"))
 
 

@@ -14,7 +14,7 @@ from holdfast.telemetry.events import Agreed, Checkpointed, Installed
 from holdfast.testing.scenario import Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10")) // 3
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6")) // 3
 STEPS = 6
 EVERY = 2
 GRID = (3, 2, 2)

@@ -29,7 +29,7 @@ from holdfast.testing.virtual import VirtualCluster
 
 LAYERS_PER_STAGE = 2
 STEPS = 12
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6"))
 POINTS = ["start", "forward", "backward", "reduce", "update", "commit"]
 
 

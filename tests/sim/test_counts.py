@@ -18,7 +18,7 @@ from holdfast.testing.fault_plans import STEP_POINTS
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6"))
 GRIDS = [(2, 2, 3), (3, 2, 2), (2, 3, 3), (3, 1, 4)]
 ANSWERS = {
     "going on": {},

@@ -12,7 +12,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.telemetry.events import Agreed, Installed, StepOps
 from holdfast.telemetry.report import report
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6"))
 POINTS = ["start", "forward", "backward", "reduce", "update", "commit"]
 IDLE = ["start", "reduce", "update", "commit"]
 """Points that are also reached by whoever computes nothing."""

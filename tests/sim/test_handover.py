@@ -21,7 +21,7 @@ from holdfast.testing.scenario import Delays
 
 from .test_unlike import alone, any_layout, effects, lost_layers, plan_of, run
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6"))
 CHUNK = 10
 STEPS = 16
 BEFORE = ((4, 2), (1, 5)), (3, 2)

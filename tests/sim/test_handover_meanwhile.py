@@ -18,7 +18,7 @@ from holdfast.testing.virtual_worker import HANG_S
 from .test_handover import AFTER, BEFORE, Recut, events_of, held, recut
 from .test_unlike import alone, any_layout, plan_of, run
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10")) // 5
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6")) // 5
 STEPS = 16
 SLOW = Delays(copy=(1.0, 1.0))
 """A copy takes a few steps, so that much can happen before it is there."""

@@ -10,7 +10,7 @@ from tests.sim.test_coming_and_going import healthy, of, run
 
 from holdfast.telemetry.events import Agreed, StepOps
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6"))
 GRID, STEPS = (4, 1, 2), 12
 OF = {f"{pipeline}.0": {2 * pipeline, 2 * pipeline + 1} for pipeline in range(4)}
 """The micro-batches of each worker."""

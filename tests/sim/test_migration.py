@@ -21,7 +21,7 @@ from holdfast.telemetry.events import Agreed, Installed, Migrating, Parted, Step
 from holdfast.testing.scenario import Delays, Scenario
 from holdfast.testing.virtual import VirtualCluster
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10")) // 5
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6")) // 5
 PIPELINES, STAGES, MICROBATCHES, STEPS = 3, 3, 3, 14
 LOST, ALSO_LOST, MOVER = WorkerId(0, 1), WorkerId(1, 1), WorkerId(2, 2)
 DEATHS = ["kill:0.1@2:backward", "kill:1.1@3:forward"]

@@ -16,7 +16,7 @@ from holdfast.testing.scenario import Pause, Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster
 from holdfast.testing.virtual_worker import HANG_S
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10")) // 5
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6")) // 5
 STEPS = 12
 MARGIN_S = 0.5
 PATIENCE_S = 15 * HANG_S

@@ -18,7 +18,7 @@ from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 STAGES, STEPS, EVERY = 4, 12, 5
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6"))
 POINTS = ["start", "forward", "backward", "reduce", "verdict", "update", "commit"]
 
 

@@ -17,7 +17,7 @@ from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, Pa
 
 from .test_unlike import alone, effects, plan_of, run
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6"))
 CHUNK = 10
 STEPS = 24
 LAYOUT = ((2, 2, 2, 2), (2, 2, 2, 2), (2, 2, 2, 2)), (3, 3, 3)

@@ -18,7 +18,7 @@ from holdfast.telemetry.events import Agreed, Detected, Installed, Notice, StepO
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10")) // 5
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6")) // 5
 STEPS = 12
 EVERY = 3
 GRID = (2, 3, 2)

@@ -17,7 +17,7 @@ from holdfast.testing.virtual import VirtualCluster
 
 GRID, STEPS = (2, 2, 2), 24
 LAYERS_PER_STAGE = 2
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6"))
 CHUNK = 20
 SPARE, OTHER = WorkerId(7, 0), WorkerId(8, 3)
 KILL = "kill:1.1@3:backward"

@@ -18,7 +18,7 @@ from holdfast.runtime.engine.emulated import EmulatedStage
 from holdfast.strategies import registry
 from holdfast.telemetry.events import Agreed, Installed, StepOps
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6"))
 GRID, STEPS = (3, 2, 3), 12
 POINTS = ["start", "forward", "backward", "reduce", "update", "commit"]
 

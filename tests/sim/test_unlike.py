@@ -18,7 +18,7 @@ from holdfast.telemetry.events import Synced
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6"))
 CHUNK = 20
 STEPS = 4
 FIRST_EFFECT_AFTER_INSTALL = 4

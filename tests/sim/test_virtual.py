@@ -28,7 +28,7 @@ from holdfast.testing.scenario import Pause, Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster
 from holdfast.testing.virtual_transport import VirtualTransport
 
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "10"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6"))
 CHUNK = 25
 STEPS = 3
 FIRST_EFFECT_AFTER_INSTALL = 4

@@ -14,6 +14,7 @@ from torch.distributed import get_rank, init_process_group
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
+from holdfast.data.orders import sampled
 from holdfast.errors import ConfigError
 from holdfast.runtime.loop.leftovers import meet_leftovers
 
@@ -104,7 +105,12 @@ def test_a_wrapped_model_is_itself_with_the_same_state():
         again = torch.load(file, weights_only=False)
         assert again.module is again
         assert torch.nn.parallel.DistributedDataParallel is DDP, "imported by name before"
-        assert told == ["DistributedDataParallel(model) is the model itself: hf.prepare has its gradients summed"]
+        with again.no_sync():
+            pass
+        assert told == [
+            "DistributedDataParallel(model) is the model itself, as is model.module: hf.prepare sums gradients",
+            "model.no_sync() does nothing: gradients are summed once, when a step's items are over",
+        ], told
 
         class Owner(torch.nn.Module):
             def __init__(self):
@@ -123,10 +129,14 @@ def test_a_sampler_draws_from_all_samples_in_every_worker():
         told_size = DistributedSampler(
             TensorDataset(torch.arange(10)), num_replicas=dist.get_world_size(), rank=dist.get_rank(), drop_last=True
         )
+        sampled(3, sampler, 10, 5).item(4)  # Holdfast sets the epoch of what it reads
+        assert not any("set_epoch" in line for line in told)
         for each in (sampler, told_size):
             each.set_epoch(1)
             assert sorted(each) == list(range(10))
-        assert [line for line in told if line.startswith("DistributedSampler draws from all samples")]
+        assert told[0].startswith("DistributedSampler draws from all samples")
+        assert told[-1] == "DistributedSampler.set_epoch goes for nothing: hf.steps sets each epoch before it reads it"
+        assert sum("set_epoch" in line for line in told) == 1
     """)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from holdfast.config.deciding import compare_told, spelled
 from holdfast.data.feeds import Indexed
@@ -137,6 +138,30 @@ def test_a_state_of_steps_before_is_taken_over(make):
 def test_without_a_state_the_fingerprint_is_that_of_the_weights_alone():
     prints = [Job(each, adamw(each)).prepared.fingerprint() for each in (model(), model(), model(6))]
     assert prints[0] == prints[1] != prints[2]
+
+
+def test_what_an_object_keeps_is_told_as_tensors_and_in_no_more_words_than_a_small_one():
+    """An average as large as the model: text of its numbers took ten seconds, in which no other thread ran."""
+
+    def told(width):
+        whole = nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2))
+        average = AveragedModel(whole, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        job = Job(whole, adamw(whole))
+        job.prepared.objects.append(average)
+        return average, job, job.prepared.tell()
+
+    (_, _, small), (average, job, large) = told(4), told(5000)
+    assert abs(len(large.text) - len(small.text)) < 100, "shapes at most"
+    shared = {each.data_ptr() for each in large.tensors}
+    assert {each.data_ptr() for each in average.parameters()} <= shared, "without a copy"
+    expected = [each.clone() for each in average.parameters()]
+    states = {layer: job.stage.snapshot(layer)() for layer in job.stage.layers}
+    with torch.no_grad():
+        for each in average.parameters():
+            each.zero_()
+    for layer, state in states.items():
+        job.stage.restore(layer, state)
+    assert all(map(torch.equal, average.parameters(), expected))
 
 
 def test_within_the_loop_a_state_is_not_loaded():

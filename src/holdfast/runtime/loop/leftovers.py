@@ -63,7 +63,7 @@ _OURS = ("torch", "holdfast")
 _Tell = Callable[[str], None]
 
 _met: list[_Tell] = []
-"""Who is told; nobody until calls are met, then one."""
+"""Who is told, of each line once; nobody until calls are met, then one."""
 
 
 def meet_leftovers(say: Callable[[str], None], is_first: Callable[[], bool] = lambda: True) -> None:
@@ -78,8 +78,8 @@ def meet_leftovers(say: Callable[[str], None], is_first: Callable[[], bool] = la
     """
     if _met:
         return
-    _met.append(say)
     told = cache(say)
+    _met.append(told)
     functions: dict[str, Callable[..., Any]] = {
         **{name: _nothing(name, what, told) for name, what in _STARTS.items()},
         **{name: _refused(name, "step.log(name, value) in an item, and step.logged[name] behind it") for name in _SUMS},
@@ -147,8 +147,8 @@ def _wrapper(told: _Tell) -> type:
         """Returns the model that it is given, which can still be reached as ``model.module``."""
 
         def __new__(cls, module: nn.Module, *args: Any, **options: Any) -> nn.Module:  # type: ignore[misc]
-            told("DistributedDataParallel(model) is the model itself: hf.prepare has its gradients summed")
-            more = {"module": module, "no_sync": contextlib.nullcontext}
+            told("DistributedDataParallel(model) is the model itself, as is model.module: hf.prepare sums gradients")
+            more = {"module": module, "no_sync": _no_sync}
             for name, value in more.items():
                 if not hasattr(module, name):
                     module.__dict__[name] = value  # not as a submodule, which would be one more name in its state
@@ -157,8 +157,15 @@ def _wrapper(told: _Tell) -> type:
     return DistributedDataParallel
 
 
+def _no_sync() -> contextlib.AbstractContextManager[None]:
+    """As a model has it behind ``DDP(model)``; of this module, as it is saved with the model."""
+    for told in _met:
+        told("model.no_sync() does nothing: gradients are summed once, when a step's items are over")
+    return contextlib.nullcontext()
+
+
 def _sample_all(told: _Tell) -> None:
-    make = DistributedSampler.__init__
+    make, set_epoch = DistributedSampler.__init__, DistributedSampler.set_epoch
 
     def __init__(
         self: Any, dataset: Any, num_replicas: int | None = None, rank: int | None = None, *args: Any, **options: Any
@@ -166,7 +173,13 @@ def _sample_all(told: _Tell) -> None:
         told("DistributedSampler draws from all samples: hf.steps shares a step's items out among the workers")
         make(self, dataset, 1, 0, *args, **options)
 
+    def of_epoch(self: Any, epoch: int) -> None:
+        if not _is_ours(sys._getframe(1).f_globals.get("__name__", "")):
+            told("DistributedSampler.set_epoch goes for nothing: hf.steps sets each epoch before it reads it")
+        set_epoch(self, epoch)
+
     DistributedSampler.__init__ = __init__  # type: ignore[method-assign]
+    DistributedSampler.set_epoch = of_epoch  # type: ignore[method-assign]
 
 
 def replace_imported(replaced: dict[int, Any]) -> None:
