@@ -7,15 +7,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.commands import holdfast
 from tests.dist.test_loops import while_outside
 from tests.plain import plain
 
 from holdfast import Fault, parse_job, train
-from holdfast.telemetry.events import WorkerReady
+from holdfast.telemetry.events import FaultInjected, WorkerReady, read_events
 
 pytestmark = pytest.mark.dist
 
-SCRIPT = Path(__file__).with_name("loading_script.py")
+SCRIPT, WEBDATASET = (Path(__file__).with_name(f"{name}_script.py") for name in ("loading", "webdataset"))
 SAMPLES, STEPS, EPOCH = 36, 36, 3
 ORDERS = ["shuffled", "batches", "sampler", "grouped", "stream"]
 
@@ -81,6 +82,30 @@ def test_losses_and_joins_change_no_bit_and_no_sample(runs, tmp_path, alone, ord
     for first in range(0, STEPS, EPOCH):
         epoch = [each for (step, _), indices in found.items() if first <= step < first + EPOCH for each in indices]
         assert Counter(epoch) == Counter(range(SAMPLES))
+
+
+def test_shards_of_webdataset_are_read_on_after_a_loss_and_from_a_checkpoint(tmp_path):
+    """100 samples in four shards, so that the runs see some epochs; the checkpoint is in the midst of one."""
+    webdataset = pytest.importorskip("webdataset", reason="needs webdataset: pip install webdataset")
+    shards, out = tmp_path / "shard-{0..3}.tar", tmp_path / "model.pt"
+    for shard in range(4):
+        with webdataset.TarWriter(str(tmp_path / f"shard-{shard}.tar")) as file:
+            for number in range(25 * shard, 25 * shard + 25):
+                file.write({"__key__": f"{number:04}", "cls": str(number)})
+    plain(WEBDATASET, shards, out)
+    weights = out.read_bytes()
+
+    def trained(name, *options):
+        where = ("--workers", 2, "--quiet", "--run-dir", tmp_path / name, "--set", "checkpoint.every=7")
+        ended = holdfast("run", *where, "--set", "checkpoint.keep=9", *options, WEBDATASET, shards, out)
+        assert ended.returncode == 0, ended.stderr
+        assert out.read_bytes() == weights
+        events = [event for _, event in read_events(tmp_path / name / "events.jsonl")]
+        return [str(event.spec) for event in events if isinstance(event, FaultInjected)]
+
+    fault = "kill:1.0@6:backward"
+    assert trained("struck", "--fault", fault) == [fault]
+    assert trained("resumed", "--resume", f"{tmp_path / 'struck'}@35") == []
 
 
 @pytest.mark.parametrize("order", ["shuffled", "stream"])

@@ -62,6 +62,12 @@ def test_what_can_be_repeated_is_trained_and_a_first_item_that_takes_too_long_is
         runs.train_only("loop-norm", overrides=overrides("hangs", *limits))
 
 
+def test_samples_that_only_a_prepared_loader_process_has_are_known_and_trained(runs):
+    """Three of them are compared between processes before any is trained; none can be read by the script itself."""
+    summary = runs.train_only("loop-norm", overrides=overrides("opened"))
+    assert summary.steps == 4
+
+
 def test_with_fast_numerics_it_is_told(runs):
     told = []
     runs.train_only("loop-norm", overrides=overrides("data", "train.numerics=fast"), on_event=told.append)

@@ -18,11 +18,13 @@ begun = None
 
 
 class Points(torch.utils.data.Dataset):
+    opened = None
+
     def __len__(self):
         return 24
 
     def __getitem__(self, index):
-        x = torch.full((8,), index / 24)
+        x = torch.full((8,), index / 24) if WHAT != "opened" else self.opened[index]
         if WHAT == "data-begun":
             x = x + torch.from_numpy(begun.normal(size=8) if begun else np.ones(8)).float()
         elif WHAT.startswith("data"):
@@ -70,6 +72,11 @@ def begin(worker: int) -> None:
     begun = np.random.default_rng(5)
 
 
+def open_file(worker: int) -> None:
+    """What a loader process alone has, as one that reads a file."""
+    torch.utils.data.get_worker_info().dataset.opened = torch.linspace(0, 1, 24).reshape(24, 1).repeat(1, 8)
+
+
 items = 0
 kinds = {"attribute": Counting, "wrapping": Wrapping}
 first = nn.Embedding(24, 16, max_norm=0.1) if WHAT == "max-norm" else nn.Linear(8, 16)
@@ -80,6 +87,8 @@ given, options = Points(), {"size": 3, "workers": 2 if WHAT == "data-loaded" els
 if WHAT in ("data-begun", "data-beside"):
     loaders = 2 if WHAT == "data-begun" else 0
     given, options = torch.utils.data.DataLoader(given, 3, num_workers=loaders, worker_init_fn=begin), {}
+if WHAT == "opened":
+    given, options = torch.utils.data.DataLoader(given, 3, num_workers=2, worker_init_fn=open_file), {}
 for step in hf.steps(given, microbatches=9 if WHAT == "large-step" else 4, steps=4, **options):
     for x, y in step:
         items += 1

@@ -276,8 +276,8 @@ class Stream:
         if first != again:
             raise ConfigError(
                 f"hf.steps: the stream {self.name} has other samples when it is read again under the same seed; "
-                "expected one that draws from torch, numpy or random alone, or that set_epoch(epoch) seeds, or with "
-                "state_dict and load_state_dict"
+                "expected one that draws from torch, numpy or random alone (webdataset: shuffle(1000, rng=random)), or "
+                "that set_epoch(epoch) seeds, or with state_dict and load_state_dict"
             )
         digest = _digest(first)
         if digest is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -15,6 +16,7 @@ from torch.utils.data import (
     SequentialSampler,
     default_collate,
 )
+from torch.utils.data._utils import worker as _loading
 
 from holdfast.data.feeds import PREFETCH, Feed, Indexed, Streamed
 from holdfast.data.orders import Order, grouped_by_length, in_sequence, sampled, shuffled, weighted
@@ -181,7 +183,7 @@ def _read_loader(wanted: Wanted, loader: DataLoader[Any], tell: Callable[[str], 
         collate=wanted.collate or loader.collate_fn,
         loaders=loader.num_workers if wanted.loaders is None else wanted.loaders,
         prefetch=wanted.prefetch or loader.prefetch_factor,
-        on_start=loader.worker_init_fn,
+        on_start=_started(loader),
         seed=wanted.seed if loader.generator is None else loader.generator.initial_seed() >> 1,
     )
     batches, size, drop_last = loader.batch_sampler, loader.batch_size, loader.drop_last
@@ -190,6 +192,26 @@ def _read_loader(wanted: Wanted, loader: DataLoader[Any], tell: Callable[[str], 
     if batches is None:
         return _ordered(_unbatched(said), loader.sampler, tell)
     return _ordered(said, batches, tell)
+
+
+def _started(loader: DataLoader[Any]) -> Callable[[int], object] | None:
+    """Returns the loader's ``worker_init_fn``, which finds its process's dataset by ``get_worker_info()`` while it runs.
+
+    Samples do not: none depends on who loads it.
+    """
+    start, dataset, workers = loader.worker_init_fn, loader.dataset, loader.num_workers
+    if start is None:
+        return None
+
+    def started(number: int) -> None:
+        known = {"id": number, "num_workers": workers, "seed": torch.initial_seed(), "dataset": dataset}
+        _loading._worker_info = _loading.WorkerInfo(**known)
+        try:
+            start(number)
+        finally:
+            _loading._worker_info = None
+
+    return started
 
 
 def _unbatched(said: Wanted) -> Wanted:

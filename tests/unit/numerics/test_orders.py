@@ -20,6 +20,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    get_worker_info,
 )
 
 from holdfast.data import randomness
@@ -182,15 +183,21 @@ def test_a_dataloader_says_it_all():
     def collate(batch):
         return batch
 
+    started = []
+
     def start(number):
-        pass
+        info = get_worker_info()
+        started.append((number, info.id, info.num_workers, info.dataset is DATA))
 
     loader = DataLoader(
         DATA, batch_size=4, shuffle=True, num_workers=2, prefetch_factor=3, collate_fn=collate, worker_init_fn=start
     )
     found = feed(dataset=loader)
     assert (found.num_samples, found.loaders, found.prefetch) == (4, 2, 3)
-    assert (found.collate, found.on_start, found.dataset) == (collate, start, DATA)
+    assert (found.collate, found.dataset) == (collate, DATA)
+    found.on_start(1)
+    assert started == [(1, 1, 2, True)], "it finds the dataset of its process"
+    assert get_worker_info() is None, "samples do not: none depends on who loads it"
     assert samples(found, 9) == samples(feed(size=4), 9)
     other = feed(dataset=loader, size=5, loaders=0, prefetch=1)
     assert (other.num_samples, other.loaders, other.prefetch) == (5, 0, 1)

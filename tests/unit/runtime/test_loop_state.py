@@ -397,7 +397,12 @@ class Samples:
 
 def told(*samples):
     dataset = Samples(*samples)
-    return data_facts(Indexed(dataset, shuffled(0, len(dataset), 1)), torch.manual_seed)
+
+    def sample(index):
+        torch.manual_seed(index)
+        return dataset[index]
+
+    return data_facts(Indexed(dataset, shuffled(0, len(dataset), 1)), sample)
 
 
 def test_a_dataset_is_known_by_its_length_and_three_samples():

@@ -103,7 +103,7 @@ def _described(value: Any) -> Any:
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def data_facts(source: Source, seed: Callable[[int], None]) -> dict[str, Any]:
+def data_facts(source: Source, sample: Callable[[int], Any]) -> dict[str, Any]:
     """Returns the dataset's class and length, the order of its first items, and a digest of three samples.
 
     The first, the middle and the last one; of a stream, those of its first item. Of what is another one every time,
@@ -111,7 +111,7 @@ def data_facts(source: Source, seed: Callable[[int], None]) -> dict[str, Any]:
 
     Args:
         source: of the loop's samples.
-        seed: seeds what samples may be drawn by.
+        sample: returns a sample by its number, with everything seeded that it may be drawn by.
     """
     dataset, size = source.dataset, len(source.dataset)
     if isinstance(dataset, Stream):
@@ -121,8 +121,7 @@ def data_facts(source: Source, seed: Callable[[int], None]) -> dict[str, Any]:
     rounds: list[list[Any]] = [[], []]
     for index in (0, size // 2, size - 1):
         for each in rounds:
-            seed(index)
-            each.append(dataset[index])
+            each.append(sample(index))
     return {
         "data.kind": _kind(dataset),
         "data.length": size,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from holdfast.data.feeds import Asked
@@ -11,7 +14,7 @@ from holdfast.data.randomness import seed_all
 from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.loaders import Key, Loaders
 
-__all__ = ["Feeding"]
+__all__ = ["Feeding", "sampling"]
 
 
 class Feeding:
@@ -94,4 +97,33 @@ class Feeding:
             yield from ((step, number) for number in self._share)
 
     def _tell(self, text: str) -> None:
-        print(f"holdfast: worker {self._worker}: {text}", file=sys.stderr, flush=True)
+        _say(f"worker {self._worker}: {text}")
+
+
+@contextmanager
+def sampling(loop: Loop) -> Iterator[Callable[[int], Any]]:
+    """Yields what returns one sample by its number, with all generators seeded alike each time.
+
+    Where the script prepares its loader processes, one of these loads it: there may be no samples without that.
+    """
+    feed = loop.feed
+    if not feed.loaders or feed.on_start is None:
+
+        def read(index: int) -> Any:
+            seed_all(index)
+            return feed.dataset[index]
+
+        yield read
+        return
+    one = replace(feed, loaders=1, collate=itemgetter(0))
+    with closing(Loaders(one, loop.seed, _say)) as loaders:
+
+        def have_read(index: int) -> Any:
+            loaders.ask((0, index), (index,))
+            return loaders.take((0, index))
+
+        yield have_read
+
+
+def _say(text: str) -> None:
+    print(f"holdfast: {text}", file=sys.stderr, flush=True)

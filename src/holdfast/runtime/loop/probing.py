@@ -15,10 +15,10 @@ from msgspec.structs import replace as replace_struct
 from torch import nn
 
 from holdfast.config.job import Grid, Job, PipelineLayout, ScriptModel
-from holdfast.data.randomness import seed_all
 from holdfast.errors import ConfigError
 from holdfast.recovery.choice import Sizes
 from holdfast.runtime.loop.facts import data_facts, source_files
+from holdfast.runtime.loop.feeding import sampling
 from holdfast.runtime.loop.hosting import Loop, hosted
 from holdfast.runtime.loop.script import print_trace, quiet, run_script, told
 from holdfast.runtime.loop.stage import HANDED_ON, LoopStage
@@ -181,7 +181,8 @@ def _as_told(job: Job, loop: Loop) -> Job:
 
 def script_facts(loop: Loop) -> dict[str, Any]:
     """Returns what a script says of its optimizers, schedulers and data, by key."""
-    return {**loop.prepared.facts, **data_facts(loop.feed.source, seed_all)}
+    with sampling(loop) as sample:
+        return {**loop.prepared.facts, **data_facts(loop.feed.source, sample)}
 
 
 def _warnings(model: nn.Module) -> tuple[str, ...]:
