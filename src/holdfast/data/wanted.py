@@ -195,7 +195,7 @@ def _read_loader(wanted: Wanted, loader: DataLoader[Any], tell: Callable[[str], 
 
 
 def _started(loader: DataLoader[Any]) -> Callable[[int], object] | None:
-    """Returns the loader's ``worker_init_fn``, which finds its process's dataset by ``get_worker_info()`` while it runs.
+    """Returns the loader's ``worker_init_fn``; while it runs, ``get_worker_info()`` tells it the dataset of its process.
 
     Samples do not: none depends on who loads it.
     """
@@ -204,8 +204,9 @@ def _started(loader: DataLoader[Any]) -> Callable[[int], object] | None:
         return None
 
     def started(number: int) -> None:
-        known = {"id": number, "num_workers": workers, "seed": torch.initial_seed(), "dataset": dataset}
-        _loading._worker_info = _loading.WorkerInfo(**known)
+        _loading._worker_info = _loading.WorkerInfo(
+            id=number, num_workers=workers, seed=torch.initial_seed(), dataset=dataset
+        )
         try:
             start(number)
         finally:
