@@ -195,7 +195,7 @@ def _read_loader(wanted: Wanted, loader: DataLoader[Any], tell: Callable[[str], 
 
 
 def _started(loader: DataLoader[Any]) -> Callable[[int], object] | None:
-    """Returns the loader's ``worker_init_fn``; while it runs, ``get_worker_info()`` tells it the dataset of its process.
+    """Returns the loader's ``worker_init_fn``; while it runs, ``get_worker_info()`` tells it its dataset.
 
     Samples do not: none depends on who loads it.
     """
