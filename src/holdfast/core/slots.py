@@ -12,7 +12,7 @@ from itertools import chain
 
 from holdfast.core.ids import Batch, MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, Placement
-from holdfast.core.plan import Plan
+from holdfast.core.plan import Ahead, Plan
 from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, Orders
 from holdfast.errors import ConfigError
@@ -131,4 +131,5 @@ def renamed(
                 )
             )
         ),
+        ahead=tuple(sorted(Ahead(who(each.worker), what(each.microbatch), each.layers) for each in plan.ahead)),
     )

@@ -140,6 +140,8 @@ def _check_rows(plan: Plan) -> None:
 
 
 def _check_ahead(plan: Plan) -> None:
+    if list(plan.ahead) != sorted(set(plan.ahead)):
+        raise _invalid(plan, "what is run ahead must be sorted, each once")
     runs = {(visit.worker, route.microbatch): visit.layers for route in plan.routes.routes for visit in route.visits}
     for each in plan.ahead:
         own = runs.get((each.worker, each.microbatch))

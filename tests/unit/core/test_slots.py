@@ -1,11 +1,13 @@
 """Plans for places become plans for whoever sits there."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
-from holdfast.core.plan import with_listeners
+from holdfast.core.plan import Ahead, with_listeners
 from holdfast.core.shrink import shrunken_plan
 from holdfast.core.slots import renamed, slots_of
 from holdfast.core.validate import validate
@@ -71,6 +73,14 @@ def test_micro_batches_that_cannot_be_shared_evenly_are_no_regular_grid():
 )
 def test_what_is_not_the_plan_of_a_whole_grid_has_no_seats(plan):
     assert slots_of(plan) is None
+
+
+def test_what_is_run_ahead_is_renamed_too():
+    place = PLAN.routes.routes[0].visits[1]
+    ahead = (Ahead(A, PLAN.routes.microbatches[2], place.layers), Ahead(B, PLAN.routes.microbatches[4], place.layers))
+    swapped = renamed(replace(PLAN, ahead=ahead), {A: B, B: A})
+    assert swapped.ahead == tuple(replace(each, worker=who) for each, who in zip(ahead[::-1], (A, B), strict=True))
+    assert renamed(swapped, {A: B, B: A}).ahead == ahead
 
 
 def test_micro_batches_are_renamed_too():

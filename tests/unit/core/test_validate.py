@@ -8,6 +8,7 @@ from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.instructions import Reduction
 from holdfast.core.lower import lower
 from holdfast.core.placement import LayerRange, Placement, split_evenly
+from holdfast.core.plan import Ahead
 from holdfast.core.profile import parse_costs
 from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Orders
@@ -109,6 +110,34 @@ def visiting(*ranges):
 )
 def test_bad_routes_are_refused(plan, rule):
     assert rule in refusal(plan).rule
+
+
+SHADOW = dataclasses.replace(
+    PAIR,
+    placement=Placement(
+        num_layers=2, ranges=((WorkerId(0, 0), LayerRange(0, 2)), (WorkerId(0, 1), LayerRange(1, 2)))
+    ),
+)
+ONE, TWO = (Ahead(WorkerId(0, 0), microbatch, LayerRange(1, 2)) for microbatch in PAIR.routes.microbatches)
+
+
+def test_what_is_run_ahead_comes_next_and_is_its_own():
+    validate(dataclasses.replace(SHADOW, ahead=(ONE, TWO)))
+
+
+@pytest.mark.parametrize(
+    ("ahead", "rule"),
+    [
+        ((TWO, ONE), "must be sorted, each once"),
+        ((ONE, ONE, TWO), "must be sorted, each once"),
+        ((dataclasses.replace(ONE, layers=LayerRange(0, 1)),), "which are not its next ones"),
+        ((dataclasses.replace(ONE, worker=WorkerId(0, 1)),), "which are not its next ones"),
+        ((dataclasses.replace(ONE, worker=WorkerId(0, 2)),), "which are not its next ones"),
+        ((dataclasses.replace(ONE, layers=LayerRange(1, 3)),), "which are not its next ones"),
+    ],
+)
+def test_what_is_run_ahead_otherwise_is_refused(ahead, rule):
+    assert rule in refusal(dataclasses.replace(SHADOW, ahead=ahead)).rule
 
 
 def test_a_wrong_way_shows_in_the_messages():
