@@ -140,8 +140,9 @@ def _check_rows(plan: Plan) -> None:
 
 
 def _check_ahead(plan: Plan) -> None:
-    if list(plan.ahead) != sorted(set(plan.ahead)):
-        raise _invalid(plan, "what is run ahead must be sorted, each once")
+    named = [(each.worker, each.microbatch) for each in plan.ahead]
+    if named != sorted(set(named)):
+        raise _invalid(plan, "what is run ahead must be sorted, at most once for a worker and a micro-batch")
     runs = {(visit.worker, route.microbatch): visit.layers for route in plan.routes.routes for visit in route.visits}
     for each in plan.ahead:
         own = runs.get((each.worker, each.microbatch))

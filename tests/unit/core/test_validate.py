@@ -128,8 +128,9 @@ def test_what_is_run_ahead_comes_next_and_is_its_own():
 @pytest.mark.parametrize(
     ("ahead", "rule"),
     [
-        ((TWO, ONE), "must be sorted, each once"),
-        ((ONE, ONE, TWO), "must be sorted, each once"),
+        ((TWO, ONE), "must be sorted, at most once"),
+        ((ONE, dataclasses.replace(ONE, layers=LayerRange(1, 3))), "must be sorted, at most once"),
+        ((ONE, ONE, TWO), "must be sorted, at most once"),
         ((dataclasses.replace(ONE, layers=LayerRange(0, 1)),), "which are not its next ones"),
         ((dataclasses.replace(ONE, worker=WorkerId(0, 1)),), "which are not its next ones"),
         ((dataclasses.replace(ONE, worker=WorkerId(0, 2)),), "which are not its next ones"),
