@@ -1,4 +1,7 @@
-"""The script of ``loading.py``: items that sleep, and samples that are in memory or have to be waited for."""
+"""The script of ``loading.py``: items that sleep, and samples that are in memory or have to be waited for.
+
+Or, with ``--passes``, a loop that goes over a DataLoader of its own behind each step; with ``--plain`` without a loop.
+"""
 
 from __future__ import annotations
 
@@ -32,30 +35,50 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self._images[index], torch.tensor(index % 10)
 
 
+def pass_seconds() -> float:
+    """Goes over all images once, as an evaluation does, by two processes."""
+    begun = time.monotonic()
+    for _ in DataLoader(Images(0.0), batch_size=64, num_workers=2):
+        pass
+    return time.monotonic() - begun
+
+
 def main() -> None:
-    """Trains, and tells when each step was over."""
+    """Trains, and tells when each step was over, or how long each pass took."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--microbatches", type=int, required=True)
-    parser.add_argument("--size", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--item-s", type=float, required=True)
-    parser.add_argument("--sample-s", type=float, required=True)
-    parser.add_argument("--loaders", type=int, required=True)
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--size", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--item-s", type=float, default=0.0)
+    parser.add_argument("--sample-s", type=float, default=0.0)
+    parser.add_argument("--loaders", type=int, default=0)
+    parser.add_argument("--passes", type=int, default=0)
+    parser.add_argument("--plain", action="store_true")
     parser.add_argument("--times", type=Path, required=True)
     options = parser.parse_args()
+    if options.plain:
+        write(options, "plain", [pass_seconds() for _ in range(options.passes)])
+        return
     hf = holdfast.session(seed=1)
     model = nn.Linear(3 * 32 * 32, 10)
     model, _ = hf.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
     loader = DataLoader(
         Images(options.sample_s), batch_size=options.size, shuffle=True, num_workers=options.loaders
     )  # read for what it says, and never iterated
-    ends = []
-    for step in hf.steps(loader, microbatches=options.microbatches, steps=options.steps):
+    ends, passes = [], []
+    for step in hf.steps(loader, microbatches=options.microbatches, steps=options.steps or options.passes):
         for x, y in step:
             step.backward(nn.functional.cross_entropy(model(x.flatten(1)), y))
             time.sleep(options.item_s)
         ends.append(time.monotonic())
-    options.times.with_name(f"{options.times.name}-{hf.worker}.json").write_text(json.dumps(ends))
+        if options.passes:
+            passes.append(pass_seconds())
+    write(options, hf.worker, passes or ends)
+
+
+def write(options: argparse.Namespace, name: str, rows: list[float]) -> None:
+    """Hands times over."""
+    options.times.with_name(f"{options.times.name}-{name}.json").write_text(json.dumps(rows))
 
 
 if __name__ == "__main__":

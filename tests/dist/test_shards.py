@@ -95,7 +95,7 @@ def test_a_companion_is_lost_and_so_its_worker(runs, number):
     assert len(struck) == 1
     assert is_gone(struck[0])
     assert [failure.worker for failure in summary.report.failures] == ["0.1"]
-    assert (summary.steps, summary.generations) == (20, 2)
+    assert (summary.steps, summary.generations) == (60, 2)
     assert summary.final_loss == pytest.approx(runs.healthy("unlike", (*ALONE, steps)).final_loss, **NEAR)
     told = [event.text for _, event in read_events(folder / "events.jsonl") if isinstance(event, Notice)]
     assert any("GPU 1 of its stage" in text for text in told) == (number == signal.SIGKILL)
