@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "1 of 2: making a virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "2 of 2: downloading and installing PyTorch and what else is needed; depending on the network, that takes minutes"
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(VERSIONS) -e '.[dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check $(VERSIONS) -e '.[dev]'
 	@touch $@
 	@echo "done: $$($(BIN)/holdfast --version) is in $(BIN)"
 
