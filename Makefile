@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 VERSIONS ?= -c constraints.txt
 BIN := $(VENV)/bin
+# Tests start thousands of processes: what they import is compiled once, though the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
 
 .PHONY: help install demo test test-values test-processes test-alone test-newest test-oldest check format lint types contracts mutate soak bench bench-peers clean
