@@ -114,9 +114,7 @@ def test_bad_routes_are_refused(plan, rule):
 
 SHADOW = dataclasses.replace(
     PAIR,
-    placement=Placement(
-        num_layers=2, ranges=((WorkerId(0, 0), LayerRange(0, 2)), (WorkerId(0, 1), LayerRange(1, 2)))
-    ),
+    placement=Placement(num_layers=2, ranges=((WorkerId(0, 0), LayerRange(0, 2)), (WorkerId(0, 1), LayerRange(1, 2)))),
 )
 ONE, TWO = (Ahead(WorkerId(0, 0), microbatch, LayerRange(1, 2)) for microbatch in PAIR.routes.microbatches)
 
