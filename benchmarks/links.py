@@ -20,8 +20,8 @@ from typing import Any
 
 from holdfast.config.job import Tls
 from holdfast.control.certificates import make_certificates
-from holdfast.control.introductions import Introductions
 from holdfast.control.messages import Hello
+from holdfast.control.peer_directory import PeerDirectory
 from holdfast.control.tls import link_contexts
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload, Reduction
@@ -77,9 +77,9 @@ def _measure(carrier: str, tls: Tls, owners: int, meeting: str, options: argpars
         processes[-1].start()
         theirs.close()
     found: queue.SimpleQueue[tuple[WorkerId, Any]] = queue.SimpleQueue()
-    introductions, telling = Introductions("secret"), threading.Lock()
+    directory, telling = PeerDirectory("secret"), threading.Lock()
     for worker in pipes:
-        threading.Thread(target=_relay, args=(worker, pipes, introductions, telling, found), daemon=True).start()
+        threading.Thread(target=_relay, args=(worker, pipes, directory, telling, found), daemon=True).start()
     rows = [found.get(timeout=300) for _ in workers]
     for process in processes:
         process.join()
@@ -98,7 +98,7 @@ def _measure(carrier: str, tls: Tls, owners: int, meeting: str, options: argpars
 def _relay(
     worker: WorkerId,
     pipes: dict[WorkerId, Connection],
-    introductions: Introductions,
+    directory: PeerDirectory,
     telling: threading.Lock,
     found: queue.SimpleQueue[tuple[WorkerId, Any]],
 ) -> None:
@@ -108,9 +108,9 @@ def _relay(
         kind, *given = pipes[worker].recv()
         if kind == "here":
             with telling:
-                introductions.heard(Hello(worker=worker, pid=0, here=given[0]))
+                directory.heard(Hello(worker=worker, pid=0, here=given[0]))
                 for target, its in pipes.items():
-                    if (news := introductions.news_for(target, pids)) is not None:
+                    if (news := directory.news_for(target, pids)) is not None:
                         its.send(news.peers)
         else:
             found.put((worker, given[0]))

@@ -15,8 +15,8 @@ from tests.waiting import LIMIT_S
 
 import holdfast.errors
 from holdfast.control.certificates import make_certificates
-from holdfast.control.introductions import Introductions
 from holdfast.control.messages import Hello, Here
+from holdfast.control.peer_directory import PeerDirectory
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Link
 from holdfast.runtime.node.forks import FORKS, ForkedProcess
@@ -129,7 +129,7 @@ class LinkCluster:
         """worker -> what it was told of each of the others."""
         self.via = {}
         """(from, to) whose link goes through somebody else, and where that listens."""
-        self._introductions = Introductions("secret")
+        self._directory = PeerDirectory("secret")
         self._telling = threading.Lock()
 
     def start(self, worker):
@@ -162,7 +162,7 @@ class LinkCluster:
 
     def _here(self, worker, pid, here):
         with self._telling:
-            self._introductions.heard(Hello(worker=worker, pid=pid, here=here))
+            self._directory.heard(Hello(worker=worker, pid=pid, here=here))
             self.here_now[worker], self.pids[worker] = here, pid
         self.tell_all()
 
@@ -170,13 +170,13 @@ class LinkCluster:
         """The others are told of a worker that the test plays itself; returns what it is told of them."""
         self._here(worker, 0, Here(address="127.0.0.1:1", nonce=nonce))
         with self._telling:
-            return {peer.worker: peer for peer in self._introductions.news_for(worker, self.pids).peers}
+            return {peer.worker: peer for peer in self._directory.news_for(worker, self.pids).peers}
 
     def tell_all(self):
         """Tells everybody what is new of the others, as the coordinator does."""
         with self._telling:
             for target in self.here_now.keys() & self.peers.keys():
-                if (news := self._introductions.news_for(target, self.pids)) is not None:
+                if (news := self._directory.news_for(target, self.pids)) is not None:
                     told = [self._rerouted(target, peer) for peer in news.peers]
                     self.told.setdefault(target, {}).update({peer.worker: peer for peer in told})
                     self.peers[target].tell("meet", told)

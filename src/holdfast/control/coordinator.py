@@ -22,7 +22,6 @@ from holdfast.control.advice import Adviser
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.decider import Decider, Happening, Remarks, Store
 from holdfast.control.doorkeeper import TokenCheck, bounded
-from holdfast.control.introductions import Introductions
 from holdfast.control.membership import Closed, Membership, Output, Tell, Unadvised, plan_recovery
 from holdfast.control.messages import (
     LONGEST_PARCEL,
@@ -39,6 +38,7 @@ from holdfast.control.messages import (
     pack,
     unpack,
 )
+from holdfast.control.peer_directory import PeerDirectory
 from holdfast.control.token import bearer
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, HoldfastError
@@ -114,7 +114,7 @@ class Coordinator:
         committer: writes the manifests of checkpoints.
         advisers: who may know of better plans than those made at once.
         remarks: passed on to the agent; None: nobody makes any.
-        introductions: tells workers of each other; None: they find each other without us.
+        directory: tells workers of each other; None: they find each other without us.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Coordinator:
         committer: Committer | None = None,
         advisers: tuple[Adviser, ...] = (),
         remarks: Remarks | None = None,
-        introductions: Introductions | None = None,
+        directory: PeerDirectory | None = None,
     ) -> None:
         self.decider = Decider(
             membership=membership,
@@ -142,7 +142,7 @@ class Coordinator:
         self._began_at = membership.generation
         self._committer = committer
         self._advisers = advisers
-        self._introductions = introductions
+        self._directory = directory
         self._queues: dict[_Peer, _Queue] = {_AGENT: asyncio.Queue()}
         self._agent_here = asyncio.Event()
         self._goodbye = asyncio.Event()
@@ -163,9 +163,9 @@ class Coordinator:
 
     def _introduce(self, output: Tell) -> None:
         """Tells a worker of those it will meet, before it is told where."""
-        if self._introductions is None or output.to is None:
+        if self._directory is None or output.to is None:
             return
-        if (meet := self._introductions.news_for(output.to, self.decider.membership.roster.pids)) is not None:
+        if (meet := self._directory.news_for(output.to, self.decider.membership.roster.pids)) is not None:
             self._tell(self._peer_of(output), meet)
 
     def send_last(self, outputs: Sequence[Output], die: Callable[[], None]) -> None:
@@ -232,8 +232,8 @@ class Coordinator:
         if (name and str(hello.worker) != name) or not self._all_its_own(peer, first):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "it speaks for somebody else")
         queue = self._queue_of(peer)
-        if self._introductions is not None and isinstance(hello, Hello):
-            self._introductions.heard(hello)
+        if self._directory is not None and isinstance(hello, Hello):
+            self._directory.heard(hello)
         self._take(first)
         reader = asyncio.create_task(self._read(request, peer, queue))
         try:

@@ -63,7 +63,6 @@ from holdfast.errors import (
     StorageError,
 )
 from holdfast.protocol.auditing import StepAudit, audit_messages, audit_of, item_of
-from holdfast.protocol.crossing import Crossing
 from holdfast.protocol.effects import (
     Asked,
     Attach,
@@ -84,6 +83,7 @@ from holdfast.protocol.effects import (
     Written,
 )
 from holdfast.protocol.executor import Committed, Execution, Keep, Kept, Reach, StepEngine, Verdict, update
+from holdfast.protocol.log_filter import LogFilter
 from holdfast.protocol.replaying import put_back, replay
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.step_log import StepLog
@@ -215,7 +215,7 @@ class WorkerProtocol:
         entered: the step before which we began to follow layers the last time; meaningless if we never did.
         raised: the exception that has stopped us; None while we live as we should.
         pins_at: the step of a checkpoint that was asked for, at the boundary before it; None if none was.
-        crossing: what is logged for whoever runs layers of ours, or beside ours, again; None: nothing.
+        log_filter: what is logged for whoever runs layers of ours, or beside ours, again; None: nothing.
         aside: our own engine, while another one replays lost layers.
         agreed: the step up to which was replayed, and the votes that settle the one before.
         replayed: engines that have replayed some; whoever is to hold these layers takes them from there.
@@ -250,7 +250,7 @@ class WorkerProtocol:
     entered: int = 0
     raised: Raised | None = None
     pins_at: int | None = None
-    crossing: Crossing | None = None
+    log_filter: LogFilter | None = None
     aside: Engine | None = None
     agreed: tuple[int, tuple[bytes, ...]] = (0, ())
     replayed: dict[tuple[int, ...], Engine] = field(default_factory=dict)
@@ -436,7 +436,7 @@ class WorkerProtocol:
             self.replayed = {}
         if not install.keeps:
             yield from self._drop_steps("it is run again")
-        if self.crossing is not None and install.plan is None:
+        if self.log_filter is not None and install.plan is None:
             yield Flush()
         yield Report(self._status())
         if install.plan is None:
@@ -450,12 +450,12 @@ class WorkerProtocol:
         """All that was computed of steps that are not settled is given up; ``why``, if that is so of what is logged."""
         self.stage.discard()
         self.log.forget_from(0)
-        if why and self.crossing is not None and self.execution is not None and not self.execution.updated:
+        if why and self.log_filter is not None and self.execution is not None and not self.execution.updated:
             yield Kept(self.execution.step, why)
 
     def _unlog(self, step: int) -> Script:
         """What was logged of the steps from one on does not count: they are run again from there."""
-        if self.crossing is not None and self.execution is not None:
+        if self.log_filter is not None and self.execution is not None:
             for each in range(step, self.execution.step + 1):
                 yield Kept(each, "it is run again")
 
@@ -511,8 +511,8 @@ class WorkerProtocol:
             lower_worker(plan, self.worker, self.ties),
             besides=audit_messages(plan.placement, self.worker) if audits else (),
         )
-        if self.crossing is not None:
-            self.crossing.follow(plan, self.program, self.ties)
+        if self.log_filter is not None:
+            self.log_filter.follow(plan, self.program, self.ties)
         self.rest = None if rest is None else lower_step(rest)
         yield Build(self.generation, groups(self.programs), _neighbours(plan, self.worker), step)
 
@@ -621,7 +621,7 @@ class WorkerProtocol:
         execution = self.execution
         if execution is not None and execution.step == step and not execution.committed:
             self.loss = mean_loss(self.stage)
-            if self.crossing is not None and self.crossing.any and not execution.updated:
+            if self.log_filter is not None and self.log_filter.any and not execution.updated:
                 execution.updated = True
                 yield Kept(step)
             yield Committed(step, tuple(execution.ops), whole=False)
@@ -781,8 +781,8 @@ class WorkerProtocol:
             closing=closing,
             previous=before.verdict if before is not None else None,
             on_settled=told,
-            logged=frozenset() if self.crossing is None else self.crossing.ends,
-            ties={} if self.crossing is None else self.crossing.sums,
+            logged=frozenset() if self.log_filter is None else self.log_filter.ends,
+            ties={} if self.log_filter is None else self.log_filter.sums,
         )
         return self.execution
 
@@ -828,7 +828,7 @@ class WorkerProtocol:
     def _keep_verdict(self, step: int) -> Script:
         """Logs the verdict that has led to this step, with the step."""
         known = self.verdicts[-1] if self.verdicts else None
-        if self.crossing is not None and self.crossing.any and known is not None and known.step == step - 1:
+        if self.log_filter is not None and self.log_filter.any and known is not None and known.step == step - 1:
             yield Keep(Payload.VOTE, step, 0, 0, self.stage.pack_vote(known.vote))
 
     def _heal(self, step: int) -> Script:

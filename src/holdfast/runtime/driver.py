@@ -37,7 +37,6 @@ from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
 from holdfast.errors import InternalError, StaleGeneration, WorkFailed
-from holdfast.protocol.besides import resident_bytes
 from holdfast.protocol.effects import (
     Asked,
     Attach,
@@ -74,7 +73,8 @@ from holdfast.protocol.executor import (
     StartReduce,
     Take,
 )
-from holdfast.protocol.pace import WAITS, Pace, heartbeat
+from holdfast.protocol.progress_monitor import WAITS, ProgressMonitor, heartbeat
+from holdfast.protocol.span_recorder import resident_bytes
 from holdfast.protocol.stopping import ends_job
 from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.recording import StepRecord
@@ -194,7 +194,7 @@ class Driver:
         rebuild: makes a compute engine for the layers that a plan gives us, with a state from a store if one is named;
             also says what it is sent.
         expelled: called, in the control thread, when we are no member any more; ends the process.
-        pace: how we move along.
+        monitor: how we move along.
         writer: writes checkpoints; None if the job makes none.
         logs: what is logged for others, and read; None if the job logs nothing.
         asks: whether the loop of a user's script is where an `Asked` wants it, after so many seconds at most, see
@@ -223,7 +223,7 @@ class Driver:
     copier: Copier
     rebuild: Callable[[Plan, StateAt | None], tuple[Engine, SpecOf]]
     expelled: Callable[[str], None]
-    pace: Pace
+    monitor: ProgressMonitor
     writer: Writer | None = None
     logs: Logs | None = None
     asks: Callable[..., bool] | None = None
@@ -283,7 +283,7 @@ class Driver:
     def beat(self) -> None:
         """Tells of our progress, in any thread; a spare only says that it lives."""
         if self.protocol.generation > 0 or not self.protocol.stage.layers:
-            self.send(heartbeat(self.protocol, self.pace))
+            self.send(heartbeat(self.protocol, self.monitor))
 
     def run(self) -> Generator[Call, Any, None]:
         """Follows the protocol to its end; yields the calls that may wait.
@@ -310,15 +310,15 @@ class Driver:
             result, error = None, None
             try:
                 yield partial(self.on_effect, effect)
-                self.pace.move(waiting=isinstance(effect, WAITS))
-                self._record.besides.yielded(effect)
+                self.monitor.move(waiting=isinstance(effect, WAITS))
+                self._record.recorder.yielded(effect)
                 result = yield from self._perform(effect)
-                self._record.besides.performed(effect)
+                self._record.recorder.performed(effect)
             except GeneratorExit:  # we are dropped
                 raise
             except BaseException as problem:  # noqa: BLE001 - thrown into the protocol, which handles what it can
                 error = problem
-            self.pace.move(waiting=False)
+            self.monitor.move(waiting=False)
 
     def _perform(self, effect: WorkerEffect) -> Doing:
         if not isinstance(effect, AT_ANY_TIME):
@@ -374,7 +374,7 @@ class Driver:
             case Disconnect():
                 return self._forget()
             case Load(plan=plan, state=state, beside=True):
-                self.pace.cool_down()
+                self.monitor.cool_down()
                 return self.rebuild(plan, state)[0]
             case Load(plan=plan, state=state):
                 return self._load(plan, state)
@@ -479,7 +479,7 @@ class Driver:
 
     def _run(self, run: Run) -> Any:
         stage, op, step, number = self.protocol.stage, run.op, run.step, run.op.microbatch.number
-        self.pace.compute()
+        self.monitor.compute()
         self._record.run(step)
         start = self.clock()
         if op.kind is OpKind.F:
@@ -498,7 +498,7 @@ class Driver:
         return install
 
     def _load(self, plan: Plan, state: StateAt | None) -> Engine:
-        self.pace.cool_down()
+        self.monitor.cool_down()
         stage, self.spec_of = self.rebuild(plan, state)
         if state is None:
             stage.inherit(self.protocol.stage)
@@ -518,7 +518,7 @@ class Driver:
         assert self.writer is not None, "nothing is pinned in a job that makes no checkpoints"
         while not (yield partial(self.writer.written, MOMENT_S)):
             self._refuse_stale()
-            self.pace.move(waiting=True)
+            self.monitor.move(waiting=True)
 
     def _await_loop(self, asked: Asked) -> Doing:
         """Waits for the loop of a user's script to come back; that it is elsewhere is no sign of a hang.
@@ -531,14 +531,14 @@ class Driver:
         since = self.clock()
         while not (yield partial(self.asks, asked.step, MOMENT_S, repeated=asked.repeated, begins=asked.begins)):
             self._refuse_stale()
-            self.pace.move(waiting=True)
+            self.monitor.move(waiting=True)
             if self.clock() - since > self.outside_s:
                 what = f"step {asked.step} was not asked for within {self.outside_s:g} s (control.outside_s)"
                 raise WorkFailed(WorkPhase.SCRIPT, TimeoutError(what))
 
     def _committed(self, committed: Committed) -> None:
         """Logs the step, and has the coordinator know how fast a first one was."""
-        if not self.pace.warm:
-            self.pace.warm_up()
+        if not self.monitor.warm:
+            self.monitor.warm_up()
             self.beat()  # so that whoever stops right now is judged by what it needs when warm
         self._record.committed(committed, self.transport.sent or Sent())

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from holdfast.control.messages import Message, StepDone
 from holdfast.core.schedule import Op
 from holdfast.errors import InternalError
-from holdfast.protocol.besides import Besides, add_span
 from holdfast.protocol.executor import Committed
+from holdfast.protocol.span_recorder import SpanRecorder, add_span
 from holdfast.protocol.worker import WorkerProtocol, mean_loss
 from holdfast.runtime.transport.port import Sent
 from holdfast.telemetry.events import Log, StepOmitted, StepOps
@@ -26,14 +26,14 @@ class StepRecord:
         log: the job's events.
         clock: seconds, of the spans and the log.
         memory: bytes that the process has in memory.
-        besides: what the worker does besides computing.
+        recorder: what the worker does besides computing.
     """
 
     protocol: WorkerProtocol
     log: Log
     clock: Callable[[], float]
     memory: Callable[[], int]
-    besides: Besides = field(init=False)
+    recorder: SpanRecorder = field(init=False)
     _spans: list[tuple[str, int, int, float, float]] = field(default_factory=list)
     _spans_of: int = -1
     _omitted: set[int] = field(default_factory=set)
@@ -41,12 +41,12 @@ class StepRecord:
 
     def __post_init__(self) -> None:
         """All of it has one clock."""
-        self.besides = Besides(self.clock)
+        self.recorder = SpanRecorder(self.clock)
 
     def clear(self) -> None:
         """Forgets a step, at its end or as it is given up."""
         self._spans.clear()
-        self.besides.clear()
+        self.recorder.clear()
 
     def run(self, step: int) -> None:
         """An operation of a step is about to be run."""
@@ -85,7 +85,7 @@ class StepRecord:
             loss=loss,
             omitted=omitted,
             ops=tuple(self._spans),
-            besides=tuple(self.besides.spans),
+            besides=tuple(self.recorder.spans),
             memory=self.memory(),
             sent_messages=new.messages,
             sent_sums=new.sums,

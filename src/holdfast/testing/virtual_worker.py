@@ -18,10 +18,10 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
 from holdfast.errors import ClusterError, StorageError, WorkFailed
 from holdfast.planning.replays import Logging
-from holdfast.protocol.crossing import Crossing
 from holdfast.protocol.effects import WorkerEffect
 from holdfast.protocol.executor import Run
-from holdfast.protocol.pace import Pace
+from holdfast.protocol.log_filter import LogFilter
+from holdfast.protocol.progress_monitor import ProgressMonitor
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.step_log import StepLog
 from holdfast.protocol.stopping import ends_job
@@ -92,7 +92,7 @@ class VirtualWorker:
             copier=VirtualCopier(self, world),
             rebuild=self._rebuild,
             expelled=lambda reason: self.kill(),
-            pace=Pace(self.asleep.awake_s, PATIENCE * HANG_S, lambda: world.time.now),
+            monitor=ProgressMonitor(self.asleep.awake_s, PATIENCE * HANG_S, lambda: world.time.now),
             writer=self._writer,
             logs=VirtualLogs(self, world) if world.scenario.logs else None,
             memory=lambda: 0,
@@ -116,7 +116,7 @@ class VirtualWorker:
             synchronous=scenario.synchronous,
             snapshots=Snapshots(every=scenario.snapshot_every),
             log=StepLog(most_bytes=None if scenario.step_log else 0),
-            crossing=Crossing(node_of=Logging(nodes=scenario.nodes).node_of) if scenario.logs else None,
+            log_filter=LogFilter(node_of=Logging(nodes=scenario.nodes).node_of) if scenario.logs else None,
             sampling=scenario.sampling,
         )
 

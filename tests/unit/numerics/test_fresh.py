@@ -3,7 +3,7 @@
 import torch
 
 from holdfast.optim.fresh import fresh
-from holdfast.protocol.besides import resident_bytes
+from holdfast.protocol.span_recorder import resident_bytes
 
 MIB = 1 << 20
 

@@ -8,15 +8,15 @@ from types import ModuleType
 import pytest
 
 from holdfast.core.work import Busy
-from holdfast.protocol.pace import Pace
+from holdfast.protocol.progress_monitor import ProgressMonitor
 from holdfast.runtime.compiling import watch_compiling
 
 
 @pytest.fixture
 def busy():
-    pace = Pace()
-    pace.move(waiting=False)
-    return pace
+    monitor = ProgressMonitor()
+    monitor.move(waiting=False)
+    return monitor
 
 
 def imported(monkeypatch, **tells):

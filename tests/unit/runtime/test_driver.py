@@ -28,7 +28,7 @@ from holdfast.protocol.effects import (
     Written,
 )
 from holdfast.protocol.executor import Committed, Expect
-from holdfast.protocol.pace import Pace
+from holdfast.protocol.progress_monitor import ProgressMonitor
 from holdfast.protocol.worker import Reach, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter
 from holdfast.runtime.driver import Driver
@@ -107,7 +107,7 @@ def driver(tmp_path):
         copier=IdleCopier(),
         rebuild=lambda plan, state: pytest.fail("nothing is to be loaded"),
         expelled=pytest.fail,
-        pace=Pace(),
+        monitor=ProgressMonitor(),
     )
     yield driver, sent
     log.close()
@@ -306,10 +306,10 @@ def test_who_waits_for_its_checkpoint_goes_on_when_it_is_written(driver, tmp_pat
     (pinned,) = [event for _, event in read_events(tmp_path / "events.jsonl") if isinstance(event, Pinned)]
     assert (pinned.worker, pinned.step) == ("0.1", 5)
     for _ in range(3):
-        moves, written = driver.pace.moves, call()
+        moves, written = driver.monitor.moves, call()
         assert not written, "nothing is written yet"
         call = calls.send(written)
-        assert driver.pace.moves == moves + 1
+        assert driver.monitor.moves == moves + 1
     held.may.set()
     make(calls, call)
     assert answers == [None, None]

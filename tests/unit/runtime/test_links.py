@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.control.introductions import Introductions
 from holdfast.control.messages import Hello, Here, Peer
+from holdfast.control.peer_directory import PeerDirectory
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload, Reduction
 from holdfast.errors import PeerLost
@@ -238,43 +238,43 @@ def hello(worker, pid=1, nonce=None):
 
 
 def test_everybody_is_told_of_everybody_once_and_both_get_the_same_key():
-    introductions, pids = Introductions("token"), {A: 1, B: 1, C: 1}
+    directory, pids = PeerDirectory("token"), {A: 1, B: 1, C: 1}
     for worker in (A, B):
-        introductions.heard(hello(worker))
-    to_a, to_b = (introductions.news_for(worker, pids) for worker in (A, B))
+        directory.heard(hello(worker))
+    to_a, to_b = (directory.news_for(worker, pids) for worker in (A, B))
     assert [peer.worker for peer in to_a.peers] == [B]
     assert to_a.peers[0].key == to_b.peers[0].key
-    assert introductions.news_for(A, pids) is None
-    introductions.heard(hello(C))
-    (to_c,) = introductions.news_for(A, pids).peers
+    assert directory.news_for(A, pids) is None
+    directory.heard(hello(C))
+    (to_c,) = directory.news_for(A, pids).peers
     assert (to_c.worker, to_c.here.nonce) == (C, NONCES[C])
     assert to_c.key != to_a.peers[0].key
 
 
 def test_whoever_comes_again_is_told_all_again_and_a_new_process_is_news():
-    introductions, pids = Introductions("token"), {A: 1, B: 1}
+    directory, pids = PeerDirectory("token"), {A: 1, B: 1}
     for worker in (A, B):
-        introductions.heard(hello(worker))
-        introductions.news_for(worker, pids)
-    introductions.heard(hello(A))
-    assert [peer.worker for peer in introductions.news_for(A, pids).peers] == [B]
-    introductions.heard(hello(B, pid=2, nonce=b"B" * 16))
-    assert introductions.news_for(A, pids) is None, "the process that counts is another one"
-    assert introductions.news_for(A, {A: 1, B: 2}).peers[0].here.nonce == b"B" * 16
+        directory.heard(hello(worker))
+        directory.news_for(worker, pids)
+    directory.heard(hello(A))
+    assert [peer.worker for peer in directory.news_for(A, pids).peers] == [B]
+    directory.heard(hello(B, pid=2, nonce=b"B" * 16))
+    assert directory.news_for(A, pids) is None, "the process that counts is another one"
+    assert directory.news_for(A, {A: 1, B: 2}).peers[0].here.nonce == b"B" * 16
 
 
 def test_a_process_of_the_past_that_says_hello_takes_nobodys_place():
-    introductions, pids = Introductions("token"), {A: 1, B: 2}
+    directory, pids = PeerDirectory("token"), {A: 1, B: 2}
     for one in (hello(A), hello(B, pid=2), hello(B, pid=1, nonce=b"old" + bytes(13))):
-        introductions.heard(one)
-    assert introductions.news_for(A, pids).peers[0].here.nonce == NONCES[B]
-    assert introductions.news_for(B, pids).peers[0].here.nonce == NONCES[A]
+        directory.heard(one)
+    assert directory.news_for(A, pids).peers[0].here.nonce == NONCES[B]
+    assert directory.news_for(B, pids).peers[0].here.nonce == NONCES[A]
 
 
 def test_a_worker_without_links_is_told_nothing():
-    introductions = Introductions("token")
-    introductions.heard(Hello(worker=A, pid=1))
-    introductions.heard(Hello(worker=None, pid=1))
-    introductions.heard(hello(B))
-    assert introductions.news_for(A, {A: 1, B: 1}) is None
-    assert introductions.news_for(B, {A: 1, B: 1}) is None
+    directory = PeerDirectory("token")
+    directory.heard(Hello(worker=A, pid=1))
+    directory.heard(Hello(worker=None, pid=1))
+    directory.heard(hello(B))
+    assert directory.news_for(A, {A: 1, B: 1}) is None
+    assert directory.news_for(B, {A: 1, B: 1}) is None

@@ -442,7 +442,7 @@ def test_who_waits_until_all_has_left_does_not_wait_for_slices(reader, near):
     for number in range(200):
         ask = msgspec.msgpack.encode(("state", 0, 0, 256 << 10))
         slices._send(A, Label(1, 0, Kind.ASK, place=number), memoryview(ask))
-    outbox = holder._switchboard._senders[READER]._outbox
+    outbox = holder._connections._senders[READER]._outbox
     until(lambda: len(outbox._waiting) >= 16)
     with ThreadPoolExecutor(1) as pool:
         try:

@@ -20,7 +20,6 @@ from holdfast.control.coordinator import Committer, Coordinator, serve
 from holdfast.control.decider import Remarks
 from holdfast.control.detection import Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
-from holdfast.control.introductions import Introductions
 from holdfast.control.membership import (
     Contact,
     Grid,
@@ -36,6 +35,7 @@ from holdfast.control.membership import (
 from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.forgotten import gone_before
 from holdfast.control.messages import StateAt
+from holdfast.control.peer_directory import PeerDirectory
 from holdfast.control.plan_lookup import PlanLookup
 from holdfast.control.reshaper import Reshaper
 from holdfast.control.store import DecisionStore, StoredDecision
@@ -138,7 +138,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: E
         clock=time.monotonic,
         awake=awake,
         committer=Committer(checkpoints=checkpoints, facts=spec.facts),
-        introductions=Introductions(spec.token),
+        directory=PeerDirectory(spec.token),
         advisers=_advisers(spec, log),
     )
     for put_around in spec.around:

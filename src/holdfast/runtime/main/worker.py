@@ -31,8 +31,8 @@ from holdfast.errors import (
     StorageError,
 )
 from holdfast.planning.replays import Logging, grouped
-from holdfast.protocol.crossing import Crossing
-from holdfast.protocol.pace import Pace
+from holdfast.protocol.log_filter import LogFilter
+from holdfast.protocol.progress_monitor import ProgressMonitor
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.step_log import StepLog
 from holdfast.protocol.stopping import LONGEST_TEXT
@@ -110,7 +110,7 @@ class WorkerProcess:
         self._data = cache(lambda: build_dataset(spec.job))
         self._here: Here | None = None
         self._awake = AwakeClock()
-        self._pace = Pace(awake=self._awake, excused_s=PATIENCE * spec.job.control.hang_s)
+        self._monitor = ProgressMonitor(awake=self._awake, excused_s=PATIENCE * spec.job.control.hang_s)
         self._client = ControlClient(
             spec.address,
             spec.token,
@@ -162,7 +162,7 @@ class WorkerProcess:
             _restore(parts.stage, spec.resume, load=self._load)
         self._driver = driver = self._make_driver(parts)
         driver.dormant = self._dormant
-        self._pace.compiles_unseen = not watch_compiling(self._pace) and self._compiles
+        self._monitor.compiles_unseen = not watch_compiling(self._monitor) and self._compiles
         gc.collect()
         gc.freeze()  # a collection in the middle of a recovery would cost more than the recovery
         self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid()))
@@ -209,9 +209,9 @@ class WorkerProcess:
             snapshots=Snapshots(every=spec.job.resilience.snapshot_every),
             sampling=sampling_of(spec.job),
             log=StepLog(most_bytes=(spec.job.resilience.step_log_bytes or None) if spec.job.keeps_steps else 0),
-            crossing=None
+            log_filter=None
             if spec.logs is None
-            else Crossing(node_of=Logging(nodes=grouped(spec.nodes, spec.job.logging.groups)).node_of),
+            else LogFilter(node_of=Logging(nodes=grouped(spec.nodes, spec.job.logging.groups)).node_of),
         )
         driver = Driver(
             protocol=protocol,
@@ -233,7 +233,7 @@ class WorkerProcess:
             ),
             rebuild=self._rebuild,
             expelled=self._expelled,
-            pace=self._pace,
+            monitor=self._monitor,
         )
         if spec.logs is not None:
             driver.logs = self._make_logs(Path(spec.logs))
@@ -275,7 +275,7 @@ class WorkerProcess:
             model=self._unused,
             data=self._data,
             sharded=None if self._ranks is None else self._make_sharded,
-            loading=self._pace.loading,
+            loading=self._monitor.loading,
         )
         self._emulated_bytes, self._unused = parts.emulated_bytes, parts.unused
         return parts

@@ -81,7 +81,7 @@ class Sender:
             return self._sent.copy()
 
     def send(self, label: Label, body: memoryview, *, lent: bool = False) -> None:
-        """See Switchboard.send."""
+        """See ConnectionManager.send."""
         with self._lock:
             if label.generation <= self._over:
                 return

@@ -16,10 +16,10 @@ from holdfast.optim.fresh import fresh
 from holdfast.runtime.tensors import num_bytes, torch_dtype
 from holdfast.runtime.transport.framing import bytes_of
 from holdfast.runtime.transport.links.allowance import Allowance
+from holdfast.runtime.transport.links.connections import ConnectionManager
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.sums import Summing
-from holdfast.runtime.transport.links.switchboard import Switchboard
 from holdfast.runtime.transport.links.wire import MESSAGES, NO_STEP, Kind, Label, label_of
 from holdfast.runtime.transport.port import Expected, MessageKey, Ready, Sent, SumHandle, SumKey
 
@@ -36,7 +36,7 @@ class LinkTransport:
     Args:
         worker: who we are.
         host: the address that we listen on.
-        tls: see Switchboard.
+        tls: see ConnectionManager.
     """
 
     def __init__(
@@ -48,23 +48,23 @@ class LinkTransport:
     ) -> None:
         self._worker = worker
         self._inbox = Inbox()
-        self._switchboard = Switchboard(worker, self._inbox, host=host, tls=tls)
+        self._connections = ConnectionManager(worker, self._inbox, host=host, tls=tls)
         self._generation = 0
         self._peers: frozenset[WorkerId] = frozenset()
 
     @property
     def here(self) -> Here:
         """What others have to know to find us."""
-        return self._switchboard.here
+        return self._connections.here
 
     @property
     def slices(self) -> Slices:
         """What goes over the same links when nothing else does."""
-        return self._switchboard.slices
+        return self._connections.slices
 
     def meet(self, peers: Iterable[Peer]) -> None:
         """Learns who the other workers' processes are now, in any thread."""
-        self._switchboard.meet(peers)
+        self._connections.meet(peers)
 
     def build(
         self,
@@ -81,15 +81,15 @@ class LinkTransport:
         ours = (group for group in groups if self._worker in group)
         self._peers = frozenset(worker for group in ours for worker in group) - {self._worker}
         for peer in sorted(self._peers):
-            self._switchboard.send(peer, Label(generation, NO_STEP if step is None else step, Kind.ENTER), _NOTHING)
+            self._connections.send(peer, Label(generation, NO_STEP if step is None else step, Kind.ENTER), _NOTHING)
         self._inbox.wait_for(generation, step, self._peers)
-        self._switchboard.warm_up(neighbours[:_MOST_AHEAD])
+        self._connections.warm_up(neighbours[:_MOST_AHEAD])
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send: what cannot be sent at once is copied."""
         self._check(key.generation, peer)
         self._inbox.check(key.generation, (peer,))
-        self._switchboard.send(peer, label_of(key), bytes_of(tensor).data, lent=True)
+        self._connections.send(peer, label_of(key), bytes_of(tensor).data, lent=True)
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> _Receiving:
         """See Transport.receive."""
@@ -103,7 +103,7 @@ class LinkTransport:
         if len(key.reduction.workers) == 1 or not tensor.numel():
             return Ready(tensor)
         self._check(key.generation, *(peer for peer in key.reduction.workers if peer != self._worker))
-        summing = Summing(key, self._worker, tensor, self._inbox, self._switchboard.send)
+        summing = Summing(key, self._worker, tensor, self._inbox, self._connections.send)
         summing.start()
         return summing
 
@@ -114,12 +114,12 @@ class LinkTransport:
 
     def drain(self) -> None:
         """See Transport.drain."""
-        self._inbox.wait(self._generation, partial(self._switchboard.busy, sorted(self._peers)))
+        self._inbox.wait(self._generation, partial(self._connections.busy, sorted(self._peers)))
 
     @property
     def sent(self) -> Sent:
         """See Transport.sent."""
-        by_kind = self._switchboard.sent()
+        by_kind = self._connections.sent()
         sums = by_kind[Kind.PART] + by_kind[Kind.TOTAL] + by_kind[Kind.SUM]
         messages = sum(by_kind[kind] for kind in MESSAGES)
         return Sent(messages=messages, sums=sums, state=by_kind[Kind.SLICE])
@@ -127,11 +127,11 @@ class LinkTransport:
     def abort(self, generation: int) -> None:
         """See Transport.abort."""
         self._inbox.abort(generation)
-        self._switchboard.drop(generation)
+        self._connections.drop(generation)
 
     def close(self) -> None:
         """See Transport.close."""
-        self._switchboard.close()
+        self._connections.close()
 
 
 class _Receiving:

@@ -11,11 +11,11 @@ from holdfast.core.faults import Point
 from holdfast.core.schedule import Op
 from holdfast.protocol.executor import Audit, Committed, FinishReduce, Reach
 
-__all__ = ["Besides", "add_span", "resident_bytes"]
+__all__ = ["SpanRecorder", "add_span", "resident_bytes"]
 
 
 @dataclass(slots=True)
-class Besides:
+class SpanRecorder:
     """Watches the effects of a protocol: what lies between two of them is work of the stage.
 
     Attributes:

@@ -9,29 +9,29 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload
 from holdfast.core.lower import lower
 from holdfast.core.placement import split_evenly
-from holdfast.protocol.crossing import Crossing
+from holdfast.protocol.log_filter import LogFilter
 
 TIES = ((0, 5),)
 """As of embedding and head."""
 
 
-def crossing(worker, *, pipelines, node_of=None):
+def log_filter(worker, *, pipelines, node_of=None):
     plan = regular_plan(pipelines, split_evenly(6, 3), 2)
-    found = Crossing(node_of=node_of or {})
+    found = LogFilter(node_of=node_of or {})
     found.follow(plan, next(each for each in lower(plan, TIES) if each.worker == worker), TIES)
     return found
 
 
 def test_without_replicas_all_that_is_sent_is_logged_and_the_sum_of_tied_layers():
-    found = crossing(WorkerId(0, 0), pipelines=1)
+    found = log_filter(WorkerId(0, 0), pipelines=1)
     assert (found.ends, found.sums) == ({(Payload.ACTIVATION, 2)}, {(0, 5): 0})
-    found = crossing(WorkerId(0, 1), pipelines=1)
+    found = log_filter(WorkerId(0, 1), pipelines=1)
     assert (found.ends, found.sums) == ({(Payload.ACTIVATION, 4), (Payload.GRADIENT, 2)}, {})
 
 
 @pytest.mark.parametrize("stage", range(3))
 def test_where_all_layers_have_owners_on_several_nodes_nothing_is(stage):
-    assert not crossing(WorkerId(0, stage), pipelines=2).any
+    assert not log_filter(WorkerId(0, stage), pipelines=2).any
 
 
 def test_replicas_on_one_node_are_lost_together():
@@ -41,12 +41,12 @@ def test_replicas_on_one_node_are_lost_together():
         for pipeline in (0, 1)
         for stage in range(3)
     }
-    ends = [crossing(WorkerId(0, stage), pipelines=2, node_of=node_of) for stage in range(3)]
+    ends = [log_filter(WorkerId(0, stage), pipelines=2, node_of=node_of) for stage in range(3)]
     assert [each.ends for each in ends] == [{(Payload.ACTIVATION, 2)}, set(), {(Payload.GRADIENT, 4)}]
     assert [each.sums for each in ends] == [{}, {}, {}], "who has tied layers is not lonely"
 
 
 def test_within_a_node_nothing_is_logged():
     node_of = {WorkerId(0, 0): 0, WorkerId(0, 1): 0, WorkerId(0, 2): 1}
-    assert crossing(WorkerId(0, 0), pipelines=1, node_of=node_of).ends == frozenset()
-    assert crossing(WorkerId(0, 1), pipelines=1, node_of=node_of).ends == {(Payload.ACTIVATION, 4)}
+    assert log_filter(WorkerId(0, 0), pipelines=1, node_of=node_of).ends == frozenset()
+    assert log_filter(WorkerId(0, 1), pipelines=1, node_of=node_of).ends == {(Payload.ACTIVATION, 4)}

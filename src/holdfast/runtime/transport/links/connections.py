@@ -23,10 +23,10 @@ from holdfast.runtime.transport.links.sender import Sender
 from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.wire import Kind, Label
 
-__all__ = ["Switchboard"]
+__all__ = ["ConnectionManager"]
 
 
-class Switchboard:
+class ConnectionManager:
     """What any thread may do with the links of a worker.
 
     Attributes:

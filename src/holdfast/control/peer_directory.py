@@ -9,11 +9,11 @@ from holdfast.control.messages import Hello, Here, Meet, Peer
 from holdfast.control.token import pair_key
 from holdfast.core.ids import WorkerId
 
-__all__ = ["Introductions"]
+__all__ = ["PeerDirectory"]
 
 
 @dataclass(slots=True)
-class Introductions:
+class PeerDirectory:
     """What a coordinator knows of where workers listen, and whom it has told. Learned anew from every hello.
 
     Attributes:

@@ -10,11 +10,11 @@ from holdfast.core.instructions import Payload, Send
 from holdfast.core.plan import Plan
 from holdfast.core.program import WorkerProgram
 
-__all__ = ["Crossing"]
+__all__ = ["LogFilter"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Crossing:
+class LogFilter:
     """What a worker logs: what it sends to other nodes on which somebody holds layers that no other node has.
 
     Attributes:

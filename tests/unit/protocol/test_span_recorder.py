@@ -6,8 +6,8 @@ from holdfast.core.faults import Point
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.instructions import Reduction
 from holdfast.core.schedule import Op, OpKind
-from holdfast.protocol.besides import Besides, add_span, resident_bytes
 from holdfast.protocol.executor import Committed, FinishReduce, Reach
+from holdfast.protocol.span_recorder import SpanRecorder, add_span, resident_bytes
 
 
 def finish(layer):
@@ -22,34 +22,39 @@ DONE = Committed(3, ())
 def watch():
     """Runs effects, each given with the time when it is yielded and the time when it is done."""
     now = [0.0]
-    besides = Besides(clock=lambda: now[0])
+    recorder = SpanRecorder(clock=lambda: now[0])
 
     def run(*effects):
         for effect, begin, end in effects:
             now[0] = begin
-            besides.yielded(effect)
+            recorder.yielded(effect)
             now[0] = end
-            besides.performed(effect)
-        return besides
+            recorder.performed(effect)
+        return recorder
 
     return run
 
 
 def test_a_step_that_is_settled_at_its_end_updates_all_layers_after_the_verdict(watch):
-    besides = watch(
+    recorder = watch(
         (finish(0), 1, 3), (finish(1), 3.5, 4), (VERDICT, 5, 5), (UPDATE, 6, 6.5), (COMMIT, 7, 7), (DONE, 9, 9)
     )
-    assert besides.spans == [("reduce", (0,), 1, 3), ("reduce", (1,), 3.5, 4), ("update", (), 5, 9)]
+    assert recorder.spans == [("reduce", (0,), 1, 3), ("reduce", (1,), 3.5, 4), ("update", (), 5, 9)]
 
 
 def test_a_staggered_step_updates_each_layer_when_its_sum_is_there(watch):
-    besides = watch((finish(0), 1, 3), (UPDATE, 4, 4), (COMMIT, 5, 5), (finish(1), 6, 8), (DONE, 9, 9))
-    assert besides.spans == [("reduce", (0,), 1, 3), ("update", (), 3, 6), ("reduce", (1,), 6, 8), ("update", (), 8, 9)]
+    recorder = watch((finish(0), 1, 3), (UPDATE, 4, 4), (COMMIT, 5, 5), (finish(1), 6, 8), (DONE, 9, 9))
+    assert recorder.spans == [
+        ("reduce", (0,), 1, 3),
+        ("update", (), 3, 6),
+        ("reduce", (1,), 6, 8),
+        ("update", (), 8, 9),
+    ]
 
 
 def test_a_step_that_is_given_up_leaves_nothing(watch):
-    besides = watch((finish(0), 1, 3), (UPDATE, 4, 4))
-    besides.clear()
+    recorder = watch((finish(0), 1, 3), (UPDATE, 4, 4))
+    recorder.clear()
     assert watch((finish(0), 11, 12), (DONE, 13, 13)).spans == [("reduce", (0,), 11, 12)]
 
 

@@ -22,7 +22,7 @@ from holdfast.protocol.effects import (
 from holdfast.protocol.executor import FinishReduce, Take
 from holdfast.protocol.worker import WorkerProtocol
 
-__all__ = ["WAITS", "Pace", "heartbeat"]
+__all__ = ["WAITS", "ProgressMonitor", "heartbeat"]
 
 WAITS = (Asked, Listen, Build, Take, FinishReduce, Drain, Fetched, Written, Flush, Consulted)
 """Effects for which a worker waits for others, or for a script to come back to its loop."""
@@ -40,19 +40,19 @@ class _Present(NamedTuple):
 class _Phase(AbstractContextManager[None]):
     """Within it the present work is of one kind; behind it, it is computing."""
 
-    __slots__ = ("_doing", "_pace")
+    __slots__ = ("_doing", "_monitor")
 
-    def __init__(self, pace: Pace, doing: Busy) -> None:
-        self._pace, self._doing = pace, doing
+    def __init__(self, monitor: ProgressMonitor, doing: Busy) -> None:
+        self._monitor, self._doing = monitor, doing
 
     def __enter__(self) -> None:
-        self._pace.turn_to(self._doing)
+        self._monitor.turn_to(self._doing)
 
     def __exit__(self, *raised: object) -> None:
-        self._pace.turn_to(Busy.COMPUTING)
+        self._monitor.turn_to(Busy.COMPUTING)
 
 
-class Pace:
+class ProgressMonitor:
     """How the worker moves along, for its heartbeats: written by the thread that works, read by another.
 
     Where an operation is handed to another thread, such as a script's, that one may call :meth:`turn_to`.
@@ -151,17 +151,17 @@ class Pace:
         return max(awake - part.awake_since, now - part.since - self._excused_s)
 
 
-def heartbeat(protocol: WorkerProtocol, pace: Pace) -> Heartbeat:
+def heartbeat(protocol: WorkerProtocol, monitor: ProgressMonitor) -> Heartbeat:
     """Returns what a worker tells of its progress, in any thread."""
     execution = protocol.execution
-    doing, busy_s, slowest_s = pace.busy()
+    doing, busy_s, slowest_s = monitor.busy()
     return Heartbeat(
         worker=protocol.worker,
         generation=protocol.generation,
         step=execution.step if execution else 0,
         op=len(execution.ops) if execution else 0,
-        moves=pace.moves,
+        moves=monitor.moves,
         busy_s=busy_s,
-        slowest_s=max(slowest_s, 1e-6) if pace.warm else 0.0,
+        slowest_s=max(slowest_s, 1e-6) if monitor.warm else 0.0,
         doing=doing,
     )
