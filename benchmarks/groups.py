@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.errors import ConfigError
 from holdfast.planning.groups.chain import Chain, Grouping
-from holdfast.planning.groups.costs import Costs
+from holdfast.planning.groups.costs import GroupCosts
 from holdfast.planning.groups.merging import authors_groups, greedy_groups
 from holdfast.planning.groups.programme import best_groups
 from measure import Recorder, print_table, progress
@@ -105,7 +105,7 @@ def table7(recorder: Recorder, quick: bool) -> list[list[str]]:
         greedy = greedy_groups(replace(chain, limit_bytes=max(0, chain.limit_bytes - always)))
         made = {"authors": starts_of(authors_groups(chain, one_way)), "greedy": starts_of(greedy)}
         by = [name for name, starts in made.items() if starts == printed]
-        rated, best = Costs(chain).rated(printed), best_groups(chain)
+        rated, best = GroupCosts(chain).rated(printed), best_groups(chain)
         as_many = best_groups(replace(chain, limit_bytes=rated.storage_bytes))
         recorder.add(
             table="table7",

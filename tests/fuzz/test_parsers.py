@@ -29,7 +29,7 @@ from holdfast.cli.commands import make_parser, run_command
 from holdfast.cli.plan import _read
 from holdfast.config.load import dump_job, load_job, parse_job
 from holdfast.config.profiles import load_profile, save_profile
-from holdfast.control.membership import Grid, Running
+from holdfast.control.membership import GridState, Running
 from holdfast.control.messages import (
     Exited,
     Failure,
@@ -670,7 +670,7 @@ def test_decisions(tmp_path, capsys, changed):
     path = tmp_path / "control.db"
     store = DecisionStore(path)
     decisions = [
-        StoredDecision(revision=number, generation=number, grid=Grid(baseline=PLAN), running=Running(plan=PLAN))
+        StoredDecision(revision=number, generation=number, grid=GridState(baseline=PLAN), running=Running(plan=PLAN))
         for number in (1, 2)
     ]
     for decision in decisions:

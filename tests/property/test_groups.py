@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.planning.groups.chain import Chain
-from holdfast.planning.groups.costs import Costs
+from holdfast.planning.groups.costs import GroupCosts
 from holdfast.planning.groups.merging import authors_groups, greedy_groups
 from holdfast.planning.groups.programme import best_groups
 
@@ -35,7 +35,7 @@ def chains(draw, most):
 
 def brute_force(chain):
     """The best of all contiguous groups within the limit; the first one in the order of their merged boundaries."""
-    costs, count = Costs(chain), chain.num_machines
+    costs, count = GroupCosts(chain), chain.num_machines
     found = []
     for many in range(count):
         for merged in combinations(range(count - 1), many):

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.control.membership import (
     Closed,
-    Grid,
+    GridState,
     Membership,
     Phase,
     Record,
@@ -80,7 +80,7 @@ class Cluster(RuleBasedStateMachine):
         self.workers = plan.workers
         """Everyone who ever came, or is to come at first."""
         self.blank = self.state = Membership(
-            grid=Grid(baseline=plan), rules=Rules(steps=STEPS, strategy="auto", directory="final")
+            grid=GridState(baseline=plan), rules=Rules(steps=STEPS, strategy="auto", directory="final")
         )
         self.stored = None
         self.now = 0.0

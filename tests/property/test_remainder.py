@@ -18,7 +18,7 @@ from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.instructions import Compute, Payload, Recall, Receive, Reduce, Send, Sum
 from holdfast.core.lower import lower, lower_step
 from holdfast.core.placement import LayerRange, split_evenly
-from holdfast.core.progress import Logged, Part, Progress
+from holdfast.core.progress import Logged, Part, StepProgress
 from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.errors import InfeasiblePlan, StateUnavailable
 from holdfast.planning.remainder import plan_remainder
@@ -48,7 +48,7 @@ class Worker:
         logged = defaultdict(set)
         for payload, boundary, number in self.log:
             logged[payload, boundary].add(number)
-        return Progress(
+        return StepProgress(
             step=7,
             contexts=tuple(sorted(Part(*each) for each in self.contexts)),
             halves=tuple(sorted(Part(*each) for each in self.halves)),

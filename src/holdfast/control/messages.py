@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
-from holdfast.core.progress import Progress as StepProgress
+from holdfast.core.progress import StepProgress
 from holdfast.core.replay import Replay
 from holdfast.core.step_plan import StepPlan
 from holdfast.core.work import Busy, WorkPhase

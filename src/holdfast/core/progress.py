@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from holdfast.core.instructions import Payload
 from holdfast.core.placement import LayerRange
 
-__all__ = ["Logged", "Part", "Progress"]
+__all__ = ["Logged", "Part", "StepProgress"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,7 +39,7 @@ class Logged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class StepProgress:
     """What a worker keeps of one step that is under way.
 
     Attributes:

@@ -9,7 +9,7 @@ from holdfast.core.ids import Interval, WorkerId
 from holdfast.core.instructions import Compute, Instruction, Payload, Recall
 from holdfast.core.placement import LayerRange
 from holdfast.core.program import WorkerProgram
-from holdfast.core.progress import Progress
+from holdfast.core.progress import StepProgress
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.validate import dry_run
 from holdfast.errors import InvalidSchedule
@@ -20,7 +20,7 @@ _Pair = tuple[int, int]
 """A layer, and the global number of a micro-batch."""
 
 
-def prove_steps(programs: Iterable[WorkerProgram], progress: Mapping[WorkerId, Progress]) -> None:
+def prove_steps(programs: Iterable[WorkerProgram], progress: Mapping[WorkerId, StepProgress]) -> None:
     """Returns if what all workers do is right: with what is there already, each sum has what it expects, and all end.
 
     Rules: no worker waits for ever, every message is received; whatever a worker recalls or sends again is in its log;
@@ -38,7 +38,7 @@ def prove_steps(programs: Iterable[WorkerProgram], progress: Mapping[WorkerId, P
     flaw = dry_run({program.worker: program.closing for program in lowered})
     if flaw is not None:
         raise InvalidSchedule(flaw.rule, worker=str(flaw.worker), position=flaw.position)
-    nothing = Progress(step=0)
+    nothing = StepProgress(step=0)
     for program in lowered:
         _Kept.of(progress.get(program.worker, nothing), program.worker).follow(program.operations)
     _check_counts(lowered, progress)
@@ -54,7 +54,7 @@ class _Kept:
         self._halves: dict[int, list[LayerRange]] = defaultdict(list)
 
     @classmethod
-    def of(cls, progress: Progress, worker: WorkerId) -> _Kept:
+    def of(cls, progress: StepProgress, worker: WorkerId) -> _Kept:
         kept = cls(worker)
         kept._log |= {(each.payload, each.boundary, m) for each in progress.logged for m in each.numbers}
         for part in progress.contexts:
@@ -102,7 +102,7 @@ class _Kept:
         raise InvalidSchedule(rule, worker=str(self._worker), position=at)
 
 
-def _check_counts(programs: tuple[WorkerProgram, ...], progress: Mapping[WorkerId, Progress]) -> None:
+def _check_counts(programs: tuple[WorkerProgram, ...], progress: Mapping[WorkerId, StepProgress]) -> None:
     counts: defaultdict[tuple[int, ...], Counter[_Pair]] = defaultdict(Counter)
     expected: dict[tuple[int, ...], tuple[Interval, ...]] = {}
     for program in programs:
@@ -127,7 +127,7 @@ def _check_sum(layers: tuple[int, ...], counts: Counter[_Pair], expected: frozen
                 )
 
 
-def _held(progress: Progress | None) -> Iterator[_Pair]:
+def _held(progress: StepProgress | None) -> Iterator[_Pair]:
     if progress is not None:
         yield from ((layer, m) for layer, found in progress.counted for m in found)
 

@@ -11,14 +11,14 @@ from holdfast.data.randomness import Draws
 from holdfast.data.told import plain, whole
 from holdfast.errors import ConfigError
 
-__all__ = ["Mark"]
+__all__ = ["StreamMark"]
 
 _LARGEST = 4 << 20
 """Characters of a mark that is handed to others: it lies in the head of a checkpoint's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class StreamMark:
     """A place, and what brings a stream there.
 
     Attributes:
@@ -38,7 +38,7 @@ class Mark:
     following: str | None = None
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Mark:
+    def read(cls, told: Mapping[str, Any]) -> StreamMark:
         """Returns what `told` was told of."""
         return cls(
             place=int(told["place"]),

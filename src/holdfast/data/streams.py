@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any
 
 from holdfast.core.work import WorkPhase, working
-from holdfast.data.marks import Mark
+from holdfast.data.marks import StreamMark
 from holdfast.data.packing import bits_of
 from holdfast.data.randomness import Draws, apart, seed_all
 from holdfast.errors import ConfigError
@@ -50,16 +50,16 @@ class Stream:
         self._source, self._seed, self._every, self._tell = source, seed, every, tell
         self._stateful = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         state = copy.deepcopy(source.state_dict()) if self._stateful else None
-        self._beginning = Mark(place=0, epoch=0, epoch_from=0, state=state)
+        self._beginning = StreamMark(place=0, epoch=0, epoch_from=0, state=state)
         self.length = _length_of(source)
         self._kept: deque[Any] = deque()
         self._first = 0  # the place of what is kept first
         self._epoch, self._epoch_from = 0, 0
         self._reader: Iterator[Any] | None = None
         self._draws: Draws | None = None
-        self._marks: tuple[Mark, ...] = ()  # by their places
-        self._left: tuple[Mark, list[bytes | None]] | None = None  # the newest one, and what has come behind it
-        self._news: list[Mark] = []
+        self._marks: tuple[StreamMark, ...] = ()  # by their places
+        self._left: tuple[StreamMark, list[bytes | None]] | None = None  # the newest one, and what has come behind it
+        self._news: list[StreamMark] = []
         self._identity: str | None = None
         self._leads = self._stateful  # marks within an epoch are of use
         self._check()
@@ -121,14 +121,14 @@ class Stream:
         if self._identity is None:
             return
         if told.get("of") == self._identity:
-            self._keep(Mark.read(told))
+            self._keep(StreamMark.read(told))
         else:
             self._tell(
                 f"hf.steps: the stream {self.name}: the state is of one with other samples, length or seed; it is read "
                 "from its beginning"
             )
 
-    def _told(self, marks: Sequence[Mark]) -> list[dict[str, Any]]:
+    def _told(self, marks: Sequence[StreamMark]) -> list[dict[str, Any]]:
         if self._identity is None:
             return []
         try:
@@ -138,14 +138,14 @@ class Stream:
             self._tell(f"{error}; whoever joins, or resumes, reads it from its beginning")
             return []
 
-    def _keep(self, mark: Mark) -> None:
+    def _keep(self, mark: StreamMark) -> None:
         others = [each for each in self._marks if each.place != mark.place]
         self._marks = tuple(sorted((*others, mark), key=lambda each: each.place))
 
     def _leave(self, draws: Draws | None) -> None:
         """Leaves a mark where the reader is; it is kept once a few samples behind it have come."""
         state = copy.deepcopy(self._source.state_dict()) if self._stateful else None
-        mark = Mark(place=self._place, epoch=self._epoch, epoch_from=self._epoch_from, state=state, draws=draws)
+        mark = StreamMark(place=self._place, epoch=self._epoch, epoch_from=self._epoch_from, state=state, draws=draws)
         self._left = mark, []
 
     def _is_due(self) -> bool:
@@ -168,12 +168,12 @@ class Stream:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def _nearest(self, place: int) -> Mark:
+    def _nearest(self, place: int) -> StreamMark:
         """The last place up to this one from which it can be read."""
         found = [self._beginning, *(each for each in self._marks if each.place <= place)]
         if self.length and not self._stateful:
             epoch = place // self.length
-            found.append(Mark(place=epoch * self.length, epoch=epoch, epoch_from=epoch * self.length))
+            found.append(StreamMark(place=epoch * self.length, epoch=epoch, epoch_from=epoch * self.length))
         return max(found, key=lambda each: each.place)
 
     def _go_to(self, place: int) -> None:
@@ -185,7 +185,7 @@ class Stream:
                 "there; it is read from an earlier place"
             )
 
-    def _read_from(self, mark: Mark) -> bool:
+    def _read_from(self, mark: StreamMark) -> bool:
         """Begins to read at a mark; returns whether that has led there."""
         self._kept.clear()
         self._left, self._first = None, mark.place
@@ -204,7 +204,7 @@ class Stream:
         self._read(_FOLLOWING, 0)
         return _digest([_bits(each) for each in self._kept]) == mark.following
 
-    def _set_back(self, mark: Mark) -> None:
+    def _set_back(self, mark: StreamMark) -> None:
         if self._stateful:
             with working(WorkPhase.LOADING):
                 self._source.load_state_dict(copy.deepcopy(mark.state))

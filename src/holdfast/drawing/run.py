@@ -8,7 +8,7 @@ from itertools import pairwise
 from holdfast.drawing.axis import TimeAxis
 from holdfast.drawing.run_text import letter_of
 from holdfast.drawing.svg import canvas, element, legend, rect, text, title, upright
-from holdfast.telemetry.timeline import BOUNDARY, Mark, Mode, Row, RunTimeline
+from holdfast.telemetry.timeline import BOUNDARY, Mode, Row, RunTimeline, TimelineMark
 
 __all__ = ["LOST", "LOST_HEIGHT", "run_to_svg"]
 
@@ -103,7 +103,7 @@ def _generations(timeline: RunTimeline, axis: TimeAxis, bottom: int) -> Iterator
         yield element("g", line, class_="generation boundary" if each.strategy == BOUNDARY else "generation")
 
 
-def _mark(mark: Mark, y: int, axis: TimeAxis) -> str:
+def _mark(mark: TimelineMark, y: int, axis: TimeAxis) -> str:
     x, middle = axis.at(mark.time), y + _HEIGHT // 2
     about = title(f"{mark.time:.3f} s: {mark.kind} {mark.text}")
     disc = element("circle", cx=x, cy=middle, r=8, fill="#111", stroke="#fff")

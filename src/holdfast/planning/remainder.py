@@ -20,7 +20,7 @@ from holdfast.core.lower import lower_step
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, unit_costs
-from holdfast.core.progress import Logged, Part, Progress
+from holdfast.core.progress import Logged, Part, StepProgress
 from holdfast.core.proof import prove_steps
 from holdfast.core.remainder import Remainder, rest_of_step
 from holdfast.core.routes import Route
@@ -49,7 +49,7 @@ class Keeping:
 
 def plan_remainder(
     plan: Plan,
-    progress: Mapping[WorkerId, Progress],
+    progress: Mapping[WorkerId, StepProgress],
     *,
     ties: tuple[tuple[int, ...], ...] = (),
     costs: Costs | None = None,
@@ -111,7 +111,7 @@ def plan_remainder(
     )
 
 
-def _without(progress: Progress, numbers: frozenset[int]) -> Progress:
+def _without(progress: StepProgress, numbers: frozenset[int]) -> StepProgress:
     """What is kept of other micro-batches than these."""
     counted = ((layer, tuple(m for m in found if m not in numbers)) for layer, found in progress.counted)
     logged = (replace(each, numbers=tuple(m for m in each.numbers if m not in numbers)) for each in progress.logged)
@@ -142,7 +142,7 @@ def logged_bytes(plan: Plan, sizes: Sequence[int], *, staggered: bool = False) -
 
 def progress_at(
     plan: Plan, costs: Costs, elapsed: float, step: int = 0, lost: Collection[WorkerId] = ()
-) -> dict[WorkerId, Progress]:
+) -> dict[WorkerId, StepProgress]:
     """Returns how far a step has come by its plan, before any sum is complete; operations under way are ended.
 
     Args:
@@ -164,7 +164,7 @@ def progress_at(
     }
 
 
-def _after(ops: list[tuple[Op, LayerRange]], step: int, num_layers: int) -> Progress:
+def _after(ops: list[tuple[Op, LayerRange]], step: int, num_layers: int) -> StepProgress:
     """What a worker keeps that has run these operations."""
     ran = {kind: {(op.microbatch.number, layers) for op, layers in ops if op.kind is kind} for kind in OpKind}
     back = ran[OpKind.B] | ran[OpKind.I]
@@ -178,7 +178,7 @@ def _after(ops: list[tuple[Op, LayerRange]], step: int, num_layers: int) -> Prog
     for payload, boundary, number in sorted(sent):
         if 0 < boundary < num_layers:
             logged[payload, boundary].append(number)
-    return Progress(
+    return StepProgress(
         step=step,
         contexts=tuple(sorted(Part(*each) for each in ran[OpKind.F] - back)),
         halves=tuple(sorted(Part(*each) for each in ran[OpKind.I] - ran[OpKind.W])),
@@ -188,7 +188,7 @@ def _after(ops: list[tuple[Op, LayerRange]], step: int, num_layers: int) -> Prog
 
 
 def _standing(
-    plan: Plan, progress: Mapping[WorkerId, Progress], ties: tuple[tuple[int, ...], ...]
+    plan: Plan, progress: Mapping[WorkerId, StepProgress], ties: tuple[tuple[int, ...], ...]
 ) -> tuple[Standing, ...]:
     """The reductions that somebody has completed, and who has yet to hear of it."""
     members = plan.placement.members_by_layer
@@ -233,7 +233,7 @@ class _Whole:
     def of(
         cls,
         plan: Plan,
-        progress: Mapping[WorkerId, Progress],
+        progress: Mapping[WorkerId, StepProgress],
         ties: tuple[tuple[int, ...], ...],
         standing: tuple[Standing, ...],
     ) -> _Whole:
@@ -259,7 +259,7 @@ class _Whole:
         )
 
 
-def _reached(progress: Mapping[WorkerId, Progress], num_layers: int) -> dict[int, int]:
+def _reached(progress: Mapping[WorkerId, StepProgress], num_layers: int) -> dict[int, int]:
     """What lies behind a layer is there only if the layer was run forward; and a backward pass only if all were."""
     found = defaultdict[int, int](int)
     for each in progress.values():
@@ -275,7 +275,7 @@ def _reached(progress: Mapping[WorkerId, Progress], num_layers: int) -> dict[int
 
 
 def _by_microbatch(
-    progress: Mapping[WorkerId, Progress], parts_of: Callable[[Progress], tuple[Part, ...]]
+    progress: Mapping[WorkerId, StepProgress], parts_of: Callable[[StepProgress], tuple[Part, ...]]
 ) -> Mapping[int, list[tuple[LayerRange, WorkerId]]]:
     found = defaultdict[int, list[tuple[LayerRange, WorkerId]]](list)
     for worker in sorted(progress):
@@ -284,7 +284,7 @@ def _by_microbatch(
     return found
 
 
-def _most_kept(plan: Plan, progress: Mapping[WorkerId, Progress]) -> dict[WorkerId, int]:
+def _most_kept(plan: Plan, progress: Mapping[WorkerId, StepProgress]) -> dict[WorkerId, int]:
     """As many as the worker keeps in a whole step of the plan, and at least what it has now and one more."""
     most = {}
     for worker, row in plan.orders.rows:

@@ -47,7 +47,7 @@ from holdfast.core.instructions import Payload
 from holdfast.core.lower import lower_step, lower_worker, with_audit
 from holdfast.core.plan import Plan
 from holdfast.core.program import WorkerProgram, groups
-from holdfast.core.progress import Progress
+from holdfast.core.progress import StepProgress
 from holdfast.core.step_plan import StepPlan
 from holdfast.core.work import WorkPhase, working
 from holdfast.errors import (
@@ -103,7 +103,7 @@ class Engine(StepEngine, Protocol):
     def layers(self) -> tuple[int, ...]:
         """The layers that we hold or follow, ascending."""
 
-    def progress(self) -> tuple[Progress, ...]:
+    def progress(self) -> tuple[StepProgress, ...]:
         """What is kept of the steps that are not settled, without what is logged."""
 
     def resume(

@@ -20,7 +20,7 @@ from types import TracebackType
 from holdfast.errors import ConfigError
 from holdfast.runtime.hardening import PART
 
-__all__ = ["Claim", "attempts", "job_files", "owner"]
+__all__ = ["RunDirLock", "attempts", "job_files", "owner"]
 
 _LOCK = "lock"
 _JOB = "job.yaml"
@@ -66,7 +66,7 @@ def owner(run_dir: Path) -> int | None:
     return pid if any((file.st_dev, file.st_ino) == (lock.st_dev, lock.st_ino) for file in files) else None
 
 
-class Claim:
+class RunDirLock:
     """A run directory that is ours as long as this is not closed. The kernel gives it up if we die.
 
     Args:
@@ -78,7 +78,7 @@ class Claim:
         self._run_dir, self._flag = run_dir, flag
         self._file: int | None = None
 
-    def __enter__(self) -> Claim:
+    def __enter__(self) -> RunDirLock:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

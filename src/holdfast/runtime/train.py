@@ -26,12 +26,12 @@ from holdfast.errors import (
 )
 from holdfast.parsing import parsing
 from holdfast.runtime.hardening import write_private
-from holdfast.runtime.launch.ending import Outcome
+from holdfast.runtime.launch.ending import JobOutcome
 from holdfast.runtime.launch.hearing import Hearing
 from holdfast.runtime.launch.launcher import Launcher
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.resume import check_same_job, jobs_before, parse_resume, resume_auto
-from holdfast.runtime.rundir import Claim, attempts
+from holdfast.runtime.rundir import RunDirLock, attempts
 from holdfast.runtime.specs import ResumeFrom
 from holdfast.telemetry.events import Event, JobEnded, Notice, read_events
 from holdfast.telemetry.report import AttemptReport, RunReport, attempt, report
@@ -155,7 +155,7 @@ def train(
     auto = wanted == "auto"
     directory = Path(run_dir) if run_dir is not None else _default_directory(job, auto=auto)
     accepted, planned = tuple(accept), tuple(faults)
-    with Hearing() as hearing, Claim(directory) as claim:
+    with Hearing() as hearing, RunDirLock(directory) as claim:
         on_event, on_progress = hearing.of(on_event), hearing.of(on_progress)
         before: tuple[Job, ...] = ()
         if auto:
@@ -240,7 +240,7 @@ def _still_due(faults: tuple[Fault, ...], directory: Path) -> tuple[Fault, ...]:
     return tuple(fault for fault in faults if str(fault) not in fired)
 
 
-def _done_before(directory: Path, on_event: Callable[[Event], None]) -> Outcome | None:
+def _done_before(directory: Path, on_event: Callable[[Event], None]) -> JobOutcome | None:
     """How the newest attempt in a run directory ended, if it was done; its hashes say so, or else its last event."""
     path = directory / "summary.json"
     if not path.exists():
@@ -254,7 +254,7 @@ def _done_before(directory: Path, on_event: Callable[[Event], None]) -> Outcome 
     ended = [event.outcome for _, event in _events_of(directory) if isinstance(event, JobEnded)]
     if told.weights_sha256 is None and ended[-1:] != ["done"]:
         return None
-    return Outcome(
+    return JobOutcome(
         outcome="done",
         detail="",
         step=told.steps,
@@ -276,7 +276,9 @@ class _Done(msgspec.Struct):
     reasons: dict[str, str] = {}
 
 
-def _summarise(directory: Path, outcome: Outcome, faults: tuple[Fault, ...], *, done_before: bool = False) -> Summary:
+def _summarise(
+    directory: Path, outcome: JobOutcome, faults: tuple[Fault, ...], *, done_before: bool = False
+) -> Summary:
     runs = [_events_of(each) for each in (*attempts(directory), directory)]
     told = [*map(report, runs[:-1]), _checked(report(runs[-1]), outcome)]
     fired = {spec for each in told for spec in each.fired}
@@ -308,7 +310,7 @@ def _unchanged_from(told: Sequence[RunReport]) -> int | None:
     return min(omitted) if omitted and all(omitted.values()) else None
 
 
-def _reasons(told: RunReport, no_loss: str, outcome: Outcome) -> dict[str, str]:
+def _reasons(told: RunReport, no_loss: str, outcome: JobOutcome) -> dict[str, str]:
     """Why fields of the summary are null that should have a value."""
     reasons = dict.fromkeys(_OF_EVENTS, told.missing) if told.missing else {}
     if no_loss:
@@ -318,7 +320,7 @@ def _reasons(told: RunReport, no_loss: str, outcome: Outcome) -> dict[str, str]:
     return reasons
 
 
-def _checked(told: RunReport, outcome: Outcome) -> RunReport:
+def _checked(told: RunReport, outcome: JobOutcome) -> RunReport:
     """What the events tell; where some are missing, the last loss is the one that we heard of."""
     expected = range(told.resumed_from or 0, outcome.step) if outcome.outcome == "done" else ()
     if not told.missing and not set(expected) <= {step for step, _ in told.commits}:
@@ -326,7 +328,7 @@ def _checked(told: RunReport, outcome: Outcome) -> RunReport:
     return _heard(told, outcome) if told.missing else told
 
 
-def _heard(told: RunReport, outcome: Outcome) -> RunReport:
+def _heard(told: RunReport, outcome: JobOutcome) -> RunReport:
     last = outcome.last
     if last is None or last.step != outcome.step - 1:
         return replace(told, final_loss=None, no_loss=told.missing)
@@ -347,7 +349,7 @@ def _final_loss(told: Sequence[RunReport]) -> tuple[float | None, str]:
     return newest.final_loss, newest.no_loss
 
 
-def _raise_unless_done(outcome: Outcome, summary: Summary) -> None:
+def _raise_unless_done(outcome: JobOutcome, summary: Summary) -> None:
     match outcome.outcome:
         case "done":
             return

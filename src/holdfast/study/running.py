@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError, InternalError
 from holdfast.runtime.node.children import Children
 from holdfast.runtime.node.entries import Entry
 from holdfast.runtime.node.forks import FORKS
-from holdfast.runtime.rundir import Claim
+from holdfast.runtime.rundir import RunDirLock
 from holdfast.study.outcomes import Baseline, Outcome, load
 from holdfast.study.places import baseline_file, outcome_file, state_folder
 from holdfast.study.scenarios import Scenario, Study
@@ -53,7 +53,7 @@ def claim(out: Path, job: Job) -> Iterator[None]:
     there = {path.name for path in out.iterdir()} if out.is_dir() else set()
     if there - _BEGUN and _JOB not in there:
         raise ConfigError(f"--out {out}: is not empty, and holds no study; choose another folder")
-    with Claim(out, "--out") as claimed:
+    with RunDirLock(out, "--out") as claimed:
         claimed.take()
         file = out / _JOB
         if not file.exists():

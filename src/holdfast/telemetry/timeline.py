@@ -23,7 +23,7 @@ from holdfast.telemetry.events import (
 )
 from holdfast.telemetry.report import FATAL_KINDS, report
 
-__all__ = ["BOUNDARY", "Generation", "Mark", "Mode", "Row", "RunTimeline", "Stretch", "run_timeline"]
+__all__ = ["BOUNDARY", "Generation", "TimelineMark", "Mode", "Row", "RunTimeline", "Stretch", "run_timeline"]
 
 BOUNDARY = "boundary"
 """The strategy of a generation that nobody's failure brought about: workers came or went between two steps."""
@@ -76,7 +76,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class TimelineMark:
     """Something that happened to a worker: a fault of some ``kind``, or ``death`` for a loss that was not injected."""
 
     time: float
@@ -108,7 +108,7 @@ class RunTimeline:
 
     duration: float
     rows: tuple[Row, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[TimelineMark, ...]
     generations: tuple[Generation, ...]
     commits: tuple[tuple[int, float], ...] = ()
 
@@ -160,16 +160,16 @@ def _place(worker: str) -> tuple[float, ...]:
     return tuple(int(part) for part in parts) if known else (math.inf,)
 
 
-def _marks(events: list[Timed]) -> Iterable[Mark]:
+def _marks(events: list[Timed]) -> Iterable[TimelineMark]:
     """The faults, and the losses that no fault of the same worker came before."""
     struck: set[str] = set()
     for time, event in events:
         if isinstance(event, FaultInjected):
             struck.add(event.worker)
-            yield Mark(time=time, worker=event.worker, kind=event.kind, text=event.spec)
+            yield TimelineMark(time=time, worker=event.worker, kind=event.kind, text=event.spec)
         elif isinstance(event, Detected):
             if event.worker not in struck:
-                yield Mark(time=time, worker=event.worker, kind="death", text=event.how)
+                yield TimelineMark(time=time, worker=event.worker, kind="death", text=event.how)
             struck.discard(event.worker)
 
 

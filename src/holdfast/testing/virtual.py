@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import replace
 
 from holdfast.control.detection import Watch
-from holdfast.control.membership import Closed, Grid, Membership, Restoring, Rules, Running, Tell
+from holdfast.control.membership import Closed, GridState, Membership, Restoring, Rules, Running, Tell
 from holdfast.control.membership.cadence import Cadence
 from holdfast.control.messages import Command, Ended, StateAt
 from holdfast.core.ids import WorkerId
@@ -229,7 +229,7 @@ def _begins(scenario: Scenario, terms: Terms | None) -> Membership:
             logging=Logging(nodes=scenario.nodes, helpers=scenario.helpers) if scenario.logs else None,
             sampling=scenario.sampling,
         ),
-        grid=Grid(baseline=scenario.plan),
+        grid=GridState(baseline=scenario.plan),
         running=Running(staggered=scenario.staggered),
         restoring=Restoring(restorable=(StateAt(url=None, step=0),) if every else ()),
         watch=Watch(limit_s=HANG_S),

@@ -15,7 +15,7 @@ from tests.waiting import LIMIT_S
 
 from holdfast.cli import following as at_following
 from holdfast.cli.main import main
-from holdfast.runtime.rundir import Claim, owner
+from holdfast.runtime.rundir import RunDirLock, owner
 from holdfast.telemetry.events import Detected, EventLog, FaultInjected, Installed, JobEnded, JobStarted, StepOps
 
 NAMES = ("0.0", "1.0", "2.0")
@@ -28,7 +28,7 @@ def step(worker, number, generation=1):
 @pytest.fixture
 def run(tmp_path):
     """A job of three workers that has just done two of its ten steps; this process runs it."""
-    with Claim(tmp_path) as claim:
+    with RunDirLock(tmp_path) as claim:
         claim.take()
         log, now = EventLog(tmp_path / "events.jsonl"), time.monotonic()
         log.write(now - 30, JobStarted(name="j", workers=3, steps=10, samples_per_step=8, wall_time=0.0))
@@ -96,7 +96,7 @@ def test_a_job_that_has_ended_or_has_no_process_does_not_run(run, capsys, how):
 
 def test_a_directory_is_nobodys_once_its_process_is_another(tmp_path):
     assert owner(tmp_path) is None
-    with Claim(tmp_path) as claim:
+    with RunDirLock(tmp_path) as claim:
         claim.take()
         assert owner(tmp_path) == os.getpid()
         claim.take()

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from holdfast.control.membership import Grid, Membership, Roster, Rules, Tell
+from holdfast.control.membership import GridState, Membership, Roster, Rules, Tell
 from holdfast.control.membership.acting import _FUNCTIONS, carry_out, on_status
 from holdfast.control.messages import Install, Resume, StartWorker, StateAt, Status
 from holdfast.core.builders import adaptive_plan, regular_plan
@@ -29,7 +29,7 @@ from holdfast.strategies.answers import resume
 PLAN = regular_plan(2, split_evenly(3, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
 STATE = Membership(
-    grid=Grid(baseline=PLAN),
+    grid=GridState(baseline=PLAN),
     rules=Rules(steps=9, strategy="auto", directory="out"),
     generation=1,
     roster=Roster(lost=frozenset({W10})),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.control.membership.cadence import Cadence, Cost, note_step, note_written, reconsider
+from holdfast.control.membership.cadence import Cadence, CheckpointCost, note_step, note_written, reconsider
 from holdfast.control.messages import ShardWritten
 from holdfast.core.ids import WorkerId
 from holdfast.storage.checkpoints import Shard
@@ -32,9 +32,9 @@ def test_the_slowest_worker_counts_and_the_newest_checkpoint():
     cadence = TEN
     for message in (written(10, 0.1, 2.0), written(10, 0.3, 1.0), written(9, 9.0, 9.0)):
         cadence = note_written(cadence, message)
-    assert (cadence.of, cadence.newest) == (10, Cost(stall_s=0.3, write_s=2.0))
+    assert (cadence.of, cadence.newest) == (10, CheckpointCost(stall_s=0.3, write_s=2.0))
     cadence = note_written(cadence, written(20, 0.2, 0.5))
-    assert (cadence.of, cadence.newest) == (20, Cost(stall_s=0.2, write_s=0.5))
+    assert (cadence.of, cadence.newest) == (20, CheckpointCost(stall_s=0.2, write_s=0.5))
 
 
 @pytest.mark.parametrize(
@@ -49,18 +49,18 @@ def test_the_slowest_worker_counts_and_the_newest_checkpoint():
     ],
 )
 def test_the_rule_is_that_of_checkfreq(stall_s, write_s, wanted):
-    measured = replace(TEN, step_s=0.1, newest=Cost(stall_s=stall_s, write_s=write_s))
+    measured = replace(TEN, step_s=0.1, newest=CheckpointCost(stall_s=stall_s, write_s=write_s))
     assert reconsider(measured).wanted == wanted
 
 
 def test_nothing_is_wanted_before_anything_is_measured():
     assert reconsider(TEN) == TEN
     assert reconsider(replace(TEN, step_s=0.1)).wanted == 10
-    assert reconsider(replace(TEN, newest=Cost(write_s=0.1))).wanted == 10
+    assert reconsider(replace(TEN, newest=CheckpointCost(write_s=0.1))).wanted == 10
 
 
 def test_one_slow_checkpoint_among_many_changes_little():
-    usual = Cost(stall_s=0.035, write_s=0.5)
-    cadence = reconsider(replace(TEN, step_s=0.1, usual=usual, newest=Cost(stall_s=0.05, write_s=0.5)))
+    usual = CheckpointCost(stall_s=0.035, write_s=0.5)
+    cadence = reconsider(replace(TEN, step_s=0.1, usual=usual, newest=CheckpointCost(stall_s=0.05, write_s=0.5)))
     assert cadence.wanted == 10
     assert cadence.usual.stall_s == pytest.approx(0.035 + 0.25 * 0.015)

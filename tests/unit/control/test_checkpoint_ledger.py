@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.control.checkpoint_ledger import CheckpointLedger, Settled, WriteManifest, note_shard, settle
-from holdfast.control.membership import Grid, Membership, Phase, Record, Rules, Tell, decide
+from holdfast.control.membership import GridState, Membership, Phase, Record, Rules, Tell, decide
 from holdfast.control.messages import (
     Ended,
     Finished,
@@ -150,7 +150,9 @@ class Job:
     """A membership that runs, and what its last event led to."""
 
     def __init__(self):
-        self.state = Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out"))
+        self.state = Membership(
+            grid=GridState(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out")
+        )
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
         for worker in PLAN.workers:
             steps = tuple((layer, 0) for layer in PLAN.placement.layers_of(worker))

@@ -20,7 +20,7 @@ from tests.waiting import LIMIT_S, until
 from holdfast.control import coordinator as coordinator_module
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import METHOD, SERVICE, Coordinator, serve
-from holdfast.control.membership import Closed, Grid, Membership, Rules, Running, Tick
+from holdfast.control.membership import Closed, GridState, Membership, Rules, Running, Tick
 from holdfast.control.messages import (
     Attached,
     Blob,
@@ -79,7 +79,7 @@ RAISED = Raised(worker=B, pid=1, generation=1, step=0, phase=WorkPhase.FORWARD, 
 
 def a_coordinator(store, log, *, steps=1, clock=time.monotonic, awake=time.monotonic):
     """Of the plan above."""
-    membership = Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=steps, strategy="auto", directory="out"))
+    membership = Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=steps, strategy="auto", directory="out"))
     return Coordinator(membership=membership, store=store, log=log, clock=clock, awake=awake)
 
 
@@ -547,7 +547,7 @@ def test_what_waits_for_the_store_is_told_and_whether_training_does_too(tmp_path
     with contextlib.suppress(StoreAway):
         for number in range(1000, 1100):  # its last page has room yet
             coordinator.decider.store.put(
-                StoredDecision(revision=number, generation=1, grid=Grid(baseline=PLAN), running=Running(plan=PLAN))
+                StoredDecision(revision=number, generation=1, grid=GridState(baseline=PLAN), running=Running(plan=PLAN))
             )
     coordinator.decider.take([Leaving(worker=A)])
     kind, text = coordinator.decider.remarks.get_nowait()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.control.decider import Decider
-from holdfast.control.membership import Grid, Membership, Rules, Tell, plan_recovery
+from holdfast.control.membership import GridState, Membership, Rules, Tell, plan_recovery
 from holdfast.control.messages import Exited, Gathered, Hello, Install, Joined, Leaving, Remark, Status, Told
 from holdfast.core.builders import regular_plan
 from holdfast.core.excerpts import excerpts
@@ -55,7 +55,7 @@ def decider(world):
     """Of a job whose steps run; what came of that is forgotten."""
     rules = Rules(steps=9, strategy="auto", directory="out")
     made = Decider(
-        membership=Membership(rules=rules, grid=Grid(baseline=PLAN)),
+        membership=Membership(rules=rules, grid=GridState(baseline=PLAN)),
         store=world,
         log=world,
         clock=lambda: world.now,
@@ -104,7 +104,7 @@ def test_the_agent_hears_of_it_before_the_workers(decider, world):
 
 def test_who_is_missing_is_told_while_they_gather(world):
     rules = Rules(steps=9, strategy="auto", directory="out")
-    membership = Membership(rules=rules, grid=Grid(baseline=PLAN))
+    membership = Membership(rules=rules, grid=GridState(baseline=PLAN))
     nobody = lambda: 0.0  # noqa: E731
     decider = Decider(membership=membership, store=world, log=world, clock=nobody, awake=nobody, outside=world)
     decider.take([Hello(worker=A, pid=1)])

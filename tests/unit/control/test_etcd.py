@@ -14,7 +14,7 @@ from tests.waiting import LIMIT_S
 
 from holdfast.config.load import parse_job
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
-from holdfast.control.membership import Grid, Roster, Running, Upcoming
+from holdfast.control.membership import GridState, Roster, Running, Upcoming
 from holdfast.control.store import StoredDecision
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
@@ -30,7 +30,7 @@ def decision(number, lost=()):
     return StoredDecision(
         revision=number,
         generation=1,
-        grid=Grid(baseline=PLAN),
+        grid=GridState(baseline=PLAN),
         running=Running(plan=PLAN),
         roster=Roster(lost=frozenset(lost)),
     )
@@ -274,7 +274,7 @@ def test_the_plans_of_a_large_grid_fit(etcd_server):
     lost = adaptive(ClusterView(baseline=plan, lost=frozenset([WorkerId(1, 1)]))).plan
     prepared = Upcoming(generation=3, plan=plan, entering=frozenset({WorkerId(1, 1)}))
     large = StoredDecision(
-        revision=1, generation=2, grid=Grid(baseline=plan), running=Running(plan=lost, upcoming=prepared)
+        revision=1, generation=2, grid=GridState(baseline=plan), running=Running(plan=lost, upcoming=prepared)
     )
     assert len(msgspec.json.encode(large)) > 1.5 * 2**20
     one = Coordinator(etcd_server)

@@ -7,7 +7,7 @@ import pytest
 from holdfast.control.membership import (
     Closed,
     Contact,
-    Grid,
+    GridState,
     Membership,
     Phase,
     Record,
@@ -39,7 +39,7 @@ from holdfast.telemetry.events import Detected, Parted, WorkerReady
 PLAN = regular_plan(2, split_evenly(4, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
 BLANK = Membership(
-    grid=Grid(baseline=PLAN),
+    grid=GridState(baseline=PLAN),
     rules=Rules(steps=9, strategy="auto", directory="out", job="j"),
     contact=Contact(reattach_until=60.0),
 )

@@ -7,7 +7,7 @@ import pytest
 from holdfast.control.membership import (
     AnswerPlanned,
     Closed,
-    Grid,
+    GridState,
     Improved,
     Membership,
     Phase,
@@ -538,7 +538,7 @@ def test_one_worker_alone_has_no_one_to_go_on():
 
 def test_an_answer_prepared_ahead_is_used_and_is_the_same_as_one_made_in_time():
     state = Membership(
-        grid=Grid(baseline=PLAN),
+        grid=GridState(baseline=PLAN),
         rules=Rules(steps=5, strategy="auto", directory="out"),
         phase=Phase.RUNNING,
         running=Running(plan=PLAN),

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from holdfast.control.membership import Grid, Membership, Restoring, Rules
+from holdfast.control.membership import GridState, Membership, Restoring, Rules
 from holdfast.control.membership.replaying import TooLittle, order_replays
 from holdfast.control.messages import CommitVote, ReplayOrder, StateAt, Status
 from holdfast.core.builders import regular_plan
@@ -22,7 +22,7 @@ LOGGING = Logging(nodes=group_into_nodes(PLAN.workers, 1))
 def membership(*, step, checkpoint, votes=(), logging=LOGGING):
     """All but one say that they hold what is theirs at ``step``; the newest checkpoint is of another."""
     blank = Membership(
-        grid=Grid(baseline=PLAN),
+        grid=GridState(baseline=PLAN),
         rules=Rules(steps=9, strategy="auto", directory="", wait_s=0.0, logging=logging),
         restoring=Restoring(restorable=(StateAt(url="store", step=checkpoint),)),
     )

@@ -7,7 +7,7 @@ import pytest
 from holdfast.control.detection import Watch
 from holdfast.control.membership import (
     AnswerPlanned,
-    Grid,
+    GridState,
     Improved,
     Membership,
     Phase,
@@ -48,7 +48,9 @@ ELSEWHERE = WorkerId(0, (PLACE.stage + 1) % 4)
 def running(*lost, period=100.0):
     """A membership in which steps are run without the lost, by a plan that takes so long."""
     state = Membership(
-        grid=Grid(baseline=PLAN), rules=Rules(terms=TERMS, steps=99, strategy="auto", directory=""), phase=Phase.RUNNING
+        grid=GridState(baseline=PLAN),
+        rules=Rules(terms=TERMS, steps=99, strategy="auto", directory=""),
+        phase=Phase.RUNNING,
     )
     plan = adaptive_plan(PLAN, lost)
     return replace(
@@ -284,7 +286,7 @@ def test_a_coordinator_that_is_started_again_knows_the_periods():
     before = running(PLACE)
     state, _ = decide(before, offered(90.0))
     back = restore(
-        Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=9, strategy="auto", directory="")),
+        Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=9, strategy="auto", directory="")),
         to_store(before, state),
         reattach_until=1.0,
     )

@@ -9,7 +9,7 @@ from tests.waiting import LIMIT_S
 
 from holdfast.control import coordinator as module
 from holdfast.control.coordinator import Coordinator
-from holdfast.control.membership import Grid, Membership, Phase, Rules, plan_recovery
+from holdfast.control.membership import GridState, Membership, Phase, Rules, plan_recovery
 from holdfast.control.store import DecisionStore
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
@@ -25,7 +25,7 @@ PLAN = replanned(regular_plan(2, split_evenly(4, 2), 2), TERMS)
 @pytest.fixture
 def coordinator(tmp_path):
     membership = Membership(
-        grid=Grid(baseline=PLAN),
+        grid=GridState(baseline=PLAN),
         rules=Rules(terms=TERMS, steps=3, strategy="auto", directory="out"),
         phase=Phase.RUNNING,
     )

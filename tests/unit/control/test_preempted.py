@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
-from holdfast.control.membership import Grid, Improved, Membership, Phase, Record, Rules, Tell, decide
+from holdfast.control.membership import GridState, Improved, Membership, Phase, Record, Rules, Tell, decide
 from holdfast.control.messages import (
     Ended,
     Exited,
@@ -43,7 +43,9 @@ class Job:
     """A job that runs, and what its last events led to."""
 
     def __init__(self):
-        self.state = Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out"))
+        self.state = Membership(
+            grid=GridState(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out")
+        )
         self.outputs = ()
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
         self.run(0)
@@ -110,7 +112,7 @@ def test_a_generation_of_the_same_plan_pins_and_its_manifest_ends_the_job(job):
 
 
 def test_the_agent_repeats_it_to_a_coordinator_that_gathers():
-    begins = Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out"))
+    begins = Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out"))
     state, outputs = decide(begins, Hello(worker=None, pid=0, preempted=True))
     assert state.phase is Phase.ENDED
     assert [o.command.outcome for o in outputs if isinstance(o, Tell) and isinstance(o.command, Ended)] == ["preempted"]
@@ -193,7 +195,7 @@ def test_a_manifest_that_cannot_be_written_ends_it_too(job):
 
 
 def test_before_all_are_there_it_ends_at_once():
-    state = Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out"))
+    state = Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out"))
     _, outputs = decide(state, Preempted())
     (ended,) = (o.command for o in outputs if isinstance(o, Tell) and isinstance(o.command, Ended))
     assert (ended.outcome, ended.detail) == ("preempted", "not all workers are there")

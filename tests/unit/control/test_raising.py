@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.control.membership import Contact, Grid, Membership, Phase, Rules, Tell, Tick, decide
+from holdfast.control.membership import Contact, GridState, Membership, Phase, Rules, Tell, Tick, decide
 from holdfast.control.membership.watching import OTHERS_S
 from holdfast.control.messages import Ended, Exited, Failure, Hello, Joined, Raised, Save, Saved, Status
 from holdfast.core.builders import regular_plan
@@ -17,7 +17,7 @@ class Job:
     """A job that runs from step 1 on, and what its last events led to."""
 
     def __init__(self):
-        self.state = Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=9, strategy="auto", directory="out"))
+        self.state = Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=9, strategy="auto", directory="out"))
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers)).settle()
 
     def give(self, *events, now=0.0):
@@ -67,7 +67,7 @@ def test_whoever_cannot_save_what_lives_after_the_store_was_lost_is_lost_itself(
     """Its layers are saved by the others that hold them."""
     job = Job()
     job.state = Membership(
-        grid=Grid(baseline=PLAN),
+        grid=GridState(baseline=PLAN),
         rules=Rules(steps=9, strategy="auto", directory="out"),
         contact=Contact(reattach_until=60.0),
     )

@@ -10,7 +10,7 @@ from holdfast.control.membership import (
     Phase,
     Tick,
 )
-from holdfast.control.membership.cadence import Cadence, Cost
+from holdfast.control.membership.cadence import Cadence, CheckpointCost
 from holdfast.control.membership.watching import DETACHED_GRACE_S
 from holdfast.control.messages import (
     Attached,
@@ -295,7 +295,7 @@ def test_an_offer_that_comes_before_all_are_back_is_kept(running):
 def other_interval(running):
     """A checkpoint tells that one after each 40 steps is right, not after each 10, as the job began with."""
     running.blank = replace(running.blank, cadence=Cadence(every=10, wanted=10))
-    measured = Cadence(every=10, wanted=10, step_s=0.1, newest=Cost(stall_s=0.14, write_s=0.5))
+    measured = Cadence(every=10, wanted=10, step_s=0.1, newest=CheckpointCost(stall_s=0.14, write_s=0.5))
     running.state = replace(running.state, cadence=measured)
     running.give(*(Joined(worker=worker, generation=1) for worker in PLAN.workers))
     running.give(Settled(step=4, url="store"))

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from holdfast.control.membership import Grid, Membership, Phase, Rules, Running, restore, to_store
+from holdfast.control.membership import GridState, Membership, Phase, Rules, Running, restore, to_store
 from holdfast.control.messages import CommitVote, Exited, Hello, Install, Refused, Resume, Save
 from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
@@ -111,10 +111,10 @@ def test_frequent_scaling_ends_updates_ahead_of_the_verdict():
     assert not any(each.staggered for each in job.commands(Install).values())
     assert any(isinstance(event, Notice) and "4, 9, 20" in event.text for event in job.recorded)
     stored = to_store(
-        Membership(grid=Grid(baseline=PLAN), rules=Rules(steps=99, strategy="auto", directory="out")), job.state
+        Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=99, strategy="auto", directory="out")), job.state
     )
     blank = Membership(
-        grid=Grid(baseline=PLAN),
+        grid=GridState(baseline=PLAN),
         rules=Rules(steps=99, strategy="auto", directory="out"),
         running=Running(staggered=True),
     )

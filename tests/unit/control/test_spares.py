@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.control.membership import (
     Closed,
-    Grid,
+    GridState,
     Membership,
     Phase,
     Restoring,
@@ -352,7 +352,7 @@ def test_one_that_raised_and_has_no_place_any_more_is_none_that_a_layer_is_left_
         worker=W10, pid=1, generation=1, step=0, phase=WorkPhase.FORWARD, kind="E", error="it", layer=0, sound=True
     )
     job.state = replace(
-        job.state, grid=Grid(baseline=smaller), exceptions=replace(job.state.exceptions, raised=(report,))
+        job.state, grid=GridState(baseline=smaller), exceptions=replace(job.state.exceptions, raised=(report,))
     )
     job.give(died(W01))
     assert job.state.roster.lost == {W01}
@@ -398,7 +398,7 @@ def test_where_nobody_of_the_grid_is_left_spares_go_on_from_the_checkpoint():
 def test_two_are_not_given_the_same_layers_while_nobody_has_others():
     plan = regular_plan(2, split_evenly(3, 3), 2)
     job = Job(restorable=(StateAt(url="u", step=2),))
-    job.state = job.blank = replace(job.state, grid=Grid(baseline=plan))
+    job.state = job.blank = replace(job.state, grid=GridState(baseline=plan))
     job.give(*(Hello(worker=worker, pid=1) for worker in plan.workers)).agreed(0).give(hello(), hello(OTHER))
     job.give(NodeLost(node=0, workers=(W00, W10, WorkerId(1, 1), WorkerId(0, 1))))
     assert job.state.grid.baseline == exchanged(plan, [(W00, SPARE), (W01, OTHER)])
@@ -408,7 +408,7 @@ def test_two_are_not_given_the_same_layers_while_nobody_has_others():
 def test_a_place_whose_layers_are_being_brought_already_is_less_needy():
     plan = regular_plan(4, split_evenly(2, 2), 1)
     job = Job()
-    job.state = job.blank = replace(job.state, grid=Grid(baseline=plan))
+    job.state = job.blank = replace(job.state, grid=GridState(baseline=plan))
     job.give(*(Hello(worker=worker, pid=1) for worker in plan.workers)).agreed(0)
     lasts = tuple(WorkerId(pipeline, 1) for pipeline in (1, 2, 3))
     job.give(NodeLost(node=0, workers=(W00, W10, WorkerId(2, 0), *lasts))).agreed(3)
@@ -469,7 +469,7 @@ def test_whoever_has_no_place_in_a_smaller_grid_is_still_sent_away():
     rules = Rules(steps=STEPS, strategy="auto", directory="out")
     job = Job()
     restoring = Restoring(restorable=(StateAt(url="u", step=4),))
-    job.state = Membership(grid=Grid(baseline=plan), rules=rules, restoring=restoring)
+    job.state = Membership(grid=GridState(baseline=plan), rules=rules, restoring=restoring)
     lasts = tuple(worker for worker in plan.workers if worker.stage == 1)
     job.give(*(Hello(worker=worker, pid=1) for worker in plan.workers), NodeLost(node=0, workers=(W00, *lasts)))
     assert job.commands(Expel).keys() >= {WorkerId(3, 0)}

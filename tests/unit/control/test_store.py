@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from holdfast.control.membership import Grid, Roster, Running, Upcoming
+from holdfast.control.membership import GridState, Roster, Running, Upcoming
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
@@ -20,14 +20,14 @@ PLAN = adaptive_plan(regular_plan(2, split_evenly(4, 2), 2), [WorkerId(0, 1)])
 
 WRITER = """
 import sys
-from holdfast.control.membership import Grid
+from holdfast.control.membership import GridState
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 store, plan = DecisionStore(sys.argv[1]), regular_plan(1, split_evenly(2, 1), 1)
 for revision in range(1, 10**6):
     layers = tuple(range(500))
-    store.put(StoredDecision(revision=revision, generation=1, grid=Grid(baseline=plan), lost_layers=layers))
+    store.put(StoredDecision(revision=revision, generation=1, grid=GridState(baseline=plan), lost_layers=layers))
     print(revision, flush=True)
 """
 
@@ -37,7 +37,7 @@ def decision(revision, plan=PLAN):
     return StoredDecision(
         revision=revision,
         generation=7,
-        grid=Grid(baseline=PLAN),
+        grid=GridState(baseline=PLAN),
         running=Running(plan=plan, upcoming=upcoming),
         roster=Roster(lost=frozenset({WorkerId(0, 1)})),
         pids=((WorkerId(0, 0), 123),),
@@ -144,7 +144,7 @@ def test_one_decision_is_always_the_same_bytes():
     """Sets have no order, and that of their values is another in every process."""
     workers = [WorkerId(p, s) for p in range(9) for s in range(9)]
     one, other = (
-        StoredDecision(revision=1, generation=1, grid=Grid(baseline=PLAN), roster=Roster(lost=frozenset(w)))
+        StoredDecision(revision=1, generation=1, grid=GridState(baseline=PLAN), roster=Roster(lost=frozenset(w)))
         for w in (workers, reversed(workers))
     )
     assert one.encoded == other.encoded

@@ -9,7 +9,16 @@ import pytest
 from holdfast.drawing.run import run_to_svg
 from holdfast.drawing.run_text import run_to_text
 from holdfast.telemetry.events import Installed, JobStarted
-from holdfast.telemetry.timeline import BOUNDARY, Generation, Mark, Mode, Row, RunTimeline, Stretch, run_timeline
+from holdfast.telemetry.timeline import (
+    BOUNDARY,
+    Generation,
+    Mode,
+    Row,
+    RunTimeline,
+    Stretch,
+    TimelineMark,
+    run_timeline,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -31,9 +40,9 @@ RUN = RunTimeline(
         row("10.0", {0: ABSENT, 2: ARRIVING, 3: RECOVERING, 10: MEMBER, 16: ABSENT}, 20),
     ),
     marks=(
-        Mark(time=7, worker="1.0", kind="kill", text="kill:1.0@1"),
-        Mark(time=10, worker="1.0", kind="join", text="join:1.0@2"),
-        Mark(time=15, worker="10.0", kind="leave", text="leave:10.0@4"),
+        TimelineMark(time=7, worker="1.0", kind="kill", text="kill:1.0@1"),
+        TimelineMark(time=10, worker="1.0", kind="join", text="join:1.0@2"),
+        TimelineMark(time=15, worker="10.0", kind="leave", text="leave:10.0@4"),
     ),
     generations=(
         Generation(time=3, number=1, strategy=""),

@@ -13,7 +13,7 @@ from holdfast.core.instructions import Payload
 from holdfast.core.lower import lower_step
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.profile import unit_costs
-from holdfast.core.progress import Logged, Part, Progress
+from holdfast.core.progress import Logged, Part, StepProgress
 from holdfast.core.proof import prove_steps
 from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError, InvalidSchedule
@@ -92,7 +92,7 @@ def test_what_one_worker_does_has_its_row_and_no_sum_that_stands():
 
 def test_reports_of_unlike_steps_are_our_bug():
     progress = progress_at(PLAN, COSTS, STEP_S / 2, 5, {LOST})
-    progress[WorkerId(0, 0)] = Progress(step=6)
+    progress[WorkerId(0, 0)] = StepProgress(step=6)
     with pytest.raises(InternalError, match=r"reports are of steps \[5, 6\]"):
         plan_remainder(LEFT, progress)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.launch.ending import Outcome
+from holdfast.runtime.launch.ending import JobOutcome
 from holdfast.runtime.train import _done_before, _events_of, _summarise, _write
 from holdfast.telemetry.events import EventLog, JobEnded
 
@@ -89,7 +89,7 @@ def test_a_summary_that_does_not_fit_the_disk_is_one_line_and_leaves_no_part(tmp
     disk, told = make_disk("64k"), []
     with contextlib.suppress(OSError):
         (disk / "filler").write_bytes(b"x" * 70000)
-    done = Outcome(outcome="done", detail="", step=1, directory=str(tmp_path), generations=1)
+    done = JobOutcome(outcome="done", detail="", step=1, directory=str(tmp_path), generations=1)
     path = disk / "summary.json"
     _write(path, _summarise(tmp_path, done, ()), told.append)
     assert [event.text for event in told] == [f"{path}: cannot be written: No space left on device"]

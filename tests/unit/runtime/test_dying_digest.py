@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.launch import ending
-from holdfast.runtime.launch.ending import Outcome, with_hashes
+from holdfast.runtime.launch.ending import JobOutcome, with_hashes
 from holdfast.runtime.node.entries import Entry
 from holdfast.runtime.node.local import LocalProcesses
 from holdfast.runtime.node.signals import Signals
@@ -22,7 +22,7 @@ def hashed(tmp_path, monkeypatch):
 
     def end(main, start_s=300.0, on_event=lambda event: None):
         monkeypatch.setattr(ending, "DIGEST", Entry("digest", f"dying_digest:{main}"))
-        done = Outcome(outcome="done", detail="", step=1, directory=str(tmp_path), generations=1)
+        done = JobOutcome(outcome="done", detail="", step=1, directory=str(tmp_path), generations=1)
         local = LocalProcesses(start_s=start_s, signals=Signals(), teller=Teller(on_event=on_event))
         local.start_server()
         return with_hashes(done, local, emulated=False)

@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.launch.directory import take_directory
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.main.worker import WorkerProcess, _write_stacks
-from holdfast.runtime.rundir import Claim
+from holdfast.runtime.rundir import RunDirLock
 
 JOB = parse_job(
     {
@@ -39,11 +39,11 @@ def full(make_disk):
 @pytest.mark.parametrize("again", [False, True])
 def test_a_job_that_cannot_be_described_is_one_line_and_the_same_command_begins_once_there_is_room(full, again):
     run_dir = full / "run"
-    with pytest.raises(ConfigError) as caught, Claim(run_dir) as claim:
+    with pytest.raises(ConfigError) as caught, RunDirLock(run_dir) as claim:
         take_directory(RunRequest(job=JOB, run_dir=run_dir, again=again), claim)
     assert str(caught.value) == f"--run-dir {run_dir}: cannot be written: No space left on device"
     (full / "filler").unlink()
-    with Claim(run_dir) as claim:
+    with RunDirLock(run_dir) as claim:
         take_directory(RunRequest(job=JOB, run_dir=run_dir, again=again), claim)
     assert dump_job(load_job(run_dir / "job.yaml")) == dump_job(JOB)
 
@@ -54,7 +54,7 @@ def test_a_profile_that_cannot_be_written_leaves_no_job_behind(full):
     os.truncate(full / "filler", (60 << 10) - room // 4096 * 4096)
     with (
         pytest.raises(ConfigError, match=r"^--run-dir .*: cannot be written: No space left on device$"),
-        Claim(run_dir) as claim,
+        RunDirLock(run_dir) as claim,
     ):
         take_directory(RunRequest(job=JOB, run_dir=run_dir, emulate=uniform_profile(1000)), claim)
     assert [path.name for path in run_dir.iterdir()] == ["lock"]

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.config.deciding import deciding
 from holdfast.config.load import dump_job, parse_job
-from holdfast.control.membership import Grid, Restoring, Running
+from holdfast.control.membership import GridState, Restoring, Running
 from holdfast.control.membership.progress import MAX_RESTORABLE
 from holdfast.control.messages import StateAt
 from holdfast.control.store import StoredDecision
@@ -26,7 +26,7 @@ from holdfast.runtime.resume import (
     parse_resume,
     resume_auto,
 )
-from holdfast.runtime.rundir import Claim
+from holdfast.runtime.rundir import RunDirLock
 from holdfast.runtime.specs import CoordinatorSpec, Found, Planned, ResumeFrom
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected
@@ -383,7 +383,7 @@ def test_auto_begins_where_nothing_is(tmp_path):
 def test_auto_takes_the_newest_of_all_places_of_all_attempts(tmp_path):
     run_dir = attempt_of(tmp_path / "run")
     make(run_dir / "checkpoints", 4, facts=facts_of(job()))
-    Claim(run_dir).set_aside()
+    RunDirLock(run_dir).set_aside()
     attempt_of(run_dir, checkpoint={"every": 4, "url": str(tmp_path / "b")})
     make(tmp_path / "b", 8, facts=facts_of(job()))
     moved = job(checkpoint={"every": 4, "url": str(tmp_path / "c")})
@@ -429,9 +429,9 @@ def test_a_run_directory_of_another_job_is_refused(tmp_path):
 def test_an_attempt_whose_job_cannot_be_read_is_passed_over_and_told(tmp_path):
     """The disk was full, or a later Holdfast no longer knows a key: the same command goes on all the same."""
     run_dir = attempt_of(tmp_path / "run", checkpoint={"every": 4, "url": str(tmp_path / "b")})
-    Claim(run_dir).set_aside()
+    RunDirLock(run_dir).set_aside()
     (run_dir / "job.yaml").touch()
-    Claim(run_dir).set_aside()
+    RunDirLock(run_dir).set_aside()
     (run_dir / "job.yaml").write_text("bygone: 1\n" + dump_job(job()))
     told = []
     before = jobs_before(run_dir, told.append)
@@ -531,7 +531,7 @@ def restarted(tmp_path):
         stored = StoredDecision(
             revision=1,
             generation=1,
-            grid=Grid(baseline=PLAN),
+            grid=GridState(baseline=PLAN),
             running=Running(plan=PLAN),
             restoring=Restoring(restorable=known),
         )

@@ -17,13 +17,13 @@ from holdfast.core.profile import uniform_profile
 from holdfast.errors import ConfigError
 from holdfast.runtime.launch.directory import take_directory
 from holdfast.runtime.launch.request import RunRequest
-from holdfast.runtime.rundir import Claim, attempts, job_files
+from holdfast.runtime.rundir import RunDirLock, attempts, job_files
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from holdfast.runtime.rundir import Claim
-Claim(Path(sys.argv[1])).take()
+from holdfast.runtime.rundir import RunDirLock
+RunDirLock(Path(sys.argv[1])).take()
 print("taken", flush=True)
 time.sleep(100)
 """
@@ -48,7 +48,7 @@ def test_one_process_has_a_directory_until_it_dies(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(run_dir)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "taken\n"
     assert run_dir.stat().st_mode & 0o777 == 0o700
-    with Claim(run_dir) as claim, pytest.raises(ConfigError) as caught:
+    with RunDirLock(run_dir) as claim, pytest.raises(ConfigError) as caught:
         claim.take()
     assert str(caught.value) == (
         f"--run-dir {run_dir}: another holdfast (process {holder.pid}) trains there; wait until it has ended, or "
@@ -56,12 +56,12 @@ def test_one_process_has_a_directory_until_it_dies(tmp_path):
     )
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
-    with Claim(run_dir) as claim:
+    with RunDirLock(run_dir) as claim:
         claim.take()
         claim.take()
-        with Claim(run_dir) as other, pytest.raises(ConfigError, match=f"process {os.getpid()}"):
+        with RunDirLock(run_dir) as other, pytest.raises(ConfigError, match=f"process {os.getpid()}"):
             other.take()
-    with Claim(run_dir) as other:
+    with RunDirLock(run_dir) as other:
         other.take()
         other.check_empty()
 
@@ -71,26 +71,26 @@ def test_a_file_system_that_locks_no_files_is_named(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with Claim(tmp_path) as claim, pytest.raises(ConfigError, match=r"locks no files \(No locks available\)"):
+    with RunDirLock(tmp_path) as claim, pytest.raises(ConfigError, match=r"locks no files \(No locks available\)"):
         claim.take()
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        Claim(tmp_path / "file" / "a") as claim,
+        RunDirLock(tmp_path / "file" / "a") as claim,
         pytest.raises(ConfigError, match="cannot be written: Not a directory"),
     ):
         claim.take()
     (tmp_path / "link").mkdir()
     (tmp_path / "link" / "lock").symlink_to(tmp_path / "elsewhere")
-    with Claim(tmp_path / "link") as claim, pytest.raises(ConfigError, match="cannot be written"):
+    with RunDirLock(tmp_path / "link") as claim, pytest.raises(ConfigError, match="cannot be written"):
         claim.take()
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_each_attempt_is_set_aside_whole_and_checkpoints_stay(tmp_path):
-    claim = Claim(tmp_path)
+    claim = RunDirLock(tmp_path)
     claim.set_aside()
     assert attempts(tmp_path) == ()
     assert job_files(tmp_path) == ()
@@ -124,12 +124,12 @@ def test_setting_aside_that_was_cut_short_goes_on(tmp_path, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(Path, "rename", rename)
             try:
-                Claim(run_dir).set_aside()
+                RunDirLock(run_dir).set_aside()
             except OSError:
                 pass
             else:
                 assert moves == 7, "every file and folder of an attempt was moved by then"
-        Claim(run_dir).set_aside()
+        RunDirLock(run_dir).set_aside()
         (folder,) = attempts(run_dir)
         assert names(run_dir) == {"attempts", "checkpoints"}
         assert {path.read_text() for path in folder.rglob("*") if path.is_file()} == {"first"}
@@ -138,9 +138,9 @@ def test_setting_aside_that_was_cut_short_goes_on(tmp_path, monkeypatch):
 def test_what_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="is not empty and holds no run"):
-        Claim(tmp_path).set_aside()
+        RunDirLock(tmp_path).set_aside()
     with pytest.raises(ConfigError, match=r"is not empty; choose a new directory, or go on .* by --resume auto"):
-        Claim(tmp_path).check_empty()
+        RunDirLock(tmp_path).check_empty()
     assert names(tmp_path) == {"thesis.tex"}
 
 
@@ -157,7 +157,7 @@ PROFILE = uniform_profile(2, forward_s=0.1)
 
 def begin(run_dir: Path, *, again: bool = False) -> None:
     """Takes a directory, as a job does, and gives it up."""
-    with Claim(run_dir) as claim:
+    with RunDirLock(run_dir) as claim:
         take_directory(RunRequest(job=JOB, run_dir=run_dir, emulate=PROFILE, again=again), claim)
 
 
@@ -176,7 +176,7 @@ def test_what_describes_an_attempt_is_whole_and_private(tmp_path):
 
 def test_on_a_full_disk_no_job_file_is_left_half_written(tmp_path):
     _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Claim(tmp_path) as claim:
+    with RunDirLock(tmp_path) as claim:
         claim.take()
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
         try:

@@ -16,7 +16,7 @@ from holdfast.telemetry.events import (
     Synced,
     WorkerReady,
 )
-from holdfast.telemetry.timeline import Generation, Mark, Mode, run_timeline
+from holdfast.telemetry.timeline import Generation, Mode, TimelineMark, run_timeline
 
 START = 1000.0
 EVERYONE = ("0.0", "1.0", "10.0")
@@ -192,11 +192,11 @@ def test_a_run_has_its_length_its_generations_and_the_steps_that_were_done():
 def test_a_mark_for_every_fault_and_for_a_death_that_nobody_scheduled():
     died = [*RUN[:-1], *at((18, Detected(worker="0.0", how="exit code 1", generation=4)), (20, RUN[-1][1]))]
     assert run_timeline(RUN).marks == (
-        Mark(time=7, worker="1.0", kind="kill", text="kill:1.0@1"),
-        Mark(time=10, worker="1.0", kind="join", text="join:1.0@2"),
-        Mark(time=15, worker="10.0", kind="leave", text="leave:10.0@4"),
+        TimelineMark(time=7, worker="1.0", kind="kill", text="kill:1.0@1"),
+        TimelineMark(time=10, worker="1.0", kind="join", text="join:1.0@2"),
+        TimelineMark(time=15, worker="10.0", kind="leave", text="leave:10.0@4"),
     )
-    assert run_timeline(died).marks[-1] == Mark(time=18, worker="0.0", kind="death", text="exit code 1")
+    assert run_timeline(died).marks[-1] == TimelineMark(time=18, worker="0.0", kind="death", text="exit code 1")
 
 
 def test_what_is_no_worker_of_the_grid_gets_a_row_below_for_its_marks():

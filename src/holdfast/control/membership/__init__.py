@@ -7,7 +7,7 @@ and import one way only, from what is decided first to what that ends in: pyproj
 from holdfast.control.membership.agreement import Forming, Restoring
 from holdfast.control.membership.blame import Exceptions
 from holdfast.control.membership.decision import decide, end
-from holdfast.control.membership.grid import Grid
+from holdfast.control.membership.grid import GridState
 from holdfast.control.membership.recovering import plan_recovery, unplanned
 from holdfast.control.membership.roster import Contact, Roster
 from holdfast.control.membership.rules import Rules
@@ -36,7 +36,7 @@ __all__ = [
     "Contact",
     "Exceptions",
     "Forming",
-    "Grid",
+    "GridState",
     "Prospects",
     "Reports",
     "Restoring",

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.control.membership.ending import NOT_ALL_THERE, end_preempted, save
 from holdfast.control.membership.finishing import finish_step
 from holdfast.control.membership.forming import abort, agreed, all_told, install, leave_behind, lowest, newest_snapshot
-from holdfast.control.membership.grid import Grid
+from holdfast.control.membership.grid import GridState
 from holdfast.control.membership.preparing import prepare
 from holdfast.control.membership.replaying import TooLittle, order_replays
 from holdfast.control.membership.state import (
@@ -118,7 +118,7 @@ def _replace_grid(state: Membership, action: ReplaceGrid) -> Decision:
     state = state.departed(frozenset(idle))
     state = replace(
         state,
-        grid=Grid(baseline=action.plan),
+        grid=GridState(baseline=action.plan),
         roster=replace(state.roster, lost=frozenset(), arriving=frozenset()),
         forming=replace(state.forming, wait_until=None, wait_for_all=False),
     )

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from holdfast.control.messages import Audited, Weighed
-from holdfast.control.messages import Audits as Order
+from holdfast.control.messages import Audited, Audits, Weighed
 from holdfast.core.ids import WorkerId
 from holdfast.recovery.audit import Strikes
 
-__all__ = ["Audits"]
+__all__ = ["AuditState"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Audits:
+class AuditState:
     """What audits have found so far. All of it is stored but ``weighed``.
 
     Attributes:
@@ -38,21 +37,21 @@ class Audits:
     weighed: Mapping[int, Mapping[WorkerId, Weighed]] = field(default_factory=dict)
 
     @property
-    def durable(self) -> Audits:
+    def durable(self) -> AuditState:
         """What of it is stored."""
         return replace(self, weighed={}) if self.weighed else self
 
     @property
-    def order(self) -> Order:
+    def order(self) -> Audits:
         """What workers are told of it."""
-        return Order(disputed=self.disputed, unsteady=self.unsteady, weigh=self.weigh)
+        return Audits(disputed=self.disputed, unsteady=self.unsteady, weigh=self.weigh)
 
-    def committed(self, step: int) -> Audits:
+    def committed(self, step: int) -> AuditState:
         """Returns them once a step is committed: it is disputed no more."""
         over = self.disputed is not None and self.disputed <= step
         return replace(self, disputed=None) if over else self
 
-    def departed(self, gone: Iterable[WorkerId]) -> Audits:
+    def departed(self, gone: Iterable[WorkerId]) -> AuditState:
         """Returns them once workers are gone: whoever takes their places begins anew."""
         absent = frozenset(gone)
         weighed = {

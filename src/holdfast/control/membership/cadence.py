@@ -16,7 +16,7 @@ _SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class CheckpointCost:
     """What a checkpoint costs: the longest, in seconds, that a worker waited for copies, and took to write its part."""
 
     stall_s: float = 0.0
@@ -42,8 +42,8 @@ class Cadence:
     began: tuple[int, int, float] | None = None
     step_s: float = 0.0
     of: int = 0
-    newest: Cost = Cost()
-    usual: Cost | None = None
+    newest: CheckpointCost = CheckpointCost()
+    usual: CheckpointCost | None = None
 
 
 def note_step(cadence: Cadence, generation: int, step: int, now: float) -> Cadence:
@@ -59,9 +59,9 @@ def note_written(cadence: Cadence, written: ShardWritten) -> Cadence:
     if written.step < cadence.of:
         return cadence
     if written.step > cadence.of:
-        cadence = replace(cadence, of=written.step, newest=Cost())
+        cadence = replace(cadence, of=written.step, newest=CheckpointCost())
     before = cadence.newest
-    newest = Cost(stall_s=max(before.stall_s, written.stall_s), write_s=max(before.write_s, written.write_s))
+    newest = CheckpointCost(stall_s=max(before.stall_s, written.stall_s), write_s=max(before.write_s, written.write_s))
     return replace(cadence, newest=newest)
 
 
@@ -75,10 +75,10 @@ def reconsider(cadence: Cadence) -> Cadence:
     return replace(cadence, usual=usual, wanted=cadence.every if kept else interval)
 
 
-def _mixed(usual: Cost | None, newest: Cost) -> Cost:
+def _mixed(usual: CheckpointCost | None, newest: CheckpointCost) -> CheckpointCost:
     if usual is None:
         return newest
-    return Cost(
+    return CheckpointCost(
         stall_s=usual.stall_s + _SHARE * (newest.stall_s - usual.stall_s),
         write_s=usual.write_s + _SHARE * (newest.write_s - usual.write_s),
     )

@@ -14,7 +14,7 @@ from holdfast.control.membership.state import Membership, Phase
 from holdfast.control.messages import Heartbeat
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange
-from holdfast.core.progress import Progress
+from holdfast.core.progress import StepProgress
 from holdfast.core.remainder import Remainder
 from holdfast.core.schedule import Op, OpKind
 
@@ -174,7 +174,7 @@ def _possible(state: Membership, step: int, *, kept: bool) -> frozenset[Pair]:
     return frozenset(pair for pair in own if _has_input(pair, own, ran, over))
 
 
-def _ran(progress: Progress) -> Iterator[Pair]:
+def _ran(progress: StepProgress) -> Iterator[Pair]:
     """The pairs that a worker has run forward, as far as something is left of that."""
     for part in (*progress.contexts, *progress.halves):
         yield from ((layer, part.number) for layer in part.layers.indices)

@@ -12,7 +12,7 @@ from holdfast.control.messages import CommitVote, Resume, Status
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
-from holdfast.core.progress import Progress
+from holdfast.core.progress import StepProgress
 from holdfast.core.remainder import Remainder
 from holdfast.errors import InfeasiblePlan, InvalidSchedule
 from holdfast.planning.remainder import plan_remainder
@@ -85,15 +85,15 @@ def _has_sums(state: Membership, status: Status, step: int) -> bool:
     behind = {layer for layer, at in status.layer_steps if at == step}
     ties = state.rules.keeping.ties if state.rules.keeping is not None else ()
     needed = {(layer,) for layer in behind} | {tie for tie in ties if not behind.isdisjoint(tie)}
-    kept = next((each for each in status.progress if each.step == step), Progress(step=step))
+    kept = next((each for each in status.progress if each.step == step), StepProgress(step=step))
     return needed <= set(kept.complete)
 
 
-def _kept(status: Status, step: int) -> Progress | None:
+def _kept(status: Status, step: int) -> StepProgress | None:
     """What a worker keeps of a step: nothing if it has not begun it, or is beyond it; None if it cannot return."""
     if not status.returns and any(at > step for _, at in status.layer_steps):
         return None
-    return next((each for each in status.progress if each.step == step), Progress(step=step))
+    return next((each for each in status.progress if each.step == step), StepProgress(step=step))
 
 
 def _concluded(state: Membership, step: int, verdict: CommitVote) -> Decision:
@@ -120,7 +120,7 @@ def _concluded(state: Membership, step: int, verdict: CommitVote) -> Decision:
 def _with_remainder(
     state: Membership,
     plan: Plan,
-    progress: Mapping[WorkerId, Progress],
+    progress: Mapping[WorkerId, StepProgress],
     votes: tuple[bytes, ...],
     left_out: frozenset[int],
     *,

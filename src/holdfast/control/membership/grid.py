@@ -9,11 +9,11 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.slots import exchanged
 
-__all__ = ["Grid"]
+__all__ = ["GridState"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class GridState:
     """The whole grid. All of it is stored.
 
     Attributes:
@@ -27,17 +27,17 @@ class Grid:
     target: Plan | None = None
     former: Plan | None = None
 
-    def gone_over(self, baseline: Plan | None) -> Grid:
+    def gone_over(self, baseline: Plan | None) -> GridState:
         """Returns the grid behind a boundary; ``baseline``: what it becomes there, None if it stays as it is."""
         target = None if baseline == self.target else self.target
-        return Grid(baseline=baseline or self.baseline, target=target, former=self.former)
+        return GridState(baseline=baseline or self.baseline, target=target, former=self.former)
 
-    def exchanged(self, pairs: Iterable[tuple[WorkerId, WorkerId]]) -> Grid:
+    def exchanged(self, pairs: Iterable[tuple[WorkerId, WorkerId]]) -> GridState:
         """Returns the grid in which the second worker of each pair has the place of the first."""
         both = tuple(pairs)
         target, former = (plan and exchanged(plan, both) for plan in (self.target, self.former))
-        return Grid(baseline=exchanged(self.baseline, both), target=target, former=former)
+        return GridState(baseline=exchanged(self.baseline, both), target=target, former=former)
 
-    def taken_for_over(self, target: Plan) -> Grid:
+    def taken_for_over(self, target: Plan) -> GridState:
         """Returns the grid if layers were handed over, of which nobody has told yet."""
-        return Grid(baseline=target, former=self.baseline)
+        return GridState(baseline=target, former=self.baseline)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from holdfast.control.membership.acting import on_status
-from holdfast.control.membership.grid import Grid
+from holdfast.control.membership.grid import GridState
 from holdfast.control.membership.recovering import recover
 from holdfast.control.membership.state import Decision, Membership, Phase
 from holdfast.control.messages import Status
@@ -36,7 +36,7 @@ def on_standing(state: Membership, status: Status) -> Decision:
         return on_status(state, status)
     for other, target in ((state.grid.target, None), (state.grid.former, state.grid.baseline)):
         if other is not None and not _without_their_layers(state, known, other):
-            return _begin_anew(state, replace(state, grid=Grid(baseline=other)), target)
+            return _begin_anew(state, replace(state, grid=GridState(baseline=other)), target)
     vacant, layers_of = sorted(state.absent), state.grid.baseline.placement.layers_of
     pairs = []
     for worker in moved:

@@ -9,10 +9,10 @@ from enum import StrEnum
 from holdfast.control.checkpoint_ledger import CheckpointLedger, WriteManifest
 from holdfast.control.detection import Watch, forget
 from holdfast.control.membership.agreement import Doubts, Forming, Restoring
-from holdfast.control.membership.audits import Audits
+from holdfast.control.membership.audits import AuditState
 from holdfast.control.membership.blame import Exceptions
 from holdfast.control.membership.cadence import Cadence
-from holdfast.control.membership.grid import Grid
+from holdfast.control.membership.grid import GridState
 from holdfast.control.membership.roster import Contact, Roster
 from holdfast.control.membership.rules import Rules
 from holdfast.control.membership.running import Prospects, Refused, Reports, Running, Situation
@@ -186,7 +186,7 @@ class Membership:
     """
 
     rules: Rules
-    grid: Grid
+    grid: GridState
     phase: Phase = Phase.GATHERING
     generation: int = 0
     generations: int = 0
@@ -198,7 +198,7 @@ class Membership:
     forming: Forming = field(default_factory=Forming)
     restoring: Restoring = field(default_factory=Restoring)
     exceptions: Exceptions = field(default_factory=Exceptions)
-    audits: Audits = field(default_factory=Audits)
+    audits: AuditState = field(default_factory=AuditState)
     doubts: Doubts = field(default_factory=Doubts)
     prospects: Prospects = field(default_factory=Prospects)
     watch: Watch = field(default_factory=Watch)

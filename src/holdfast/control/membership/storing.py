@@ -7,10 +7,10 @@ from dataclasses import replace
 import msgspec
 
 from holdfast.control.membership.agreement import LostWork, Restoring
-from holdfast.control.membership.audits import Audits
+from holdfast.control.membership.audits import AuditState
 from holdfast.control.membership.blame import Exceptions
 from holdfast.control.membership.cadence import Cadence
-from holdfast.control.membership.grid import Grid
+from holdfast.control.membership.grid import GridState
 from holdfast.control.membership.roster import Roster
 from holdfast.control.membership.running import Running
 from holdfast.control.membership.state import Membership, Phase
@@ -33,13 +33,13 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     generation: int
     job: str = ""
     generations: int = 0
-    grid: Grid
+    grid: GridState
     roster: Roster = Roster()
     pids: tuple[tuple[WorkerId, int], ...] = ()
     running: Running = Running()
     restoring: Restoring = Restoring()
     exceptions: Exceptions = Exceptions()
-    audits: Audits = Audits()
+    audits: AuditState = AuditState()
     lost_layers: tuple[int, ...] = ()
     lost_work: tuple[LostWork, ...] = ()
     last_step: int = -1

@@ -9,10 +9,10 @@ from itertools import accumulate
 
 from holdfast.planning.groups.chain import Chain, Group, Grouping
 
-__all__ = ["Costs", "exact"]
+__all__ = ["GroupCosts", "exact"]
 
 
-class Costs:
+class GroupCosts:
     """What groups of a chain cost.
 
     The recovery of a group G computes what its machines compute, and moves what passes between them:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from holdfast.planning.groups.chain import Chain, Grouping
-from holdfast.planning.groups.costs import Costs, exact
+from holdfast.planning.groups.costs import GroupCosts, exact
 
 __all__ = ["authors_groups", "greedy_groups"]
 
@@ -24,7 +24,7 @@ def greedy_groups(chain: Chain) -> Grouping:
 
     Source: Zhong et al., "SWIFT", section 5.3; logs may be as large as the limit, which the text has them stay below.
     """
-    costs = Costs(chain)
+    costs = GroupCosts(chain)
 
     def rise(first: int, middle: int, stop: int) -> Fraction:
         return Fraction(costs.weighted(first, stop) - costs.weighted(first, middle) - costs.weighted(middle, stop))
@@ -46,7 +46,7 @@ def authors_groups(chain: Chain, behind_bytes: float) -> Grouping:
 
     Source: github.com/jasperzhong/swift, benchmarks/distributed/ft/pipeline_vit/profile/optimizer.py.
     """
-    costs = Costs(chain)
+    costs = GroupCosts(chain)
 
     def rise(first: int, middle: int, stop: int) -> Fraction:
         apart = costs.recovery(first, middle) + costs.recovery(middle, stop)
@@ -55,7 +55,7 @@ def authors_groups(chain: Chain, behind_bytes: float) -> Grouping:
     return _merged(costs, rise, exact(behind_bytes) * chain.interval / costs.byte)
 
 
-def _merged(costs: Costs, rise: _Rise, always: Fraction | int) -> Grouping:
+def _merged(costs: GroupCosts, rise: _Rise, always: Fraction | int) -> Grouping:
     """Merges until what is logged, and ``always``, fits, or nothing is left to merge."""
     ends = [*range(costs.chain.num_machines + 1)]
     logged = sum(costs.stored) + always

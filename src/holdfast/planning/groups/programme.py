@@ -18,7 +18,7 @@ import numpy as np
 
 from holdfast.errors import ConfigError
 from holdfast.planning.groups.chain import Chain, Grouping
-from holdfast.planning.groups.costs import Costs
+from holdfast.planning.groups.costs import GroupCosts
 from holdfast.planning.groups.merging import greedy_groups
 from holdfast.planning.groups.relaxed import Relaxed, relaxed
 
@@ -42,7 +42,7 @@ def best_groups(chain: Chain) -> Grouping:
 
     Cost: some ms for 16 machines, 0.2 s for 256 (``benchmarks/groups.py``); some seconds until the error.
     """
-    costs = Costs(chain)
+    costs = GroupCosts(chain)
     if sum(costs.stored) <= costs.room:
         return costs.rated(range(chain.num_machines))
     bounds = relaxed(costs)
@@ -56,11 +56,11 @@ def best_groups(chain: Chain) -> Grouping:
     return costs.rated(_starts(chain.num_machines, -found[2]))
 
 
-def _total(costs: Costs, starts: tuple[int, ...] | list[int]) -> int:
+def _total(costs: GroupCosts, starts: tuple[int, ...] | list[int]) -> int:
     return sum(costs.weighted(*each) for each in zip(starts, [*starts[1:], costs.chain.num_machines], strict=True))
 
 
-def _search(costs: Costs, bounds: Relaxed, most: int, width: int | None) -> _Way | None:
+def _search(costs: GroupCosts, bounds: Relaxed, most: int, width: int | None) -> _Way | None:
     """Returns the best way to the end that costs at most this; if only so many are kept per machine, maybe none."""
     count = costs.chain.num_machines
     whole, every = costs.weighted(0, count), sum(costs.stored)

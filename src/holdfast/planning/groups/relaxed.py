@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.planning.groups.costs import Costs
+from holdfast.planning.groups.costs import GroupCosts
 
 __all__ = ["Numbers", "Relaxed", "relaxed"]
 
@@ -59,7 +59,7 @@ class Relaxed:
         return found
 
 
-def relaxed(costs: Costs) -> Relaxed:
+def relaxed(costs: GroupCosts) -> Relaxed:
     """Returns bounds of a chain of which not all boundaries can be logged.
 
     Seen as lines, cost over price, groupings that log too much and groupings that fit meet: where the best two known do
@@ -94,7 +94,7 @@ def relaxed(costs: Costs) -> Relaxed:
     )
 
 
-def _shares(costs: Costs) -> tuple[Numbers, Numbers, float]:
+def _shares(costs: GroupCosts) -> tuple[Numbers, Numbers, float]:
     """Returns edges, what is logged before machines, and the limit, as shares: see :class:`Relaxed`."""
     count, whole, every = costs.chain.num_machines, costs.weighted(0, costs.chain.num_machines), sum(costs.stored)
     edges = np.full((count, count + 1), np.inf)

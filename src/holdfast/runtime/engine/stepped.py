@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from holdfast.core.ids import Interval
 from holdfast.core.placement import LayerRange
-from holdfast.core.progress import Part, Progress
+from holdfast.core.progress import Part, StepProgress
 from holdfast.errors import InternalError
 
 __all__ = ["ReducedLayers", "SteppedStage", "Work", "part_of"]
@@ -23,7 +23,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What was computed of a step and is not summed over its owners; see :class:`Progress`."""
+    """What was computed of a step and is not summed over its owners; see :class:`StepProgress`."""
 
     contexts: tuple[Part, ...] = ()
     halves: tuple[Part, ...] = ()
@@ -268,7 +268,7 @@ class SteppedStage(ABC, Generic[R, V]):
 
     # --- a step that is interrupted -----------------------------------------------------------------------------------
 
-    def progress(self) -> tuple[Progress, ...]:
+    def progress(self) -> tuple[StepProgress, ...]:
         """Return what is kept of the steps that are not settled here, without what is logged."""
         found = [] if self._step is None else [self._progress_of(self._step, self._reduced, self._work())]
         ahead = self._speculative
@@ -276,8 +276,8 @@ class SteppedStage(ABC, Generic[R, V]):
             found.append(self._progress_of(ahead.step, ahead.reduced, Work()))
         return tuple(found)
 
-    def _progress_of(self, step: int, reduced: dict[ReducedLayers, R], work: Work) -> Progress:
-        return Progress(
+    def _progress_of(self, step: int, reduced: dict[ReducedLayers, R], work: Work) -> StepProgress:
+        return StepProgress(
             step=step,
             contexts=work.contexts,
             halves=work.halves,

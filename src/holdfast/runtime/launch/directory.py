@@ -9,12 +9,12 @@ from holdfast.config.profiles import dump_profile
 from holdfast.errors import ConfigError
 from holdfast.runtime.hardening import make_private, write_private
 from holdfast.runtime.launch.request import RunRequest
-from holdfast.runtime.rundir import Claim
+from holdfast.runtime.rundir import RunDirLock
 
 __all__ = ["take_directory"]
 
 
-def take_directory(request: RunRequest, claim: Claim) -> None:
+def take_directory(request: RunRequest, claim: RunDirLock) -> None:
     """Makes the run directory ours, for as long as we live; what an earlier attempt left there is set aside.
 
     Args:

@@ -19,7 +19,7 @@ from holdfast.runtime.node.entries import DIGEST
 from holdfast.runtime.node.local import LOOK_S, Asking, LocalProcesses
 from holdfast.storage.blobs import open_store
 
-__all__ = ["Outcome", "await_scripts", "delete_logs", "outcome_of", "tell_preempted", "with_hashes"]
+__all__ = ["JobOutcome", "await_scripts", "delete_logs", "outcome_of", "tell_preempted", "with_hashes"]
 
 _WHY = 200
 _HASHED_PER_S = 10e6
@@ -28,7 +28,7 @@ _LATE = "gave no answer within {limit_s:.0f} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class JobOutcome:
     """How a job ended: see :class:`holdfast.control.messages.Ended`; the hashes are of a job that was done.
 
     ``no_hashes``: why such a job has none; else empty. ``last``: the newest step that we heard of. ``restarts``: how
@@ -50,9 +50,9 @@ class Outcome:
     resumed_from: int | None = None
 
 
-def outcome_of(ended: Ended, *, last: Progress | None, restarts: int, resumed_from: int | None) -> Outcome:
-    """Returns how a job ended, by what the coordinator said; the rest is as in :class:`Outcome`."""
-    return Outcome(
+def outcome_of(ended: Ended, *, last: Progress | None, restarts: int, resumed_from: int | None) -> JobOutcome:
+    """Returns how a job ended, by what the coordinator said; the rest is as in :class:`JobOutcome`."""
+    return JobOutcome(
         outcome=ended.outcome,
         detail=ended.detail,
         step=ended.step,
@@ -80,7 +80,7 @@ def tell_preempted(detail: str, checkpoint: int, run_dir: Path) -> str:
     return f"{what}; go on with --run-dir {run_dir} --resume auto"
 
 
-def with_hashes(outcome: Outcome, local: LocalProcesses, *, emulated: bool) -> Outcome:
+def with_hashes(outcome: JobOutcome, local: LocalProcesses, *, emulated: bool) -> JobOutcome:
     """Returns how a job ended, with the hashes of what was trained, if it was done.
 
     Args:

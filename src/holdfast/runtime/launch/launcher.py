@@ -23,7 +23,7 @@ from holdfast.runtime.isolation import Networks
 from holdfast.runtime.launch.briefing import Briefing
 from holdfast.runtime.launch.directory import take_directory
 from holdfast.runtime.launch.ending import (
-    Outcome,
+    JobOutcome,
     await_scripts,
     delete_logs,
     outcome_of,
@@ -42,7 +42,7 @@ from holdfast.runtime.node.news import Reporter
 from holdfast.runtime.node.signals import Interrupted, Signals
 from holdfast.runtime.node.telling import Teller
 from holdfast.runtime.node.worker_group import WorkerGroup
-from holdfast.runtime.rundir import Claim, attempts
+from holdfast.runtime.rundir import RunDirLock, attempts
 from holdfast.runtime.specs import Found, Probed, emulated_probe
 from holdfast.settings.planning import profile_of
 from holdfast.telemetry.events import (
@@ -74,7 +74,7 @@ class Launcher:
     """
 
     request: RunRequest
-    claim: Claim | None = None
+    claim: RunDirLock | None = None
     on_event: Callable[[Event], None] = lambda event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
     _signals: Signals = field(default_factory=Signals)
@@ -87,7 +87,7 @@ class Launcher:
         start_s = self.request.job.control.start_s
         self._local = LocalProcesses(start_s=start_s, signals=self._signals, teller=self._teller)
 
-    def run(self) -> Outcome:
+    def run(self) -> JobOutcome:
         """Trains to the end, whatever dies; no process of the job is left when this returns or raises.
 
         Raises:
@@ -127,7 +127,7 @@ class Launcher:
         except StorageError as error:
             raise ConfigError(f"control.store: {error}") from None
 
-    def _run(self) -> Outcome:
+    def _run(self) -> JobOutcome:
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.closing(self._local.awake))
             last = stack.enter_context(contextlib.ExitStack())  # once no process is left
@@ -140,7 +140,7 @@ class Launcher:
                 decision = decide(request, machine, findings)
             briefing = _briefing(request, decision.job, machine, findings)
             self._teller.prepare("starting the coordinator")
-            take_directory(request, self.claim or Claim(request.run_dir))
+            take_directory(request, self.claim or RunDirLock(request.run_dir))
             log = stack.enter_context(contextlib.closing(self._open_log()))
             self._teller.tell(log, _started(request), *_warned(findings), *self._on_resume(found), decision.chosen)
             last.callback(delete_logs, briefing)
@@ -208,7 +208,7 @@ class Launcher:
 
     # --- while it trains ----------------------------------------------------------------------------------------------
 
-    def _train(self, briefing: Briefing, ports: Ports, log: EventLog) -> Outcome:
+    def _train(self, briefing: Briefing, ports: Ports, log: EventLog) -> JobOutcome:
         """Starts coordinators and workers and follows the job to its end."""
         inbox, control, spec = Inbox(), briefing.job.control, ports.coordinator
         coordinators = Coordinators(local=self._local, inbox=inbox, control=control, log=log, entry=ports.entry)
@@ -270,7 +270,7 @@ class Launcher:
         finally:
             self._local.children.kill(child)
 
-    def _end(self, briefing: Briefing, agent: NodeAgent, ended: Ended, restarts: int, log: EventLog) -> Outcome:
+    def _end(self, briefing: Briefing, agent: NodeAgent, ended: Ended, restarts: int, log: EventLog) -> JobOutcome:
         request = briefing.request
         log.write(time.monotonic(), JobEnded(outcome=ended.outcome, step=ended.step))
         if ended.outcome == "preempted":

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from holdfast.core.ids import Interval
 from holdfast.core.placement import LayerRange
-from holdfast.core.progress import Progress
+from holdfast.core.progress import StepProgress
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError, InternalError, StepVoid
@@ -338,11 +338,11 @@ class LoopStage(Stage):
 
     # --- a step that is interrupted -----------------------------------------------------------------------------------
 
-    def progress(self) -> tuple[Progress, ...]:
+    def progress(self) -> tuple[StepProgress, ...]:
         """Return what is kept of the steps that somebody may not have ended; see `SteppedStage.progress`."""
         found, (step, sums) = super().progress(), self._last
         if sums and all(each.step != step for each in found):
-            found = (Progress(step=step, complete=tuple(sorted(sums))), *found)
+            found = (StepProgress(step=step, complete=tuple(sorted(sums))), *found)
         return found
 
     def resume(self, step: int, standing: Iterable[ReducedLayers], counted: tuple[Interval, ...] | None = None) -> None:

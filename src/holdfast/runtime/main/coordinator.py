@@ -22,7 +22,7 @@ from holdfast.control.detection import Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
 from holdfast.control.membership import (
     Contact,
-    Grid,
+    GridState,
     Membership,
     Phase,
     Restoring,
@@ -189,7 +189,7 @@ def _membership(
     every = spec.job.checkpoint_every
     begins = Membership(
         rules=_rules(spec),
-        grid=Grid(baseline=spec.planned.plan),
+        grid=GridState(baseline=spec.planned.plan),
         contact=Contact(reattach_until=reattach_until),
         vacancies=Vacancies(starting=Starting(limit_s=spec.job.control.start_s)),
         running=Running(staggered=spec.job.train.technique == "staggered"),

@@ -182,7 +182,7 @@ class ScriptProcess(WorkerProcess):
             num_microbatches=job.global_microbatches,
             logs=self._loop.logs,
             watch=self._compare,
-            loading=self._pace.loading,
+            loading=self._monitor.loading,
         )
         return StageParts(
             stage=stage,

@@ -8,7 +8,7 @@ from holdfast.errors import LogGap
 from holdfast.plain import one_line
 from holdfast.storage.blobs import BlobStore
 from holdfast.storage.tensorlog.chunks import Chunk, chunks_of, read_chunk
-from holdfast.storage.tensorlog.records import Entry, Key, Logged, LogOf, Mark, Scan
+from holdfast.storage.tensorlog.records import Entry, Key, Logged, LogOf, Scan, StepMark
 
 __all__ = ["LogReader"]
 
@@ -21,11 +21,11 @@ class _Step:
     """What the records of a step come to, read in order: its entries, and what the last mark said, if one did."""
 
     entries: dict[Key, Place] = field(default_factory=dict)
-    mark: Mark | None = None
+    mark: StepMark | None = None
     process: int = 0
 
-    def take(self, record: Entry | Mark, place: Place) -> None:
-        if isinstance(record, Mark):
+    def take(self, record: Entry | StepMark, place: Place) -> None:
+        if isinstance(record, StepMark):
             if not record.complete:
                 self.entries.clear()
             self.mark = record

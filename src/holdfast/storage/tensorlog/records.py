@@ -28,7 +28,7 @@ __all__ = [
     "Key",
     "LogOf",
     "Logged",
-    "Mark",
+    "StepMark",
     "Precision",
     "Record",
     "Scan",
@@ -188,7 +188,7 @@ class Entry(_Head, frozen=True, tag="entry", kw_only=True):
         return Key(step=self.step, what=self.what, place=self.place, microbatch=self.microbatch)
 
 
-class Mark(_Head, frozen=True, tag="mark", kw_only=True):
+class StepMark(_Head, frozen=True, tag="mark", kw_only=True):
     """What became of a step: all of its ``entries`` are there, or, if it is not ``complete``, none counts, and why.
 
     An entry of that step behind it begins the step anew.
@@ -204,10 +204,10 @@ class ChunkEnd(_Head, frozen=True, tag="end", kw_only=True):
     """The last record of a finished chunk, so that one that was cut off anywhere is known by that."""
 
 
-Record: TypeAlias = ChunkHeader | Entry | Mark | ChunkEnd
+Record: TypeAlias = ChunkHeader | Entry | StepMark | ChunkEnd
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ChunkHeader | Entry | Mark | ChunkEnd)
+_decoder = msgspec.msgpack.Decoder(ChunkHeader | Entry | StepMark | ChunkEnd)
 
 
 def entry_of(key: Key, spec: TensorSpec, stored: str, body: Buffer) -> Entry:
@@ -253,7 +253,7 @@ class Scan:
     """
 
     header: ChunkHeader
-    records: tuple[tuple[Entry | Mark, int, int], ...]
+    records: tuple[tuple[Entry | StepMark, int, int], ...]
     ended: bool
     end: int
     damage: CorruptBlob | None
@@ -288,7 +288,7 @@ def scan(name: str, data: bytes) -> Scan:
     Raises:
         CorruptBlob: it does not even begin as a chunk does.
     """
-    records: list[tuple[Entry | Mark, int, int]] = []
+    records: list[tuple[Entry | StepMark, int, int]] = []
     damage: CorruptBlob | None = None
     ended = False
     header, at = _first(name, data)

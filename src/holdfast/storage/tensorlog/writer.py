@@ -19,9 +19,9 @@ from holdfast.storage.tensorlog.records import (
     Entry,
     Key,
     LogOf,
-    Mark,
     Precision,
     Record,
+    StepMark,
     encode_record,
     entry_of,
 )
@@ -116,7 +116,7 @@ class LogWriter:
 
         After failure: the step does not count as complete. Safe to repeat.
         """
-        self._write(Mark(step=step, complete=True, entries=len(self._open_steps.get(step, ()))))
+        self._write(StepMark(step=step, complete=True, entries=len(self._open_steps.get(step, ()))))
         for old in [each for each in self._open_steps if each < step - _GONE_ON_WITH]:
             del self._open_steps[old]
 
@@ -128,7 +128,7 @@ class LogWriter:
 
         After failure: the step does not count either, as nothing says that it is complete. Safe to repeat.
         """
-        self._write(Mark(step=step, complete=False, entries=0, why=why))
+        self._write(StepMark(step=step, complete=False, entries=0, why=why))
         self._open_steps.pop(step, None)
 
     def finish(self) -> None:
@@ -161,7 +161,7 @@ class LogWriter:
             os.close(self._file)
         self._file, self._end, self._steps = None, 0, None
 
-    def _write(self, record: Entry | Mark, body: Buffer = b"") -> None:
+    def _write(self, record: Entry | StepMark, body: Buffer = b"") -> None:
         with self._complaining():
             file = self._opened(len(body))
             if self._end == 0:

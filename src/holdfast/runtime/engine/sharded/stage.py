@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.placement import LayerRange
-from holdfast.core.progress import Progress
+from holdfast.core.progress import StepProgress
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.optim.committed import Committed
@@ -123,7 +123,7 @@ class ShardedStage(Stage):
             self.ranks.tell(Discard(stage=self.number))
         super().discard()
 
-    def progress(self) -> tuple[Progress, ...]:
+    def progress(self) -> tuple[StepProgress, ...]:
         """See `SteppedStage.progress`: companions would have to know, so a step that is interrupted is run again."""
         return ()
 

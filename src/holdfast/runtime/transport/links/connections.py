@@ -16,7 +16,7 @@ from holdfast.runtime.transport.links.dialer import Dialer
 from holdfast.runtime.transport.links.handshake import NONCE_BYTES, listening
 from holdfast.runtime.transport.links.inbox import Inbox
 from holdfast.runtime.transport.links.listener import Listener
-from holdfast.runtime.transport.links.loop import Loop
+from holdfast.runtime.transport.links.loop import EventLoop
 from holdfast.runtime.transport.links.peers import Peers
 from holdfast.runtime.transport.links.reader import SCRATCH_BYTES, Reader
 from holdfast.runtime.transport.links.sender import Sender
@@ -58,7 +58,7 @@ class ConnectionManager:
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._asked_busy = False
         called, calling = tls or (None, None)
-        self._loop = Loop()
+        self._loop = EventLoop()
         self._dialer = Dialer(self._loop, worker, nonce, calling)
         dialogue = partial(listening, worker, nonce, self._peers.known)
         self._listener = Listener(self._loop, host, dialogue, called, self._take_up)

@@ -10,7 +10,7 @@ from functools import partial
 from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.transport.links.handshake import dialing
-from holdfast.runtime.transport.links.loop import Loop
+from holdfast.runtime.transport.links.loop import EventLoop
 from holdfast.runtime.transport.links.opening import Opening, family_of
 
 __all__ = ["Dialer"]
@@ -26,7 +26,7 @@ class Dialer:
         tls: what we speak; None: links are in the clear.
     """
 
-    def __init__(self, loop: Loop, worker: WorkerId, nonce: bytes, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, loop: EventLoop, worker: WorkerId, nonce: bytes, tls: ssl.SSLContext | None) -> None:
         self._loop, self._worker, self._nonce, self._tls = loop, worker, nonce, tls
 
     def call(self, peer: Peer, proved: Callable[[socket.socket, Peer], None], failed: Callable[[], None]) -> Opening:

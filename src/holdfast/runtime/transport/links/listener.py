@@ -10,7 +10,7 @@ from functools import partial
 
 from holdfast.control.messages import Peer
 from holdfast.runtime.transport.links.handshake import Dialogue
-from holdfast.runtime.transport.links.loop import READ, Loop
+from holdfast.runtime.transport.links.loop import READ, EventLoop
 from holdfast.runtime.transport.links.opening import Opening, family_of
 
 __all__ = ["Listener"]
@@ -38,7 +38,7 @@ class Listener:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         host: str,
         dialogue: Callable[[], Dialogue],
         tls: ssl.SSLContext | None,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakSet
 
-__all__ = ["LATER", "READ", "WRITE", "Loop", "Timer", "watched"]
+__all__ = ["LATER", "READ", "WRITE", "EventLoop", "Timer", "watched"]
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -27,7 +27,7 @@ class Timer:
     work: Callable[[], None]
 
 
-class Loop:
+class EventLoop:
     """What one thread does from ``run`` to ``end``. Only ``do`` and ``end`` are for other threads."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Loop:
                 timer.work()
 
 
-_loops: WeakSet[Loop] = WeakSet()
+_loops: WeakSet[EventLoop] = WeakSet()
 
 
 def watched() -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from holdfast.control.messages import Peer
 from holdfast.runtime.transport.links.handshake import UNKNOWN, Dialogue, Turn
-from holdfast.runtime.transport.links.loop import LATER, READ, WRITE, Loop
+from holdfast.runtime.transport.links.loop import LATER, READ, WRITE, EventLoop
 from holdfast.runtime.transport.links.wire import BadFrame
 
 __all__ = ["Opening", "Secure", "family_of"]
@@ -33,7 +33,7 @@ class Opening:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         connection: socket.socket,
         dialogue: Dialogue,
         *,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from holdfast.control.messages import Peer
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
-from holdfast.runtime.transport.links.loop import LATER, READ, Loop
+from holdfast.runtime.transport.links.loop import LATER, READ, EventLoop
 from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.wire import BACKGROUND, CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, Kind, after
 
@@ -43,7 +43,7 @@ class Reader:
         connection: socket.socket,
         peer: Peer,
         *,
-        loop: Loop,
+        loop: EventLoop,
         inbox: Inbox,
         slices: Slices,
         scratch: memoryview,

@@ -12,7 +12,7 @@ from functools import partial
 from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.transport.links.dialer import Dialer
-from holdfast.runtime.transport.links.loop import LATER, READ, WRITE, Loop
+from holdfast.runtime.transport.links.loop import LATER, READ, WRITE, EventLoop
 from holdfast.runtime.transport.links.opening import Opening
 from holdfast.runtime.transport.links.outbox import Outbox
 from holdfast.runtime.transport.links.peers import Peers
@@ -45,7 +45,7 @@ class Sender:
     def __init__(
         self,
         worker: WorkerId,
-        loop: Loop,
+        loop: EventLoop,
         dialer: Dialer,
         peers: Peers,
         *,
