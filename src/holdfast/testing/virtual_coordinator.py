@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
@@ -11,9 +11,7 @@ from holdfast.control.membership import Improved, Membership, Output, Tell, plan
 from holdfast.control.messages import Ended
 from holdfast.control.store import StoredDecision
 from holdfast.core.ids import WorkerId
-from holdfast.core.plan import Plan
 from holdfast.errors import HoldfastError, InternalError
-from holdfast.planning.training import Terms
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.telemetry.events import CoordinatorReady
 from holdfast.testing.scenario import Scenario
@@ -24,14 +22,17 @@ __all__ = ["TICK_S", "VirtualCoordinator", "VirtualStore"]
 
 TICK_S = 0.2
 REATTACH_S = 60.0
-_ANSWERS: dict[tuple[str, Plan, frozenset[WorkerId], frozenset[WorkerId], Terms | None, bool], RecoveryPlan] = {}
+_ANSWERS: dict[tuple[Hashable, ...], RecoveryPlan] = {}
 _MOST_ANSWERS = 4096
 
 
 def _answered(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan | HoldfastError:
     """What :func:`plan_recovery` comes to: a function of a few values, and many runs ask for the same ones."""
     rules = state.rules
-    about = (rules.strategy, state.grid.baseline, lost, state.roster.dormant, rules.terms, rules.keeping is not None)
+    about = (
+        *(rules.strategy, rules.terms, rules.keeping is not None, rules.fewest),
+        *(state.grid.baseline, lost, state.roster.dormant, len(state.roster.spares)),
+    )
     if about not in _ANSWERS:
         if len(_ANSWERS) >= _MOST_ANSWERS:
             _ANSWERS.clear()

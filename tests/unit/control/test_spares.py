@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.control.membership import (
+    AnswerPlanned,
     Closed,
     GridState,
     Membership,
@@ -12,6 +13,7 @@ from holdfast.control.membership import (
     Restoring,
     Rules,
     Tick,
+    plan_recovery,
 )
 from holdfast.control.membership.watching import DETACHED_GRACE_S
 from holdfast.control.messages import (
@@ -120,6 +122,14 @@ def test_it_waits_while_the_others_gather():
     job.begun()
     assert job.state.running.plan == PLAN
     assert SPARE not in job.commands(Install)
+
+
+@pytest.mark.parametrize("how", GONE)
+def test_what_was_planned_while_it_was_there_does_not_count_without_it(spared, how):
+    spared.give(AnswerPlanned(lost=frozenset({W10}), recovery=plan_recovery(spared.state, frozenset({W10}))))
+    assert spared.state.prospects.planned.keys() == {frozenset({W10})}
+    spared.give(*GONE[how])
+    assert spared.state.prospects.planned == {}
 
 
 def test_it_takes_the_place_of_a_lost_worker_at_the_next_boundary(spared):

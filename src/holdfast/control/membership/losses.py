@@ -140,8 +140,12 @@ def on_spare_leaving(state: Membership, worker: WorkerId) -> Decision:
 
 
 def _without_spares(state: Membership, gone: frozenset[WorkerId]) -> Decision:
-    """Places that they might have taken are for whom the strategy wants started there, or who was offered."""
+    """Places that they might have taken are for whom the strategy wants started there, or who was offered.
+
+    Answers to losses that were planned while they were there may count on them.
+    """
     state = state.departed(gone)
+    state = replace(state, prospects=replace(state.prospects, planned={}))
     if state.phase in NO_PLACES or not state.vacant:
         return state, ()
     for_spares = {place for place, _ in matched(state)}
