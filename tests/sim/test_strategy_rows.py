@@ -82,6 +82,24 @@ def test_a_shadow_computes_ahead_and_nobody_can_tell_from_the_result(point, monk
     assert sorted(ahead) == [(step, microbatch, last_stage) for step in range(4) for microbatch in range(9)]
 
 
+def test_a_shadow_computes_ahead_again_once_the_grid_is_whole(monkeypatch):
+    """Its plan of the whole grid comes back at the boundary at which somebody has come."""
+    ahead, forward = set(), EmulatedStage.forward
+
+    def noted(stage, step, microbatch, activation, layers=None, *, adds=True):
+        if not adds:
+            ahead.add(step)
+        return forward(stage, step, microbatch, activation, layers, adds=adds)
+
+    monkeypatch.setattr(EmulatedStage, "forward", noted)
+    faults, steps = ("kill:1.1@4:backward", "join:1.1@5"), 20
+    result = run(GRID, *faults, strategy="shadow", steps=steps)
+    assert (result.outcome, result.digest) == ("done", healthy(GRID, steps).digest), result.detail
+    assert sorted(result.fired) == sorted(faults)
+    assert max(ahead) == steps - 1
+    assert not ahead & {5, 6}, "nobody computes ahead while the grid is not whole"
+
+
 def test_what_a_shadow_has_run_ahead_is_not_run_again():
     """Its peer is lost when both have run all forward passes: only backward passes miss anything of them."""
     last = "kill:1.1@4:backward"

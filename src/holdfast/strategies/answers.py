@@ -69,6 +69,8 @@ def _without_lost(view: ClusterView) -> Rerouted:
         return replace(found, plan=plan, dormant=dormant)
     if view.offer is not None:
         return view.offer
+    if not view.lost:
+        return Rerouted(plan=view.baseline)
     if view.terms is not None:
         return rerouted(view.baseline, view.lost, view.terms)
     plan = adaptive_plan(view.baseline, view.lost)

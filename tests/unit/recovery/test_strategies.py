@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from holdfast.core.builders import adaptive_plan, regular_plan
+from holdfast.core.builders import adaptive_plan, gpipe_orders, regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import with_followers
@@ -46,6 +48,14 @@ def test_adaptive_routes_around_the_lost():
     plan = adaptive_plan(PLAN, [W10, W21])
     assert recovery.actions == (Abort(), InstallPlan(plan=plan), TakeBack(), Recompute())
     assert (recovery.strategy, recovery.plan, recovery.keeps_state) == ("adaptive", plan, True)
+
+
+@pytest.mark.parametrize("terms", [None, Terms(technique=Technique.STAGGERED, costs=unit_costs(4), in_flight=4)])
+def test_once_nobody_is_missing_any_more_the_plan_is_that_of_the_grid(terms):
+    """GPipe's orders, or a strategy's own, and not those that would be made anew."""
+    baseline = replace(PLAN, orders=gpipe_orders(PLAN.placement, PLAN.routes))
+    recovery = at_boundary(ClusterView(baseline=baseline, lost=frozenset(), terms=terms))
+    assert recovery.plan == baseline != PLAN
 
 
 def test_adaptive_does_not_depend_on_the_order_of_the_failures():
