@@ -27,6 +27,7 @@ SIZES = (8, 4 * 2**20)
 
 _PAIR = (WorkerId(0, 0), WorkerId(0, 1))
 _WARM_UP = 3
+_ALL_THERE = b"all"
 
 
 def measure_link(job: Job, pipe: Connection, rounds: int) -> Link:
@@ -46,18 +47,24 @@ def measure_link(job: Job, pipe: Connection, rounds: int) -> Link:
             _receive(transport, 0, round_, index)
             if round_ >= _WARM_UP:
                 times[size].append((time.perf_counter() - start) / 2)
+    pipe.send_bytes(_ALL_THERE)
     transport.close()
     return fit_link(times)
 
 
 def answer_messages(job: Job, pipe: Connection, rounds: int) -> None:
-    """Sends every message back that :func:`measure_link` sends."""
+    """Sends every message back that :func:`measure_link` sends; returns once all are there.
+
+    A link that ends is one that breaks: what was sent on the other one may not have been read yet.
+    """
     transport = _connect(job, 1, pipe)
     for round_ in range(_WARM_UP + rounds):
         for index in range(len(SIZES)):
             _receive(transport, 1, round_, index)
             _send(transport, 1, round_, index)
     transport.drain()
+    pipe.recv_bytes()
+    transport.close()
 
 
 def _connect(job: Job, end: int, pipe: Connection) -> LinkTransport:
