@@ -41,7 +41,7 @@ class Timed:
 
     def __init__(self) -> None:
         """Nothing was run yet."""
-        self.worker, self.per_gradient, self.deadline = "0.0", False, float("inf")
+        self.worker, self.untried, self.per_gradient, self.deadline = "0.0", True, False, float("inf")
         self.ended: list[float] = []
         self.over = 0.0
         self.trial: Trial | None = None
