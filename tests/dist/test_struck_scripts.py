@@ -43,8 +43,8 @@ WORKERS, BLOWS, JOINS = 4, 3, 1
 COUNT = int(os.environ.get("HOLDFAST_SOAK_FAULTS", "4"))
 SEED = int(os.environ.get("HOLDFAST_SOAK_SEED", "1"))
 LIMIT_S = 240.0
-TAKEN_UP = 30
-"""In so many steps whoever has come is taken up: all must know of it in one, and its state is copied meanwhile."""
+TAKEN_UP = 150
+"""In so many steps whoever has come is taken up, however short they are: its state is copied meanwhile."""
 
 
 def command(script, arguments, run_dir, *more):
