@@ -38,7 +38,7 @@ def test_a_model_of_transformers_goes_on_while_a_worker_dies(tmp_path):
 
 
 def test_the_plain_twin_of_the_cnn_trains_and_goes_on(tmp_path):
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
     out = ("--out", str(tmp_path))
     first = run(*torchrun, str(EXAMPLES / "cnn_ddp.py"), "--epochs", "1", *out)
     later = run(*torchrun, str(EXAMPLES / "cnn_ddp.py"), "--epochs", "2", "--resume", *out)

@@ -28,15 +28,15 @@ HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "cnn_holdfast.py"
 LOOP = HERE / "loop_script.py"
 SCRIPTS = {
-    "example": (EXAMPLE, ["--epochs", "4"], 120),
+    "shuffled": (HERE / "loading_script.py", ["--data", "shuffled", "--loaders", "1", "--steps", "240"], 240),
     "norm": (LOOP, ["--variant", "norm", "--steps", "250"], 250),
     "scaled": (LOOP, ["--variant", "scaled", "--steps", "250"], 250),
     "tied": (LOOP, ["--variant", "tied", "--steps", "250"], 250),
     "own": (LOOP, ["--variant", "own", "--steps", "250"], 250),
-    "shuffled": (HERE / "loading_script.py", ["--data", "shuffled", "--loaders", "1", "--steps", "240"], 240),
     "stream": (HERE / "loading_script.py", ["--data", "stream", "--loaders", "1", "--steps", "240"], 240),
     "marked": (HERE / "loading_script.py", ["--data", "marked", "--loaders", "1", "--steps", "240"], 240),
     "stopped": (HERE / "stopping_script.py", ["--weights", "all", "--steps", "400", "--stop", "behind:299"], 300),
+    "example": (EXAMPLE, ["--epochs", "4"], 120),
 }
 """Per name: a script, its arguments, and how many steps it takes."""
 WORKERS, BLOWS, JOINS = 4, 3, 1
