@@ -75,7 +75,10 @@ def test_survivors_go_back_to_their_snapshots_and_a_joiner_joins(runs, name, fau
     assert [event.step for event in events_of(summary, Agreed)] == [0, 3]
     assert events_of(summary, Installed)[1].strategy == "snapshots"
     ran = [event.step for event in events_of(summary, StepOps) if event.worker == "0.0"]
-    assert ran in ([0, 1, 2, 3, 4, *range(3, 40)], [0, 1, 2, 3, 4, 5, *range(3, 40)]), "the lost steps were run again"
+    once = [
+        [*range(stop), *range(3, 40)] for stop in (4, 5, 6)
+    ]  # it may be a step behind the one that was lost, or ahead
+    assert ran in once, "the lost steps were run again"
     assert len(events_of(summary, WorkerReady)) == events_of(summary, JobStarted)[0].workers + 1
     assert [event.worker for event in events_of(summary, Synced)] == [str(Fault.parse(faults[0]).worker)]
     assert events_of(summary, Pinned) == [], "nothing was written"
