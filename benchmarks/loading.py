@@ -43,14 +43,9 @@ def run_side(side: str, options: argparse.Namespace, folder: Path) -> dict[str, 
     command += [f"--steps={options.steps}", f"--item-s={options.item_ms / 1e3}", f"--times={folder / 'times'}"]
     command += [f"--sample-s={options.sample_ms / 1e3 if side in ('ahead', 'in place') else 0}"]
     command += [f"--loaders={options.loaders if side == 'ahead' else 0}"]
-    try:
-        with Processes(options.limit_s, peers.environment()) as processes:
-            processes.wait([processes.start(command)], may_die=0)
-    except PeerFailed as error:
-        return {"error": f"{side}: {error}"}
-    rows = [json.loads(path.read_text()) for path in folder.glob("times-*.json")]
+    rows = _times(command, options, folder)
     if [len(row) for row in rows] != [options.steps] * (options.workers - 1):
-        return {"error": f"{side}: steps of each survivor: {[len(row) for row in rows]}, expected {options.steps}"}
+        return {"error": f"steps of each survivor: {[len(row) for row in rows]}, expected {options.steps}"}
     walls = [after - before for row in rows for before, after in pairwise(row[_WARM : kill - 1])]
     events = list(read_events(folder / "run" / "events.jsonl"))
     died, seen = (next(time for time, each in events if isinstance(each, kind)) for kind in (FaultInjected, Detected))
@@ -63,38 +58,37 @@ def run_side(side: str, options: argparse.Namespace, folder: Path) -> dict[str, 
 
 
 def run_passes(where: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Returns the median time of a pass over a DataLoader of the script's own, in seconds; or ``error``."""
+    """Returns the median time of a pass over a DataLoader of the script's own, in seconds."""
     script = [str(WORKER), f"--passes={options.passes}", f"--times={folder / 'times'}"]
     command = [sys.executable, *script, "--plain"]
     if where != PASSES[0]:
         command = [sys.executable, "-m", "holdfast", "run", "--quiet", f"--workers={options.workers}"]
         command += [f"--run-dir={folder / 'run'}", *script]
-    try:
-        with Processes(options.limit_s, peers.environment()) as processes:
-            processes.wait([processes.start(command)], may_die=0)
-    except PeerFailed as error:
-        return {"error": f"a pass {where}: {error}"}
-    rows = [json.loads(path.read_text()) for path in folder.glob("times-*.json")]
-    return {"pass_s": statistics.median(each for row in rows for each in row)}
+    return {"pass_s": statistics.median(each for row in _times(command, options, folder) for each in row)}
+
+
+def _times(command: list[str], options: argparse.Namespace, folder: Path) -> list[list[float]]:
+    """Runs a command to its end; returns what each process of the script has handed over."""
+    with Processes(options.limit_s, peers.environment()) as processes:
+        processes.wait([processes.start(command)], may_die=0)
+    return [json.loads(path.read_text()) for path in folder.glob("times-*.json")]
 
 
 def main() -> int:
     """Measures, prints a table and writes the rows; returns 1 if any run failed."""
     options = _options()
     recorder = Recorder("loading", vars(options))
+    kinds = [*(("side", side, run_side) for side in SIDES), *(("where", where, run_passes) for where in PASSES)]
     for repetition in range(options.repetitions):
-        for side in SIDES:
+        for key, name, run in kinds:
             recorder.begin()
             with tempfile.TemporaryDirectory(prefix="holdfast-benchmark-") as folder:
-                found = run_side(side, options, Path(folder))
-            row = recorder.add(side=side, repetition=repetition, **found)
-            progress(f"{repetition + 1}/{options.repetitions} {side}: {row.get('error') or found}")
-        for where in PASSES:
-            recorder.begin()
-            with tempfile.TemporaryDirectory(prefix="holdfast-benchmark-") as folder:
-                found = run_passes(where, options, Path(folder))
-            row = recorder.add(where=where, repetition=repetition, **found)
-            progress(f"{repetition + 1}/{options.repetitions} a pass {where}: {row.get('error') or found}")
+                try:
+                    found = run(name, options, Path(folder))
+                except PeerFailed as problem:
+                    found = {"error": str(problem)}
+            row = recorder.add(**{key: name}, repetition=repetition, **found)
+            progress(f"{repetition + 1}/{options.repetitions} {name}: {row.get('error') or found}")
     good = [row for row in recorder.rows if "error" not in row]
     passes = {where: interval([row["pass_s"] for row in good if row.get("where") == where]) for where in PASSES}
     summary = {side: _summary(side, [row for row in good if "side" in row]) for side in SIDES}
@@ -111,7 +105,7 @@ def main() -> int:
     )
     print_table("Loading", header, [_line(side, values) for side, values in summary.items()])
     print_table("A DataLoader of the script's own", ("", "a pass, ms"), [[k, v.show(1e3)] for k, v in passes.items()])
-    failed = [row["error"] for row in recorder.rows if "error" in row]
+    failed = [f"{row.get('side') or row['where']}: {row['error']}" for row in recorder.rows if "error" in row]
     for error in failed:
         print(f"PROBLEM {error}")
     return int(bool(failed))
@@ -121,9 +115,7 @@ def _summary(side: str, rows: list[dict[str, Any]]) -> dict[str, Interval]:
     good = {(row["side"], row["repetition"]): row for row in rows}
     mine = [(row, good.get(("memory", at))) for (of, at), row in good.items() if of == side]
     found = {"seen_s": interval([row["seen_s"] for row, _ in mine])}
-    if (
-        side == "compared"
-    ):  # in every step: of that, what it comes to as often as it is done where nobody says how often
+    if side == "compared":  # in every step; here as often as it is done where nobody says how often
         pairs = [(row["step_s"] - other["step_s"], other) for row, other in mine if other is not None]
         found["part"] = interval([more / (other["step_s"] * other["compares_every"]) for more, other in pairs])
     for key in ("step_s", "run_s"):

@@ -35,8 +35,6 @@ _SIGNALS = {
 }
 _LOOK_S = 0.005
 _OF_THE_AGENT = (FaultKind.KILL_NODE, FaultKind.PARTITION)
-
-
 _OF_RECOVERIES = (Point.DETECT, Point.INSTALL, Point.COPY)
 
 

@@ -128,7 +128,7 @@ def _identity(told: _Tell, is_first: Callable[[], bool]) -> dict[str, Callable[.
 
     def is_initialized() -> bool:
         """Only scripts believe it, who guard `get_rank` by it; torch's own modules would use the process group."""
-        return not _is_ours(sys._getframe(1).f_globals.get("__name__", ""))
+        return _is_asked_by_script()
 
     def get_backend(*args: Any, **options: Any) -> str:
         return "gloo"
@@ -174,7 +174,7 @@ def _sample_all(told: _Tell) -> None:
         make(self, dataset, 1, 0, *args, **options)
 
     def of_epoch(self: Any, epoch: int) -> None:
-        if not _is_ours(sys._getframe(1).f_globals.get("__name__", "")):
+        if _is_asked_by_script():
             told("DistributedSampler.set_epoch goes for nothing: hf.steps sets each epoch before it reads it")
         set_epoch(self, epoch)
 
@@ -190,6 +190,11 @@ def replace_imported(replaced: dict[int, Any]) -> None:
             for name, value in list(names.items()):
                 if id(value) in replaced:
                     names[name] = replaced[id(value)]
+
+
+def _is_asked_by_script() -> bool:
+    """Whether who calls the function that asks this is neither torch nor Holdfast."""
+    return not _is_ours(sys._getframe(2).f_globals.get("__name__", ""))
 
 
 def _is_ours(module: str) -> bool:
