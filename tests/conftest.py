@@ -31,6 +31,12 @@ def pytest_configure():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_xdist_auto_num_workers():
+    """``-n auto``: one process for each processor, and one for every two, as some tests wait."""
+    processors = len(os.sched_getaffinity(0))
+    return processors + processors // 2
+
+
 def pytest_collection_finish():
     """What was imported so far stays: looking for garbage in it takes a tenth of a second, again and again."""
     gc.collect()

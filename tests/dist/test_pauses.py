@@ -217,11 +217,9 @@ NAMED = {
         Case(who="everything", stopped_s=5.5, op_s=0.02, loaded=True),
         Case(who="workers", stopped_s=6.0, op_s=0.06),
     ),
-    "nobody, whatever else is stopped with them": (
+    "nobody with the coordinator, and some if they are stopped for too long": (
         Case(who="workers and coordinator", stopped_s=5.5, op_s=1.5, pipelines=6, stages=1, steps=4),
         Case(who="coordinator", stopped_s=8.5, op_s=0.1),
-    ),
-    "some, if they are stopped for too long": (
         Case(who="some", some=(0, 1), stopped_s=3.3, op_s=0.1),
         Case(who="some", some=(0, 2), stopped_s=6.0, op_s=0.1),
     ),

@@ -22,7 +22,7 @@ from holdfast.testing.fault_plans import LOSSES, random_faults
 
 pytestmark = pytest.mark.dist
 
-COUNT = int(os.environ.get("HOLDFAST_SOAK_FAULTS", "12"))
+COUNT = int(os.environ.get("HOLDFAST_SOAK_FAULTS", "8"))
 SEED = int(os.environ.get("HOLDFAST_SOAK_SEED", "1"))
 HEALTHY_STEPS = int(os.environ.get("HOLDFAST_HEALTHY_STEPS", "500"))
 EVERY_S = 1.0

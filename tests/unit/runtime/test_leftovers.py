@@ -5,6 +5,7 @@ import sys
 import textwrap
 
 import pytest
+from tests.plain import plain
 
 BEFORE = """
 import copy, io, sys
@@ -24,14 +25,18 @@ meet_leftovers(print)  # once is enough
 """
 
 
-def run(script):
-    command = [sys.executable, "-c", BEFORE + textwrap.dedent(script)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
-    assert "Traceback" not in ended.stderr, ended.stderr
+@pytest.fixture
+def run(tmp_path):
+    def run(script):
+        (path := tmp_path / "script.py").write_text(BEFORE + textwrap.dedent(script))
+        ended = plain(path)
+        assert ended.stdout == "", ended.stdout
+        assert "Traceback" not in ended.stderr, ended.stderr
+
+    return run
 
 
-def test_starting_and_ending_do_nothing_and_say_so_once():
+def test_starting_and_ending_do_nothing_and_say_so_once(run):
     run("""
         dist.init_process_group("nccl")
         init_process_group("gloo")  # imported by name before
@@ -54,7 +59,7 @@ def test_starting_and_ending_do_nothing_and_say_so_once():
     """)
 
 
-def test_whoever_prints_and_saves_has_rank_0_and_nobody_else():
+def test_whoever_prints_and_saves_has_rank_0_and_nobody_else(run):
     run("""
         assert dist.is_initialized(), "a script guards get_rank by it"
         assert (dist.get_rank(), get_rank(), dist.get_world_size()) == (0, 0, 1)
@@ -64,7 +69,7 @@ def test_whoever_prints_and_saves_has_rank_0_and_nobody_else():
     """)
 
 
-def test_torch_itself_knows_that_there_is_no_group():
+def test_torch_itself_knows_that_there_is_no_group(run):
     run("""
         norm = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm1d(3))
         norm(torch.randn(4, 3)).sum().backward()
@@ -73,7 +78,7 @@ def test_torch_itself_knows_that_there_is_no_group():
 
 
 @pytest.mark.parametrize("call", ["all_reduce(some)", "all_gather_object([], 1)", "reduce(some, 0)"])
-def test_what_would_be_wrong_without_others_is_an_error_that_says_what_to_write(call):
+def test_what_would_be_wrong_without_others_is_an_error_that_says_what_to_write(run, call):
     run(f"""
         some = torch.ones(2)
         try:
@@ -86,7 +91,7 @@ def test_what_would_be_wrong_without_others_is_an_error_that_says_what_to_write(
     """)
 
 
-def test_a_wrapped_model_is_itself_with_the_same_state():
+def test_a_wrapped_model_is_itself_with_the_same_state(run):
     run("""
         model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
         names, modules = list(model.state_dict()), len(list(model.modules()))
@@ -122,7 +127,7 @@ def test_a_wrapped_model_is_itself_with_the_same_state():
     """)
 
 
-def test_a_sampler_draws_from_all_samples_in_every_worker():
+def test_a_sampler_draws_from_all_samples_in_every_worker(run):
     run("""
         first = False
         sampler = DistributedSampler(TensorDataset(torch.arange(10)), shuffle=True, seed=3)

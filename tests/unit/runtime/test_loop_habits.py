@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
+from tests.waiting import LIMIT_S
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 from torch.optim.lr_scheduler import ReduceLROnPlateau, SequentialLR, StepLR
@@ -13,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.loop.alone import Alone
+from holdfast.runtime.loop.habits import stray_schedulers
 from holdfast.runtime.loop.session import Session
 
 STEPS, ITEMS = 4, 3
@@ -277,3 +280,39 @@ def test_a_scaler_that_was_not_handed_over_does_not_scale():
     mine = scaler(None)
     with pytest.raises(ConfigError, match=r"scaler.scale: expected hf.prepare\(..., scaler=scaler\)"):
         Run()(change=lambda loss: mine.scale(loss))
+
+
+class Slow(StepLR):
+    """Whoever asks for its optimizer waits, first, for ``before``."""
+
+    before = staticmethod(lambda: None)
+
+    @property
+    def optimizer(self):
+        self.before()
+        return self.optimizer_of_it
+
+    @optimizer.setter
+    def optimizer(self, optimizer):
+        self.optimizer_of_it = optimizer
+
+
+def test_schedulers_are_found_while_another_thread_fills_a_tuple():
+    def numbers():
+        yield 0
+        begun.set()
+        go_on.wait(LIMIT_S)
+
+    def finish():
+        go_on.set()
+        filling.join(LIMIT_S)
+
+    begun, go_on, filled = threading.Event(), threading.Event(), []
+    filling = threading.Thread(target=lambda: filled.append(tuple(numbers())))
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    scheduler = Slow(optimizer, 1)
+    filling.start()
+    assert begun.wait(LIMIT_S)
+    scheduler.before = finish
+    assert stray_schedulers([optimizer], []) == [scheduler]
+    assert filled == [(0,)]

@@ -105,14 +105,27 @@ def stray_schedulers(optimizers: Sequence[Optimizer], known: Iterable[object]) -
     told = {id(each) for each in known}
     found = [
         each
-        for each in gc.get_objects()
-        if issubclass(type(each), LRScheduler | ReduceLROnPlateau)  # which asks nothing of foreign objects
-        and any(getattr(each, "optimizer", None) is optimizer for optimizer in optimizers)
+        for each in _instances(LRScheduler, ReduceLROnPlateau)
+        if any(getattr(each, "optimizer", None) is optimizer for optimizer in optimizers)
     ]
     parts = {id(part) for each in found for part in getattr(each, "_schedulers", ())}
     order = [id(optimizer) for optimizer in optimizers]
     stray = [each for each in found if id(each) not in told | parts]
     return sorted(stray, key=lambda each: (order.index(id(each.optimizer)), type(each).__qualname__))
+
+
+def _instances(*kinds: type) -> list[Any]:
+    """Returns the living objects of some classes and of those derived from them.
+
+    They are found as what refers to their class. Whoever asks for all objects (``gc.get_objects``) holds tuples that
+    other threads are about to fill, and CPython then fails these threads: "bad argument to internal function".
+    """
+    classes: list[type] = []
+    left = [*kinds]
+    while left:
+        classes.append(kind := left.pop())
+        left += type.__subclasses__(kind)
+    return [each for each in gc.get_referrers(*dict.fromkeys(classes)) if issubclass(type(each), kinds)]
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -130,8 +143,8 @@ def meet_scaler(scaler: Any) -> None:
 
 def meet_stray_scalers(known: object) -> None:
     """From now on other scalers refuse to scale: their losses would be summed as they are."""
-    for each in gc.get_objects():
-        if issubclass(type(each), GradScaler) and each is not known and each.is_enabled():
+    for each in _instances(GradScaler):
+        if each is not known and each.is_enabled():
             _refuse(each, "scale", "scaler.scale: expected hf.prepare(..., scaler=scaler), and this call left out")
 
 
