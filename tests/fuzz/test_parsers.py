@@ -47,7 +47,6 @@ from holdfast.control.messages import (
     unpack,
 )
 from holdfast.control.store import DecisionStore, StoredDecision
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -68,6 +67,7 @@ from holdfast.runtime.transport.links.handshake import dialing, listening
 from holdfast.runtime.transport.links.inbox import Inbox
 from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.wire import CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, Kind, Label
+from holdfast.schedule.builders import regular_plan
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.storage.tensorlog.reader import LogReader

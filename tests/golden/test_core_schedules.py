@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from tests.plan_texts import orders_of
 
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -14,6 +13,7 @@ from holdfast.core.schedule import format_orders
 from holdfast.core.validate import validate
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.planner import Technique, make_plan
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 
 FOLDER = Path(__file__).parent / "schedules"
 EXAMPLE = regular_plan(3, split_evenly(4, 4), 6)

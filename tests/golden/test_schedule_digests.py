@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.builders import Limit, adaptive_plan, one_f_one_b, regular_plan
 from holdfast.core.evaluate import evaluate, steady_period
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, home_placement, split_evenly
@@ -22,14 +21,15 @@ from holdfast.core.profile import parse_costs
 from holdfast.core.routes import Route, Routes, Visit, home_routes, reroute
 from holdfast.core.schedule import format_orders
 from holdfast.errors import HoldfastError
-from holdfast.planning.array_scheduler import array_schedule
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
-from holdfast.planning.list_scheduler import list_schedule, plain_urgency
 from holdfast.planning.normalise import per_stage
 from holdfast.planning.planner import Technique, make_plan, plan_bound, plan_routes
-from holdfast.planning.problem import routes_problem
 from holdfast.planning.remainder import plan_remainder, progress_at
-from holdfast.planning.route_bounds import route_bound
+from holdfast.schedule.array_scheduler import array_schedule
+from holdfast.schedule.builders import Limit, adaptive_plan, one_f_one_b, regular_plan
+from holdfast.schedule.list_scheduler import list_schedule, plain_urgency
+from holdfast.schedule.problem import routes_problem
+from holdfast.schedule.route_bounds import route_bound
 
 FILE = Path(__file__).parent / "schedule-digests.txt"
 COSTS = {

@@ -10,8 +10,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.plan_texts import instructions_of, orders_of, printed
 
-from holdfast.core.bounds import bound
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Reduce
@@ -23,6 +21,8 @@ from holdfast.core.program import groups
 from holdfast.core.schedule import Op, OpKind, Orders, format_orders
 from holdfast.core.validate import validate
 from holdfast.errors import InvalidSchedule
+from holdfast.schedule.bounds import bound
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 
 FEW = settings(max_examples=60)
 MANY = settings(max_examples=200)

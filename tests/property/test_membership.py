@@ -52,11 +52,11 @@ from holdfast.control.messages import (
     Suspect,
     WorkerOffer,
 )
-from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.validate import validate
 from holdfast.core.work import Busy, WorkPhase
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Detected, Installed, Parted
 
 STEPS = 9

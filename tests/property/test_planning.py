@@ -10,23 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.starts_model import least
 
-from holdfast.core.bounds import BoundRules, StageBounds, bound
 from holdfast.core.evaluate import evaluate, steady_period
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import Costs, parse_costs
 from holdfast.core.validate import validate
 from holdfast.errors import InvalidSchedule
-from holdfast.planning import timing
-from holdfast.planning.array_scheduler import array_schedule
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
-from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urgency
 from holdfast.planning.normalise import per_stage
 from holdfast.planning.planner import Engine, Technique, make_plan, plan_bound
-from holdfast.planning.problem import to_plan
 from holdfast.planning.solvers import counting
 from holdfast.planning.solvers.process import answer_of, given_of, suits
-from holdfast.planning.timing import (
+from holdfast.schedule import timing
+from holdfast.schedule.array_scheduler import array_schedule
+from holdfast.schedule.bounds import BoundRules, StageBounds, bound
+from holdfast.schedule.list_scheduler import Schedule, list_schedule, plain_urgency
+from holdfast.schedule.problem import to_plan
+from holdfast.schedule.timing import (
     as_late_as_possible,
     as_soon_as_possible,
     check,

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.instructions import Compute, Payload, Recall, Receive, Reduce, Send, Sum
 from holdfast.core.lower import lower, lower_step
 from holdfast.core.placement import LayerRange, split_evenly
@@ -22,6 +21,7 @@ from holdfast.core.progress import Logged, Part, StepProgress
 from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.errors import InfeasiblePlan, StateUnavailable
 from holdfast.planning.remainder import plan_remainder
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "40"))
 PINNED = (71, 301)  # a tie whose layers' own sums stood, and whoever had them was lost before it could give them

@@ -19,12 +19,12 @@ from holdfast.core.routes import home_routes, reroute
 from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan, InvalidSchedule
-from holdfast.planning.list_scheduler import list_schedule, plain_urgency
 from holdfast.planning.planner import Engine, Technique, plan_routes
-from holdfast.planning.problem import routes_problem
-from holdfast.planning.route_bounds import route_bound
 from holdfast.planning.solvers.process import answer_of, given_of, suits
-from holdfast.planning.timing import check, measure, to_timeline
+from holdfast.schedule.list_scheduler import list_schedule, plain_urgency
+from holdfast.schedule.problem import routes_problem
+from holdfast.schedule.route_bounds import route_bound
+from holdfast.schedule.timing import check, measure, to_timeline
 
 MANY, FEW, FEWER = settings(max_examples=150), settings(max_examples=25), settings(max_examples=12)
 TECHNIQUES = st.sampled_from([Technique.ADAPTIVE, Technique.DECOUPLED, Technique.STAGGERED])

@@ -10,12 +10,12 @@ import numpy
 import pytest
 from tests.detection import detection_rate
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.recovery.audit import sample
 from holdfast.runtime.engine.emulated import EmulatedStage
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Detected, Installed, Notice, StepOps
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster

@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.placement import split_evenly
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Detected, Notice
 from holdfast.testing.scenario import Delays, Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster

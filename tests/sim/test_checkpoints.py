@@ -6,10 +6,10 @@ import os
 import random
 from functools import cache
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Agreed, Checkpointed, Installed
 from holdfast.testing.scenario import Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster

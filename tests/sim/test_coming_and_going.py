@@ -9,10 +9,10 @@ from functools import cache
 
 import pytest
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import (
     Agreed,
     CoordinatorLost,

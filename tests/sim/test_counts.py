@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.placement import split_evenly
 from holdfast.runtime.engine.emulated import EmulatedStage
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Agreed
 from holdfast.telemetry.report import report
 from holdfast.testing.fault_plans import STEP_POINTS

@@ -8,11 +8,11 @@ from functools import cache
 
 import pytest
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.work import WorkPhase
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Detected, ExceptionRaised, Installed, Reattached
 from holdfast.testing.raising import Raise
 from holdfast.testing.scenario import Scenario, VirtualResult

@@ -9,13 +9,13 @@ from itertools import pairwise
 import pytest
 
 from holdfast.control.membership import Handover, recovering
-from holdfast.core.builders import assigned_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.routes import Visit
 from holdfast.protocol import worker as worker_module
+from holdfast.schedule.builders import assigned_plan
 from holdfast.telemetry.events import Agreed, HandingOver, Installed, Notice, Suspected, Synced
 from holdfast.testing.scenario import Delays
 

@@ -8,11 +8,11 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from holdfast.core.builders import home_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import Batch
 from holdfast.core.placement import LayerRange, home_placement
 from holdfast.planning.planner import Technique
+from holdfast.schedule.builders import home_plan
 from holdfast.telemetry.events import Synced
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster

@@ -10,13 +10,13 @@ from functools import cache
 import pytest
 
 from holdfast.control.membership import moving
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.slots import exchanged
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import Rerouted, rerouted
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 from holdfast.telemetry.events import Agreed, Installed, Migrating, Parted, StepOps, Synced
 from holdfast.testing.scenario import Delays, Scenario
 from holdfast.testing.virtual import VirtualCluster

@@ -7,10 +7,10 @@ from types import MappingProxyType
 
 import pytest
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.placement import split_evenly
 from holdfast.recovery.actions import ClusterView, RecoveryPlan, Spawn
+from holdfast.schedule.builders import regular_plan
 from holdfast.strategies import registry
 from holdfast.strategies.adaptive import adaptive
 from holdfast.strategies.strategy import Strategy

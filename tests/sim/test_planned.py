@@ -12,11 +12,11 @@ from functools import cache
 
 import pytest
 
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.placement import split_evenly
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Rerouted, rerouted
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 from holdfast.telemetry.events import Agreed, Installed, Notice, PlanImproved, StepOps
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster

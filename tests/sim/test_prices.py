@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
@@ -29,6 +28,7 @@ from holdfast.recovery.actions import (
     TakeBack,
 )
 from holdfast.recovery.price import Rates, after, price, priced, step_seconds
+from holdfast.schedule.builders import regular_plan
 from holdfast.strategies.adaptive import adaptive
 from holdfast.strategies.answers import fall_back
 from holdfast.strategies.checkpoint_restart import checkpoint_restart

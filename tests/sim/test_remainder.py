@@ -10,12 +10,12 @@ from itertools import product
 
 import pytest
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import lower
 from holdfast.core.placement import split_evenly
 from holdfast.core.schedule import OpKind
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Agreed, StepOps
 from holdfast.testing.scenario import HeldSum, Scenario
 from holdfast.testing.virtual import VirtualCluster

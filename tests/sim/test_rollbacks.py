@@ -11,11 +11,11 @@ from functools import cache
 
 import pytest
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.planning.planner import Technique
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Agreed, Detected, Installed, Notice, RolledBack, Synced
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster

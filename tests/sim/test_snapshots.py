@@ -9,11 +9,11 @@ from functools import cache
 
 import pytest
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.protocol import snapshots
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Agreed, Detected, Installed, Notice, StepOps, Synced
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster

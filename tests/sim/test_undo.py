@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from holdfast.config.load import parse_job
-from holdfast.core.builders import home_plan
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, home_placement
 from holdfast.runtime.engine.build import build_stage, probe
+from holdfast.schedule.builders import home_plan
 from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import Agreed, HandingOver
 from holdfast.testing.scenario import Delays, Scenario

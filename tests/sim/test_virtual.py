@@ -14,13 +14,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.config.load import parse_job
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload
 from holdfast.core.placement import split_evenly
 from holdfast.protocol.step_log import StepLog
 from holdfast.runtime.engine.build import build_stage, probe
+from holdfast.schedule.builders import regular_plan
 from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Installed, Reattached, StepOps
 from holdfast.telemetry.report import report

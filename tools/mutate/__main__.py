@@ -31,6 +31,10 @@ _DRIVEN = "driver checkpointing resume engine/votes"
 _TRANSPORT = "copying exchange framing port transfer"
 TARGETS = (
     "core/*.py",
+    "planning/shrink.py",
+    "planning/takeover.py",
+    "schedule/bounds.py",
+    "schedule/builders.py",
     "control/membership/*.py",
     "control/checkpoint_ledger.py",
     "control/detection.py",

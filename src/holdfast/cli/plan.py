@@ -16,7 +16,6 @@ from holdfast.cli.plan_shown import FORMATS, Shown
 from holdfast.config.job import BertModel, GptModel, Job
 from holdfast.config.load import load_job, num_layers
 from holdfast.config.profiles import load_profile
-from holdfast.core.builders import adaptive_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, home_placement, regular_placement, split_evenly
@@ -30,13 +29,14 @@ from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import Move, Normalisation, assigned, moves, normalised
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Engine, Planned, Technique, make_plan, plan_routes
-from holdfast.planning.problem import routes_problem
 from holdfast.planning.remainder import logged_bytes
-from holdfast.planning.route_bounds import route_bound
 from holdfast.planning.search import reached
-from holdfast.planning.timing import to_timeline
 from holdfast.planning.training import planned_grid, planned_routes, tries_for
 from holdfast.recovery.choice import sizes_of
+from holdfast.schedule.builders import adaptive_plan
+from holdfast.schedule.problem import routes_problem
+from holdfast.schedule.route_bounds import route_bound
+from holdfast.schedule.timing import to_timeline
 from holdfast.settings.planning import grid_of, healthy_plan, in_flight_of, profile_of, stages_of, terms_of
 from holdfast.settings.ways import decided
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 from holdfast.cli.ways_shown import tell_way_in_full
-from holdfast.core.bounds import Bound
 from holdfast.core.evaluate import Timeline
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
@@ -18,6 +17,7 @@ from holdfast.drawing.schedule import schedule_to_svg
 from holdfast.drawing.schedule_text import schedule_to_text
 from holdfast.drawing.schedule_trace import schedule_to_trace
 from holdfast.planning.normalise import Move
+from holdfast.schedule.bounds import Bound
 from holdfast.telemetry.events import Chosen
 
 __all__ = ["FORMATS", "Shown"]

@@ -10,7 +10,7 @@ from holdfast.core.ids import Batch, MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, regular_placement
 from holdfast.core.profile import Costs, StageCosts
 from holdfast.errors import ConfigError, StateUnavailable
-from holdfast.planning.problem import Problem, Window, room_of
+from holdfast.schedule.problem import Problem, Window, room_of
 
 __all__ = ["CostedGrid", "grid_problem"]
 

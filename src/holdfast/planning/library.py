@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from holdfast.core.bounds import StageBounds
 from holdfast.core.ids import WorkerId
 from holdfast.errors import CorruptBlob, HoldfastError, InfeasiblePlan, StorageError
 from holdfast.parsing import parsing
 from holdfast.plain import one_line
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
-from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import bound_cost, load, min_max, normalised, per_stage
 from holdfast.planning.planner import Engine, Planned, Technique, judge, make_plan, plan_bound
 from holdfast.planning.search import reached
-from holdfast.planning.timing import Measure, sequence_of
+from holdfast.schedule.bounds import StageBounds
+from holdfast.schedule.list_scheduler import Schedule
+from holdfast.schedule.timing import Measure, sequence_of
 
 __all__ = ["Filled", "PlanLibrary", "breakpoints", "serve", "straightened"]
 

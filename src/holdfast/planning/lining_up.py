@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from holdfast.core.ids import WorkerId
-from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import per_stage
-from holdfast.planning.problem import Problem
+from holdfast.schedule.list_scheduler import Schedule
+from holdfast.schedule.problem import Problem
 
 __all__ = ["exchanges", "lined_up", "with_failed"]
 

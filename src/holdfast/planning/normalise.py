@@ -10,10 +10,10 @@ from functools import cache
 from heapq import heapify, heapreplace
 from math import inf
 
-from holdfast.core.bounds import BoundRules, StageBounds
 from holdfast.core.ids import WorkerId
 from holdfast.errors import InfeasiblePlan
 from holdfast.planning.costed_grid import CostedGrid
+from holdfast.schedule.bounds import BoundRules, StageBounds
 
 __all__ = [
     "Move",

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
-from holdfast.core.bounds import Bound, BoundRules, bound
-from holdfast.core.builders import Limit, one_f_one_b
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import Placement
 from holdfast.core.plan import Plan, with_listeners
@@ -18,13 +16,15 @@ from holdfast.core.routes import Routes
 from holdfast.errors import ConfigError
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
 from holdfast.planning.lining_up import lined_up, with_failed
-from holdfast.planning.list_scheduler import Schedule
 from holdfast.planning.normalise import load, per_stage
-from holdfast.planning.problem import Problem, routes_problem, to_plan, to_routes
-from holdfast.planning.route_bounds import route_bound
 from holdfast.planning.search import BestFound, reached, search
 from holdfast.planning.solvers.process import given_of, installed, run_solver, suits
-from holdfast.planning.timing import (
+from holdfast.schedule.bounds import Bound, BoundRules, bound
+from holdfast.schedule.builders import Limit, one_f_one_b
+from holdfast.schedule.list_scheduler import Schedule
+from holdfast.schedule.problem import Problem, routes_problem, to_plan, to_routes
+from holdfast.schedule.route_bounds import route_bound
+from holdfast.schedule.timing import (
     Measure,
     as_soon_as_possible,
     check,
@@ -218,7 +218,7 @@ def plan_routes(
         technique: what the schedule may do.
         ties: tuples of layers that share weights.
         time_limit_s, engine, seed, tries: as for :func:`make_plan`.
-        thorough: whether the bound looks at all that :func:`~holdfast.planning.route_bounds.route_bound` knows.
+        thorough: whether the bound looks at all that :func:`~holdfast.schedule.route_bounds.route_bound` knows.
 
     Raises:
         InfeasiblePlan: memory does not hold one micro-batch.

@@ -12,10 +12,10 @@ from functools import partial
 from itertools import chain, islice, product
 from math import inf
 
-from holdfast.planning.array_scheduler import array_schedule, suits
-from holdfast.planning.list_scheduler import Schedule, list_schedule, plain_urgency
-from holdfast.planning.problem import Problem
-from holdfast.planning.timing import as_late_as_possible, group_windows, measure, settle
+from holdfast.schedule.array_scheduler import array_schedule, suits
+from holdfast.schedule.list_scheduler import Schedule, list_schedule, plain_urgency
+from holdfast.schedule.problem import Problem
+from holdfast.schedule.timing import as_late_as_possible, group_windows, measure, settle
 
 __all__ = ["BestFound", "reached", "search"]
 

@@ -9,7 +9,6 @@ from itertools import accumulate, chain, pairwise, repeat
 from holdfast.config.job import Grid, Job
 from holdfast.config.load import check_cuts
 from holdfast.config.profiles import load_profile
-from holdfast.core.builders import home_plan
 from holdfast.core.placement import LayerRange, home_placement, split_evenly
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, Profile, costs_from_profile, unit_costs
@@ -24,6 +23,7 @@ from holdfast.planning.reshaping import Shapes
 from holdfast.planning.templates.mapping import best_templates
 from holdfast.planning.templates.stages import StageTable, stage_table, table_of
 from holdfast.planning.training import Terms, planned_grid, planned_routes, regular_grid, within_limit
+from holdfast.schedule.builders import home_plan
 
 __all__ = [
     "grid_of",

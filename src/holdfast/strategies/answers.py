@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.core.builders import adaptive_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking, spared
 from holdfast.core.plan import Plan, with_followers, with_listeners
-from holdfast.core.shrink import shrunken_plan
-from holdfast.core.takeover import takeover_plan
 from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan, StateUnavailable
+from holdfast.planning.shrink import shrunken_plan
+from holdfast.planning.takeover import takeover_plan
 from holdfast.planning.training import Rerouted, Terms, replanned, rerouted
 from holdfast.recovery.actions import (
     Abort,
@@ -33,6 +32,7 @@ from holdfast.recovery.actions import (
     TakeBack,
     TakeStock,
 )
+from holdfast.schedule.builders import adaptive_plan
 
 __all__ = ["at_boundary", "fall_back", "give_up", "reroute", "restart", "resume", "vacant"]
 

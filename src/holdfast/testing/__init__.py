@@ -1,7 +1,7 @@
 """Public test tools: a whole job under a virtual clock, faults at random, and what a trace must be.
 
 >>> from dataclasses import replace
->>> from holdfast.core.builders import regular_plan
+>>> from holdfast.schedule.builders import regular_plan
 >>> from holdfast.core.faults import Fault
 >>> from holdfast.core.placement import split_evenly
 >>> from holdfast.testing import Scenario, VirtualCluster

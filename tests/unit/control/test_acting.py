@@ -10,7 +10,6 @@ import pytest
 from holdfast.control.membership import GridState, Membership, Roster, Rules, Tell
 from holdfast.control.membership.acting import _FUNCTIONS, carry_out, on_status
 from holdfast.control.messages import Install, Resume, StartWorker, StateAt, Status
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import InternalError
 from holdfast.recovery.actions import (
@@ -24,6 +23,7 @@ from holdfast.recovery.actions import (
     Spawn,
     TakeBack,
 )
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 from holdfast.strategies.answers import resume
 
 PLAN = regular_plan(2, split_evenly(3, 2), 2)

@@ -8,11 +8,11 @@ import pytest
 
 from holdfast.control.membership import Phase
 from holdfast.control.messages import Audited, Computed, Exited, Expel, Install, Resume, StepDone, Weighed
-from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
 from holdfast.planning.remainder import Keeping
 from holdfast.recovery.audit import Sampling
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Notice
 
 from .decided import DecidedJob

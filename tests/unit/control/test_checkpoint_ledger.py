@@ -21,9 +21,9 @@ from holdfast.control.messages import (
     Status,
     StepDone,
 )
-from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.schedule.builders import regular_plan
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Checkpointed, CheckpointFailed, Notice
 

@@ -33,9 +33,9 @@ from holdfast.control.messages import (
     decode_message,
     unpack,
 )
-from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import CoordinatorUnavailable
+from holdfast.schedule.builders import regular_plan
 
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
 A, B = PLAN.workers
@@ -45,7 +45,7 @@ import asyncio, sys, time
 from holdfast.control.coordinator import Coordinator, serve
 from holdfast.control.membership import GridState, Membership, Rules, restore
 from holdfast.control.store import DecisionStore
-from holdfast.core.builders import regular_plan
+from holdfast.schedule.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import EventLog
 

@@ -11,9 +11,9 @@ from holdfast.control.coordinator import Committer, Coordinator
 from holdfast.control.membership import GridState, Membership, Rules
 from holdfast.control.messages import ShardWritten
 from holdfast.control.store import DecisionStore
-from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import StorageError
+from holdfast.schedule.builders import regular_plan
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.events import Checkpointed, CheckpointFailed, EventLog, Notice, read_events

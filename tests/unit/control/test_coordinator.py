@@ -55,11 +55,11 @@ from holdfast.control.messages import (
 )
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.token import TOKEN_KEY, share
-from holdfast.core.builders import regular_plan
 from holdfast.core.excerpts import excerpts
 from holdfast.core.placement import split_evenly
 from holdfast.core.work import WorkPhase
 from holdfast.errors import ConfigError, CoordinatorUnavailable, StoreAway
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import (
     Agreed,
     CoordinatorReady,

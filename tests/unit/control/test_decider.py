@@ -7,12 +7,12 @@ import pytest
 from holdfast.control.decider import Decider
 from holdfast.control.membership import GridState, Membership, Rules, Tell, plan_recovery
 from holdfast.control.messages import Exited, Gathered, Hello, Install, Joined, Leaving, Remark, Status, Told
-from holdfast.core.builders import regular_plan
 from holdfast.core.excerpts import excerpts
 from holdfast.core.faults import Fault
 from holdfast.core.placement import split_evenly
 from holdfast.errors import CoordinatorUnavailable, StateUnavailable, StoreAway
 from holdfast.runtime.injection.coordinator import CoordinatorInjector
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Detected, Notice
 
 PLAN = regular_plan(3, split_evenly(2, 2), 2)

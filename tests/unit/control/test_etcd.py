@@ -16,11 +16,11 @@ from holdfast.config.load import parse_job
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
 from holdfast.control.membership import GridState, Roster, Running, Upcoming
 from holdfast.control.store import StoredDecision
-from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable, CorruptBlob, StorageError, StoreAway
 from holdfast.recovery.actions import ClusterView
+from holdfast.schedule.builders import regular_plan
 from holdfast.strategies.adaptive import adaptive
 
 PLAN = regular_plan(2, split_evenly(2, 1), 1)

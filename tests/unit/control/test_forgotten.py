@@ -32,8 +32,8 @@ from holdfast.control.messages import (
     StartWorker,
     Status,
 )
-from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Detected, Parted, WorkerReady
 
 PLAN = regular_plan(2, split_evenly(4, 2), 2)

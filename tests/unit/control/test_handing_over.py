@@ -7,11 +7,11 @@ import pytest
 from holdfast.control.membership import Handover, Improved, Phase, Tick
 from holdfast.control.membership.watching import SUSPICION_GRACE_S
 from holdfast.control.messages import CaughtUp, Hello, Install, Joined, Leaving, Remark, Suspect
-from holdfast.core.builders import home_plan
 from holdfast.core.faults import Fault, Point
 from holdfast.core.ids import Batch
 from holdfast.core.placement import LayerRange, home_placement
 from holdfast.runtime.injection.coordinator import CoordinatorInjector
+from holdfast.schedule.builders import home_plan
 from holdfast.telemetry.events import HandingOver, Notice, Reattached
 
 from .decided import DecidedJob

@@ -53,13 +53,13 @@ from holdfast.control.messages import (
     Unreadable,
     WorkerOffer,
 )
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.slots import exchanged
 from holdfast.errors import ConfigError, InternalError
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import Rerouted
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 from holdfast.telemetry.events import Agreed, Detected, Installed, Migrating, Notice, Parted, Rebuilt, Suspected, Synced
 
 from .decided import DecidedJob

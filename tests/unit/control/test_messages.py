@@ -63,11 +63,11 @@ from holdfast.control.messages import (
     parcels,
     unpack,
 )
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.replay import Replay
 from holdfast.core.work import WorkPhase
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Detected, Notice, Parted, Synced
 

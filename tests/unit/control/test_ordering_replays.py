@@ -9,10 +9,10 @@ import pytest
 from holdfast.control.membership import GridState, Membership, Restoring, Rules
 from holdfast.control.membership.replaying import TooLittle, order_replays
 from holdfast.control.messages import CommitVote, ReplayOrder, StateAt, Status
-from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes, split_evenly
 from holdfast.planning.replays import Logging
+from holdfast.schedule.builders import regular_plan
 
 PLAN = regular_plan(1, split_evenly(6, 3), 2)
 LOST = WorkerId(0, 1)

@@ -26,7 +26,6 @@ from holdfast.control.membership import (
 )
 from holdfast.control.messages import Hello, Install, Joined, Leaving
 from holdfast.control.plan_lookup import PlanLookup
-from holdfast.core.builders import adaptive_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
@@ -35,6 +34,7 @@ from holdfast.planning.migration import Migration
 from holdfast.planning.normalise import normalised
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Rerouted, Terms, looked_up, planned_grid, regular_grid, rerouted
+from holdfast.schedule.builders import adaptive_plan
 from holdfast.telemetry.events import PlanImproved
 
 STAGES = split_evenly(4, 4)

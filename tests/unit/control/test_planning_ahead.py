@@ -11,11 +11,11 @@ from holdfast.control import coordinator as module
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.membership import GridState, Membership, Phase, Rules, plan_recovery
 from holdfast.control.store import DecisionStore
-from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Terms, replanned
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import EventLog
 
 TERMS = Terms(technique=Technique.STAGGERED, costs=unit_costs(4), in_flight=4)

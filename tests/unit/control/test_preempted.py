@@ -25,11 +25,11 @@ from holdfast.control.messages import (
     Status,
     StepDone,
 )
-from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.planning.training import Rerouted
 from holdfast.protocol.effects import Pin, Written
 from holdfast.protocol.worker import WorkerProtocol
+from holdfast.schedule.builders import regular_plan
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Checkpointed, CheckpointFailed
 

@@ -5,9 +5,9 @@ import pytest
 from holdfast.control.membership import Contact, GridState, Membership, Phase, Rules, Tell, Tick, decide
 from holdfast.control.membership.watching import OTHERS_S
 from holdfast.control.messages import Ended, Exited, Failure, Hello, Joined, Raised, Save, Saved, Status
-from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.core.work import WorkPhase
+from holdfast.schedule.builders import regular_plan
 
 PLAN = regular_plan(3, split_evenly(3, 2), 2)
 W00, W01, W10, W11, W20, W21 = PLAN.workers

@@ -30,8 +30,8 @@ from holdfast.control.messages import (
     StartWorker,
     WorkerOffer,
 )
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.placement import split_evenly
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 from holdfast.telemetry.events import Reattached
 
 from .decided import DecidedJob

@@ -6,9 +6,9 @@ import pytest
 
 from holdfast.control.membership import GridState, Membership, Phase, Rules, Running, restore, to_store
 from holdfast.control.messages import CommitVote, Exited, Hello, Install, Refused, Resume, Save
-from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Notice, RolledBack
 
 from .decided import DecidedJob

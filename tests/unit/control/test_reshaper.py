@@ -9,12 +9,12 @@ from holdfast.control.membership import Handover, Improved, Stay, Unadvised
 from holdfast.control.membership.running import Refused
 from holdfast.control.messages import Exited, Hello, Leaving, StartWorker, WorkerOffer
 from holdfast.control.reshaper import Reshaper
-from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.templates.stages import table_of
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Notice
 
 from .decided import DecidedJob

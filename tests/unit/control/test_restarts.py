@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from holdfast.control.membership import Phase, Restoring, Tick
 from holdfast.control.messages import Exited, Hello, Install, StartWorker, StateAt, StepDone
-from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
+from holdfast.schedule.builders import regular_plan
 
 from .decided import DecidedJob
 

@@ -6,9 +6,9 @@ import pytest
 
 from holdfast.control.membership import Phase
 from holdfast.control.messages import Exited, Hello, Install, Resume, Save, StartWorker
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import InternalError
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 
 from .decided import DecidedJob
 

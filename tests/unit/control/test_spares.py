@@ -41,11 +41,11 @@ from holdfast.control.messages import (
     StepDone,
     WorkerOffer,
 )
-from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.slots import exchanged
 from holdfast.core.work import WorkPhase
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Detected, Notice, Parted, Seated
 
 from .decided import DecidedJob

@@ -11,10 +11,10 @@ import pytest
 
 from holdfast.control.membership import GridState, Roster, Running, Upcoming
 from holdfast.control.store import DecisionStore, StoredDecision
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.errors import CorruptBlob, StoreAway
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 
 PLAN = adaptive_plan(regular_plan(2, split_evenly(4, 2), 2), [WorkerId(0, 1)])
 
@@ -22,7 +22,7 @@ WRITER = """
 import sys
 from holdfast.control.membership import GridState
 from holdfast.control.store import DecisionStore, StoredDecision
-from holdfast.core.builders import regular_plan
+from holdfast.schedule.builders import regular_plan
 from holdfast.core.placement import split_evenly
 store, plan = DecisionStore(sys.argv[1]), regular_plan(1, split_evenly(2, 1), 1)
 for revision in range(1, 10**6):

@@ -20,9 +20,9 @@ from holdfast.control.membership import GridState, Membership, Rules
 from holdfast.control.messages import Attached, Hello, encode, pack
 from holdfast.control.store import DecisionStore
 from holdfast.control.tls import channel_credentials, check_tls, server_credentials
-from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import EventLog
 
 PLAN = regular_plan(2, split_evenly(2, 1), 1)

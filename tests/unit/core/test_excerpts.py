@@ -1,9 +1,9 @@
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.excerpts import excerpts
 from holdfast.core.ids import WorkerId
 from holdfast.core.lower import lower_worker
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import with_listeners
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 
 HEALTHY = regular_plan(3, split_evenly(2, 2), 4)
 

@@ -3,7 +3,6 @@ import dataclasses
 import pytest
 from tests.plan_texts import instructions_of, orders_of, printed
 
-from holdfast.core.builders import adaptive_plan, home_plan, regular_plan
 from holdfast.core.ids import Batch, WorkerId, beside
 from holdfast.core.instructions import (
     Compute,
@@ -17,9 +16,10 @@ from holdfast.core.placement import LayerRange, Placement, home_placement, split
 from holdfast.core.plan import Plan, with_listeners
 from holdfast.core.program import groups
 from holdfast.core.routes import Route, Routes, Visit
-from holdfast.core.shrink import shrunken_plan
 from holdfast.core.validate import validate
 from holdfast.errors import InvalidSchedule
+from holdfast.planning.shrink import shrunken_plan
+from holdfast.schedule.builders import adaptive_plan, home_plan, regular_plan
 
 
 def text_of(plan, worker, **options):

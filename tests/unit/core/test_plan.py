@@ -5,11 +5,11 @@ import msgspec
 import pytest
 from tests.plan_texts import orders_of
 
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, Placement, split_evenly
 from holdfast.core.plan import Plan, with_followers
 from holdfast.errors import ConfigError
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 
 HEALTHY = regular_plan(3, split_evenly(9, 4), 6)
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import Ahead, with_listeners
-from holdfast.core.shrink import shrunken_plan
 from holdfast.core.slots import renamed, slots_of
 from holdfast.core.validate import validate
+from holdfast.planning.shrink import shrunken_plan
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 
 PLAN = regular_plan(3, split_evenly(5, 4), 2)
 A, B = WorkerId(1, 2), WorkerId(2, 0)

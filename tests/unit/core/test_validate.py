@@ -3,7 +3,6 @@ import dataclasses
 import pytest
 from tests.plan_texts import instructions_of, orders_of
 
-from holdfast.core.builders import adaptive_plan, gpipe_orders, regular_plan
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.instructions import Reduction
 from holdfast.core.lower import lower
@@ -14,6 +13,7 @@ from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Orders
 from holdfast.core.validate import dry_run, render_table, validate
 from holdfast.errors import InvalidSchedule
+from holdfast.schedule.builders import adaptive_plan, gpipe_orders, regular_plan
 
 PAIR = regular_plan(1, split_evenly(2, 2), 2)
 

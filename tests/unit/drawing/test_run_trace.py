@@ -2,10 +2,10 @@
 
 import json
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
 from holdfast.drawing.run_trace import run_to_trace
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Agreed, Detected, FaultInjected, Installed, Rebuilt, StepOps
 from holdfast.testing.traces import trace_faults
 

@@ -6,13 +6,13 @@ import pytest
 
 from holdfast.config.load import parse_job
 from holdfast.config.profiles import save_profile
-from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import GpuProfile, LayerProfile, Link, Profile
 from holdfast.core.schedule import OpKind
 from holdfast.core.slots import slots_of
 from holdfast.errors import ConfigError
 from holdfast.planning.planner import Technique
+from holdfast.schedule.builders import regular_plan
 from holdfast.settings.planning import healthy_plan, profile_of, shapes_of, stages_of, terms_of, tolerated
 
 

@@ -15,7 +15,7 @@ from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.library import PlanLibrary, breakpoints, serve, straightened
 from holdfast.planning.normalise import place
 from holdfast.planning.planner import Technique
-from holdfast.planning.timing import Measure
+from holdfast.schedule.timing import Measure
 
 GRID = CostedGrid(
     pipelines=4,

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Compute, Payload, Recall, Reduce
 from holdfast.core.lower import lower_step
 from holdfast.core.placement import group_into_nodes, split_evenly
 from holdfast.core.replay import replayed_step
-from holdfast.core.takeover import takeover_plan
 from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan
 from holdfast.planning.replays import Logging, grouped, logged_boundaries, plan_replays
+from holdfast.planning.takeover import takeover_plan
+from holdfast.schedule.builders import regular_plan
 
 STAGES = 6
 

@@ -6,13 +6,13 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.planning import search as search_module
-from holdfast.planning.array_scheduler import array_schedule, suits
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
-from holdfast.planning.list_scheduler import list_schedule, plain_urgency, precedence
 from holdfast.planning.normalise import bound_cost, min_max, place
 from holdfast.planning.search import search
-from holdfast.planning.timing import check, measure, settle
 from holdfast.planning.training import tries_for
+from holdfast.schedule.array_scheduler import array_schedule, suits
+from holdfast.schedule.list_scheduler import list_schedule, plain_urgency, precedence
+from holdfast.schedule.timing import check, measure, settle
 
 FAILED = [WorkerId(0, 1), WorkerId(1, 2)]
 

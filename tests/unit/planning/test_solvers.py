@@ -7,9 +7,9 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.errors import InternalError
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
-from holdfast.planning.list_scheduler import list_schedule, plain_urgency
 from holdfast.planning.planner import Engine, Technique, make_plan
 from holdfast.planning.solvers.process import given_of, suits
+from holdfast.schedule.list_scheduler import list_schedule, plain_urgency
 
 
 def grid_of(costs="1,1,1", memory="2,1,1,8", microbatches=4):

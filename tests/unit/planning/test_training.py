@@ -6,13 +6,11 @@ from math import inf
 
 import pytest
 
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.evaluate import evaluate, peak_memory
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import Costs, parse_costs, unit_costs
 from holdfast.core.schedule import OpKind
-from holdfast.core.shrink import shrunken_plan
 from holdfast.core.slots import renamed
 from holdfast.core.validate import validate
 from holdfast.core.work_costs import WorkCosts
@@ -20,9 +18,9 @@ from holdfast.errors import ConfigError, StateUnavailable
 from holdfast.planning import search
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.library import PlanLibrary
-from holdfast.planning.list_scheduler import list_schedule
 from holdfast.planning.normalise import normalised, per_stage
 from holdfast.planning.planner import Technique, make_plan
+from holdfast.planning.shrink import shrunken_plan
 from holdfast.planning.training import (
     Terms,
     looked_up,
@@ -32,6 +30,8 @@ from holdfast.planning.training import (
     rerouted,
     within_limit,
 )
+from holdfast.schedule.builders import adaptive_plan, regular_plan
+from holdfast.schedule.list_scheduler import list_schedule
 
 STAGES = split_evenly(4, 4)
 BOTH = [Technique.DECOUPLED, Technique.STAGGERED]

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from holdfast.control.messages import Audits
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId, beside
 from holdfast.core.instructions import Compute, Payload, Reduce, Send
 from holdfast.core.lower import lower, lower_step
@@ -29,6 +28,7 @@ from holdfast.protocol.auditing import (
     unpack_claims,
 )
 from holdfast.recovery.audit import Sampling
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 
 
 def plans() -> list[Plan]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from holdfast.control.messages import Attached, Finished, Install, Joined, Resume
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -15,6 +14,7 @@ from holdfast.protocol.effects import Attach, Listen, Report
 from holdfast.protocol.executor import FinishReduce, Give, Reach, Run, StartReduce, Take
 from holdfast.protocol.worker import WorkerProtocol
 from holdfast.runtime.engine.emulated import EmulatedStage
+from holdfast.schedule.builders import regular_plan
 
 MICROBATCHES, STEPS, CLOSING = 2, 6, 1
 LISTENER = WorkerId(1, 1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload
 from holdfast.core.lower import lower
 from holdfast.core.placement import split_evenly
 from holdfast.protocol.log_filter import LogFilter
+from holdfast.schedule.builders import regular_plan
 
 TIES = ((0, 5),)
 """As of embedding and head."""

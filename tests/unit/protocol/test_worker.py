@@ -22,7 +22,6 @@ from holdfast.control.messages import (
     StepDone,
     Suspect,
 )
-from holdfast.core.builders import gpipe_orders, regular_plan
 from holdfast.core.faults import Point
 from holdfast.core.ids import Batch
 from holdfast.core.instructions import Compute, Payload, Reduce
@@ -64,6 +63,7 @@ from holdfast.protocol.executor import (
 from holdfast.protocol.worker import WorkerProtocol
 from holdfast.recovery.actions import ClusterView
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
+from holdfast.schedule.builders import gpipe_orders, regular_plan
 from holdfast.strategies.answers import at_boundary
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster

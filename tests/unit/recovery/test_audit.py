@@ -12,7 +12,6 @@ import torch
 from tests.detection import detection_rate
 from torch import nn
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError
@@ -29,6 +28,7 @@ from holdfast.recovery.audit import (
     other_owners,
     sample,
 )
+from holdfast.schedule.builders import regular_plan
 
 A, B, C, D = (WorkerId(pipeline, 1) for pipeline in range(4))
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.builders import adaptive_plan, regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes, split_evenly
 from holdfast.core.profile import uniform_profile
@@ -25,6 +24,7 @@ from holdfast.recovery.choice import (
     crossing_bytes,
     sizes_of,
 )
+from holdfast.schedule.builders import adaptive_plan, regular_plan
 
 GIGA = 1e9
 FLOAT = 4

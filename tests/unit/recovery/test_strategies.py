@@ -2,15 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.builders import adaptive_plan, gpipe_orders, regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import with_followers
 from holdfast.core.profile import unit_costs
 from holdfast.core.schedule import OpKind
-from holdfast.core.shrink import shrunken_plan
 from holdfast.errors import ConfigError
 from holdfast.planning.planner import Technique
+from holdfast.planning.shrink import shrunken_plan
 from holdfast.planning.training import Terms, replanned, rerouted
 from holdfast.recovery.actions import (
     Abort,
@@ -27,6 +26,7 @@ from holdfast.recovery.actions import (
     Spawn,
     TakeBack,
 )
+from holdfast.schedule.builders import adaptive_plan, gpipe_orders, regular_plan
 from holdfast.strategies.adaptive import adaptive
 from holdfast.strategies.answers import at_boundary
 from holdfast.strategies.checkfreq import checkfreq

@@ -2,7 +2,6 @@
 
 import pytest
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Send
 from holdfast.core.lower import lower
@@ -12,6 +11,7 @@ from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.parts import goes_whole, longest_parts
 from holdfast.runtime.transport.links.wire import BACKGROUND, BadFrame, Kind, label_of, label_of_sum
 from holdfast.runtime.transport.port import Expected, MessageKey, SumKey
+from holdfast.schedule.builders import regular_plan
 
 GENERATION = 3
 PROGRAMS = {program.worker: program for program in lower(regular_plan(3, split_evenly(6, 3), 2), ties=((0, 5),))}

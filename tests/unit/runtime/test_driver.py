@@ -10,7 +10,6 @@ import pytest
 from tests.waiting import LIMIT_S
 
 from holdfast.control.messages import Attached, Expel, Install, Joined, Raised, Resume, Shutdown, Status
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Point
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.instructions import Payload, Receive
@@ -35,6 +34,7 @@ from holdfast.runtime.driver import Driver
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.main.driving import drive
 from holdfast.runtime.transport.exchange import RelayExchange
+from holdfast.schedule.builders import regular_plan
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints
 from holdfast.telemetry.events import EventLog, Pinned, read_events

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.control.messages import Strike
-from holdfast.core.builders import regular_plan
 from holdfast.core.faults import Fault, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -22,6 +21,7 @@ from holdfast.runtime.isolation import Namespace
 from holdfast.runtime.node.entries import STRIKE_COORDINATOR, STRIKE_WORKER, WORKER
 from holdfast.runtime.specs import WorkerSpec
 from holdfast.runtime.transport.port import Ready
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Summed
 
 PLAN = regular_plan(2, split_evenly(2, 2), 2)

@@ -11,7 +11,6 @@ from holdfast.control.membership import GridState, Restoring, Running
 from holdfast.control.membership.progress import MAX_RESTORABLE
 from holdfast.control.messages import StateAt
 from holdfast.control.store import StoredDecision
-from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.main.coordinator import _membership
@@ -28,6 +27,7 @@ from holdfast.runtime.resume import (
 )
 from holdfast.runtime.rundir import RunDirLock
 from holdfast.runtime.specs import CoordinatorSpec, Found, Planned, ResumeFrom
+from holdfast.schedule.builders import regular_plan
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected
 from holdfast.telemetry.events import EventLog, read_events

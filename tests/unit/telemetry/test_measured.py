@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.placement import split_evenly
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.measured import measured_costs
 
 PLAN = regular_plan(1, split_evenly(4, 2), 1)

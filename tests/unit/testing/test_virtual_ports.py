@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from holdfast.core.builders import regular_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload
 from holdfast.core.placement import split_evenly
 from holdfast.core.step_plan import StepPlan
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.transport.port import MessageKey
+from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Pinned, StepOps
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster

@@ -15,8 +15,8 @@ from itertools import chain
 from typing import Any
 
 from holdfast.errors import ConfigError, InternalError, SolverTimeout, installing
-from holdfast.planning.list_scheduler import Schedule
-from holdfast.planning.problem import Problem
+from holdfast.schedule.list_scheduler import Schedule
+from holdfast.schedule.problem import Problem
 
 __all__ = ["Answer", "answer_of", "given_of", "installed", "run_solver", "suits"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from holdfast.planning.problem import Problem
+from holdfast.schedule.problem import Problem
 
 __all__ = ["Schedule", "list_schedule", "plain_urgency", "precedence"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import pairwise
 
-from holdfast.core.builders import assigned_plan
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.routes import Visit
 from holdfast.errors import InfeasiblePlan
+from holdfast.schedule.builders import assigned_plan
 
 __all__ = ["takeover_plan"]
 

@@ -16,8 +16,8 @@ from math import gcd, lcm
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.planning.list_scheduler import Schedule, precedence
-from holdfast.planning.problem import Problem
+from holdfast.schedule.list_scheduler import Schedule, precedence
+from holdfast.schedule.problem import Problem
 
 __all__ = ["array_schedule", "suits"]
 

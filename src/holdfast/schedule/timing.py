@@ -14,8 +14,8 @@ from holdfast.core.evaluate import Span, Timeline, timeline
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Orders
 from holdfast.errors import InvalidSchedule
-from holdfast.planning.list_scheduler import Schedule
-from holdfast.planning.problem import Problem, rows_of
+from holdfast.schedule.list_scheduler import Schedule
+from holdfast.schedule.problem import Problem, rows_of
 
 __all__ = [
     "Measure",
@@ -385,7 +385,7 @@ def rows_to_run(problem: Problem, schedule: Schedule) -> list[list[int]]:
 
 
 def to_timeline(problem: Problem, plan: Plan, schedule: Schedule, *, staggered: bool) -> Timeline:
-    """Returns the timeline of a plan that :func:`holdfast.planning.problem.to_plan` made of this schedule."""
+    """Returns the timeline of a plan that :func:`holdfast.schedule.problem.to_plan` made of this schedule."""
     spans: list[Span] = []
     lengths, rows = (
         _lengths(problem, schedule.fused),

@@ -1,6 +1,6 @@
 """What no schedule of given routes can beat.
 
-Bounds of regular grids (:mod:`holdfast.core.bounds`) hold for whatever routes the plan chooses; these, for any
+Bounds of regular grids (:mod:`holdfast.schedule.bounds`) hold for whatever routes the plan chooses; these, for any
 placement, only for those that it has.
 """
 
@@ -12,9 +12,9 @@ from heapq import heappop, heappush
 from itertools import accumulate
 from math import inf
 
-from holdfast.core.bounds import Bound, BoundRules, forced_weights, idle_after_last_forward, most_held
 from holdfast.core.profile import StageCosts
-from holdfast.planning.problem import Problem
+from holdfast.schedule.bounds import Bound, BoundRules, forced_weights, idle_after_last_forward, most_held
+from holdfast.schedule.problem import Problem
 
 __all__ = ["route_bound"]
 
@@ -29,7 +29,7 @@ def route_bound(problem: Problem, rules: BoundRules, *, thorough: bool = True) -
       after each there is a way left to the window's end. One worker runs what it has no sooner than if it could
       interrupt operations and always ran the one with the longest way left.
     - *Memory*: it is idle while the first micro-batches, and the last, are on their way to the last stage and back, as
-      in :func:`holdfast.core.bounds.bound`.
+      in :func:`holdfast.schedule.bounds.bound`.
 
     Args:
         problem: the problem.

@@ -3,8 +3,6 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from holdfast.core import builders
-from holdfast.core.builders import Limit, adaptive_plan, gpipe_orders, home_plan, one_f_one_b, regular_plan
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, home_placement, regular_placement, split_evenly
@@ -14,6 +12,8 @@ from holdfast.core.routes import Route, Routes, Visit, home_routes
 from holdfast.core.schedule import format_orders
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
+from holdfast.schedule import builders
+from holdfast.schedule.builders import Limit, adaptive_plan, gpipe_orders, home_plan, one_f_one_b, regular_plan
 
 EXAMPLE = regular_plan(3, split_evenly(4, 4), 6)
 TALL, SHORT = regular_placement(1, split_evenly(3, 3)), regular_placement(1, split_evenly(2, 2))

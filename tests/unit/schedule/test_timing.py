@@ -10,10 +10,10 @@ from holdfast.core.profile import parse_costs
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan, InvalidSchedule, StateUnavailable
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
-from holdfast.planning.list_scheduler import list_schedule, plain_urgency
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.planning.problem import to_plan
-from holdfast.planning.timing import check, from_orders, fuse, measure, rows_to_run, settle, to_timeline
+from holdfast.schedule.list_scheduler import list_schedule, plain_urgency
+from holdfast.schedule.problem import to_plan
+from holdfast.schedule.timing import check, from_orders, fuse, measure, rows_to_run, settle, to_timeline
 
 COSTS = parse_costs(3, costs="3:5:4,2:6:4,4:1:3", comm="1:2", optimizer="3:0:7", memory="3,1,2,12:9:6")
 GRID = CostedGrid(pipelines=2, stages=split_evenly(3, 3), microbatches=4, costs=COSTS)

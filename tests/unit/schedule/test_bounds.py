@@ -2,10 +2,10 @@ from math import inf
 
 import pytest
 
-from holdfast.core import bounds
-from holdfast.core.bounds import Bound, BoundRules, bound
 from holdfast.core.placement import LayerRange
 from holdfast.core.profile import parse_costs, unit_costs
+from holdfast.schedule import bounds
+from holdfast.schedule.bounds import Bound, BoundRules, bound
 
 
 def of(failures, costs, rules=None, pipelines=3, microbatches=6):
