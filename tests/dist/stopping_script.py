@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -47,7 +48,8 @@ def main() -> None:
     when, _, at = args.stop.partition(":")
     seen, totals, losses = 0, [0.0, 0], []
     limit = {} if args.time_limit is None else {"time_limit": args.time_limit}
-    for step in hf.steps(data, microbatches=MICROBATCHES, size=4, steps=args.steps, logs=("loss",), **limit):
+    held = hf.steps(data, microbatches=MICROBATCHES, size=4, steps=args.steps, logs=("loss",), **limit)
+    for step in iter(held.__next__, None) if when == "held" else held:
         for x, y in step:
             if when == "skips" and step.item == 2:
                 step.skip()
@@ -57,8 +59,10 @@ def main() -> None:
             step.backward(loss, **weight_of(args, step, x))
             if when == "in" and str(step.number) == at and step.item == 4:
                 hf.stop()
-        if when == "break" and str(step.number) == at:
+        if when in ("break", "held") and str(step.number) == at:
             break
+        if when == "exit" and str(step.number) == at:
+            sys.exit(0)
         if (when == "behind" or (when == "one" and hf.worker == "0.0")) and str(step.number) == at:
             hf.stop()
         seen, losses = step.number + 1, [*losses, step.logged["loss"]]

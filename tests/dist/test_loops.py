@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.commands import holdfast
 from tests.plain import plain
 from tests.soak import some
 from tests.waiting import LIMIT_S
@@ -436,3 +437,23 @@ def test_a_script_may_load_data_in_processes_of_its_own(runs):
 def test_what_comes_behind_the_loop_may_fail_without_losing_anything(runs):
     summary = runs.train("loop-norm", overrides=(with_arguments(runs, "norm", "--fault", "behind"),))
     assert summary.weights_sha256 == runs.healthy("loop-norm").weights_sha256
+    assert summary.scripts_failed == ("0.0", "1.0", "2.0"), "though all is saved"
+    assert json.loads((summary.run_dir / "summary.json").read_text())["scripts_failed"] == [*summary.scripts_failed]
+
+
+def test_a_loop_for_each_epoch_is_no_success(tmp_path):
+    """The first loop is the job's; the second one is an error, and the command does not end with 0."""
+    (script := tmp_path / "epochs.py").write_text(
+        "import holdfast, torch\n"
+        "hf = holdfast.session()\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "model, optimizer = hf.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "for epoch in range(2):\n"
+        "    for step in hf.steps(torch.zeros(8, 2), microbatches=4, size=1):\n"
+        "        for x in step:\n"
+        "            step.backward(model(x).sum())\n"
+    )
+    ended = holdfast("run", "--workers", 2, "--run-dir", tmp_path / "run", script)
+    assert ended.returncode == 2, ended.stderr
+    assert "all steps are done and saved, but the script failed behind its loop (worker 0.0, 1.0" in ended.stderr
+    assert "done: 2 steps" in ended.stdout

@@ -130,6 +130,15 @@ def test_who_breaks_out_of_the_loop_is_told_what_to_write(run, tmp_path):
         run("--stop", "break:2")
 
 
+@pytest.mark.parametrize("stop", ["held:2", "exit:2"])
+def test_a_loop_that_somebody_holds_or_that_is_exited_from_is_left_too(stop, tmp_path):
+    """As a progress bar holds it: the iterator is there to the end of the process, and never told that it was left."""
+    words = [sys.executable, SCRIPT, "--stop", stop, "--told", tmp_path / "told"]
+    ended = subprocess.run(words, capture_output=True, timeout=LIMIT_S)
+    assert ended.returncode == 2
+    assert b"expected hf.stop() instead of `break`" in ended.stderr
+
+
 def test_items_count_by_their_weights(run, alone):
     told = alone("--weights", "all")
     assert told["digest"] != alone()["digest"]

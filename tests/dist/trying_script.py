@@ -66,6 +66,17 @@ class Wrapping(torch.optim.SGD):
         self.inner = torch.optim.SGD(parameters, **options)
 
 
+class Coupled(torch.optim.SGD):
+    """Divides by the norm of all gradients."""
+
+    def step(self, closure=None):
+        given = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in given]).norm()
+        for p in given:
+            p.grad.div_(norm)
+        super().step()
+
+
 def begin(worker: int) -> None:
     """Gives a loader process a generator of its own; all of them begin alike."""
     global begun
@@ -78,11 +89,11 @@ def open_file(worker: int) -> None:
 
 
 items = 0
-kinds = {"attribute": Counting, "wrapping": Wrapping}
+kinds = {"attribute": Counting, "wrapping": Wrapping, "coupled": Coupled, "coupled-whole": Coupled}
 first = nn.Embedding(24, 16, max_norm=0.1) if WHAT == "max-norm" else nn.Linear(8, 16)
 model = Model(first, nn.Linear(16, 1))
 optimizer = kinds.get(WHAT, torch.optim.SGD)(model.parameters(), lr=0.01)
-model, optimizer = hf.prepare(model, optimizer)
+model, optimizer = hf.prepare(model, optimizer, bucket_bytes=64 if WHAT == "coupled" else 1 << 20)
 given, options = Points(), {"size": 3, "workers": 2 if WHAT == "data-loaded" else None}
 if WHAT in ("data-begun", "data-beside"):
     loaders = 2 if WHAT == "data-begun" else 0

@@ -147,6 +147,14 @@ def train_and_tell(
     if summary.unfired:
         print(f"holdfast: never fired: {', '.join(summary.unfired)}", file=sys.stderr)
         return 4
+    if summary.scripts_failed:
+        who = ", ".join(summary.scripts_failed)
+        print(
+            f"holdfast: all steps are done and saved, but the script failed behind its loop (worker {who}; above is "
+            "where)",
+            file=sys.stderr,
+        )
+        return 2
     return 0
 
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import ConfigError
 from holdfast.optim.committed import CommittedLayer, Fold, Version, copied
-from holdfast.optim.digest import LayerState
+from holdfast.optim.digest import LayerState, cloned_entries
 from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.loss_scale import LossScale, LossScaling
 from holdfast.optim.mirror import Mirror
@@ -132,6 +132,8 @@ class LiveLayer(CommittedLayer):
     def put_back(self) -> None:
         """Take the values of what was put in the place of a tensor's ``data`` since the last update, not its memory.
 
+        And what was put in the place of the optimizer's state of a parameter, or that nothing was left of it.
+
         Raises:
             ConfigError: it has another shape or type.
         """
@@ -145,6 +147,10 @@ class LiveLayer(CommittedLayer):
                     "at hf.prepare; expected the same shape and type to the end of the loop"
                 )
             tensor.data = value.copy_(tensor.data.clone())  # which may be a view of the same memory
+        if self._mirror is not None:
+            pairs = zip(self._live.optimizer, self._mirror.shown(), strict=True)
+            self._live.optimizer = [row if row is shown else cloned_entries(shown) for row, shown in pairs]
+            self._show()
 
     def _make(self, update: _Next) -> None:
         self._whole = False

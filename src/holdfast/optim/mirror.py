@@ -13,7 +13,14 @@ from torch.optim import Optimizer
 from holdfast.errors import ConfigError
 from holdfast.optim.digest import cloned_entries
 
-__all__ = ["Mirror"]
+__all__ = ["Mirror", "is_mirror"]
+
+_MARK = "_mirrors"
+
+
+def is_mirror(optimizer: Optimizer) -> bool:
+    """Whether an optimizer was made by a `Mirror`."""
+    return _MARK in vars(optimizer)
 
 
 class Mirror:
@@ -52,6 +59,7 @@ class Mirror:
         )
         for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             made.__dict__[hooks] = OrderedDict()  # they are called once for all mirrors
+        vars(made)[_MARK] = True
         made.state = defaultdict(dict)
         made.param_groups = groups
         return made
@@ -66,6 +74,10 @@ class Mirror:
         """Returns copies of what the mirrored one has of each parameter, in their order."""
         rows = [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
         return [cloned_entries(row) for row in rows]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Returns what the mirrored one has of each parameter now: the dicts themselves, whoever put them there."""
+        return [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
 
     def show(self, entries: Sequence[dict[str, Any]]) -> None:
         """Has the mirrored one show what there is of each parameter now: the same dicts, no copies."""

@@ -88,7 +88,7 @@ from holdfast.protocol.replaying import put_back, replay
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.step_log import StepLog
 from holdfast.protocol.stopping import report_of
-from holdfast.recovery.audit import Sampling, audits_weights
+from holdfast.recovery.audit import Sampling
 
 __all__ = ["MOST_MISSED", "Engine", "WorkerProtocol", "mean_loss"]
 
@@ -812,7 +812,7 @@ class WorkerProtocol:
         """Tells digests of our layers, once in so many steps and whenever those of the owners were found to differ."""
         if self.sampling is None or self.audits is None:
             return
-        due = step > 0 and audits_weights(step - 1, self.sampling.every)
+        due = step > 0 and self.sampling.weighs(step - 1)
         if due or (beginning and self.audits.weigh):
             digests = (*self._digests(), *self.stage.sampled_item(step - 1))
             yield Report(Weighed(worker=self.worker, generation=self.generation, step=step, digests=digests))

@@ -102,10 +102,19 @@ class Sampling:
 
     def item(self, step: int, plan: Plan) -> int | None:
         """Returns the micro-batch that two workers run in a step of a plan; None if all are run once."""
-        if self.layers or not audits_weights(step, self.every):
+        if self.layers or not self.weighs(step):
             return None
         counted = plan.routes.microbatches
         return counted[_draw(self.seed, step, 3) % len(counted)].number
+
+    def weighs(self, step: int) -> bool:
+        """Returns whether owners compare their weights after a step; of a script, soon, and then more and more seldom.
+
+        What is wrong with a script mostly is so from its beginning, and it may have fewer than N steps.
+        """
+        number = step + 1
+        early = not self.layers and 1 < number < self.every and number & (number - 1) == 0
+        return early or audits_weights(step, self.every)
 
 
 def audits_weights(step: int, every: int) -> bool:

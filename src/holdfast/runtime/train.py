@@ -64,6 +64,7 @@ class Summary:
         done_before: whether an earlier attempt was done, so that nothing was left to do, and nothing was changed.
         reasons: why a field is None, or null in ``summary.json``, that should have a value.
         unchanged_from: the first step, if no step of all attempts has changed the weights; else None.
+        scripts_failed: the workers whose script failed behind its loop, when all was trained and saved.
     """
 
     steps: int
@@ -82,6 +83,7 @@ class Summary:
     done_before: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
     unchanged_from: int | None = None
+    scripts_failed: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The form of ``summary.json``."""
@@ -100,6 +102,7 @@ class Summary:
             "checkpoints": None if "checkpoints" in self.reasons else self.report.checkpoints,
             "reasons": dict(self.reasons),
             "attempts": [each.to_json() for each in self.attempts],
+            "scripts_failed": list(self.scripts_failed),
         }
         return json.dumps(fields, indent=2) + "\n"
 
@@ -301,6 +304,7 @@ def _summarise(
         attempts=tuple(attempt(events) for events in runs),
         done_before=done_before,
         unchanged_from=None if any(each.missing for each in told) else _unchanged_from(told),
+        scripts_failed=outcome.scripts_failed,
     )
 
 

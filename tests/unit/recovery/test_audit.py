@@ -269,7 +269,14 @@ def test_examples_in_docstrings():
 def test_of_a_loop_one_item_is_run_twice_in_the_step_before_weights_are_compared():
     sampling, plan = Sampling(seed=3, every=5, layers=False), regular_plan(2, split_evenly(4, 1), 3)
     found = {step: sampling.item(step, plan) for step in range(500)}
-    assert {step for step, item in found.items() if item is not None} == {s for s in range(500) if audits_weights(s, 5)}
+    early = {1, 3}
+    assert {s for s, item in found.items() if item is not None} == early | {
+        s for s in range(500) if audits_weights(s, 5)
+    }
+    seldom = Sampling(seed=3, every=300, layers=False)
+    compared = [step for step in range(700) if seldom.weighs(step)]
+    assert compared == [1, 3, 7, 15, 31, 63, 127, 255, 299, 599], "soon, and then more and more seldom"
+    assert [step for step in range(700) if Sampling(seed=3, every=300).weighs(step)] == [299, 599]
     assert set(found.values()) == {None, *range(6)}
     assert all(sampling.of(step, plan) is None for step in range(500)), "no sample of a layer"
     assert all(Sampling(seed=3, every=5).item(step, plan) is None for step in range(500))

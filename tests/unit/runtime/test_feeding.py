@@ -226,6 +226,21 @@ def test_signals_to_the_whole_group_do_not_end_them():
         assert fed.pids == before
 
 
+def test_a_dataset_that_is_changed_while_processes_load_it_is_refused():
+    """They have it as it was when they were forked: the change would never be seen."""
+    for loaders in (0, 2):
+        noisy = Noisy()
+        noisy.scale = 1.0
+        with feeding(noisy, loaders) as fed:
+            fed.check_unchanged()
+            noisy.scale = 0.5
+            if loaders:
+                with pytest.raises(ConfigError, match=r"Noisy\.scale was changed from 1\.0 to 0\.5.*workers=0"):
+                    fed.check_unchanged()
+            else:
+                fed.check_unchanged()
+
+
 def test_each_starts_by_what_the_user_says(tmp_path):
     def start(number):
         (tmp_path / f"start-{number}-{os.getpid()}").touch()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+from collections import defaultdict
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from tests.waiting import LIMIT_S
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 from torch.optim.lr_scheduler import ReduceLROnPlateau, SequentialLR, StepLR
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import TensorDataset
 
 from holdfast.errors import ConfigError
@@ -195,6 +198,115 @@ def test_clipping_by_oneself_is_refused_within_items_and_outside():
     assert float(torch.stack([p.grad.norm() for p in other.parameters()]).norm()) < 0.11
 
 
+def living(run):
+    return [p for p in run.model.parameters() if p.grad is not None]
+
+
+def clip_what_has_a_gradient(run):
+    clip_grad_norm_(living(run), 1.0)
+
+
+def clip_by_a_norm_that_is_known(run):
+    nn.utils.clip_grads_with_norm_(living(run), 1.0, torch.tensor(2.0))
+
+
+def clamp_each(run):
+    for p in living(run):
+        p.grad.data.clamp_(-0.01, 0.01)
+
+
+def log_the_norm(run):
+    run.told.append(sum(float(p.grad.norm()) for p in living(run)))
+
+
+@pytest.mark.parametrize("between", [clip_what_has_a_gradient, clip_by_a_norm_that_is_known, clamp_each, log_the_norm])
+def test_gradients_that_are_read_between_steps_are_gone_and_that_is_said(between):
+    """None is there, so that all of these would have done nothing, without a word."""
+    with pytest.raises(ConfigError, match=r"the gradient of 0\.weight was read between two steps.*clip_norm="):
+        Run()(between=between)
+    assert "grad" not in vars(nn.Parameter), "nobody else is looked at any more"
+
+
+def test_whoever_makes_gradients_of_its_own_between_steps_has_them():
+    def measure(run):
+        run.model.zero_grad()
+        nn.functional.mse_loss(run.model(torch.ones(1, 8)), torch.ones(1, 1)).backward()
+        assert len(living(run)) == 4
+        run.model.zero_grad()
+
+    assert torch.equal(Run()(between=measure), Run()())
+
+
+def test_gradients_changed_in_their_memory_alone_are_refused():
+    with pytest.raises(ConfigError, match=r"item 0: the gradient of 0\.weight was changed behind step.backward"):
+        Run()(in_item=clamp_each)
+
+
+def test_a_backward_pass_of_its_own_before_the_steps_is_refused():
+    def backward_twice(loss):
+        loss.backward(retain_graph=True)
+        return loss
+
+    with pytest.raises(ConfigError, match=r"item 0: the gradient of 0\.weight is there before step.backward\(loss\)"):
+        Run()(change=backward_twice)
+
+
+def test_an_optimizer_that_was_not_handed_over_is_refused_where_it_steps():
+    class Centred(Run):
+        """Trains one number more, by an optimizer of its own."""
+
+        def __init__(self):
+            super().__init__()
+            self.center = nn.Parameter(torch.zeros(1))
+            self.own = torch.optim.SGD([self.center], lr=0.1)
+
+    centred = Centred()
+    with pytest.raises(ConfigError, match=r"SGD.step: its parameters \(1,\) have gradients of this worker's items"):
+        centred(change=lambda loss: loss + centred.center.sum(), between=lambda run: run.own.step())
+
+    def train_a_probe(run):
+        head = nn.Linear(8, 1)
+        own = torch.optim.SGD(head.parameters(), lr=0.1)
+        head(torch.ones(1, 8)).sum().backward()
+        own.step()
+
+    assert torch.equal(Run()(between=train_a_probe), Run()()), "what has nothing of the items is nobody's business"
+
+
+def test_another_optimizer_over_what_is_trained_is_refused_where_it_is_made():
+    def begin_anew(run):
+        run.optimizer = torch.optim.Adam(run.model.parameters())
+
+    with pytest.raises(ConfigError, match=r"Adam: 0\.weight is trained by the optimizer that was handed to hf.prepare"):
+        Run()(between=begin_anew)
+    torch.optim.Adam(Run().model.parameters())
+
+
+def with_momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def test_state_that_is_cleared_or_replaced_between_steps_counts():
+    def clear(run):
+        run.optimizer.state.clear()
+
+    def replace_all(run):
+        run.optimizer.state = defaultdict(dict)
+
+    def zero_each(run):
+        for entries in run.optimizer.state.values():
+            entries["momentum_buffer"].zero_()
+
+    def replace_each(run):
+        for p in run.model.parameters():
+            run.optimizer.state[p] = {"momentum_buffer": torch.zeros_like(p)}
+
+    zeroed = Run(make=with_momentum)(between=zero_each)
+    for change in (clear, replace_all, replace_each):
+        assert torch.equal(Run(make=with_momentum)(between=change), zeroed)
+    assert not torch.equal(Run(make=with_momentum)(), zeroed)
+
+
 def of_steps(optimizer):
     return StepLR(optimizer, 2, gamma=0.5)
 
@@ -233,6 +345,19 @@ def test_the_state_of_schedulers_that_a_script_steps_by_itself_is_told():
     assert '"last_epoch", 4' in run.hf._prepared.tell().text
 
 
+def test_an_average_of_the_model_that_nobody_is_told_of_is_named():
+    gc.collect()  # those of other tests
+    told = Run()
+    average = told.hf.state(AveragedModel(told.model))
+    told(between=lambda run: average.update_parameters(run.model))
+    assert told.told == []
+    forgotten = Run()
+    average = AveragedModel(forgotten.model)
+    forgotten(between=lambda run: average.update_parameters(run.model))
+    assert len(forgotten.told) == 1
+    assert "an AveragedModel was not handed to hf.state" in forgotten.told[0]
+
+
 def test_a_rate_that_an_item_changes_is_refused():
     def decay(run):
         run.optimizer.param_groups[0]["lr"] *= 0.9
@@ -243,9 +368,8 @@ def test_a_rate_that_an_item_changes_is_refused():
     with pytest.raises(ConfigError, match=r"a setting of an optimizer.*while an item ran"):
         Run()(in_item=decay)
     run = Run()
-    run.own = of_steps(run.optimizer)
-    run.own.step_size = 1
-    with pytest.raises(ConfigError, match=r"a setting of an optimizer.*while an item ran"):
+    run.own = of_steps(run.optimizer)  # whose first steps change no rate
+    with pytest.raises(ConfigError, match=r"step 0, item 0: a setting of an optimizer.*while an item ran"):
         run(in_item=advance)
 
 

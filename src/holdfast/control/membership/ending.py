@@ -67,6 +67,8 @@ def end_if_saved(state: Membership) -> Decision:
         return end_job(state, "program", _with_saved(state, diverged), state.rules.directory)
     if diverged:
         detail = f"owners of layer(s) {', '.join(map(str, diverged))} hold different bits"
+        if state.rules.sampling is not None and not state.rules.sampling.layers:
+            detail += ": what a script changes between two steps must be the same in all workers"
         return end_job(state, "error", detail, state.rules.directory)
     if state.past_lost:
         return end_job(state, "forgotten", state.past_lost, state.rules.directory)

@@ -32,7 +32,8 @@ class JobOutcome:
     """How a job ended: see :class:`holdfast.control.messages.Ended`; the hashes are of a job that was done.
 
     ``no_hashes``: why such a job has none; else empty. ``last``: the newest step that we heard of. ``restarts``: how
-    often a coordinator died. ``resumed_from``: the step of the checkpoint that it went on from.
+    often a coordinator died. ``resumed_from``: the step of the checkpoint that it went on from. ``scripts_failed``: the
+    workers whose script failed behind its loop.
     """
 
     outcome: str
@@ -48,6 +49,7 @@ class JobOutcome:
     last: Progress | None = None
     restarts: int = 0
     resumed_from: int | None = None
+    scripts_failed: tuple[str, ...] = ()
 
 
 def outcome_of(ended: Ended, *, last: Progress | None, restarts: int, resumed_from: int | None) -> JobOutcome:
@@ -134,21 +136,27 @@ def _bytes_in(directory: Path) -> int:
         return 0
 
 
-def await_scripts(members: Iterable[WorkerId], living: Iterable[Child], local: LocalProcesses) -> None:
+def await_scripts(members: Iterable[WorkerId], newest: Iterable[Child], local: LocalProcesses) -> tuple[str, ...]:
     """Waits for what scripts do behind their loop: it takes as long as it takes.
+
+    Returns the workers whose script failed there. One that was killed has not failed, if another came to its end.
 
     Args:
         members: who was in the job to its end; who came too late has no such.
-        living: the processes of workers.
+        newest: the newest process of each worker; it may have ended.
         local: whose they are.
     """
     behind = {str(worker) for worker in members}
-    for child in (child for child in living if child.name in behind):
+    statuses: dict[str, int | None] = {}
+    for child in (child for child in newest if child.name in behind):
         while not child.ended.wait(LOOK_S):
             local.check()
+        statuses[child.name] = child.status
         if child.status:
             how = describe_exit(child.status)
             local.teller.say(f"worker {child.name}: its script ended behind its loop: {how}")
+    some_ended = 0 in statuses.values()
+    return tuple(name for name, status in statuses.items() if status and (status > 0 or not some_ended))
 
 
 def delete_logs(briefing: Briefing) -> None:

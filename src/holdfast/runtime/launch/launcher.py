@@ -280,7 +280,8 @@ class Launcher:
         outcome = outcome_of(ended, last=agent.last, restarts=restarts, resumed_from=resumed_from)
         outcome = with_hashes(outcome, self._local, emulated=request.emulate is not None)
         if outcome.outcome == "done" and briefing.job.loops:
-            await_scripts(outcome.members, agent.group.living, self._local)
+            failed = await_scripts(outcome.members, agent.group.newest, self._local)
+            outcome = replace(outcome, scripts_failed=failed)
         return outcome
 
 

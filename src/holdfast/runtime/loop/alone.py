@@ -39,13 +39,17 @@ class Alone:
         """There is no other."""
         return True
 
-    def left(self) -> None:
-        """Has a script that ends without an exception end with 2, as ``holdfast run`` does: others would wait there."""
-        if host() is self:
-            atexit.register(_end_wrong)
+    def ended(self) -> None:
+        """The loop has come to its end."""
+        atexit.unregister(_end_wrong)
 
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
-        """Begins to take turns, in a thread."""
+        """Begins to take turns, in a thread.
+
+        A script that ends before its loop has ends with 2, as ``holdfast run`` does: others would wait there.
+        """
+        if host() is self:
+            atexit.register(_end_wrong)
         stage = whole_stage(loop, turns)
         threading.Thread(target=_drive, args=(stage, loop, turns), name="driver", daemon=True).start()
         return lambda: stage

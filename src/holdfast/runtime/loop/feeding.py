@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast.data.feeds import Asked
 from holdfast.data.randomness import seed_all
+from holdfast.errors import ConfigError
 from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.loaders import Key, Loaders
 
@@ -35,6 +36,7 @@ class Feeding:
         self._share: tuple[int, ...] = ()  # of the last step with items of ours
         self._worker = worker
         self._loaders = Loaders(loop.feed, loop.seed, self._tell) if loop.feed.loaders else None
+        self._settings = self._settings_now()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -60,6 +62,28 @@ class Feeding:
             batch = self._taken(self._loaders, (step, number), asked)
         seed_all(self._loop.seed, step, number)
         return batch
+
+    def check_unchanged(self) -> None:
+        """Checks that the dataset is as the processes that load have it: they were forked when the loop began.
+
+        Raises:
+            ConfigError: one of its settings is another now; it names it.
+        """
+        before, now = self._settings, self._settings_now()
+        changed = [name for name in now if now[name] != before.get(name, now[name])]
+        if self._loaders is not None and changed:
+            name = changed[0]
+            raise ConfigError(
+                f"{type(self._loop.feed.dataset).__name__}.{name} was changed from {before[name]!r} to {now[name]!r} "
+                "between two steps, and the processes that load its samples have it as it was when the loop began; "
+                "expected hf.steps(..., workers=0), or num_workers=0 in the DataLoader, or what changes made of the "
+                "sample's number"
+            )
+
+    def _settings_now(self) -> dict[str, object]:
+        """What the dataset has of plain values."""
+        held = getattr(self._loop.feed.dataset, "__dict__", {})
+        return {name: value for name, value in held.items() if isinstance(value, bool | int | float | str)}
 
     def close(self) -> None:
         """Ends the processes."""

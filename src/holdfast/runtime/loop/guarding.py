@@ -6,7 +6,7 @@ is trained is the tensors that the optimizers have: another tensor under the nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -41,12 +41,14 @@ class Guard:
 
     Attributes:
         prepared: what is trained.
-        bits: whether what the next item leaves is compared bit by bit, with a copy of the whole model: a change in the
-            memory of a tensor's ``.data`` shows in nothing else.
+        bits: whether what the next item leaves is compared bit by bit, with a copy of the whole model and its
+            gradients: a change in the memory of a tensor's ``.data`` shows in nothing else.
+        schedulers: those that the script steps by itself.
     """
 
     prepared: Prepared
     bits: bool = False
+    schedulers: Sequence[Any] = ()
     _copies: list[Tensor] = field(default_factory=list)
     _places: list[_Place] = field(init=False)
     _kept: list[_Place] = field(init=False)
@@ -57,6 +59,7 @@ class Guard:
     _before: _Marks = field(default_factory=list)
     _settings: list[dict[str, Any]] = field(default_factory=list)
     _gradients: _Marks = field(default_factory=list)
+    _of_backward: list[Tensor | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """What there is to compare is found once."""
@@ -86,11 +89,28 @@ class Guard:
         self._copies = [place.tensor.detach().clone() for place in self._guarded] if self.bits else []
         self._before = self._marks_now()
         self._settings = self._settings_now()
-        self._gradients = []
+        self._gradients, self._of_backward = [], []
 
     def note_gradients(self) -> None:
         """A backward pass is over."""
         self._gradients = self._gradients_now()
+        if self.bits:
+            there = map(_GRADIENT, self._trained)
+            self._of_backward = [None if each is None else each.detach().clone() for each in there]
+
+    def check_none(self) -> None:
+        """Checks that no gradient is there before the first backward pass of an item.
+
+        Raises:
+            ConfigError: there is one; it names it.
+        """
+        for name, gradient in zip(self._names, map(_GRADIENT, self._trained), strict=True):
+            if gradient is not None:
+                raise ConfigError(
+                    f"the gradient of {name} is there before step.backward(loss): some .backward() of its own has run, "
+                    "which would count besides, without the weight or the scale of the loss; expected step.backward "
+                    "for each loss, or for the sum of all"
+                )
 
     def check_gradients(self) -> None:
         """Checks that gradients are as the last backward pass has left them.
@@ -99,12 +119,10 @@ class Guard:
             ConfigError: one is not; it names it.
         """
         if self._gradients and (now := self._gradients_now()) != self._gradients:
-            name = _first_changed(self._names, self._gradients, now)
-            raise ConfigError(
-                f"the gradient of {name} was changed behind step.backward(loss), where it is that of one item alone; "
-                "expected hf.prepare(..., clip_norm=) instead of clip_grad_norm_, p.register_hook for whatever else is "
-                "done to gradients, and zero_grad left out"
-            )
+            raise _gradient_changed(_first_changed(self._names, self._gradients, now))
+        for name, before, there in zip(self._names, self._of_backward, map(_GRADIENT, self._trained), strict=False):
+            if not same_bits(before, there):
+                raise _gradient_changed(name)
 
     def check(self) -> None:
         """Checks what an item has left.
@@ -137,10 +155,13 @@ class Guard:
         return [list(map(id, there)), list(map(_VERSION, tensors))]
 
     def _settings_now(self) -> list[dict[str, Any]]:
-        return [dict(group) for optimizer in self.prepared.optimizers for group in optimizer.param_groups]
+        groups = [dict(group) for optimizer in self.prepared.optimizers for group in optimizer.param_groups]
+        return [*groups, {"steps of schedulers": [getattr(each, "last_epoch", None) for each in self.schedulers]}]
 
 
-_VERSION, _GRADIENT = attrgetter("_version"), attrgetter("grad")
+_VERSION = attrgetter("_version")
+_GRAD: Any = Tensor.grad
+_GRADIENT: Callable[[Tensor], Tensor | None] = _GRAD.__get__
 _NOTHING = torch.empty(0)
 
 
@@ -171,6 +192,14 @@ def _fitting(place: _Place) -> Tensor:
     raise ConfigError(
         f"{place.name} is {now} now, and was {ours.dtype} {tuple(ours.shape)} at hf.prepare; expected the same shape "
         "and type to the end of the loop"
+    )
+
+
+def _gradient_changed(name: str) -> ConfigError:
+    return ConfigError(
+        f"the gradient of {name} was changed behind step.backward(loss), where it is that of one item alone; expected "
+        "hf.prepare(..., clip_norm=) instead of clip_grad_norm_, p.register_hook for whatever else is done to "
+        "gradients, and zero_grad left out"
     )
 
 

@@ -7,7 +7,10 @@ backward pass would train another model, or none. An error is raised by the call
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -16,13 +19,19 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.swa_utils import AveragedModel
 
 from holdfast.errors import ConfigError
+from holdfast.optim.mirror import is_mirror
 from holdfast.runtime.loop.leftovers import replace_imported
 
 __all__ = [
     "Divisors",
+    "GradientsAway",
+    "StrayOptimizers",
     "advance",
+    "has_stray_average",
     "meet_clipping",
     "meet_loading",
     "meet_optimizer",
@@ -114,6 +123,18 @@ def stray_schedulers(optimizers: Sequence[Optimizer], known: Iterable[object]) -
     return sorted(stray, key=lambda each: (order.index(id(each.optimizer)), type(each).__qualname__))
 
 
+def has_stray_average(model: nn.Module, known: Sequence[object]) -> bool:
+    """Returns whether the script has an average of such a model whose state nobody was told of.
+
+    Args:
+        model: which.
+        known: objects whose state is told; they may have the average in an attribute.
+    """
+    told = {id(held) for each in known for held in (each, *getattr(each, "__dict__", {}).values())}
+    averages = (each for each in _instances(AveragedModel) if type(each.module) is type(model))
+    return any(id(each) not in told for each in averages)
+
+
 def _instances(*kinds: type) -> list[Any]:
     """Returns the living objects of some classes and of those derived from them.
 
@@ -148,7 +169,7 @@ def meet_stray_scalers(known: object) -> None:
             _refuse(each, "scale", "scaler.scale: expected hf.prepare(..., scaler=scaler), and this call left out")
 
 
-_CLIPPING = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_")
+_CLIPPING = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_grads_with_norm_")
 _models: list[nn.Module] = []
 """Whose gradients are not to be clipped: none until one is met, then one."""
 
@@ -157,7 +178,7 @@ def meet_clipping(model: nn.Module) -> None:
     """Has torch's functions that clip gradients refuse those of a model, wherever they were imported."""
     if not _models:
         replaced: dict[int, Any] = {}
-        for name in _CLIPPING:
+        for name in (each for each in _CLIPPING if hasattr(torch.nn.utils, each)):
             original = getattr(torch.nn.utils, name)
             replaced[id(original)] = refusing = _refusing(name, original)
             setattr(torch.nn.utils, name, refusing)
@@ -179,6 +200,126 @@ def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         return original(given, *args, **options)
 
     return clip
+
+
+class GradientsAway:
+    """Between two steps the gradients are gone: to clip them there, or to log their norm, would be nothing at all.
+
+    So whoever reads one there is told, in the first steps that run here; later that would only cost time.
+
+    Args:
+        model: whose gradients.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._left = _LOOKED_AT
+        self._thread = threading.get_ident()
+        self._stack = ExitStack()
+
+    def begin(self) -> None:
+        """A step is over."""
+        if self._left:
+            self._left -= 1
+            nn.Parameter.grad = property(self._read, _GRAD.__set__, _GRAD.__delete__)  # type: ignore[assignment]
+            self._stack.callback(delattr, nn.Parameter, "grad")
+
+    def end(self) -> None:
+        """Another one begins."""
+        self._stack.close()
+
+    @contextmanager
+    def removed(self) -> Iterator[None]:
+        """Within it is the loop; behind it nobody looks."""
+        try:
+            yield
+        finally:
+            self.end()
+
+    def _read(self, parameter: nn.Parameter) -> Tensor | None:
+        found: Tensor | None = _GRAD.__get__(parameter)
+        if found is not None or id(parameter) not in self._names or threading.get_ident() != self._thread:
+            return found
+        asks = sys._getframe(1).f_globals.get("__name__", "")
+        if asks.partition(".")[0] in ("torch", "holdfast"):  # such as model.zero_grad()
+            return None
+        raise ConfigError(
+            f"the gradient of {self._names[id(parameter)]} was read between two steps: the step is made, and gradients "
+            "are gone, so that nothing would come of it; expected hf.prepare(..., clip_norm=) to clip them, "
+            "p.register_hook(...) for whatever else is done to them or logged of them (step.log), and zeroing left out"
+        )
+
+
+_LOOKED_AT = 2
+_GRAD: Any = Tensor.grad
+
+
+class StrayOptimizers:
+    """Optimizers that nobody handed over: what they update would be another thing in each worker, or nothing.
+
+    Args:
+        trained: the parameters that are trained, by name.
+        optimizers: those that were handed over.
+    """
+
+    def __init__(self, trained: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
+        self._trained = {id(parameter): name for name, parameter in trained.items()}
+        self._known, self._others = optimizers, dict[int, Tensor]()
+
+    @contextmanager
+    def refused(self) -> Iterator[None]:
+        """Within it, their steps are refused, and to make one over what is trained."""
+        original = Optimizer.add_param_group
+
+        @wraps(original)
+        def add_param_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
+            original(optimizer, group)
+            if not any(optimizer is each for each in self._known):
+                self._look(optimizer, (), {})
+
+        handle = register_optimizer_step_pre_hook(self._look)
+        setattr(Optimizer, original.__name__, add_param_group)
+        try:
+            yield
+        finally:
+            setattr(Optimizer, original.__name__, original)
+            handle.remove()
+
+    def note(self, loss: Tensor) -> None:
+        """Notes which parameters, besides those that are trained, get a gradient of this loss."""
+        self._others.update({id(leaf): leaf for leaf in _leaves(loss) if id(leaf) not in self._trained})
+
+    def _look(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_mirror(optimizer):
+            return
+        kind, given = type(optimizer).__name__, [p for group in optimizer.param_groups for p in group["params"]]
+        for parameter in given:
+            if (name := self._trained.get(id(parameter))) is not None:
+                raise ConfigError(
+                    f"{kind}: {name} is trained by the optimizer that was handed to hf.prepare, and another one would "
+                    "never be stepped; expected that one, its param_groups or its state changed between two steps"
+                )
+            if id(parameter) in self._others:
+                raise ConfigError(
+                    f"{kind}.step: its parameters {tuple(parameter.shape)} have gradients of this worker's items "
+                    "alone; expected this optimizer in hf.prepare(model, ..., optimizer), and its parameters in the "
+                    "model, such as model.more = nn.Parameter(...)"
+                )
+
+
+def _leaves(loss: Tensor) -> Iterator[Tensor]:
+    """What a backward pass of the loss adds a gradient to."""
+    seen: set[Any] = set()
+    left = [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, nn.Parameter):
+            yield variable
+        left += [before for before, _ in node.next_functions]
 
 
 class Divisors:

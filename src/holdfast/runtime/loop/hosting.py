@@ -60,8 +60,8 @@ class Host(Protocol):
     def deadline(self) -> float:
         """When the loop is to be stopped, in seconds since the epoch; infinite: by no time."""
 
-    def left(self) -> None:
-        """The script has left its loop before the last step, by ``break`` or an exception."""
+    def ended(self) -> None:
+        """The script's loop has come to its end: it was not left before, by ``break`` or an exception."""
 
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """Begins to take turns with the loop; returns what tells which engine computes by it now."""

@@ -49,8 +49,8 @@ class _Probing:
         """Nobody is: nothing is to be printed or saved."""
         return False
 
-    def left(self) -> None:
-        """It is told when the script ends."""
+    def ended(self) -> None:
+        """It never is: the process ends in the first step."""
 
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """What there is to know of the loop is known before anything of it runs; then it is tried."""

@@ -58,11 +58,13 @@ def told(script: ScriptModel, error: BaseException) -> str:
 
 
 def print_trace(error: BaseException) -> None:
-    """Prints the part of a traceback that is the script's own."""
+    """Prints the part of a traceback that is the script's own; of what it did wrong, up to its own last line."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and not _is_theirs(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace or error.__traceback__)
+    theirs = [_is_theirs(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(trace)]
+    limit = len(theirs) - theirs[::-1].index(True) if isinstance(error, ConfigError) and True in theirs else None
+    traceback.print_exception(type(error), error, trace or error.__traceback__, limit=limit)
 
 
 def _is_theirs(filename: str) -> bool:

@@ -33,7 +33,13 @@ from holdfast.runtime.loop.buckets import BUCKET_BYTES
 from holdfast.runtime.loop.failing import SimulatedFailure
 from holdfast.runtime.loop.feeding import Feeding
 from holdfast.runtime.loop.guarding import Guard
-from holdfast.runtime.loop.habits import Divisors, stray_schedulers
+from holdfast.runtime.loop.habits import (
+    Divisors,
+    GradientsAway,
+    StrayOptimizers,
+    has_stray_average,
+    stray_schedulers,
+)
 from holdfast.runtime.loop.hosting import Host, Loop, host, hosted
 from holdfast.runtime.loop.launched import give_way
 from holdfast.runtime.loop.prepared import Prepared, Stateful, prepare
@@ -76,6 +82,7 @@ class Session:
         self._seed = seed
         self._prepared: Prepared | None = None
         self._objects: list[Stateful] = []
+        self._stray: list[Any] = []
         self._began = False
         self._runner: Runner | None = None
         seed_all(seed)
@@ -220,21 +227,21 @@ class Session:
         with closing(Feeding(loop, self.worker)) as feeding:  # forks, so before there are threads
             stage = self._host.begin(loop, turns)
             self._runner = runner = Runner(loop, turns, stage, feeding, self._tell, deadline)
-            runner.guard.bits = self._host.untried
-            while (next_one := turns.next_step()) is not None:
-                counted, shown = next_one
-                if runner.leaves(counted):
-                    continue
-                seed_all(loop.seed, shown)
-                step = Step(shown, runner, counted)
-                try:
+            runner.guard.bits, runner.guard.schedulers = self._host.untried, self._stray
+            with runner.strays.refused(), runner.away.removed():
+                while (next_one := turns.next_step()) is not None:
+                    counted, shown = next_one
+                    if runner.leaves(counted):
+                        continue
+                    seed_all(loop.seed, shown)
+                    step = Step(shown, runner, counted)
                     yield step
-                except GeneratorExit:
-                    self._host.left()
-                    raise
-                step.check_ended()
-                runner.put_back()
-                loop.prepared.check_unchanged()
+                    runner.away.end()
+                    step.check_ended()
+                    runner.put_back()
+                    loop.prepared.check_unchanged()
+                    feeding.check_unchanged()
+        self._host.ended()
         ends = loop.prepared.ends
         if ends is not None:
             self._tell(f"the loop over hf.steps was stopped behind step {ends - 1}, before {loop.steps - ends} more")
@@ -277,7 +284,14 @@ class Session:
                 f"SimulatedFailure: step: {failing.step} is behind the last of {steps} steps, counted from 0"
             )
         prepared = self._prepared
-        self._objects += stray_schedulers(prepared.optimizers, (*prepared.schedulers, *self._objects))
+        known = (*prepared.schedulers, *self._objects)
+        self._stray = stray_schedulers(prepared.optimizers, known)
+        self._objects += self._stray
+        if has_stray_average(prepared.model, known):
+            self._tell(
+                "an AveragedModel was not handed to hf.state: neither a checkpoint nor a worker that joins would have "
+                "what it has; expected average = hf.state(AveragedModel(model))"
+            )
         prepared.streamed = feed.streamed
         prepared.begin()
         self._began = True
@@ -311,6 +325,8 @@ class Runner:
     deadline: float = math.inf
     """When the loop is to be stopped, in seconds since the epoch."""
     guard: Guard = field(init=False)
+    strays: StrayOptimizers = field(init=False)
+    away: GradientsAway = field(init=False)
     weighted: bool | None = None
     """Whether items have weights; None before it is known."""
     stops_before: float = math.inf
@@ -322,7 +338,11 @@ class Runner:
 
     def __post_init__(self) -> None:
         """What an item must leave as it is, is known from the start."""
-        self.guard = Guard(self.loop.prepared)
+        prepared = self.loop.prepared
+        self.guard = Guard(prepared)
+        trained = {name: p for name, p in prepared.model.named_parameters() if p.requires_grad}
+        self.strays = StrayOptimizers(trained, prepared.optimizers)
+        self.away = GradientsAway(prepared.model)
 
     def put_back(self) -> None:
         """Between two steps: takes what the script has put in the place of tensors.
@@ -407,6 +427,7 @@ class Step:
     def __iter__(self) -> Iterator[Any]:
         """Yields items until all workers have what they need of the step: it is updated then."""
         turns, guard, count = self._runner.turns, self._runner.guard, 0
+        self._runner.away.end()
         if not self._ended:
             self._runner.put_back()
         while (item := turns.next_item(self._counted)) is not None:
@@ -423,6 +444,7 @@ class Step:
             count += 1
         self._runner.count(count)
         self._ended, self._logged = True, self._runner.loop.prepared.take_logged(self._counted)
+        self._runner.away.begin()
         seed_all(self._runner.loop.seed, self.number, self._runner.loop.microbatches)  # whichever items were ours
 
     @property
@@ -457,7 +479,10 @@ class Step:
             raise ConfigError(f"{self._where()}: the loss is {what}; expected a tensor of one element")
         self._runner.guard.check_gradients()
         if self._runner.divisors is not None:
+            if not self._losses:
+                self._check_none()
             self._runner.divisors.note(loss)
+            self._runner.strays.note(loss)
         try:
             factor = self._runner.weigh(weight)
         except ConfigError as error:
@@ -545,6 +570,12 @@ class Step:
         seed_all(self._runner.loop.seed, item.shown, item.number)
         for parameter in self._runner.loop.prepared.model.parameters():
             parameter.grad = None
+
+    def _check_none(self) -> None:
+        try:
+            self._runner.guard.check_none()
+        except ConfigError as error:
+            raise ConfigError(f"{self._where()}: {error}") from None
 
     def _check(self, guard: Guard) -> None:
         if not self._losses and not self._skipped:

@@ -7,15 +7,17 @@ would be missed there; see the rules of ADR 25 for layers.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from holdfast.errors import ConfigError
 from holdfast.optim.digest import tensor_sha256
+from holdfast.optim.mirror import Mirror
 from holdfast.runtime.loop.alone import run_step, whole_stage
 from holdfast.runtime.loop.facts import parts
 from holdfast.runtime.loop.feeding import Feeding
@@ -75,6 +77,33 @@ class Trial:
                 f"{kind} keeps something from one step to the next in its attribute {name!r}, which neither a "
                 "checkpoint nor a worker that joins would have; expected it in optimizer.state[parameter]"
             )
+        self._check_apart()
+
+    def _check_apart(self) -> None:
+        """What updates the parameters of one bucket must need nothing of those of others.
+
+        Raises:
+            ConfigError: an optimizer does otherwise when it has all of its parameters.
+        """
+        assert self._found is not None, "it was run"
+        prepared, found = self.loop.prepared, self._found.of
+        gradients = {
+            id(p): g for row, of in zip(prepared.trained, found, strict=True) for p, g in zip(row, of, strict=True)
+        }
+        for optimizer in prepared.optimizers:
+            rows = [[p for p in row if prepared.optimizer_of(p) is optimizer] for row in prepared.trained]
+            rows = [row for row in rows if row]
+            if len(rows) < 2:
+                continue
+            apart = [tensor for row in rows for tensor in _stepped(optimizer, row, gradients)]
+            together = _stepped(optimizer, [p for row in rows for p in row], gradients)
+            if not all(same_bits(one, other) for one, other in zip(apart, together, strict=True)):
+                raise ConfigError(
+                    f"{type(optimizer).__name__} updates a parameter by what others have, such as a norm over all "
+                    "gradients, and is run for each bucket of parameters by itself; expected hf.prepare(..., "
+                    f"bucket_bytes={sum(p.nbytes for row in rows for p in row)}), which makes one of all, or an "
+                    "optimizer that updates each parameter by itself"
+                )
 
     def seconds(self) -> tuple[float, float]:
         """How long the item took when it was run again, and a digest of all state takes."""
@@ -138,6 +167,22 @@ class Trial:
                 if name not in ("param_groups", "state") and not name.startswith("_optimizer_"):
                     found.setdefault((type(optimizer).__name__, name), []).append(_frozen(value))
         return dict(found)
+
+
+def _stepped(
+    optimizer: Optimizer, parameters: Sequence[nn.Parameter], gradients: Mapping[int, Tensor | None]
+) -> list[Tensor]:
+    """What one step of the optimizer would make of parameters, if it had these alone."""
+    mirror = Mirror(optimizer, parameters)
+    stand_ins = [nn.Parameter(p.detach().clone()) for p in parameters]
+    made = mirror(stand_ins)
+    for parameter, stand_in, entries in zip(parameters, stand_ins, mirror.entries(), strict=True):
+        gradient = gradients[id(parameter)]
+        stand_in.grad = None if gradient is None else gradient.to(stand_in.dtype).clone()
+        if entries:
+            made.state[stand_in] = entries
+    made.step()
+    return [stand_in.detach() for stand_in in stand_ins]
 
 
 def _frozen(value: Any) -> Any:

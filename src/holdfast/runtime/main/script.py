@@ -81,8 +81,8 @@ class ScriptProcess(WorkerProcess):
         """When the loop is to be stopped, in seconds since the epoch."""
         return self._spec.deadline
 
-    def left(self) -> None:
-        """It is told when the script ends."""
+    def ended(self) -> None:
+        """Whether it was, is asked when the script ends."""
 
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """The script has reached its loop: from now on this worker takes part in the job."""

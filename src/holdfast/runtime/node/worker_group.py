@@ -163,10 +163,10 @@ class WorkerGroup:
             self.later(self.grace_s, lambda: self.children.kill(child))
 
     @property
-    def living(self) -> tuple[Child, ...]:
-        """The processes that have not ended, as far as is known."""
+    def newest(self) -> tuple[Child, ...]:
+        """The newest process of each worker, whether or not it has ended."""
         with self._lock:
-            return tuple(self._running.values())
+            return tuple(self._current.values())
 
     def offer(self, worker: WorkerId | None) -> None:
         """Offers a worker to the coordinator: one that was lost, or, if None, a new one."""
