@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+from tests.plain import plain
 
 PROGRAM = """
 import multiprocessing
@@ -60,3 +62,13 @@ def test_all_is_loaded_though_the_program_has_a_fork_server_already(printed):
 
 def test_only_the_programs_own_server_runs_its_main_module_again(printed):
     assert printed.count("main runs") == 2, "once itself, once in the process that it started by itself"
+
+
+def test_texts_have_the_same_hashes_in_every_run(tmp_path):
+    """So the order of a set of words, a vocabulary's for instance, is that of the run which is gone on with."""
+    (script := tmp_path / "words.py").write_text("print(hash('words'), list(set('a vocabulary of words'.split())))")
+    other = {"PYTHONHASHSEED": "0", **os.environ}
+    ended = subprocess.run([sys.executable, script], env=other, capture_output=True, text=True, check=True)
+    assert plain(script).stdout == ended.stdout
+    assert "PYTHONHASHSEED" in other
+    assert os.environ.get("PYTHONHASHSEED") in (None, other["PYTHONHASHSEED"]), "it is nobody else's"

@@ -291,8 +291,8 @@ def probe(job: Job) -> Probed:
     checkpointed_layers(job, len(model.layers))
     _lr_scale(job)(0)
     dataset = build_dataset(job)
+    _check_step(job, len(dataset))  # before that many are read
     item, unsteady = _try_items(job, dataset)
-    _check_step(job, len(dataset))
     inputs, targets = microbatch_loader(job, lambda: dataset, item)(0, 0)
     stage_of = partial(_stage_to_try, job, model, lambda step, microbatch: (inputs.clone(), targets))
     trial = try_model(model, stage_of, (inputs, targets), job.train.seed)

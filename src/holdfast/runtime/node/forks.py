@@ -244,10 +244,23 @@ class ForkServer:
             executable: Any = spawn.get_executable()
             arguments = [executable, *util._args_from_interpreter_flags(), "-c", command]  # type: ignore[attr-defined]
             try:
-                with _blocked():
+                with _blocked(), _same_hashes():
                     self._pid = util.spawnv_passfds(executable, arguments, [listener.fileno(), his_alive])
             finally:
                 os.close(his_alive)
+
+
+@contextlib.contextmanager
+def _same_hashes() -> Iterator[None]:
+    """Within it, Python that is started gives texts the hashes of any other run: the order of a set is the same."""
+    if "PYTHONHASHSEED" in os.environ:
+        yield
+        return
+    os.environ["PYTHONHASHSEED"] = "0"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONHASHSEED"]
 
 
 def _listen_unseen(listener: socket.socket) -> int:
