@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.commands import holdfast
-from tests.dist.test_loops import while_outside
+from tests.dist.test_loops import has_come, while_outside
 from tests.plain import plain
 
 from holdfast import Fault, parse_job, train
-from holdfast.telemetry.events import FaultInjected, WorkerReady, read_events
+from holdfast.telemetry.events import FaultInjected, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -68,10 +69,7 @@ def samples(folder):
 def test_losses_and_joins_change_no_bit_and_no_sample(runs, tmp_path, alone, order):
     go, run_dir = tmp_path / "go", runs.folder()
 
-    def has_come(events):
-        return sum(isinstance(event, WorkerReady) for event in events) == 4
-
-    with while_outside(run_dir, go, until=has_come):
+    with while_outside(run_dir, go, until=partial(has_come, workers=3)):
         faults, more = ("kill:1.0@2:backward", "join:1.0@3"), ("--outside", go)
         summary, digest = run(runs, tmp_path, order, *faults, run_dir=run_dir, more=more)
     assert [failure.worker for failure in summary.report.failures] == ["1.0"]
@@ -137,10 +135,7 @@ def test_whoever_comes_or_resumes_reads_a_stream_on_from_a_mark(runs, tmp_path, 
     settings = {"checkpoint": {"every": 20, "synchronous": True}}
     more = ("--outside", go, "--behind", "15", "--loaders", loaders)
 
-    def has_come(events):
-        return sum(isinstance(event, WorkerReady) for event in events) == 4
-
-    with while_outside(first, go, until=has_come):
+    with while_outside(first, go, until=partial(has_come, workers=3)):
         faults = ("kill:1.0@10:backward", "join:1.0@11")
         _, digest = run(runs, tmp_path, "marked", *faults, run_dir=first, more=more, settings=settings)
     assert digest == alone("marked")

@@ -81,9 +81,9 @@ class Feeding:
             )
 
     def _settings_now(self) -> dict[str, object]:
-        """What the dataset has of plain values."""
-        held = getattr(self._loop.feed.dataset, "__dict__", {})
-        return {name: value for name, value in held.items() if isinstance(value, bool | int | float | str)}
+        """What the dataset has of plain values, for others to set."""
+        held = getattr(self._loop.feed.dataset, "__dict__", {}).items()
+        return {name: v for name, v in held if not name.startswith("_") and isinstance(v, bool | int | float | str)}
 
     def close(self) -> None:
         """Ends the processes."""
