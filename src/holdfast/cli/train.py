@@ -154,7 +154,7 @@ def train_and_tell(
             "where)",
             file=sys.stderr,
         )
-        return 2
+        return 1
     return 0
 
 
