@@ -28,6 +28,8 @@ MICROBATCHES = 6
 class Noisy:
     """Draws from all generators, and does worse if it is told to."""
 
+    scale = 1.0
+
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
 
@@ -230,7 +232,6 @@ def test_a_dataset_that_is_changed_while_processes_load_it_is_refused():
     """They have it as it was when they were forked: the change would never be seen."""
     for loaders in (0, 2):
         noisy = Noisy()
-        noisy.scale = 1.0
         with feeding(noisy, loaders) as fed:
             fed.check_unchanged()
             noisy.scale = 0.5

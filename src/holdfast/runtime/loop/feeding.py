@@ -69,12 +69,14 @@ class Feeding:
         Raises:
             ConfigError: one of its settings is another now; it names it.
         """
-        before, now = self._settings, self._settings_now()
-        changed = [name for name in now if now[name] != before.get(name, now[name])]
-        if self._loaders is not None and changed:
+        if self._loaders is None:
+            return
+        kind, now = type(self._loop.feed.dataset), self._settings_now()
+        before = {name: self._settings.get(name, getattr(kind, name, now[name])) for name in now}
+        if changed := [name for name in now if now[name] != before[name]]:
             name = changed[0]
             raise ConfigError(
-                f"{type(self._loop.feed.dataset).__name__}.{name} was changed from {before[name]!r} to {now[name]!r} "
+                f"{kind.__name__}.{name} was changed from {before[name]!r} to {now[name]!r} "
                 "between two steps, and the processes that load its samples have it as it was when the loop began; "
                 "expected hf.steps(..., workers=0), or num_workers=0 in the DataLoader, or what changes made of the "
                 "sample's number"
