@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
@@ -109,13 +109,16 @@ def has_recovered(events) -> bool:
 
 
 def has_come(events, workers: int = 4) -> bool:
-    """Whether another one is there, and has told the coordinator: that is who it is connected to first."""
+    """Whether another one is there, and all that live have told the coordinator: it is what they connect to first."""
     pids = [event.pid for event in events if isinstance(event, WorkerReady)]
-    if len(pids) <= workers:
-        return False
-    with suppress(psutil.NoSuchProcess):
-        return any(each.status == psutil.CONN_ESTABLISHED for each in psutil.Process(pids[-1]).net_connections("tcp"))
-    return False
+    return len(pids) > workers and all(map(is_gone_or_connected, pids))
+
+
+def is_gone_or_connected(pid: int) -> bool:
+    try:
+        return any(each.status == psutil.CONN_ESTABLISHED for each in psutil.Process(pid).net_connections("tcp"))
+    except psutil.NoSuchProcess:
+        return True
 
 
 BESIDE_NORM = [("scaled", "commit"), ("tied", "newcomer"), ("own", "update"), ("own", "leave")]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, StrEnum, auto
+from enum import StrEnum
 from fractions import Fraction
 
 from holdfast.core.ids import Batch, MicroBatch, WorkerId
@@ -16,8 +14,10 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, StageCosts, unit_costs
 from holdfast.core.routes import Route, Routes, Visit, home_routes, reroute
 from holdfast.core.schedule import Op, OpKind, Orders
-from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import ConfigError
+from holdfast.schedule.list_scheduler import Turns, list_schedule
+from holdfast.schedule.problem import Problem, orders_of, routes_problem
+from holdfast.schedule.timing import measure
 
 __all__ = ["Limit", "adaptive_plan", "assigned_plan", "gpipe_orders", "home_plan", "one_f_one_b", "regular_plan"]
 
@@ -85,18 +85,22 @@ def one_f_one_b(
         milliseconds. On its running example it is as good: 36 slots with 1F1B's limits, 33 without.
     """
     costs = unit_costs(placement.num_layers) if costs is None else costs
-    work = WorkCosts(placement, routes, costs)
+    problem = routes_problem(placement, routes, costs, coupled=True)
     if _is_unshared(routes):
-        return _classic(routes, _open_desks(placement, routes, work, limit, {}), work)
-    ahead = {} if home is None else _ahead(home)
-
-    def run(rule: _Rule) -> tuple[float, Orders] | None:
-        return _ListScheduler(routes, costs, work, _open_desks(placement, routes, work, limit, ahead), rule).run()
-
-    ended = [found for rule in (_Rule.READY, _Rule.GUESTS) if (found := run(rule)) is not None]
-    if not ended and (found := run(_Rule.IN_TURN)) is not None:
+        return _classic(routes, problem, _limits(problem, limit, {}))
+    limits = _limits(problem, limit, {} if home is None else _ahead(home))
+    ended = [found for turns in (Turns.READY, Turns.GUESTS) if (found := _in_turns(problem, limits, turns)) is not None]
+    if not ended and (found := _in_turns(problem, limits, Turns.IN_ORDER)) is not None:
         ended = [found]
     return min(ended, key=lambda found: found[0])[1] if ended else _one_by_one(placement, routes)
+
+
+def _in_turns(problem: Problem, limits: Sequence[int], turns: Turns) -> tuple[float, Orders] | None:
+    """Returns the makespan and the orders; None if workers wait for one another's room for ever."""
+    schedule = list_schedule(problem, range(problem.num_operations), limits=limits, turns=turns)
+    if len(schedule.sequence) < problem.num_operations:
+        return None
+    return measure(problem, schedule, staggered=False).makespan, orders_of(problem, schedule.rows)
 
 
 def _one_by_one(placement: Placement, routes: Routes) -> Orders:
@@ -209,34 +213,6 @@ def adaptive_plan(healthy: Plan, failed: Iterable[WorkerId], costs: Costs | None
     return Plan(placement=placement, routes=routes, orders=orders)
 
 
-class _Rule(Enum):
-    """Which of the forwards that are ready comes first."""
-
-    READY = auto()
-    """What was ready first."""
-    GUESTS = auto()
-    """Those of other pipelines' micro-batches."""
-    IN_TURN = auto()
-    """Micro-batches in one order for all workers, with room kept for the next of that order."""
-
-
-@dataclass(slots=True, eq=False)
-class _Desk:
-    """One worker at work: what is ready, what it holds, and what it did so far."""
-
-    worker: WorkerId
-    limit: int
-    room: float
-    forwards: list[tuple[bool, float, int, int]] = field(default_factory=list)
-    backwards: list[tuple[bool, float, int, int]] = field(default_factory=list)
-    row: list[Op] = field(default_factory=list)
-    held: int = 0
-    busy: bool = False
-    forward_next: bool = True
-    due: list[int] = field(default_factory=list)
-    most: float = 0.0
-
-
 def _ahead(home: Routes) -> dict[WorkerId, int]:
     """Returns how many micro-batches a worker holds beyond 1F1B's number, by worker, so that all lanes after it work.
 
@@ -265,26 +241,12 @@ def _ahead(home: Routes) -> dict[WorkerId, int]:
     }
 
 
-def _open_desks(
-    placement: Placement, routes: Routes, work: WorkCosts, limit: Limit, ahead: Mapping[WorkerId, int]
-) -> dict[WorkerId, _Desk]:
-    depth: defaultdict[WorkerId, int] = defaultdict(int)
-    visits: defaultdict[WorkerId, int] = defaultdict(int)
-    for route in routes.routes:
-        for left, visit in enumerate(reversed(route.visits), start=1):
-            depth[visit.worker] = max(depth[visit.worker], left + ahead.get(visit.worker, 0))
-            visits[visit.worker] += 1
-    return {
-        worker: _open_desk(worker, work.whole[worker], visits[worker], depth[worker] if limit is Limit.CLASSIC else 0)
-        for worker in placement.workers
-    }
-
-
-def _open_desk(worker: WorkerId, stage: StageCosts, visits: int, limit: int) -> _Desk:
-    """Opens the desk of a worker; a limit of 0 means as many as visit it."""
-    room = math.inf if stage.room is None else stage.room * (1 + 1e-12)
-    stage.check_memory(f"stage {worker.stage} (worker {worker})", visits)
-    return _Desk(worker, limit or max(visits, 1), room)
+def _limits(problem: Problem, limit: Limit, ahead: Mapping[WorkerId, int]) -> list[int]:
+    """How many micro-batches each worker may hold, whatever its memory; in the order of the problem's workers."""
+    if limit is Limit.MEMORY:
+        visits = Counter(problem.worker_of)
+        return [max(visits[number], 1) for number in range(problem.num_workers)]
+    return [left + ahead.get(worker, 0) for left, worker in zip(problem.left, problem.workers, strict=True)]
 
 
 def _visits(placement: Placement, routes: Routes) -> dict[WorkerId, list[MicroBatch]]:
@@ -305,28 +267,30 @@ def _is_unshared(routes: Routes) -> bool:
     )
 
 
-def _classic(routes: Routes, desks: dict[WorkerId, _Desk], work: WorkCosts) -> Orders:
+def _classic(routes: Routes, problem: Problem, limits: Sequence[int]) -> Orders:
     """Classic 1F1B: each stage fills up to its limit, then takes turns; no stage holds more than any before it."""
     queues: defaultdict[tuple[Visit, ...], list[MicroBatch]] = defaultdict(list)
     for route in routes.routes:
         queues[route.visits].append(route.microbatch)
-    rows: dict[WorkerId, tuple[Op, ...]] = dict.fromkeys(desks, ())
+    number = {worker: n for n, worker in enumerate(problem.workers)}
+    rows: dict[WorkerId, tuple[Op, ...]] = dict.fromkeys(problem.workers, ())
     for row, queue in queues.items():
-        limit = len(queue)
+        most = len(queue)
         for visit in row:
-            costs = work.of(visit.worker, queue[0])
-            limit = min(limit, _most_held(desks[visit.worker], costs, len(queue)))
-            rows[visit.worker] = _take_turns(queue, limit)
+            at = number[visit.worker]
+            costs = problem.parts[problem.layers.index(visit.layers)]
+            most = min(most, _most_held(limits[at], problem.room[at], costs, len(queue)))
+            rows[visit.worker] = _take_turns(queue, most)
     return Orders(tuple(sorted(rows.items())))
 
 
-def _most_held(desk: _Desk, stage: StageCosts, visits: int) -> int:
+def _most_held(limit: int, room: float, stage: StageCosts, visits: int) -> int:
     """The number of micro-batches that a worker may hold at once; what each leaves behind for good counts, too."""
     kept = stage.takes - stage.gives_input - stage.gives_weight
     given = stage.gives_input + stage.gives_weight
-    free = desk.room - kept * visits
-    by_memory = desk.limit if given <= 0 or math.isinf(free) else int(free // given)
-    return max(1, min(desk.limit, by_memory))
+    free = room - kept * visits
+    by_memory = limit if given <= 0 or math.isinf(free) else int(free // given)
+    return max(1, min(limit, by_memory))
 
 
 def _take_turns(queue: Sequence[MicroBatch], limit: int) -> tuple[Op, ...]:
@@ -334,95 +298,3 @@ def _take_turns(queue: Sequence[MicroBatch], limit: int) -> tuple[Op, ...]:
     backwards = [Op(OpKind.B, microbatch) for microbatch in queue]
     turns = [op for pair in zip(backwards, forwards[limit:], strict=False) for op in pair]
     return (*forwards[:limit], *turns, *backwards[len(queue) - limit :])
-
-
-class _ListScheduler:
-    """Runs the step in simulated time; whenever a worker is free it starts the best operation that is ready.
-
-    Micro-batches are numbers by index and then by pipeline, so that ties are broken by comparing numbers. An event is
-    (time, micro-batch, place on its route, what): what is 0 or 1 when an input for F or B arrives, 2 or 3 when F or B
-    ends. In turn, a desk knows which micro-batches it has yet to run (``due``) and the most that one of them takes.
-    """
-
-    def __init__(
-        self, routes: Routes, costs: Costs, work: WorkCosts, desks: dict[WorkerId, _Desk], rule: _Rule
-    ) -> None:
-        ordered = routes.by_index
-        self._desks = desks
-        self._rule = rule
-        self._microbatches = [route.microbatch for route in ordered]
-        self._routes = [[desks[visit.worker] for visit in route.visits] for route in ordered]
-        self._work = [[work.of(visit.worker, route.microbatch) for visit in route.visits] for route in ordered]
-        self._comm = [[costs.comm[visit.layers.stop - 1] for visit in route.visits[:-1]] for route in ordered]
-        self._events: list[tuple[float, int, int, int]] = [(0, number, 0, 0) for number in range(len(ordered))]
-        for number, visited in enumerate(self._routes if rule is _Rule.IN_TURN else ()):
-            for desk, visit in zip(visited, self._work[number], strict=True):
-                desk.due.append(number)
-                desk.most = max(desk.most, visit.takes)
-
-    def run(self) -> tuple[float, Orders] | None:
-        """Returns the makespan and the orders; None if workers wait for one another's room for ever."""
-        events, now = self._events, 0.0
-        while events:
-            now = events[0][0]
-            touched: dict[WorkerId, _Desk] = {}
-            while events and events[0][0] == now:
-                desk = self._receive(*heapq.heappop(events))
-                touched[desk.worker] = desk
-            for desk in touched.values():
-                self._start(desk, now)
-        if any(desk.held or desk.forwards for desk in self._desks.values()):
-            return None
-        return now, Orders(tuple((worker, tuple(desk.row)) for worker, desk in sorted(self._desks.items())))
-
-    def _receive(self, now: float, number: int, place: int, what: int) -> _Desk:
-        desk = self._routes[number][place]
-        if what == 0:
-            at_home = self._rule is _Rule.GUESTS and self._microbatches[number].pipeline == desk.worker.pipeline
-            heapq.heappush(desk.forwards, (at_home, 0.0 if self._rule is _Rule.IN_TURN else now, number, place))
-        elif what == 1:
-            heapq.heappush(desk.backwards, (False, now, number, place))
-        else:
-            desk.busy = False
-            self._pass_on(desk, now, number, place, what)
-        return desk
-
-    def _pass_on(self, desk: _Desk, now: float, number: int, place: int, what: int) -> None:
-        """Hands the result of an operation that has ended to where it is needed."""
-        if what == 3:
-            visit = self._work[number][place]
-            desk.held -= 1
-            desk.room += visit.gives_input + visit.gives_weight
-            if place:
-                heapq.heappush(self._events, (now + self._comm[number][place - 1], number, place - 1, 1))
-        elif place + 1 < len(self._routes[number]):
-            heapq.heappush(self._events, (now + self._comm[number][place], number, place + 1, 0))
-        else:
-            heapq.heappush(desk.backwards, (False, now, number, place))
-
-    def _start(self, desk: _Desk, now: float) -> None:
-        if desk.busy:
-            return
-        if desk.forwards and (desk.forward_next or not desk.backwards) and self._can_forward(desk):
-            _, _, number, place = heapq.heappop(desk.forwards)
-            visit = self._work[number][place]
-            desk.held += 1
-            desk.room -= visit.takes
-            if self._rule is _Rule.IN_TURN:
-                desk.due.remove(number)
-            self._occupy(desk, OpKind.F, now + visit.forward, number, place)
-        elif desk.backwards:
-            _, _, number, place = heapq.heappop(desk.backwards)
-            self._occupy(desk, OpKind.B, now + self._work[number][place].backward, number, place)
-
-    def _can_forward(self, desk: _Desk) -> bool:
-        _, _, number, place = desk.forwards[0]
-        spare = self._rule is _Rule.IN_TURN and desk.due[0] != number
-        room = desk.room - desk.most if spare else desk.room
-        return desk.held + spare < desk.limit and self._work[number][place].takes <= room
-
-    def _occupy(self, desk: _Desk, kind: OpKind, end: float, number: int, place: int) -> None:
-        desk.busy = True
-        desk.forward_next = kind is OpKind.B
-        desk.row.append(Op(kind, self._microbatches[number]))
-        heapq.heappush(self._events, (end, number, place, 2 if kind is OpKind.F else 3))

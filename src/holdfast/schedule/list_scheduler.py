@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from heapq import heapify, heappop, heappush
 
 from holdfast.schedule.problem import Problem
 
-__all__ = ["Schedule", "list_schedule", "plain_urgency", "precedence"]
+__all__ = ["Schedule", "Turns", "list_schedule", "plain_urgency", "precedence"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,24 @@ class Schedule:
     rows: list[list[int]]
     sequence: list[int]
     fused: frozenset[int] = frozenset()
+
+
+_BEHIND = 1 << 40
+"""More moments than any step has."""
+
+
+class Turns(Enum):
+    """1F1B's rule: a free worker starts an F after a B, and a B after an F; the other one where that cannot be.
+
+    Of several B that are ready comes the one that was ready first, then the more urgent one. Of several F:
+    """
+
+    READY = auto()
+    """The same."""
+    GUESTS = auto()
+    """Those of other pipelines' micro-batches before all others; then the same."""
+    IN_ORDER = auto()
+    """The most urgent one; and room is kept for the first that a worker has yet to run."""
 
 
 def precedence(problem: Problem, ahead: int) -> list[int]:
@@ -74,6 +93,7 @@ def list_schedule(
     *,
     patience: float = 0.0,
     limits: Sequence[int] | None = None,
+    turns: Turns | None = None,
 ) -> Schedule:
     """Returns the schedule in which every free worker starts the most urgent operation that is ready.
 
@@ -88,10 +108,11 @@ def list_schedule(
         patience: a worker stays idle for an I that arrives within this fraction of what it would start instead; if an F
             is the most urgent of all, only instead of W.
         limits: micro-batches that a worker of group 0, 1, ... may hold between F and I or B; default: memory alone.
+        turns: whether F and B take turns, where the backward is coupled.
 
     Cost: a few microseconds per operation.
     """
-    return _Simulation(problem, urgency, patience, limits).run()
+    return _Simulation(problem, urgency, patience, limits, turns).run()
 
 
 class _Simulation:
@@ -107,9 +128,11 @@ class _Simulation:
         urgency: Sequence[int],
         patience: float,
         limits: Sequence[int] | None,
+        turns: Turns | None,
     ) -> None:
         workers = range(problem.num_workers)
-        self._problem, self._urgency, self._patience = problem, urgency, patience
+        self._problem, self._urgency, self._patience, self._turns = problem, urgency, patience, turns
+        self._ages = [0, 0]  # by how much what becomes ready now comes behind what was ready before: F, and others
         self._rank = [0] * len(urgency)
         for position, number in enumerate(urgency):
             self._rank[number] = position
@@ -126,6 +149,11 @@ class _Simulation:
         self._arrivals: dict[float, list[int]] = {}
         self._times: list[float] = []
         self._touched: list[int] = []
+        if turns is Turns.GUESTS:
+            for microbatch, journey in zip(problem.microbatches, problem.journeys, strict=True):
+                for visit in journey:
+                    at_home = problem.workers[problem.worker_of[visit]].pipeline == microbatch.pipeline
+                    self._rank[visit] += _BEHIND * len(urgency) * at_home
         for journey in problem.journeys:
             self._forwards[problem.worker_of[journey.start]].append(self._rank[journey.start])
         for heap in self._forwards:
@@ -138,8 +166,13 @@ class _Simulation:
         finish, start = self._finisher(deliver), self._starter()
         self._touched += range(self._problem.num_workers)
         start(0)
+        last = 0.0
         while times:
             now = heappop(times)
+            if self._turns is not None and now != last:
+                last = now
+                self._ages[0] += len(self._urgency) if self._turns is not Turns.IN_ORDER else 0
+                self._ages[1] += len(self._urgency)
             for number in arrivals.pop(now, ()):
                 deliver(number)
             for number in ends.pop(now, ()):
@@ -150,15 +183,15 @@ class _Simulation:
     def _deliverer(self) -> Callable[[int], None]:
         """Returns what makes an F or I ready whose message has arrived."""
         at, visits, patience, rank = self._problem.worker_of, self._problem.num_visits, self._patience, self._rank
-        forwards, others, due, touched = self._forwards, self._others, self._due, self._touched
+        forwards, others, due, touched, ages = self._forwards, self._others, self._due, self._touched, self._ages
 
         def deliver(number: int) -> None:
             if number < visits:
                 worker = at[number]
-                heappush(forwards[worker], rank[number])
+                heappush(forwards[worker], rank[number] + ages[0])
             else:
                 worker = at[number - visits]
-                heappush(others[worker], rank[number])
+                heappush(others[worker], rank[number] + ages[1])
                 if patience:
                     heappop(due[worker])
             touched.append(worker)
@@ -189,14 +222,14 @@ class _Simulation:
         begins, ends, part_of, comm = problem.begins, problem.ends, problem.part_of, problem.comm
         gives_w = [part.gives_weight for part in problem.parts]
         gives_i = [part.gives_input + (part.gives_weight if coupled else 0) for part in problem.parts]
-        rank, others = self._rank, self._others
+        rank, others, ages = self._rank, self._others, self._ages
         room, slots, free, touched = self._room, self._slots, self._free, self._touched
 
         def finish(now: float, number: int) -> None:
             if number < visits:
                 worker = at[number]
                 if ends[number]:
-                    heappush(others[worker], rank[number + visits])
+                    heappush(others[worker], rank[number + visits] + ages[1])
                 else:
                     post(number + 1, now, comm[part_of[number]])
             elif number < twice:
@@ -220,6 +253,8 @@ class _Simulation:
     def _starter(self) -> Callable[[float], None]:
         """Returns what lets every worker that is touched start the most urgent operation that it can."""
         choose, occupy = self._chooser(), self._occupier()
+        if self._turns is not None:
+            choose, occupy = self._turn_taker(self._turns, occupy)
         free, touched = self._free, self._touched
 
         def start(now: float) -> None:
@@ -259,6 +294,38 @@ class _Simulation:
             return number
 
         return choose
+
+    def _turn_taker(
+        self, turns: Turns, occupy: Callable[[int, int, float], None]
+    ) -> tuple[Callable[[int, float], int], Callable[[int, int, float], None]]:
+        """Returns what finds the operation that a worker starts, and what starts it, where F and B take turns."""
+        problem, urgency, forwards, others = self._problem, self._urgency, self._forwards, self._others
+        room, slots, visits, every = self._room, self._slots, self._problem.num_visits, len(self._urgency)
+        takes = [problem.parts[part].takes for part in problem.part_of]
+        forward_next = [True] * problem.num_workers
+        to_run: list[list[int]] = [[] for _ in range(problem.num_workers)]
+        most = [0.0] * problem.num_workers
+        in_order = turns is Turns.IN_ORDER
+        for visit, worker in enumerate(problem.worker_of if in_order else ()):
+            to_run[worker].append(visit)
+            most[worker] = max(most[worker], takes[visit])
+
+        def choose(worker: int, now: float) -> int:
+            queue, waiting = others[worker], forwards[worker]
+            if waiting and (forward_next[worker] or not queue):
+                visit = urgency[waiting[0] % every]
+                spare = in_order and to_run[worker][0] != visit
+                if slots[worker] > spare and takes[visit] <= (room[worker] - most[worker] if spare else room[worker]):
+                    return visit
+            return urgency[queue[0] % every] if queue else -1
+
+        def take(worker: int, number: int, now: float) -> None:
+            occupy(worker, number, now)
+            forward_next[worker] = number >= visits
+            if in_order and number < visits:
+                to_run[worker].remove(number)
+
+        return choose, take
 
     def _occupier(self) -> Callable[[int, int, float], None]:
         """Returns what starts an operation on a worker."""

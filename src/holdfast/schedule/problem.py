@@ -26,7 +26,7 @@ from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.core.work_costs import WorkCosts
 
-__all__ = ["Problem", "Window", "room_of", "routes_problem", "rows_of", "to_plan", "to_routes"]
+__all__ = ["Problem", "Window", "orders_of", "room_of", "routes_problem", "rows_of", "to_plan", "to_routes"]
 
 _Whole = npt.NDArray[np.int64]
 
@@ -231,6 +231,12 @@ def to_plan(problem: Problem, rows: list[list[int]]) -> Plan:
         problem: the problem.
         rows: the operations of every worker, where that after the last W is a B; those of failed workers are empty.
     """
+    orders = orders_of(problem, rows)
+    return Plan(placement=problem.placement.without(problem.failed), routes=to_routes(problem), orders=orders)
+
+
+def orders_of(problem: Problem, rows: list[list[int]]) -> Orders:
+    """Returns the orders in which workers run these operations; see :func:`to_plan`."""
     visits, kinds = problem.num_visits, (OpKind.F, OpKind.B if problem.coupled else OpKind.I, OpKind.W, OpKind.B)
     microbatch_of = [
         microbatch for microbatch, each in zip(problem.microbatches, problem.journeys, strict=True) for _ in each
@@ -241,8 +247,7 @@ def to_plan(problem: Problem, rows: list[list[int]]) -> Plan:
         return Op(kinds[kind], microbatch_of[visit])
 
     named = zip(problem.workers, rows, strict=True)
-    orders = Orders(tuple(sorted((name, tuple(map(op, row))) for name, row in named if name not in problem.failed)))
-    return Plan(placement=problem.placement.without(problem.failed), routes=to_routes(problem), orders=orders)
+    return Orders(tuple(sorted((name, tuple(map(op, row))) for name, row in named if name not in problem.failed)))
 
 
 def to_routes(problem: Problem) -> Routes:
