@@ -143,6 +143,8 @@ def test_the_actions_that_answer_a_loss():
     total = sum(each.seconds for each in prices.values())
     assert total - RATES.connect_s < ended - detected <= total * 1.01, "who is connected does not wait for others"
     assert (after(recovery.actions[-1], view).step, view.step) == (4, 3)
+    assert after(Recompute(), replace(view, resumes=3)).resumes is None, "of the next step that is not known yet"
+    assert price(Abort(), replace(view, plan=None), RATES).seconds <= prices[Abort].seconds, "nothing runs then"
 
 
 @pytest.mark.parametrize("point", ["forward", "backward", "reduce"])

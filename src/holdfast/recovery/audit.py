@@ -225,7 +225,7 @@ def judge(claims: tuple[Claim, ...], others: tuple[WorkerId, ...]) -> Judgement:
     confirmed = [result for result, workers in results.items() if workers > 1]
     if len(confirmed) == 1:
         return _wrong((worker for worker, mine in said.items() if set(mine) != set(confirmed)), confirmed[0])
-    if len(confirmed) > 1:
+    if confirmed:
         return Judgement(finding=Finding.UNDECIDED)
     return _unconfirmed(said, others)
 

@@ -41,6 +41,7 @@ def membership(*, step, checkpoint, votes=(), logging=LOGGING):
 
 
 VOTE = CommitVote(step=6, complete=True, value=b"all")
+OTHERS = (CommitVote(step=6, complete=False, value=b"some"), CommitVote(step=3, complete=True, value=b"before"))
 
 
 def test_the_lost_one_s_layers_are_replayed_from_the_checkpoint_up_to_where_the_others_are():
@@ -63,6 +64,7 @@ def test_of_the_checkpoint_s_own_step_no_verdict_is_needed():
     [
         (membership(step=7, checkpoint=8, votes=(VOTE,)), "checkpoint is of step 8, and the others go on from step 7"),
         (membership(step=7, checkpoint=5), "nobody knows the verdict over step 6"),
+        (membership(step=7, checkpoint=5, votes=OTHERS), "nobody knows the verdict over step 6"),
         (membership(step=7, checkpoint=5, votes=(VOTE,), logging=None), "nobody holds the state of any layer"),
     ],
 )

@@ -176,6 +176,19 @@ def test_bytes_of_a_pipeline_over_four_nodes():
     assert [sent[WorkerId(0, stage)] for stage in range(4)] == [ends, middle, middle, ends]
 
 
+def test_what_crosses_is_as_large_as_what_the_layer_before_the_cut_hands_on():
+    plan = grid(pipelines=1, stages=4, microbatches=6)
+    node_of = {worker: worker.stage for worker in plan.workers}
+    sent = crossing_bytes(plan, node_of, tuple(10**layer for layer in range(8)), tuple(range(8)))
+    cuts = [10**1, 10**3, 10**5]
+    assert [sent[WorkerId(0, stage)] for stage in range(4)] == [
+        6 * cuts[0],
+        6 * (cuts[0] + cuts[1]),
+        6 * (cuts[1] + cuts[2]),
+        6 * cuts[2],
+    ]
+
+
 def test_only_what_reaches_layers_that_nobody_else_has_is_logged():
     """The last stage of pipeline 1 is lost: only what is sent to the other one, and back to it nothing, is logged."""
     plan = adaptive_plan(grid(pipelines=2, stages=2, microbatches=3), {WorkerId(1, 1)})
