@@ -98,7 +98,7 @@ class Driver:
         self.stage = stage_of(worker, plan)
         self.protocol = WorkerProtocol(worker=worker, stage=self.stage, steps=STEPS, ties=(), pid=1)
         self.effects = []
-        self._folder = tmp_path
+        self._folder, self._plan = tmp_path, plan
         self._errors = errors or {}
         self._newest = 1
         self._started = {}
@@ -151,13 +151,13 @@ class Driver:
     def _command(self):
         last = self.reports[-1]
         if self._newest > max(1, self.protocol.generation):
-            return Install(generation=self._newest, plan=PLAN)
+            return Install(generation=self._newest, plan=self._plan)
         match last:
             case Hello() if not self._greeted:
                 self._greeted = True
                 return Attached()
             case Hello():
-                return Install(generation=1, plan=PLAN)
+                return Install(generation=1, plan=self._plan)
             case Joined(generation=generation):
                 status = next(m for m in reversed(self.reports) if isinstance(m, Status))
                 return Resume(generation=generation, step=min(step for _, step in status.layer_steps))
@@ -272,6 +272,16 @@ def test_any_effect_can_lose_a_peer(tmp_path):
         assert driver.effects[index + 1] == Report(Suspect(worker=LAST, generation=1, peer=FIRST, detail=detail))
         assert isinstance(driver.effects[index + 2], Listen)
         assert digests(driver) == digests(healthy)
+
+
+def test_it_connects_with_those_whose_layers_are_beside_its_own(tmp_path):
+    plan = regular_plan(2, split_evenly(4, 4), MICROBATCHES)
+    driver = Driver(plan.workers[1], tmp_path, plan=plan)
+    protocol, answer = driver.protocol.run(), None
+    while not isinstance(effect := protocol.send(answer), Build):
+        driver.effects.append(effect)
+        answer = driver._perform(effect)
+    assert list(map(str, effect.neighbours)) == ["0.0", "0.2", "1.0", "1.1", "1.2"]
 
 
 def test_a_suspicion_of_nobody_in_particular(tmp_path):
