@@ -165,8 +165,8 @@ def complaint(done):
         ),
         (["inspect", "."], "holdfast: .: is no run directory, it has no events.jsonl"),
         (
-            ["train", "job.yaml", "--set", "data={kind: python, target: 'builtins:dict', arguments: {x: 1}}"],
-            "holdfast: data: item 0 of 1 cannot be read: KeyError: 0",
+            ["train", "job.yaml", "--set", "data={kind: python, target: 'builtins:dict', arguments: {x: 1, y: 2}}"],
+            "holdfast: data: item 0 of 2 cannot be read: KeyError: 0",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
