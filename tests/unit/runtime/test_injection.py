@@ -85,7 +85,7 @@ def test_a_point_strikes_in_its_step_and_once(driven):
     assert done[1] == ("signal", signal.SIGKILL)
 
 
-@pytest.mark.parametrize("point", [Point.DETECT, Point.INSTALL, Point.COPY])
+@pytest.mark.parametrize("point", [Point.DETECT, Point.INSTALL, Point.REPLAY, Point.COPY])
 @pytest.mark.parametrize(("found", "strikes"), [(1, False), (2, True), (3, True), (5, True)])
 def test_what_strikes_in_a_recovery_does_so_where_it_finds_the_worker(driven, point, found, strikes):
     """A step behind who was lost, or ahead."""

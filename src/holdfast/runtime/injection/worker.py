@@ -35,7 +35,7 @@ _SIGNALS = {
 }
 _LOOK_S = 0.005
 _OF_THE_AGENT = (FaultKind.KILL_NODE, FaultKind.PARTITION)
-_OF_RECOVERIES = (Point.DETECT, Point.INSTALL, Point.COPY)
+_OF_RECOVERIES = (Point.DETECT, Point.INSTALL, Point.REPLAY, Point.COPY)
 
 
 def _strikes(fault: Fault, point: Point, step: int) -> bool:
