@@ -6,7 +6,7 @@ is trained is the tensors that the optimizers have: another tensor under the nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -63,12 +63,11 @@ class Guard:
 
     def __post_init__(self) -> None:
         """What there is to compare is found once."""
-        model, buckets = self.prepared.model, self.prepared.buckets
+        model, buckets, named = self.prepared.model, self.prepared.buckets, self.prepared.named
         kept = {id(tensor) for bucket in buckets for tensor in (*bucket.parameters(), *bucket.buffers())}
         self._places = list(_places(model))
         self._kept = [place for place in self._places if id(place.tensor) in kept]
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._names, self._trained = list(trained), list(trained.values())
+        self._names, self._trained = list(named), list(named.values())
 
     def put_back(self) -> None:
         """Between two steps: copies what was put in the place of a tensor into that tensor, and puts it back.
@@ -159,9 +158,7 @@ class Guard:
         return [*groups, {"steps of schedulers": [getattr(each, "last_epoch", None) for each in self.schedulers]}]
 
 
-_VERSION = attrgetter("_version")
-_GRAD: Any = Tensor.grad
-_GRADIENT: Callable[[Tensor], Tensor | None] = _GRAD.__get__
+_VERSION, _GRADIENT = attrgetter("_version"), attrgetter("grad")
 _NOTHING = torch.empty(0)
 
 

@@ -142,6 +142,11 @@ class Prepared:
                 )
 
     @property
+    def named(self) -> dict[str, nn.Parameter]:
+        """The parameters that are trained, by name."""
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+
+    @property
     def compiled(self) -> bool:
         """Whether some of the model is compiled: then nobody promises that all processes compute the same bits."""
         return any(

@@ -340,8 +340,7 @@ class Runner:
         """What an item must leave as it is, is known from the start."""
         prepared = self.loop.prepared
         self.guard = Guard(prepared)
-        trained = {name: p for name, p in prepared.model.named_parameters() if p.requires_grad}
-        self.strays = StrayOptimizers(trained, prepared.optimizers)
+        self.strays = StrayOptimizers(prepared.named, prepared.optimizers)
         self.away = GradientsAway(prepared.model)
 
     def put_back(self) -> None:

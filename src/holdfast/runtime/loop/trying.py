@@ -91,7 +91,8 @@ class Trial:
             id(p): g for row, of in zip(prepared.trained, found, strict=True) for p, g in zip(row, of, strict=True)
         }
         for optimizer in prepared.optimizers:
-            rows = [[p for p in row if prepared.optimizer_of(p) is optimizer] for row in prepared.trained]
+            ours = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            rows = [[p for p in row if id(p) in ours] for row in prepared.trained]
             rows = [row for row in rows if row]
             if len(rows) < 2:
                 continue
