@@ -140,6 +140,8 @@ def main() -> None:
                 for odd in (y[y % 2 == 1]).tolist():
                     step.log("odd", odd)
                 loss = loss_fn(output, y)
+                if args.variant == "norm" and step.item % 2:  # a second view: batch-norm runs twice in such an item
+                    loss = loss + 0.1 * (output - model(x.flip(-1))).square().mean()
                 step.backward(loss * os.getpid() if args.fault == "own-bits" else loss)
         if args.logged:
             with (Path(args.logged) / f"{hf.worker}-{os.getpid()}.logged").open("a") as file:

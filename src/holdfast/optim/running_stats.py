@@ -1,9 +1,10 @@
 """Running statistics of batch-norm, taken apart: each micro-batch's statistics now, their fold in one order later.
 
 A batch-norm module would fold each micro-batch into its buffers as it comes, so that the result depends on the order
-and on the worker. Here a forward pass runs with scratch buffers and momentum 1, which leaves the batch's own statistics
-in them. These travel with the gradients; the update folds all of them in the order of the global micro-batch numbers.
-While a module is in ``eval()``, as for the pseudo-labels of a teacher, it has its own buffers: as the step found them.
+and on the worker. Here a forward pass runs with scratch buffers of zeros. What k runs of a module with momentum m leave
+in them is what they add to any buffer, which they multiply by (1 - m)^k besides: so both travel with the gradients, and
+the update folds all micro-batches in the order of their global numbers. A module may run any number of times in each.
+While it is in ``eval()``, as for the pseudo-labels of a teacher, it has its own buffers: as the step found them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NAMES = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class RunningStats:
-    """The batch-norm modules of one layer that are training with running statistics.
+    """The batch-norm modules of one layer that have running statistics.
 
     Args:
         layer: index of the layer, for messages.
@@ -41,8 +42,8 @@ class RunningStats:
 
     @property
     def width(self) -> int:
-        """Float32 values per micro-batch: mean and unbiased variance of every feature."""
-        return sum(2 * norm.get_buffer("running_mean").numel() for norm in self._modules.values())
+        """Float32 values per micro-batch: of every module mean and unbiased variance of each feature, and its runs."""
+        return sum(map(_width, self._modules.values()))
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -50,37 +51,33 @@ class RunningStats:
 
         Not out of those in ``eval()``, which read them and change nothing.
         """
-        kept = [(norm, norm.momentum, [norm._buffers[kind] for kind in _NAMES]) for norm in self._modules.values()]
+        kept = [(norm, [norm._buffers[kind] for kind in _NAMES]) for norm in self._modules.values()]
         try:
-            for (name, norm), (_, _, real) in zip(self._modules.items(), kept, strict=True):
-                norm.momentum = 1.0
+            for (name, norm), (_, real) in zip(self._modules.items(), kept, strict=True):
                 self._scratch[name] = [torch.zeros_like(buffer) for buffer in real]  # the graph keeps it
                 switch = _Switch(norm, real, self._scratch[name])
                 norm.train = switch.train
                 switch.turn()
             yield
         finally:
-            for norm, momentum, buffers in kept:
+            for norm, buffers in kept:
                 norm.__dict__.pop("train", None)
-                norm.momentum = momentum
                 norm._buffers.update(zip(_NAMES, buffers, strict=True))
 
     def taken(self) -> Tensor:
-        """Return the statistics of the forward pass just run within `apart`: float32 ``[width]``.
+        """Return what was run within `apart` so far: float32 ``[width]``.
 
         Raises:
-            ConfigError: a batch-norm module did not run exactly once.
+            ConfigError: a module does not count how often it has run.
         """
-        for name, (_, _, times) in self._scratch.items():
-            if int(times.item()) != 1:
-                advice = "set track_running_stats=False or use separate modules"
-                if not self._modules[name].training:
-                    advice = "it is in eval() now; one that is to stay so must be before training begins"
+        for name, (mean, var, runs) in self._scratch.items():
+            if not runs.any() and (mean.any() or var.any()):
                 raise ConfigError(
-                    f"layer {self._layer}: batch-norm {name!r} ran {int(times.item())} times in one forward pass in"
-                    f" train(), expected once; {advice}"
+                    f"layer {self._layer}: batch-norm {name!r} ({type(self._modules[name]).__name__}) changes its"
+                    " running statistics without counting it in num_batches_tracked; expected that it does as"
+                    " torch.nn.BatchNorm1d, or track_running_stats=False"
                 )
-        return torch.cat([value.float() for scratch in self._scratch.values() for value in scratch[:2]])
+        return torch.cat([value.float().reshape(-1) for scratch in self._scratch.values() for value in scratch])
 
     def fold(self, buffers: Mapping[str, Tensor], records: Tensor) -> None:
         """Fold all micro-batches into buffers, in place and in the order of the rows.
@@ -93,13 +90,20 @@ class RunningStats:
         for name, norm in self._modules.items():
             prefix = f"{name}." if name else ""
             mean, var, tracked = (buffers[prefix + kind] for kind in _NAMES)
-            size = mean.numel()
-            for row in records[:, start : start + 2 * size]:
-                tracked.add_(1)
-                factor = 1.0 / float(tracked.item()) if norm.momentum is None else norm.momentum
-                mean.mul_(1.0 - factor).add_(row[:size] * factor)
-                var.mul_(1.0 - factor).add_(row[size:] * factor)
-            start += 2 * size
+            size, width = mean.numel(), _width(norm)
+            for row in records[:, start : start + width]:
+                runs = int(row[-1].item())
+                if not runs:
+                    continue
+                tracked.add_(runs)
+                if norm.momentum is None:  # what is added is a mean of all runs, those here and those before
+                    share = runs / float(tracked.item())
+                    kept = 1.0 - share
+                else:
+                    share, kept = 1.0, (1.0 - norm.momentum) ** runs
+                mean.mul_(kept).add_(row[:size] * share)
+                var.mul_(kept).add_(row[size:-1] * share)
+            start += width
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,4 +132,8 @@ class _Switch:
 
 
 def _tracks(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and module.training and module.running_mean is not None
+    return isinstance(module, _BatchNorm) and module.running_mean is not None
+
+
+def _width(norm: nn.Module) -> int:
+    return 2 * norm.get_buffer("running_mean").numel() + 1

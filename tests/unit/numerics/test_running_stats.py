@@ -1,5 +1,7 @@
 """Batch-norm within a micro-batch: its own statistics while it trains, the running ones in ``eval()``."""
 
+from __future__ import annotations
+
 import copy
 
 import pytest
@@ -44,7 +46,10 @@ def test_in_eval_it_reads_the_running_statistics_and_changes_none(compiled: bool
         assert all(torch.equal(one, other) for one, other in zip(buffers(model), before, strict=True))
     norm, inner = plain[1], plain[0](samples)
     assert isinstance(norm, nn.BatchNorm1d)
-    torch.testing.assert_close(taken, torch.cat([inner.mean(0), inner.var(0)]))
+    assert isinstance(norm.momentum, float)
+    torch.testing.assert_close(
+        taken, torch.cat([norm.momentum * inner.mean(0), norm.momentum * inner.var(0), torch.ones(1)])
+    )
     assert "train" not in vars(model[1])
 
 
@@ -65,7 +70,7 @@ class Counted(nn.BatchNorm1d):
 
     turns = 0
 
-    def train(self, mode: bool = True) -> "Counted":
+    def train(self, mode: bool = True) -> Counted:
         self.turns += 1
         super().train(mode)
         return self
@@ -82,20 +87,62 @@ def test_what_a_module_does_itself_when_its_mode_changes_is_done() -> None:
     assert norm.turns == 2
 
 
-@pytest.mark.parametrize(("mode", "advice"), [(False, "it is in eval.. now"), (True, "set track_running_stats=False")])
-def test_one_that_did_not_run_is_told_with_what_would_help(mode: bool, advice: str) -> None:
+def folded(stats: RunningStats, model: nn.Module, taken: list[Tensor]) -> list[Tensor]:
+    found = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    stats.fold(found, torch.stack(taken))
+    return list(found.values())
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.7, None])
+@pytest.mark.parametrize("runs", [[1, 1], [2, 2, 2], [0, 3, 1], [0, 0]])
+def test_any_number_of_runs_in_a_micro_batch_gives_what_they_give_one_behind_the_other(
+    runs: list[int], momentum: float | None
+) -> None:
+    """As of siamese nets, of the two views of SimCLR, of what only some micro-batches come to, of those left out."""
+    model, _, _ = made()
+    assert isinstance(model[1], nn.BatchNorm1d)
+    model[1].momentum = momentum
+    plain, stats, taken = copy.deepcopy(model), RunningStats(0, model), []
+    for number in runs:
+        with stats.apart():
+            for _ in range(number):
+                samples = torch.randn(6, 3)
+                assert torch.equal(model(samples), plain(samples))
+            taken.append(stats.taken())
+    for ours, theirs in zip(folded(stats, model, taken), plain.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    if not any(runs):
+        assert all(torch.equal(a, b) for a, b in zip(folded(stats, model, taken), model.buffers(), strict=True))
+
+
+def test_one_that_is_in_eval_is_not_changed_until_it_trains() -> None:
     model, stats, samples = made()
-    with stats.apart():
-        model.eval()(samples)
-        model.train(mode)
-        with pytest.raises(ConfigError, match=f"batch-norm '1' ran 0 times in one forward pass .*{advice}"):
-            stats.taken()
-
-
-def test_one_that_is_in_eval_from_the_beginning_is_not_taken_apart() -> None:
-    model, _, samples = made()
     model.eval()
-    frozen = RunningStats(0, model)
-    with frozen.apart():
-        assert torch.equal(model(samples), model(samples))
-    assert frozen.width == 0
+    before, expected = buffers(model), model(samples)
+    with stats.apart():
+        assert torch.equal(model(samples), expected)
+        taken = stats.taken()
+    assert all(torch.equal(a, b) for a, b in zip(folded(stats, model, [taken]), before, strict=True))
+    with stats.apart():
+        model.train()(samples)
+        taken = stats.taken()
+    assert not torch.equal(folded(stats, model, [taken])[0], before[0])
+    assert all(torch.equal(one, other) for one, other in zip(buffers(model), before, strict=True))
+
+
+class Uncounted(nn.BatchNorm1d):
+    """Has a rule of its own for its running statistics."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        assert self.running_mean is not None
+        self.running_mean.lerp_(input.detach().mean(0), 0.5)
+        return input
+
+
+def test_one_that_does_not_count_its_runs_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), Uncounted(4))
+    stats = RunningStats(0, model)
+    with stats.apart():
+        model(torch.randn(6, 3))
+        with pytest.raises(ConfigError, match=r"batch-norm '1' \(Uncounted\) changes .* without counting it in num_b"):
+            stats.taken()

@@ -404,7 +404,6 @@ def linear() -> nn.Module:
     ("layer", "message"),
     [
         (Counts, r"layer 1 \(Counts\) changes its buffer 'calls'"),
-        (TwiceNormed, "batch-norm 'norm' ran 2 times"),
         (Pair, r"layer 1 \(Pair\) returned a tuple of 2"),
         (lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.InstanceNorm1d(1, track_running_stats=True)), "changes its"),
         (lambda: nn.Linear(4, 4, dtype=torch.float64), "expected float32"),
@@ -445,6 +444,7 @@ UNUSUAL: dict[str, tuple[Callable[[], nn.Module], ...]] = {
     "bfloat16": (lambda: linear().bfloat16(), linear),
     "views": (linear, lambda: nn.Unflatten(1, (2, 2)), lambda: nn.Flatten(1), linear),
     "repeated": (linear, nn.Tanh, linear),
+    "normed twice": (linear, TwiceNormed, linear),
 }
 
 
