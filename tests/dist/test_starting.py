@@ -120,7 +120,7 @@ class Command:
     """A job of the command line, whose processes can all be found, and whose temporary folder is its own."""
 
     def __init__(self, folder, *arguments, ignored=()):
-        self.run_dir, self.temporary, self.mark = folder / "run", folder / "tmp", f"mark-{uuid.uuid4().hex}"
+        self.run_dir, self.temporary, self.mark = folder / "run", folder / LONG, f"mark-{uuid.uuid4().hex}"
         self.temporary.mkdir()
         (folder / "job.yaml").write_text(JOB)
         command = [sys.executable, "-m", "holdfast", "train", str(folder / "job.yaml"), "--run-dir", str(self.run_dir)]
@@ -170,6 +170,8 @@ class Command:
         return self.process.returncode, errors
 
 
+LONG = "temporary" * 14
+"""The name of a folder of which no path is short enough for a socket (107 bytes)."""
 TORCHS_OWN = "torchinductor_"
 """A cache, one for each user of the machine, that torch makes when it is imported."""
 JOB = """

@@ -53,7 +53,10 @@ def command(script, arguments, run_dir, *more):
 
 
 def environment(folder):
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(folder)}
+    """Its temporary folder has a name of which no path is short enough for a socket (107 bytes)."""
+    temporary = folder / ("temporary" * 14)
+    temporary.mkdir(exist_ok=True)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(temporary)}
 
 
 @pytest.fixture(scope="module")
