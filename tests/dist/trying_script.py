@@ -45,6 +45,14 @@ class Model(nn.Sequential):
         return super().forward(x)
 
 
+class Norm(nn.BatchNorm1d):
+    """Has a forward pass of its own, which may scale by what it has seen before, in training too."""
+
+    def forward(self, x):
+        scale = 1 + self.running_var.clone() if WHAT == "renorm" else 2.0
+        return super().forward(x) * scale
+
+
 class Counting(torch.optim.SGD):
     """Counts its steps in an attribute of its own and warms up by that."""
 
@@ -91,7 +99,7 @@ def open_file(worker: int) -> None:
 items = 0
 kinds = {"attribute": Counting, "wrapping": Wrapping, "coupled": Coupled, "coupled-whole": Coupled}
 first = nn.Embedding(24, 16, max_norm=0.1) if WHAT == "max-norm" else nn.Linear(8, 16)
-model = Model(first, nn.Linear(16, 1))
+model = Model(first, *([Norm(16)] if WHAT in ("own-norm", "renorm") else []), nn.Linear(16, 1))
 optimizer = kinds.get(WHAT, torch.optim.SGD)(model.parameters(), lr=0.01)
 model, optimizer = hf.prepare(model, optimizer, bucket_bytes=64 if WHAT == "coupled" else 1 << 20)
 given, options = Points(), {"size": 3, "workers": 2 if WHAT == "data-loaded" else None}

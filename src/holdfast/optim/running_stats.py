@@ -36,6 +36,8 @@ class RunningStats:
         self._layer = layer
         self._modules = {name: norm for name, norm in module.named_modules() if _tracks(norm)}
         self._scratch: dict[str, list[Tensor]] = {}
+        self.begins_with = 0.0
+        """What scratch buffers are filled with; statistics that are `taken` are of zeros."""
         prefixes = [f"{name}." if name else "" for name in self._modules]
         self.buffer_names = frozenset(prefix + kind for prefix in prefixes for kind in _NAMES)
         """Names within the layer of the buffers that are handled here."""
@@ -44,6 +46,12 @@ class RunningStats:
     def width(self) -> int:
         """Float32 values per micro-batch: of every module mean and unbiased variance of each feature, and its runs."""
         return sum(map(_width, self._modules.values()))
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Names of modules with a forward pass of their own, which may read its running statistics as it trains."""
+        torchs_own = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+        return tuple(name for name, norm in self._modules.items() if type(norm).forward not in torchs_own)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -54,7 +62,8 @@ class RunningStats:
         kept = [(norm, [norm._buffers[kind] for kind in _NAMES]) for norm in self._modules.values()]
         try:
             for (name, norm), (_, real) in zip(self._modules.items(), kept, strict=True):
-                self._scratch[name] = [torch.zeros_like(buffer) for buffer in real]  # the graph keeps it
+                first = (self.begins_with, self.begins_with, 0)
+                self._scratch[name] = [torch.full_like(b, x) for b, x in zip(real, first, strict=True)]  # kept by graphs
                 switch = _Switch(norm, real, self._scratch[name])
                 norm.train = switch.train
                 switch.turn()

@@ -121,7 +121,27 @@ class Trial:
             again = self.turns.run(item)
             self._item_s = time.perf_counter() - begun
             self.differences = tuple(self._compare(self._found, again))
+            if self.stage.stats.foreign and not self.differences:
+                self._check_stats(item)
         return self._found
+
+    def _check_stats(self, item: Item) -> None:
+        """Batch-norm that trains must not read its running statistics, which are others while an item runs.
+
+        Raises:
+            ConfigError: one does.
+        """
+        assert self._found is not None, "it was run"
+        stats = self.stage.stats
+        stats.begins_with = 1.0
+        found = replace(self.turns.run(item), stats=self._found.stats)
+        stats.begins_with = 0.0
+        if (name := self._first_difference(self._found, found)) is not None:
+            raise ConfigError(
+                f"the {name} depends on the running statistics of batch-norm in train() ({', '.join(stats.foreign)}: "
+                "a class with a forward pass of its own), which the step folds only behind all of its items; expected "
+                "that it reads them in eval() only, as torch.nn.BatchNorm2d does"
+            )
 
     def _compare(self, one: Gradients, other: Gradients) -> Iterator[str]:
         if self._data_differ():
