@@ -18,8 +18,8 @@ from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.errors import HoldfastError
 from holdfast.recovery.audit import audits_weights, sample
-from holdfast.runtime.specs import sampling_of
 from holdfast.runtime.train import train
+from holdfast.settings.rules import sampling_of
 from measure import Recorder, interval, print_table, progress, ratio_interval, time_limit
 
 SIDES = ("without", "audited")

@@ -148,10 +148,10 @@ def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
 
     assert job.model.__struct_config__.tag == "gpt"
     plan = healthy_plan(job, job.model.layers + 2)  # type: ignore[union-attr]
-    boundaries, found = probe(job).boundaries, {}
+    probed, found = probe(job), {}
     for worker in plan.workers:
-        parts = build_stage(job, plan, worker, boundaries)
-        program = next(program for program in lower(plan, parts.ties) if program.worker == worker)
+        parts = build_stage(job, plan, worker, probed.boundaries)
+        program = next(program for program in lower(plan, probed.ties) if program.worker == worker)
         point, messages, ring = 0, 0, 0.0
         for instruction in program.instructions:
             if isinstance(instruction, Send):
@@ -172,7 +172,7 @@ def _baseline_bytes(job: Job) -> dict[str, dict[str, int]]:
     grid, model = job.grid, build_model(job)
     plan = healthy_plan(job, len(model.layers))
     shared = model.layers[0].get_parameter("token.weight").nbytes
-    boundaries, found = probe(job).boundaries, {}
+    probed, found = probe(job), {}
     for worker in plan.workers:
         owned = plan.placement.layers_of(worker)
         own = sum(p.nbytes for index in owned for p in model.layers[index].parameters())

@@ -22,6 +22,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, Profile
 from holdfast.recovery.actions import Abort, ClusterView, InstallPlan, Recompute
 from holdfast.recovery.price import Rates, priced, step_seconds
+from holdfast.recovery.rules import JobRules
 from holdfast.runtime.train import Summary
 from holdfast.settings.planning import healthy_plan
 from holdfast.strategies.adaptive import adaptive
@@ -118,7 +119,13 @@ def _row(job: Job, fault: Fault, profile: Profile, summary: Summary) -> dict[str
     plan = healthy_plan(job, _LAYERS)
     step_s = statistics.median(lengths)
     assert fault.worker is not None
-    view = ClusterView(baseline=plan, lost=frozenset([fault.worker]), plan=plan, step=fault.step)
+    view = ClusterView(
+        rules=JobRules(steps=job.train.steps),
+        baseline=plan,
+        lost=frozenset([fault.worker]),
+        plan=plan,
+        step=fault.step,
+    )
     view = replace(view, elapsed_s=struck + failure.detected_s - began - step_s)
     return {
         "error": None,

@@ -118,11 +118,16 @@ class Striker:
         ready = self.events(WorkerReady)
         newest = {event.worker: event.pid for event in ready}
         times = Counter(event.worker for event in ready)
-        alive = [pid for worker, pid in newest.items() if times[worker] > found[worker] and psutil.pid_exists(pid)]
+        alive = [worker for worker, pid in newest.items() if times[worker] > found[worker] and psutil.pid_exists(pid)]
         if len(alive) < 2:
             return False
+        if self.kinds[0] == signal.SIGSTOP:  # whoever takes no part yet holds nobody up, and may never be missed
+            ran = [(event.step, event.worker) for event in self.events(StepOps)]
+            alive = [worker for worker in alive if (max(ran)[0], worker) in ran]
+        if not alive:
+            return False
         with suppress(ProcessLookupError):
-            os.kill(self.draw.choice(alive), self.kinds[0])
+            os.kill(newest[self.draw.choice(alive)], self.kinds[0])
             self.dealt[self.kinds[0].name] += 1
         return True
 

@@ -14,7 +14,6 @@ from holdfast.control.membership import (
     Membership,
     Phase,
     Record,
-    Rules,
     Tell,
     Tick,
     decide,
@@ -56,6 +55,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.validate import validate
 from holdfast.core.work import Busy, WorkPhase
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Detected, Installed, Parted
 
@@ -80,7 +80,7 @@ class Cluster(RuleBasedStateMachine):
         self.workers = plan.workers
         """Everyone who ever came, or is to come at first."""
         self.blank = self.state = Membership(
-            grid=GridState(baseline=plan), rules=Rules(steps=STEPS, strategy="auto", directory="final")
+            grid=GridState(baseline=plan), rules=JobRules(steps=STEPS, directory="final")
         )
         self.stored = None
         self.now = 0.0

@@ -11,6 +11,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.profile import LayerProfile, Link, Profile, costs_from_profile
 from holdfast.planning.planner import Technique
+from holdfast.planning.remainder import Keeping
 from holdfast.planning.training import Terms, replanned
 from holdfast.recovery.actions import (
     Abort,
@@ -28,6 +29,7 @@ from holdfast.recovery.actions import (
     TakeBack,
 )
 from holdfast.recovery.price import Rates, after, price, priced, step_seconds
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.strategies.adaptive import adaptive
 from holdfast.strategies.answers import fall_back
@@ -75,6 +77,7 @@ def some_rates(seed: int = 0) -> Rates:
 
 RATES = some_rates()
 PLAN = regular_plan(3, split_evenly(LAYERS, 4), 6)
+RULES = JobRules(steps=9)
 VICTIM = WorkerId(1, 1)
 
 
@@ -113,11 +116,17 @@ class Run:
     def ended(self, step, generation):
         return self.ops(step, generation)[1]
 
-    def view(self, step, **options):
+    def view(self, step, *, rules=RULES, **options):
         """What was known as the worker was found to be lost, in a step."""
         elapsed_s = self.when(Detected) - self.began(step - 1, 1) - step_seconds(self.plan, RATES)
         return ClusterView(
-            baseline=self.plan, lost=frozenset([VICTIM]), plan=self.plan, step=step, elapsed_s=elapsed_s, **options
+            rules=rules,
+            baseline=self.plan,
+            lost=frozenset([VICTIM]),
+            plan=self.plan,
+            step=step,
+            elapsed_s=elapsed_s,
+            **options,
         )
 
 
@@ -151,7 +160,7 @@ def test_the_actions_that_answer_a_loss():
 def test_what_is_left_of_a_step_is_less_than_the_step(point):
     """It is priced as the survivors plan it, if all had come as far as their plan says."""
     run = Run(f"kill:{VICTIM}@3:{point}")
-    view = run.view(3, keeps=True)
+    view = run.view(3, rules=replace(RULES, keeping=Keeping(costs=costs_from_profile(RATES.profile))))
     recovery = adaptive(view)
     prices = dict(zip(map(type, recovery.actions), priced(recovery, view, RATES), strict=True))
     detected, agreed = run.when(Detected), run.when(Agreed, 2)
@@ -166,7 +175,9 @@ def test_whoever_computes_hears_an_order_at_the_end_of_its_operation():
     """And nobody else is waited for; the view tells how far the step is."""
     spans = evaluate(PLAN, costs_from_profile(RATES.profile)).spans
     longest = max(spans, key=lambda span: span.end - span.start)
-    view = ClusterView(baseline=PLAN, lost=frozenset(), plan=PLAN, elapsed_s=longest.start - RATES.control_s)
+    view = ClusterView(
+        rules=RULES, baseline=PLAN, lost=frozenset(), plan=PLAN, elapsed_s=longest.start - RATES.control_s
+    )
     assert price(Abort(), view, RATES).seconds == pytest.approx(RATES.control_s + longest.end - longest.start)
     alone = replace(view, lost=frozenset(PLAN.workers))
     assert price(Abort(), alone, RATES).seconds == RATES.control_s
@@ -197,7 +208,7 @@ def test_steps_that_are_run_again_from_a_snapshot():
 
 def test_a_checkpoint_is_waited_for_and_loaded():
     run = Run(f"kill:{VICTIM}@5:backward", strategy="checkpoint-restart", checkpoint_every=2, wait_for_replacement=9.0)
-    view = run.view(5, wait_s=9.0, checkpoint=4, coming=True)
+    view = run.view(5, rules=replace(RULES, wait_s=9.0), checkpoint=4, coming=True)
     waits = next(each for each in checkpoint_restart(view).actions if isinstance(each, Await))
     halted, again = run.when(Installed, 2), run.when(Installed, 3)
     assert again - halted == close(price(waits, view, RATES).seconds)
@@ -212,7 +223,7 @@ def test_a_checkpoint_is_waited_for_and_loaded():
 def test_a_checkpoint_is_loaded_by_a_smaller_grid():
     others = [WorkerId(pipeline, 1) for pipeline in range(3)]
     run = Run(*(f"kill:{worker}@5:backward" for worker in others), checkpoint_every=2)
-    view = ClusterView(baseline=PLAN, lost=frozenset(others), plan=PLAN, step=5, checkpoint=4)
+    view = ClusterView(rules=RULES, baseline=PLAN, lost=frozenset(others), plan=PLAN, step=5, checkpoint=4)
     recovery = fall_back(view, PLAN.placement.layers_of(others[0]))
     prices = dict(zip(map(type, recovery.actions), priced(recovery, view, RATES), strict=True))
     generation = next(
@@ -231,7 +242,7 @@ def test_a_boundary_costs_a_connection_and_a_copy_nothing_but_its_time():
         e.generation for _, e in run.result.events if isinstance(e, Installed) and e.strategy == "boundary"
     )
     first = min(e.step for _, e in run.result.events if isinstance(e, StepOps) and e.generation == generation)
-    view = ClusterView(baseline=PLAN, lost=frozenset([VICTIM]), plan=PLAN)
+    view = ClusterView(rules=RULES, baseline=PLAN, lost=frozenset([VICTIM]), plan=PLAN)
     boundary = price(InstallPlan(plan=PLAN, at_boundary=True), view, RATES)
     assert run.began(first, generation) - run.ended(first - 1, generation - 1) == close(boundary.seconds)
 
@@ -240,7 +251,7 @@ def test_a_boundary_costs_a_connection_and_a_copy_nothing_but_its_time():
 def test_training_goes_on_during_a_copy(steps):
     """Whoever was given state has caught up at the end of the step in which it came."""
     layers = LayerRange(*PLAN.placement.layers_of(VICTIM)[:1], PLAN.placement.layers_of(VICTIM)[-1] + 1)
-    view = ClusterView(baseline=PLAN, lost=frozenset([VICTIM]), plan=PLAN)
+    view = ClusterView(rules=RULES, baseline=PLAN, lost=frozenset([VICTIM]), plan=PLAN)
     size = sum(RATES.profile.layers[layer].state_bytes for layer in layers.indices)
     step_s = step_seconds(adaptive(view).plan, RATES)
     rates = replace(RATES, copy=Link(latency_s=0.0, bytes_per_s=size / (steps * step_s)))
@@ -255,7 +266,7 @@ def test_what_lives_is_saved():
     others = [WorkerId(pipeline, 1) for pipeline in range(3)]
     run = Run(*(f"kill:{worker}@3:backward" for worker in others))
     assert run.result.outcome == "lost"
-    view = ClusterView(baseline=PLAN, lost=frozenset(others), plan=PLAN, step=3)
+    view = ClusterView(rules=RULES, baseline=PLAN, lost=frozenset(others), plan=PLAN, step=3)
     agreed = max(at for at, e in run.result.events if isinstance(e, Agreed))
     assert run.result.seconds - agreed == close(price(SaveCommitted(), view, RATES).seconds)
     smaller = replace(view, baseline=regular_plan(1, split_evenly(LAYERS, 4), 18))

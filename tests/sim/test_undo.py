@@ -39,7 +39,8 @@ class Undoing:
     def __init__(self, pipelines=2):
         torch.set_num_threads(1)
         self.job = parse_job({**JOB, "grid": {**JOB["grid"], "pipelines": pipelines}})
-        self.boundaries = probe(self.job).boundaries
+        found = probe(self.job)
+        self.boundaries, self.ties = found.boundaries, found.ties
         self.plan = healthy_plan(self.job, len(self.boundaries))
 
     def run(self, **options):
@@ -49,9 +50,8 @@ class Undoing:
             stages[worker] = build_stage(self.job, plan, worker, self.boundaries).stage
             return stages[worker]
 
-        ties = build_stage(self.job, self.plan, WorkerId(0, 0), self.boundaries).ties
         usual = {"steps": STEPS, "step_log": False}  # a step that is gone on with needs hardly ever be inverted
-        result = VirtualCluster(Scenario(plan=self.plan, stage=stage, ties=ties, **{**usual, **options})).run()
+        result = VirtualCluster(Scenario(plan=self.plan, stage=stage, ties=self.ties, **{**usual, **options})).run()
         return result, {worker: stages[worker] for worker in stages if worker not in result.lost}
 
 

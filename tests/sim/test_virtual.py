@@ -178,16 +178,17 @@ GPT = {
 def gpt():
     torch.set_num_threads(1)
     job = parse_job(GPT)
-    boundaries = probe(job).boundaries
+    found = probe(job)
+    boundaries = found.boundaries
     plan = healthy_plan(job, len(boundaries))
 
     def run(seed=0, **options):
         def stage(worker, plan):
             return build_stage(job, plan, worker, boundaries).stage
 
-        ties = build_stage(job, plan, WorkerId(0, 0), boundaries).ties
-        cluster = VirtualCluster(Scenario(plan=plan, steps=STEPS, seed=seed, stage=stage, ties=ties, **options))
-        return cluster.run()
+        return VirtualCluster(
+            Scenario(plan=plan, steps=STEPS, seed=seed, stage=stage, ties=found.ties, **options)
+        ).run()
 
     return run
 

@@ -26,17 +26,16 @@ def one_step(route: dict[int, int]) -> list[str]:
     """Runs a step on two stages; micro-batch ``m`` of the first is taken for ``route[m]`` by the second."""
     torch.set_num_threads(1)
     job = parse_job(JOB)
-    boundaries = probe(job).boundaries
-    plan = healthy_plan(job, len(boundaries))
-    parts = [build_stage(job, plan, WorkerId(0, s), boundaries) for s in range(2)]
-    first, second = (part.stage for part in parts)
+    found = probe(job)
+    plan = healthy_plan(job, len(found.boundaries))
+    first, second = (build_stage(job, plan, WorkerId(0, s), found.boundaries).stage for s in range(2))
     for microbatch, taken_for in route.items():
         second.forward(0, taken_for, first.forward(0, microbatch, None).clone())
         first.backward(OpKind.B, 0, microbatch, second.backward(OpKind.B, 0, taken_for, None).clone())
     for stage in (first, second):
         for layer in stage.layer_steps():
             stage.accept((layer,), stage.message((layer,)))
-    for tie in parts[0].ties:
+    for tie in found.ties:
         total = first.message(tie) + second.message(tie)
         for stage in (first, second):
             stage.accept(tie, total.clone())

@@ -62,8 +62,8 @@ class RunningStats:
         kept = [(norm, [norm._buffers[kind] for kind in _NAMES]) for norm in self._modules.values()]
         try:
             for (name, norm), (_, real) in zip(self._modules.items(), kept, strict=True):
-                first = (self.begins_with, self.begins_with, 0)
-                self._scratch[name] = [torch.full_like(b, x) for b, x in zip(real, first, strict=True)]  # kept by graphs
+                first = (self.begins_with, self.begins_with, 0)  # the graph keeps them
+                self._scratch[name] = [torch.full_like(b, x) for b, x in zip(real, first, strict=True)]
                 switch = _Switch(norm, real, self._scratch[name])
                 norm.train = switch.train
                 switch.turn()

@@ -55,7 +55,7 @@ def replay(protocol: WorkerProtocol, order: ReplayOrder) -> Script:
     courses = []
     for part in parts:
         engine, at = yield from _engine(protocol, order, part)
-        program = lower_step(replayed_step(part, protocol.worker, order.num_layers, protocol.ties))
+        program = lower_step(replayed_step(part, protocol.worker, order.num_layers, protocol.rules.ties))
         courses.append(_Course(part=part, program=program, engine=engine, at=at))
     yield from _connect(order, courses)
     for course in courses:

@@ -88,7 +88,7 @@ from holdfast.protocol.replaying import put_back, replay
 from holdfast.protocol.snapshots import Snapshots
 from holdfast.protocol.step_log import StepLog
 from holdfast.protocol.stopping import report_of
-from holdfast.recovery.audit import Sampling
+from holdfast.recovery.rules import JobRules
 
 __all__ = ["MOST_MISSED", "Engine", "WorkerProtocol", "mean_loss"]
 
@@ -196,11 +196,9 @@ class WorkerProtocol:
     Attributes:
         worker: who we are.
         stage: the compute engine.
-        steps: how many steps the job has.
-        ties: the layers that share a weight, each a tuple of layer indices.
+        rules: what the job says once and for all.
         pid: our process.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
-        synchronous: whether training stands still until our part of a checkpoint is written.
         snapshots: of our layers, in our memory.
         generation: the generation that we are in; 0 before the first.
         plan: its plan.
@@ -222,7 +220,6 @@ class WorkerProtocol:
         refuses: whether updates that were made ahead of their verdict do not stand, and the step behind was not run
             since: others may have begun it on them.
         standing: the generation that we are in and what we do in it, in one value: other threads read it.
-        sampling: what the job audits; None: nothing.
         audits: how that goes on in this generation.
         disputed: what we found out about the step that we did not contribute to; None if nothing.
         asked: whether somebody's loop asks for each step, which does not begin before.
@@ -231,17 +228,15 @@ class WorkerProtocol:
 
     worker: WorkerId
     stage: Engine
-    steps: int
-    ties: tuple[tuple[int, ...], ...]
+    rules: JobRules
     pid: int
-    checkpoint_every: int = 0
-    synchronous: bool = False
-    snapshots: Snapshots = field(default_factory=Snapshots)
+    checkpoint_every: int = field(init=False)
+    snapshots: Snapshots = field(init=False)
     generation: int = 0
     plan: Plan | None = None
     program: WorkerProgram | None = None
     rest: WorkerProgram | None = None
-    log: StepLog = field(default_factory=StepLog)
+    log: StepLog = field(init=False)
     execution: Execution | None = None
     staggered: bool = False
     verdicts: tuple[Verdict, ...] = ()
@@ -250,17 +245,23 @@ class WorkerProtocol:
     entered: int = 0
     raised: Raised | None = None
     pins_at: int | None = None
-    log_filter: LogFilter | None = None
+    log_filter: LogFilter | None = field(init=False)
     aside: Engine | None = None
     agreed: tuple[int, tuple[bytes, ...]] = (0, ())
     replayed: dict[tuple[int, ...], Engine] = field(default_factory=dict)
     refuses: bool = False
     standing: tuple[int, Activity] = (0, "waiting")
-    sampling: Sampling | None = None
     audits: Audits | None = None
     disputed: Audited | None = None
     asked: bool = False
     repeated: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Nothing is kept yet."""
+        rules = self.rules
+        self.checkpoint_every, self.snapshots = rules.checkpoint_every, Snapshots(every=rules.snapshot_every)
+        self.log = StepLog(most_bytes=rules.step_log_bytes if rules.keeping is not None else 0)
+        self.log_filter = None if rules.logging is None else LogFilter(node_of=rules.logging.node_of)
 
     def run(self) -> Script:
         """Yields what the worker does until it is told to shut down.
@@ -297,7 +298,7 @@ class WorkerProtocol:
     @property
     def num_steps(self) -> int:
         """How many steps there are, with those that are run once more; fewer where a script has stopped its loop."""
-        return self.steps + len(self.repeated) if self.stage.ends is None else self.stage.ends
+        return self.rules.steps + len(self.repeated) if self.stage.ends is None else self.stage.ends
 
     def _repeat(self, steps: tuple[int, ...]) -> None:
         self.repeated = self.stage.repeated = steps
@@ -506,13 +507,13 @@ class WorkerProtocol:
 
     def _connect(self, plan: Plan, step: int | None = None, rest: StepPlan | None = None) -> Script:
         """Connects with all whom our programs, of whole steps and of the rest of one, have us talk to."""
-        audits = self.sampling is not None and self.sampling.layers
+        audits = self.rules.sampling is not None and self.rules.sampling.layers
         self.program = replace(
-            lower_worker(plan, self.worker, self.ties),
+            lower_worker(plan, self.worker, self.rules.ties),
             besides=audit_messages(plan.placement, self.worker) if audits else (),
         )
         if self.log_filter is not None:
-            self.log_filter.follow(plan, self.program, self.ties)
+            self.log_filter.follow(plan, self.program, self.rules.ties)
         self.rest = None if rest is None else lower_step(rest)
         yield Build(self.generation, groups(self.programs), _neighbours(plan, self.worker), step)
 
@@ -757,7 +758,8 @@ class WorkerProtocol:
     @property
     def _intervals(self) -> tuple[int, ...]:
         """So many steps lie between two moments at which something needs the settled state; 0: there are none."""
-        return self.checkpoint_every, self.snapshots.every, 0 if self.sampling is None else self.sampling.every
+        sampling = self.rules.sampling
+        return self.checkpoint_every, self.snapshots.every, 0 if sampling is None else sampling.every
 
     def _execution(self, step: int, *, closing: bool, rest: bool = False) -> Execution:
         program, audit = self.rest if rest else self.program, None if rest else self._audit_of(step)
@@ -788,9 +790,9 @@ class WorkerProtocol:
 
     def _audit_of(self, step: int) -> StepAudit | None:
         """Of a step that is run whole; what is left of an interrupted one is not audited."""
-        if self.sampling is None or self.audits is None or self.plan is None:
+        if self.rules.sampling is None or self.audits is None or self.plan is None:
             return None
-        return audit_of(self.sampling, step, self.plan, self.audits, self.generation, Report)
+        return audit_of(self.rules.sampling, step, self.plan, self.audits, self.generation, Report)
 
     def _before(self, step: int, *, beginning: bool) -> Script:
         """What is done with the state that all layers have before a step, if that is settled."""
@@ -802,17 +804,17 @@ class WorkerProtocol:
 
     def _sample_item(self, step: int) -> None:
         """Notes which micro-batch of the step two workers run, and whether we are the one beside its runner."""
-        if self.sampling is None or self.plan is None:
+        if self.rules.sampling is None or self.plan is None:
             return
-        if (found := item_of(self.sampling, step, self.plan)) is not None:
+        if (found := item_of(self.rules.sampling, step, self.plan)) is not None:
             number, beside = found
             self.stage.sample_item(step, number, runs=beside == self.worker)
 
     def _weigh(self, step: int, *, beginning: bool) -> Script:
         """Tells digests of our layers, once in so many steps and whenever those of the owners were found to differ."""
-        if self.sampling is None or self.audits is None:
+        if self.rules.sampling is None or self.audits is None:
             return
-        due = step > 0 and self.sampling.weighs(step - 1)
+        due = step > 0 and self.rules.sampling.weighs(step - 1)
         if due or (beginning and self.audits.weigh):
             digests = (*self._digests(), *self.stage.sampled_item(step - 1))
             yield Report(Weighed(worker=self.worker, generation=self.generation, step=step, digests=digests))
@@ -918,7 +920,7 @@ class WorkerProtocol:
             if asked:
                 yield Written()
             yield Pin(self.generation, step, layers)
-            if self.synchronous:
+            if self.rules.synchronous:
                 yield Written()
 
     def _done(self, step: int, loss: float | None) -> StepDone:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
-from holdfast.planning.training import Rerouted, Terms
+from holdfast.planning.training import Rerouted
+from holdfast.recovery.rules import JobRules
 
 __all__ = [
     "Abort",
@@ -247,13 +248,12 @@ class ClusterView:
     """What a strategy may look at.
 
     Attributes:
+        rules: what the job says once and for all.
         baseline: the plan of the whole grid.
         lost: workers of it that cannot compute: gone, leaving, or without state.
         entering: those of them that are there and get their state now.
         dormant: workers of it that hold their state and are to compute nothing, where their layers have other owners.
         checkpoint: the step of the newest state that can be loaded; None if there is none.
-        wait_s: how long to wait for new workers before a smaller grid is chosen.
-        terms: what the planner goes by; None if plans keep to 1F1B's rules.
         offer: a plan for this very loss that is better than what would be made at once; None if there is none.
         target: the plan of the whole grid that is to come, by layers handed from worker to worker; None if it stays.
         plan: what runs; None if nothing does.
@@ -264,20 +264,17 @@ class ClusterView:
         coming: whether new processes are started for the lost.
         updates_ahead: whether updates are made ahead of the verdict.
         spares: how many workers are there that have no place in the grid.
-        fewest: with how many workers the job is to go on at least, so that it survives what it is to tolerate; 0: with
-            any that hold all layers.
+        waited: whether whoever is missing has been waited for as long as the job says.
         interrupted: the plan whose step was interrupted, and how long that had been run; None if nothing of it is kept.
-        keeps: whether workers keep what they have of an interrupted step, so that it can be gone on with.
         logs: whether what crosses nodes is logged, so that layers without an owner can be replayed.
     """
 
+    rules: JobRules
     baseline: Plan
     lost: frozenset[WorkerId]
     entering: frozenset[WorkerId] = frozenset()
     dormant: frozenset[WorkerId] = frozenset()
     checkpoint: int | None = None
-    wait_s: float = 0.0
-    terms: Terms | None = None
     offer: Rerouted | None = None
     target: Plan | None = None
     plan: Plan | None = None
@@ -288,7 +285,16 @@ class ClusterView:
     coming: bool = False
     updates_ahead: bool = False
     spares: int = 0
-    fewest: int = 0
+    waited: bool = False
     interrupted: tuple[Plan, float] | None = None
-    keeps: bool = False
     logs: bool = False
+
+    @property
+    def wait_s(self) -> float:
+        """How long to wait for new workers before a smaller grid is chosen; 0: not at all, or no longer."""
+        return 0.0 if self.waited else self.rules.wait_s
+
+    @property
+    def keeps(self) -> bool:
+        """Whether workers keep what they have of an interrupted step, so that it can be gone on with."""
+        return self.rules.keeping is not None

@@ -15,12 +15,10 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.errors import ConfigError
-from holdfast.planning.remainder import Keeping
-from holdfast.planning.replays import Logging
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
-from holdfast.recovery.audit import Sampling
 from holdfast.recovery.choice import Sizes
+from holdfast.recovery.rules import JobRules
 from holdfast.storage.checkpoints import Facts, Rejected
 from holdfast.version import __version__
 
@@ -28,7 +26,6 @@ __all__ = [
     "CoordinatorSpec",
     "Found",
     "LibrarySpec",
-    "Planned",
     "Probed",
     "ResumeFrom",
     "WorkerSpec",
@@ -36,7 +33,6 @@ __all__ = [
     "check_sources",
     "emulated_probe",
     "facts_of",
-    "sampling_of",
 ]
 
 
@@ -83,6 +79,7 @@ class WorkerSpec:
     Attributes:
         worker: who it is.
         job: the job.
+        rules: what it says once and for all.
         plan: the plan of the healthy grid; a spare is not in it.
         host: the address that it listens on.
         address: of the coordinator.
@@ -94,7 +91,6 @@ class WorkerSpec:
         deadline: when the loop of a script is to be stopped, in seconds since the epoch; infinite: by no time.
         logs_url: where all nodes can read the job's logs; None: each other's disks.
         nodes: the workers that share a node.
-        job_id: tells this job's logs from those of all others.
         model: digest of the model's first weights, and of the first state of a script's optimizers.
         script: what the script said of its optimizers, schedulers and data when it was tried, by key.
         sources: digests of the files of the user's own code, as they were when the job was tried.
@@ -108,6 +104,7 @@ class WorkerSpec:
 
     worker: WorkerId
     job: Job
+    rules: JobRules
     plan: Plan
     host: str
     address: str
@@ -122,7 +119,6 @@ class WorkerSpec:
     deadline: float = math.inf
     logs_url: str | None = None
     nodes: tuple[tuple[WorkerId, ...], ...] = ()
-    job_id: str = ""
     model: str = ""
     script: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -154,58 +150,39 @@ def check_sources(told: Mapping[str, str], ours: Mapping[str, str]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """What is planned before training.
-
-    Attributes:
-        plan: of the healthy grid.
-        terms: what the planner goes by; None if plans keep to 1F1B's rules.
-        shapes: what pipelines of whoever is left are made by; None if none are made.
-        keeping: how an interrupted step is gone on with; None if it is always run again whole.
-    """
-
-    plan: Plan
-    terms: Terms | None = None
-    shapes: Shapes | None = None
-    keeping: Keeping | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSpec:
     """All that the coordinator's process is told.
 
     Attributes:
         job: the job.
-        planned: what is planned.
-        logging: how what crosses nodes is logged; None if it is not.
+        rules: what it says once and for all.
+        plan: of the healthy grid.
+        shapes: what pipelines of whoever is left are made by; None if none are made.
         library: the folder of the plans that are made while training runs; None if none are.
         token: of the job.
         store: path of the decisions, or where in etcd they are; those that are there already are taken up.
         events: path of the job's log.
-        directory: where the trained layers are saved.
         checkpoints: url of where the job's checkpoints go.
         facts: what they say of the job.
         resume: the checkpoint that the job goes on from; None if it begins anew.
         host: the address to listen on.
         port: to listen on; 0 for any.
-        job_id: tells this job's decisions from those of all others.
         socket: where to listen, too; None nowhere else.
         around: each is called with the coordinator's :class:`holdfast.control.decider.Decider` before that decides,
             and puts something around its ports; none but in a job that is built to be struck.
     """
 
     job: Job
-    planned: Planned
+    rules: JobRules
+    plan: Plan
     token: str
     store: str
     events: str
-    directory: str
     checkpoints: str
     facts: Facts
     host: str
     port: int
-    job_id: str
-    logging: Logging | None = None
+    shapes: Shapes | None = None
     library: str | None = None
     resume: ResumeFrom | None = None
     socket: str | None = None
@@ -269,12 +246,6 @@ def emulated_probe(job: Job, profile: Profile) -> Probed:
         )
     check_cuts(job.grid, len(profile.layers), what="profile")
     return Probed(boundaries=(), facts=facts_of(job, layers=len(profile.layers), model="emulated", data="emulated"))
-
-
-def sampling_of(job: Job) -> Sampling | None:
-    """Returns what the job audits; None: nothing."""
-    every = job.train.compare_every if job.loops else job.train.audit_every
-    return Sampling(seed=job.train.seed, every=every, layers=not job.loops) if every else None
 
 
 def facts_of(

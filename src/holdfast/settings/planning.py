@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise, repeat
 
 from holdfast.config.job import Grid, Job
@@ -26,6 +26,7 @@ from holdfast.planning.training import Terms, planned_grid, planned_routes, regu
 from holdfast.schedule.builders import home_plan
 
 __all__ = [
+    "Planned",
     "grid_of",
     "healthy_plan",
     "in_flight_of",
@@ -36,6 +37,23 @@ __all__ = [
     "terms_of",
     "tolerated",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What is planned before training.
+
+    Attributes:
+        plan: of the healthy grid.
+        terms: what the planner goes by; None if plans keep to 1F1B's rules.
+        shapes: what pipelines of whoever is left are made by; None if none are made.
+        keeping: how an interrupted step is gone on with; None if it is always run again whole.
+    """
+
+    plan: Plan
+    terms: Terms | None = None
+    shapes: Shapes | None = None
+    keeping: Keeping | None = None
 
 
 def profile_of(job: Job, num_layers: int) -> Profile | None:

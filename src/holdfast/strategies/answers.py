@@ -71,8 +71,8 @@ def _without_lost(view: ClusterView) -> Rerouted:
         return view.offer
     if not view.lost:
         return Rerouted(plan=view.baseline)
-    if view.terms is not None:
-        return rerouted(view.baseline, view.lost, view.terms)
+    if view.rules.terms is not None:
+        return rerouted(view.baseline, view.lost, view.rules.terms)
     plan = adaptive_plan(view.baseline, view.lost)
     validate(plan)
     return Rerouted(plan=plan)
@@ -104,7 +104,7 @@ def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
     if view.wait_s > 0:
         return RecoveryPlan(strategy="fallback", actions=(Abort(), Await(limit_s=view.wait_s)))
     most = max(held.stop - held.start for _, held in baseline.placement.ranges)
-    plan = _shrunken(left, baseline, 2 * most, view.terms)
+    plan = _shrunken(left, baseline, 2 * most, view.rules.terms)
     return resume("fallback", plan, ReplaceGrid(plan=plan), load)
 
 
@@ -122,14 +122,14 @@ def _replayed(view: ClusterView) -> RecoveryPlan | None:
     if view.wait_s > 0:
         return None
     most = max(held.stop - held.start for _, held in baseline.placement.ranges)
-    costs = None if view.terms is None else view.terms.costs
+    costs = None if view.rules.terms is None else view.rules.terms.costs
     left = frozenset(baseline.workers) - away
     try:
         plan = takeover_plan(baseline, left, max_layers=2 * most, costs=costs)
     except InfeasiblePlan:
         return None
     validate(plan)
-    plan = plan if view.terms is None else replanned(plan, view.terms)
+    plan = plan if view.rules.terms is None else replanned(plan, view.rules.terms)
     return RecoveryPlan(strategy="logging", actions=(Abort(), TakeStock(), ReplayLayers(plan=plan), Rejoin(grid=plan)))
 
 

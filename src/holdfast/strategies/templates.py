@@ -21,8 +21,9 @@ def templates(view: ClusterView) -> RecoveryPlan:
     section 4.1.1 for how many nodes are enough.
     """
     left = len(frozenset(view.baseline.workers) - (view.lost - view.entering)) + view.spares
-    if left < view.fewest:
-        why = f"{left} workers are left, and {view.fewest} are needed to tolerate as many failures as the job is to"
+    fewest = view.rules.fewest
+    if left < fewest:
+        why = f"{left} workers are left, and {fewest} are needed to tolerate as many failures as the job is to"
         return give_up("templates", view.baseline.placement.unowned_layers(view.lost - view.entering), why)
     return reroute(view, "templates")
 

@@ -11,16 +11,17 @@ import hashlib
 from dataclasses import replace
 
 from holdfast.control.detection import Watch
-from holdfast.control.membership import Closed, GridState, Membership, Restoring, Rules, Running, Tell
-from holdfast.control.membership.cadence import Cadence
+from holdfast.control.membership import Closed, Membership, Restoring, Tell
 from holdfast.control.messages import Command, Ended, StateAt
 from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
 from holdfast.core.profile import costs_from_profile, unit_costs
 from holdfast.core.validate import validate
 from holdfast.errors import InternalError
 from holdfast.planning.remainder import Keeping
 from holdfast.planning.replays import Logging
 from holdfast.planning.training import Terms, replanned
+from holdfast.recovery.rules import JobRules
 from holdfast.strategies.registry import strategy_named
 from holdfast.testing.scenario import Pause, Scenario, VirtualResult
 from holdfast.testing.virtual_agent import VirtualAgent
@@ -56,12 +57,13 @@ class VirtualCluster:
             up=lambda event: self._coordinator.take(event),
             listens=lambda: self._coordinator.alive,
         )
-        self._world = World(scenario=scenario, time=time, links=self._links, log=self._log)
+        rules = _rules(scenario, terms)
+        self._world = World(scenario=scenario, rules=rules, time=time, links=self._links, log=self._log)
         self._agent = VirtualAgent(self._world, self._restart_coordinator)
         self._for_agent: list[Command] = []
         self._ended: Ended | None = None
         self._store = VirtualStore()
-        self._begins = _begins(scenario, terms)
+        self._begins = _begins(rules, plan)
         self._coordinator = self._make_coordinator()
 
     def run(self, limit_s: float = 10_000.0) -> VirtualResult:
@@ -212,26 +214,29 @@ def _keeping(scenario: Scenario) -> Keeping:
     return Keeping(costs=costs, ties=scenario.ties)
 
 
-def _begins(scenario: Scenario, terms: Terms | None) -> Membership:
-    """The membership of the job before it has begun."""
-    every = scenario.checkpoint_every
-    return Membership(
-        rules=Rules(
-            steps=scenario.steps,
-            strategy=scenario.strategy,
-            directory="",
-            terms=terms,
-            wait_s=scenario.wait_for_replacement,
-            tolerate=scenario.tolerate,
-            fewest=scenario.fewest,
-            weighs=scenario.weighs,
-            keeping=_keeping(scenario) if scenario.step_log else None,
-            logging=Logging(nodes=scenario.nodes, helpers=scenario.helpers) if scenario.logs else None,
-            sampling=scenario.sampling,
-        ),
-        grid=GridState(baseline=scenario.plan),
-        running=Running(staggered=scenario.staggered),
-        restoring=Restoring(restorable=(StateAt(url=None, step=0),) if every else ()),
-        watch=Watch(limit_s=HANG_S),
-        cadence=Cadence(every=every, wanted=every) if scenario.sets_interval else None,
+def _rules(scenario: Scenario, terms: Terms | None) -> JobRules:
+    """What the job says once and for all."""
+    return JobRules(
+        steps=scenario.steps,
+        strategy=scenario.strategy,
+        ties=scenario.ties,
+        staggered=scenario.staggered,
+        terms=terms,
+        keeping=_keeping(scenario) if scenario.step_log else None,
+        logging=Logging(nodes=scenario.nodes, helpers=scenario.helpers) if scenario.logs else None,
+        checkpoint_every=scenario.checkpoint_every,
+        sets_interval=scenario.sets_interval,
+        synchronous=scenario.synchronous,
+        snapshot_every=scenario.snapshot_every,
+        sampling=scenario.sampling,
+        wait_s=scenario.wait_for_replacement,
+        tolerate=scenario.tolerate,
+        fewest=scenario.fewest,
+        weighs=scenario.weighs,
     )
+
+
+def _begins(rules: JobRules, plan: Plan) -> Membership:
+    """The membership of the job before it has begun."""
+    first = (StateAt(url=None, step=0),) if rules.checkpoint_every else ()
+    return Membership.before(rules, plan, restoring=Restoring(restorable=first), watch=Watch(limit_s=HANG_S))

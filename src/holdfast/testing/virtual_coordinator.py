@@ -13,6 +13,7 @@ from holdfast.control.store import StoredDecision
 from holdfast.core.ids import WorkerId
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.recovery.actions import RecoveryPlan
+from holdfast.strategies.registry import strategy_named
 from holdfast.telemetry.events import CoordinatorReady
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual_log import VirtualLog
@@ -27,20 +28,25 @@ _MOST_ANSWERS = 4096
 
 
 def _answered(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan | HoldfastError:
-    """What :func:`plan_recovery` comes to: a function of a few values, and many runs ask for the same ones."""
-    rules = state.rules
-    about = (
-        *(rules.strategy, rules.terms, rules.keeping is not None, rules.fewest),
-        *(state.grid.baseline, lost, state.roster.dormant, len(state.roster.spares)),
-    )
+    """What :func:`plan_recovery` comes to: if bits stay the same a function of a few values, which many runs share."""
+    if not strategy_named(state.rules.strategy).exact:  # what is left out depends on what has run
+        return _planned(state, lost)
+    about = (state.rules, state.grid.baseline, lost, state.roster.dormant, len(state.roster.spares))
     if about not in _ANSWERS:
         if len(_ANSWERS) >= _MOST_ANSWERS:
             _ANSWERS.clear()
-        try:
-            _ANSWERS[about] = plan_recovery(state, lost)
-        except HoldfastError as error:
-            return error
+        answer = _planned(state, lost)
+        if isinstance(answer, HoldfastError):
+            return answer
+        _ANSWERS[about] = answer
     return _ANSWERS[about]
+
+
+def _planned(state: Membership, lost: frozenset[WorkerId]) -> RecoveryPlan | HoldfastError:
+    try:
+        return plan_recovery(state, lost)
+    except HoldfastError as error:
+        return error
 
 
 class VirtualStore:

@@ -17,13 +17,9 @@ from holdfast.core.plan import Plan
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
 from holdfast.errors import ClusterError, StorageError, WorkFailed
-from holdfast.planning.replays import Logging
 from holdfast.protocol.effects import WorkerEffect
 from holdfast.protocol.executor import Run
-from holdfast.protocol.log_filter import LogFilter
 from holdfast.protocol.progress_monitor import ProgressMonitor
-from holdfast.protocol.snapshots import Snapshots
-from holdfast.protocol.step_log import StepLog
 from holdfast.protocol.stopping import ends_job
 from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.driver import Call, Driver, SpecOf
@@ -109,15 +105,8 @@ class VirtualWorker:
         return WorkerProtocol(
             worker=self.worker,
             stage=self._stage_for(scenario.plan),
-            steps=scenario.steps,
-            ties=scenario.ties,
+            rules=self._world.rules,
             pid=pid,
-            checkpoint_every=scenario.checkpoint_every,
-            synchronous=scenario.synchronous,
-            snapshots=Snapshots(every=scenario.snapshot_every),
-            log=StepLog(most_bytes=None if scenario.step_log else 0),
-            log_filter=LogFilter(node_of=Logging(nodes=scenario.nodes).node_of) if scenario.logs else None,
-            sampling=scenario.sampling,
         )
 
     @property

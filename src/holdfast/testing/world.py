@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from holdfast.core.ids import WorkerId
+from holdfast.recovery.rules import JobRules
 from holdfast.runtime.transport.port import SumKey
 from holdfast.testing.mail import Mail
 from holdfast.testing.scenario import HeldSum, Range, Scenario, VirtualPin
@@ -34,6 +35,7 @@ class World:
 
     Attributes:
         scenario: the job.
+        rules: what it says once and for all.
         time: that passes.
         links: to the coordinator.
         log: what happened.
@@ -49,6 +51,7 @@ class World:
     """
 
     scenario: Scenario
+    rules: JobRules
     time: VirtualTime
     links: ControlLinks
     log: VirtualLog

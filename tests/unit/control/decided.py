@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.control.membership import GridState, Membership, Record, Rules, Tell, decide, restore, to_store
+from holdfast.control.membership import GridState, Membership, Record, Tell, decide, restore, to_store
 from holdfast.control.membership.storing import StoredDecision
 from holdfast.control.messages import Hello, Joined, Status
+from holdfast.recovery.rules import JobRules
 
 
 class DecidedJob:
@@ -19,7 +20,7 @@ class DecidedJob:
     """
 
     def __init__(self, plan, *, steps=9, strategy="auto", wait_s=0.0, **state):
-        rules = Rules(steps=steps, strategy=strategy, directory="out", wait_s=wait_s)
+        rules = JobRules(steps=steps, strategy=strategy, directory="out", wait_s=wait_s)
         self.blank = self.state = Membership(grid=GridState(baseline=plan), rules=rules, **state)
         self.stored = None
         self.told, self.recorded = [], []

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from holdfast.control.membership import GridState, Membership, Roster, Rules, Tell
+from holdfast.control.membership import GridState, Membership, Roster, Tell
 from holdfast.control.membership.acting import _FUNCTIONS, carry_out, on_status
 from holdfast.control.messages import Install, Resume, StartWorker, StateAt, Status
 from holdfast.core.placement import split_evenly
@@ -23,6 +23,7 @@ from holdfast.recovery.actions import (
     Spawn,
     TakeBack,
 )
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import adaptive_plan, regular_plan
 from holdfast.strategies.answers import resume
 
@@ -30,7 +31,7 @@ PLAN = regular_plan(2, split_evenly(3, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
 STATE = Membership(
     grid=GridState(baseline=PLAN),
-    rules=Rules(steps=9, strategy="auto", directory="out"),
+    rules=JobRules(steps=9, directory="out"),
     generation=1,
     roster=Roster(lost=frozenset({W10})),
 )

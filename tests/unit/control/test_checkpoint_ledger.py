@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.control.checkpoint_ledger import CheckpointLedger, Settled, WriteManifest, note_shard, settle
-from holdfast.control.membership import GridState, Membership, Phase, Record, Rules, Tell, decide
+from holdfast.control.membership import GridState, Membership, Phase, Record, Tell, decide
 from holdfast.control.messages import (
     Ended,
     Finished,
@@ -23,6 +23,7 @@ from holdfast.control.messages import (
 )
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Checkpointed, CheckpointFailed, Notice
@@ -150,9 +151,7 @@ class Job:
     """A membership that runs, and what its last event led to."""
 
     def __init__(self):
-        self.state = Membership(
-            grid=GridState(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out")
-        )
+        self.state = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=STEPS, directory="out"))
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
         for worker in PLAN.workers:
             steps = tuple((layer, 0) for layer in PLAN.placement.layers_of(worker))

@@ -43,16 +43,17 @@ A, B = PLAN.workers
 SERVER = """
 import asyncio, sys, time
 from holdfast.control.coordinator import Coordinator, serve
-from holdfast.control.membership import GridState, Membership, Rules, restore
+from holdfast.control.membership import GridState, Membership, restore
 from holdfast.control.store import DecisionStore
 from holdfast.schedule.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import EventLog
+from holdfast.recovery.rules import JobRules
 
 folder, port = sys.argv[1], int(sys.argv[2])
 store = DecisionStore(folder + "/control.db")
 plan = regular_plan(2, split_evenly(2, 1), 1)
-state = Membership(grid=GridState(baseline=plan), rules=Rules(steps=3, strategy="auto", directory="out"))
+state = Membership(grid=GridState(baseline=plan), rules=JobRules(steps=3, directory="out"))
 if stored := store.latest():
     state = restore(state, stored, reattach_until=time.monotonic() + 60)
 log = EventLog(folder + "/events")

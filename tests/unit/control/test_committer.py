@@ -8,11 +8,12 @@ from tests.waiting import LIMIT_S
 
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.coordinator import Committer, Coordinator
-from holdfast.control.membership import GridState, Membership, Rules
+from holdfast.control.membership import GridState, Membership
 from holdfast.control.messages import ShardWritten
 from holdfast.control.store import DecisionStore
 from holdfast.core.placement import split_evenly
 from holdfast.errors import StorageError
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts
@@ -72,7 +73,7 @@ def test_the_coordinator_goes_on_while_a_manifest_is_being_written(tmp_path):
             super().put(name, data)
 
     coordinator = Coordinator(
-        membership=Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=9, strategy="auto", directory="out")),
+        membership=Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=9, directory="out")),
         store=DecisionStore(tmp_path / "control.db"),
         log=EventLog(tmp_path / "events.jsonl"),
         clock=time.monotonic,

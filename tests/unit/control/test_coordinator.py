@@ -20,7 +20,7 @@ from tests.waiting import LIMIT_S, until
 from holdfast.control import coordinator as coordinator_module
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import METHOD, SERVICE, Coordinator, serve
-from holdfast.control.membership import Closed, GridState, Membership, Rules, Running, Tick
+from holdfast.control.membership import Closed, GridState, Membership, Running, Tick
 from holdfast.control.messages import (
     Attached,
     Blob,
@@ -59,6 +59,7 @@ from holdfast.core.excerpts import excerpts
 from holdfast.core.placement import split_evenly
 from holdfast.core.work import WorkPhase
 from holdfast.errors import ConfigError, CoordinatorUnavailable, StoreAway
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import (
     Agreed,
@@ -79,7 +80,7 @@ RAISED = Raised(worker=B, pid=1, generation=1, step=0, phase=WorkPhase.FORWARD, 
 
 def a_coordinator(store, log, *, steps=1, clock=time.monotonic, awake=time.monotonic):
     """Of the plan above."""
-    membership = Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=steps, strategy="auto", directory="out"))
+    membership = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=steps, directory="out"))
     return Coordinator(membership=membership, store=store, log=log, clock=clock, awake=awake)
 
 

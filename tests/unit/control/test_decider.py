@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from holdfast.control.decider import Decider
-from holdfast.control.membership import GridState, Membership, Rules, Tell, plan_recovery
+from holdfast.control.membership import GridState, Membership, Tell, plan_recovery
 from holdfast.control.messages import Exited, Gathered, Hello, Install, Joined, Leaving, Remark, Status, Told
 from holdfast.core.excerpts import excerpts
 from holdfast.core.faults import Fault
 from holdfast.core.placement import split_evenly
 from holdfast.errors import CoordinatorUnavailable, StateUnavailable, StoreAway
+from holdfast.recovery.rules import JobRules
 from holdfast.runtime.injection.coordinator import CoordinatorInjector
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Detected, Notice
@@ -53,7 +54,7 @@ def world():
 @pytest.fixture
 def decider(world):
     """Of a job whose steps run; what came of that is forgotten."""
-    rules = Rules(steps=9, strategy="auto", directory="out")
+    rules = JobRules(steps=9, directory="out")
     made = Decider(
         membership=Membership(rules=rules, grid=GridState(baseline=PLAN)),
         store=world,
@@ -103,7 +104,7 @@ def test_the_agent_hears_of_it_before_the_workers(decider, world):
 
 
 def test_who_is_missing_is_told_while_they_gather(world):
-    rules = Rules(steps=9, strategy="auto", directory="out")
+    rules = JobRules(steps=9, directory="out")
     membership = Membership(rules=rules, grid=GridState(baseline=PLAN))
     nobody = lambda: 0.0  # noqa: E731
     decider = Decider(membership=membership, store=world, log=world, clock=nobody, awake=nobody, outside=world)

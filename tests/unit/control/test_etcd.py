@@ -20,6 +20,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable, CorruptBlob, StorageError, StoreAway
 from holdfast.recovery.actions import ClusterView
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.strategies.adaptive import adaptive
 
@@ -271,7 +272,7 @@ def key(text):
 def test_the_plans_of_a_large_grid_fit(etcd_server):
     """Its JSON is larger than any request that etcd takes by default."""
     plan = regular_plan(16, split_evenly(32, 16), 64)
-    lost = adaptive(ClusterView(baseline=plan, lost=frozenset([WorkerId(1, 1)]))).plan
+    lost = adaptive(ClusterView(rules=JobRules(steps=9), baseline=plan, lost=frozenset([WorkerId(1, 1)]))).plan
     prepared = Upcoming(generation=3, plan=plan, entering=frozenset({WorkerId(1, 1)}))
     large = StoredDecision(
         revision=1, generation=2, grid=GridState(baseline=plan), running=Running(plan=lost, upcoming=prepared)

@@ -11,7 +11,6 @@ from holdfast.control.membership import (
     Membership,
     Phase,
     Record,
-    Rules,
     Tell,
     Tick,
     decide,
@@ -33,6 +32,7 @@ from holdfast.control.messages import (
     Status,
 )
 from holdfast.core.placement import split_evenly
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Detected, Parted, WorkerReady
 
@@ -40,7 +40,7 @@ PLAN = regular_plan(2, split_evenly(4, 2), 2)
 W00, W01, W10, W11 = PLAN.workers
 BLANK = Membership(
     grid=GridState(baseline=PLAN),
-    rules=Rules(steps=9, strategy="auto", directory="out", job="j"),
+    rules=JobRules(steps=9, directory="out", job="j"),
     contact=Contact(reattach_until=60.0),
 )
 GENERATION = 5

@@ -11,7 +11,6 @@ from holdfast.control.membership import (
     Improved,
     Membership,
     Phase,
-    Rules,
     Running,
     Starting,
     Tick,
@@ -59,6 +58,7 @@ from holdfast.core.slots import exchanged
 from holdfast.errors import ConfigError, InternalError
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import Rerouted
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import adaptive_plan, regular_plan
 from holdfast.telemetry.events import Agreed, Detected, Installed, Migrating, Notice, Parted, Rebuilt, Suspected, Synced
 
@@ -539,7 +539,7 @@ def test_one_worker_alone_has_no_one_to_go_on():
 def test_an_answer_prepared_ahead_is_used_and_is_the_same_as_one_made_in_time():
     state = Membership(
         grid=GridState(baseline=PLAN),
-        rules=Rules(steps=5, strategy="auto", directory="out"),
+        rules=JobRules(steps=5, directory="out"),
         phase=Phase.RUNNING,
         running=Running(plan=PLAN),
     )

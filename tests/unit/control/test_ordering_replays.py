@@ -6,12 +6,13 @@ import dataclasses
 
 import pytest
 
-from holdfast.control.membership import GridState, Membership, Restoring, Rules
+from holdfast.control.membership import GridState, Membership, Restoring
 from holdfast.control.membership.replaying import TooLittle, order_replays
 from holdfast.control.messages import CommitVote, ReplayOrder, StateAt, Status
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes, split_evenly
 from holdfast.planning.replays import Logging
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 
 PLAN = regular_plan(1, split_evenly(6, 3), 2)
@@ -23,7 +24,7 @@ def membership(*, step, checkpoint, votes=(), logging=LOGGING):
     """All but one say that they hold what is theirs at ``step``; the newest checkpoint is of another."""
     blank = Membership(
         grid=GridState(baseline=PLAN),
-        rules=Rules(steps=9, strategy="auto", directory="", wait_s=0.0, logging=logging),
+        rules=JobRules(steps=9, wait_s=0.0, logging=logging),
         restoring=Restoring(restorable=(StateAt(url="store", step=checkpoint),)),
     )
     statuses = {

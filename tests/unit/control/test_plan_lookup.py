@@ -15,7 +15,6 @@ from holdfast.control.membership import (
     Record,
     Reports,
     Roster,
-    Rules,
     Running,
     Tell,
     decide,
@@ -34,6 +33,7 @@ from holdfast.planning.migration import Migration
 from holdfast.planning.normalise import normalised
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Rerouted, Terms, looked_up, planned_grid, regular_grid, rerouted
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import adaptive_plan
 from holdfast.telemetry.events import PlanImproved
 
@@ -49,7 +49,7 @@ def running(*lost, period=100.0):
     """A membership in which steps are run without the lost, by a plan that takes so long."""
     state = Membership(
         grid=GridState(baseline=PLAN),
-        rules=Rules(terms=TERMS, steps=99, strategy="auto", directory=""),
+        rules=JobRules(terms=TERMS, steps=99),
         phase=Phase.RUNNING,
     )
     plan = adaptive_plan(PLAN, lost)
@@ -286,7 +286,7 @@ def test_a_coordinator_that_is_started_again_knows_the_periods():
     before = running(PLACE)
     state, _ = decide(before, offered(90.0))
     back = restore(
-        Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=9, strategy="auto", directory="")),
+        Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=9)),
         to_store(before, state),
         reattach_until=1.0,
     )

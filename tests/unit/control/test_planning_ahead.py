@@ -9,12 +9,13 @@ from tests.waiting import LIMIT_S
 
 from holdfast.control import coordinator as module
 from holdfast.control.coordinator import Coordinator
-from holdfast.control.membership import GridState, Membership, Phase, Rules, plan_recovery
+from holdfast.control.membership import GridState, Membership, Phase, plan_recovery
 from holdfast.control.store import DecisionStore
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Terms, replanned
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import EventLog
 
@@ -26,7 +27,7 @@ PLAN = replanned(regular_plan(2, split_evenly(4, 2), 2), TERMS)
 def coordinator(tmp_path):
     membership = Membership(
         grid=GridState(baseline=PLAN),
-        rules=Rules(terms=TERMS, steps=3, strategy="auto", directory="out"),
+        rules=JobRules(terms=TERMS, steps=3, directory="out"),
         phase=Phase.RUNNING,
     )
     made = Coordinator(

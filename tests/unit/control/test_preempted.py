@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
-from holdfast.control.membership import GridState, Improved, Membership, Phase, Record, Rules, Tell, decide
+from holdfast.control.membership import GridState, Improved, Membership, Phase, Record, Tell, decide
 from holdfast.control.messages import (
     Ended,
     Exited,
@@ -29,6 +29,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.planning.training import Rerouted
 from holdfast.protocol.effects import Pin, Written
 from holdfast.protocol.worker import WorkerProtocol
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Checkpointed, CheckpointFailed
@@ -43,9 +44,7 @@ class Job:
     """A job that runs, and what its last events led to."""
 
     def __init__(self):
-        self.state = Membership(
-            grid=GridState(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out")
-        )
+        self.state = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=STEPS, directory="out"))
         self.outputs = ()
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
         self.run(0)
@@ -112,7 +111,7 @@ def test_a_generation_of_the_same_plan_pins_and_its_manifest_ends_the_job(job):
 
 
 def test_the_agent_repeats_it_to_a_coordinator_that_gathers():
-    begins = Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out"))
+    begins = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=STEPS, directory="out"))
     state, outputs = decide(begins, Hello(worker=None, pid=0, preempted=True))
     assert state.phase is Phase.ENDED
     assert [o.command.outcome for o in outputs if isinstance(o, Tell) and isinstance(o.command, Ended)] == ["preempted"]
@@ -195,7 +194,7 @@ def test_a_manifest_that_cannot_be_written_ends_it_too(job):
 
 
 def test_before_all_are_there_it_ends_at_once():
-    state = Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=STEPS, strategy="auto", directory="out"))
+    state = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=STEPS, directory="out"))
     _, outputs = decide(state, Preempted())
     (ended,) = (o.command for o in outputs if isinstance(o, Tell) and isinstance(o.command, Ended))
     assert (ended.outcome, ended.detail) == ("preempted", "not all workers are there")
@@ -214,12 +213,10 @@ def test_a_worker_pins_it_once_all_before_is_written_so_that_it_is_never_left_ou
     protocol = WorkerProtocol(
         worker=W00,
         stage=stage,
-        steps=STEPS,
-        ties=(),
+        rules=JobRules(steps=STEPS, checkpoint_every=5),
         pid=1,
         generation=2,
         plan=PLAN,
-        checkpoint_every=5,
     )
     assert list(protocol._checkpoint(4)) == []
     assert list(protocol._checkpoint(5)) == [Pin(generation=2, step=5, layers=(0,))]

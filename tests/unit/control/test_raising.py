@@ -2,11 +2,12 @@
 
 import pytest
 
-from holdfast.control.membership import Contact, GridState, Membership, Phase, Rules, Tell, Tick, decide
+from holdfast.control.membership import Contact, GridState, Membership, Phase, Tell, Tick, decide
 from holdfast.control.membership.watching import OTHERS_S
 from holdfast.control.messages import Ended, Exited, Failure, Hello, Joined, Raised, Save, Saved, Status
 from holdfast.core.placement import split_evenly
 from holdfast.core.work import WorkPhase
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 
 PLAN = regular_plan(3, split_evenly(3, 2), 2)
@@ -17,7 +18,7 @@ class Job:
     """A job that runs from step 1 on, and what its last events led to."""
 
     def __init__(self):
-        self.state = Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=9, strategy="auto", directory="out"))
+        self.state = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=9, directory="out"))
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers)).settle()
 
     def give(self, *events, now=0.0):
@@ -68,7 +69,7 @@ def test_whoever_cannot_save_what_lives_after_the_store_was_lost_is_lost_itself(
     job = Job()
     job.state = Membership(
         grid=GridState(baseline=PLAN),
-        rules=Rules(steps=9, strategy="auto", directory="out"),
+        rules=JobRules(steps=9, directory="out"),
         contact=Contact(reattach_until=60.0),
     )
     back = [Hello(worker=w, pid=1, generation=5, activity="running", step=1) for w in PLAN.workers]

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
-from holdfast.control.membership import GridState, Membership, Phase, Rules, Running, restore, to_store
+from holdfast.control.membership import GridState, Membership, Phase, Running, restore, to_store
 from holdfast.control.messages import CommitVote, Exited, Hello, Install, Refused, Resume, Save
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Notice, RolledBack
 
@@ -110,12 +111,10 @@ def test_frequent_scaling_ends_updates_ahead_of_the_verdict():
     assert not job.state.running.staggered
     assert not any(each.staggered for each in job.commands(Install).values())
     assert any(isinstance(event, Notice) and "4, 9, 20" in event.text for event in job.recorded)
-    stored = to_store(
-        Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=99, strategy="auto", directory="out")), job.state
-    )
+    stored = to_store(Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=99, directory="out")), job.state)
     blank = Membership(
         grid=GridState(baseline=PLAN),
-        rules=Rules(steps=99, strategy="auto", directory="out"),
+        rules=JobRules(steps=99, directory="out"),
         running=Running(staggered=True),
     )
     restored = restore(blank, stored, reattach_until=0.0)

@@ -11,7 +11,6 @@ from holdfast.control.membership import (
     Membership,
     Phase,
     Restoring,
-    Rules,
     Tick,
     plan_recovery,
 )
@@ -45,6 +44,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.slots import exchanged
 from holdfast.core.work import WorkPhase
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Detected, Notice, Parted, Seated
 
@@ -476,7 +476,7 @@ def test_who_told_it_to_end_wants_nobody_more(spared):
 
 def test_whoever_has_no_place_in_a_smaller_grid_is_still_sent_away():
     plan = regular_plan(4, split_evenly(2, 2), 1)
-    rules = Rules(steps=STEPS, strategy="auto", directory="out")
+    rules = JobRules(steps=STEPS, directory="out")
     job = Job()
     restoring = Restoring(restorable=(StateAt(url="u", step=4),))
     job.state = Membership(grid=GridState(baseline=plan), rules=rules, restoring=restoring)

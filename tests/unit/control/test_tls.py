@@ -16,12 +16,13 @@ from holdfast.config.load import parse_job
 from holdfast.control.certificates import make_certificates
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import METHOD, SERVICE, Coordinator, serve
-from holdfast.control.membership import GridState, Membership, Rules
+from holdfast.control.membership import GridState, Membership
 from holdfast.control.messages import Attached, Hello, encode, pack
 from holdfast.control.store import DecisionStore
 from holdfast.control.tls import channel_credentials, check_tls, server_credentials
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import EventLog
 
@@ -52,7 +53,7 @@ def expired(tmp_path_factory):
 
 def coordinator_in(folder):
     return Coordinator(
-        membership=Membership(grid=GridState(baseline=PLAN), rules=Rules(steps=3, strategy="auto", directory="")),
+        membership=Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=3)),
         store=DecisionStore(folder / "control.db"),
         log=EventLog(folder / "events.jsonl"),
         clock=time.monotonic,

@@ -9,14 +9,18 @@ from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import with_listeners
+from holdfast.core.profile import unit_costs
 from holdfast.core.schedule import OpKind
+from holdfast.planning.remainder import Keeping
 from holdfast.protocol.effects import Attach, Listen, Report
 from holdfast.protocol.executor import FinishReduce, Give, Reach, Run, StartReduce, Take
 from holdfast.protocol.worker import WorkerProtocol
+from holdfast.recovery.rules import JobRules
 from holdfast.runtime.engine.emulated import EmulatedStage
 from holdfast.schedule.builders import regular_plan
 
 MICROBATCHES, STEPS, CLOSING = 2, 6, 1
+RULES = JobRules(steps=STEPS, keeping=Keeping(costs=unit_costs(4)), checkpoint_every=2)
 LISTENER = WorkerId(1, 1)
 WHOLE = regular_plan(1, split_evenly(4, 2), MICROBATCHES)
 PLAN = with_listeners(WHOLE, [(LISTENER, *WHOLE.placement.held_by(WorkerId(0, 1)))])
@@ -38,7 +42,7 @@ class Board:
         for worker in PLAN.workers:
             layers = PLAN.placement.layers_of(worker)
             stage = EmulatedStage(layers=layers, num_layers=4, num_microbatches=MICROBATCHES)
-            protocol = WorkerProtocol(worker=worker, stage=stage, steps=STEPS, ties=(), pid=1, checkpoint_every=2)
+            protocol = WorkerProtocol(worker=worker, stage=stage, rules=RULES, pid=1)
             install = Install(generation=1, plan=PLAN, staggered=True)
             self._stages[worker] = stage
             self._commands[worker] = [Attached(), install, Resume(generation=1, step=0)]

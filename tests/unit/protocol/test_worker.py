@@ -28,10 +28,12 @@ from holdfast.core.instructions import Compute, Payload, Reduce
 from holdfast.core.lower import lower
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.plan import Plan
+from holdfast.core.profile import unit_costs
 from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.slots import renamed
 from holdfast.errors import CorruptBlob, InternalError, LedgerError, PeerLost, StaleGeneration
+from holdfast.planning.remainder import Keeping
 from holdfast.protocol.effects import (
     Attach,
     Boundary,
@@ -62,6 +64,7 @@ from holdfast.protocol.executor import (
 )
 from holdfast.protocol.worker import WorkerProtocol
 from holdfast.recovery.actions import ClusterView
+from holdfast.recovery.rules import JobRules
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
 from holdfast.schedule.builders import gpipe_orders, regular_plan
 from holdfast.strategies.answers import at_boundary
@@ -69,6 +72,7 @@ from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 2
+RULES = JobRules(steps=STEPS, keeping=Keeping(costs=unit_costs(5)))
 MICROBATCHES = 2
 PLAN = regular_plan(1, split_evenly(5, 2), MICROBATCHES)
 FIRST, LAST = PLAN.workers
@@ -96,7 +100,7 @@ class Driver:
         self.worker = worker
         self._sums_at_once = sums_at_once
         self.stage = stage_of(worker, plan)
-        self.protocol = WorkerProtocol(worker=worker, stage=self.stage, steps=STEPS, ties=(), pid=1)
+        self.protocol = WorkerProtocol(worker=worker, stage=self.stage, rules=RULES, pid=1)
         self.effects = []
         self._folder, self._plan = tmp_path, plan
         self._errors = errors or {}
@@ -163,7 +167,9 @@ class Driver:
                 return Resume(generation=generation, step=min(step for _, step in status.layer_steps))
             case Finished(generation=generation):
                 layers = tuple(self.stage.layer_steps())
-                return Save(generation=generation, step=self.protocol.steps, layers=layers, directory=str(self._folder))
+                return Save(
+                    generation=generation, step=self.protocol.rules.steps, layers=layers, directory=str(self._folder)
+                )
             case Saved():
                 return Shutdown(reason="done")
         raise AssertionError(f"nobody would answer {last}")
@@ -486,7 +492,9 @@ def test_only_steps_that_are_due_are_pinned(tmp_path, every, steps):
 
 TWO = regular_plan(2, split_evenly(5, 2), MICROBATCHES)
 COMER = TWO.workers[3]
-ENTERING = at_boundary(ClusterView(baseline=TWO, lost=frozenset(TWO.workers[2:]), entering=frozenset({COMER}))).plan
+ENTERING = at_boundary(
+    ClusterView(rules=RULES, baseline=TWO, lost=frozenset(TWO.workers[2:]), entering=frozenset({COMER}))
+).plan
 """0.0 and 0.1 compute everything; 1.1, without state, enters beside 0.1."""
 
 
@@ -546,7 +554,7 @@ def test_who_crosses_waits_for_the_others(tmp_path):
 
 def first_order(**order):
     """A protocol whose process holds what its plan gives to it, told of a plan for the first time."""
-    protocol = WorkerProtocol(worker=LAST, stage=stage_of(LAST), steps=STEPS, ties=(), pid=1)
+    protocol = WorkerProtocol(worker=LAST, stage=stage_of(LAST), rules=RULES, pid=1)
     script = protocol.run()
     script.send(None)
     assert isinstance(script.send(None), Listen)
@@ -575,7 +583,7 @@ def test_a_state_that_cannot_be_read_is_told_with_its_step():
 
 def test_nothing_is_crossed_behind_the_last_step(tmp_path):
     driver = Crosser(LAST, tmp_path, PLAN)
-    driver.protocol.steps = 1
+    driver.protocol.rules = dataclasses.replace(RULES, steps=1)
     assert "boundary" not in [label(effect) for effect in driver.run().effects]
 
 
@@ -616,7 +624,7 @@ class Entering(Driver):
     def __init__(self, tmp_path):
         super().__init__(COMER, tmp_path, plan=TWO)
         self.peer = stage_of(LAST, TWO)
-        self.protocol.steps = 5
+        self.protocol.rules = dataclasses.replace(RULES, steps=5)
         self.play_step(0)
         self.copied = {layer: self.peer.snapshot(layer)() for layer in (3, 4)}
 
@@ -693,7 +701,7 @@ def test_who_has_no_state_yet_keeps_all_from_the_next_boundary(tmp_path):
     for effect in driver.effects:
         if isinstance(effect, StartReduce):
             dissents.setdefault(effect.step, int(effect.value[WIDTH]))
-    assert dissents == {step: int(step < synced.step) for step in range(1, driver.protocol.steps)}
+    assert dissents == {step: int(step < synced.step) for step in range(1, driver.protocol.rules.steps)}
     assert dissents[1] == 1
 
 

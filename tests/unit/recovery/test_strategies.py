@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -26,6 +26,7 @@ from holdfast.recovery.actions import (
     Spawn,
     TakeBack,
 )
+from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import adaptive_plan, gpipe_orders, regular_plan
 from holdfast.strategies.adaptive import adaptive
 from holdfast.strategies.answers import at_boundary
@@ -37,10 +38,17 @@ from holdfast.strategies.templates import templates
 
 PLAN = regular_plan(3, split_evenly(4, 2), 2)
 W00, W01, W10, W11, W20, W21 = PLAN.workers
+RULED = {each.name for each in fields(JobRules)}
 
 
 def view(*lost, **options):
-    return ClusterView(baseline=PLAN, lost=frozenset(lost), **options)
+    """``options`` are those of the view, and what of the rules is not as in any job."""
+    return seen(PLAN, lost, **options)
+
+
+def seen(baseline, lost, **options):
+    told = {name: options.pop(name) for name in RULED if name in options}
+    return ClusterView(rules=JobRules(steps=9, **told), baseline=baseline, lost=frozenset(lost), **options)
 
 
 def test_adaptive_routes_around_the_lost():
@@ -54,7 +62,7 @@ def test_adaptive_routes_around_the_lost():
 def test_once_nobody_is_missing_any_more_the_plan_is_that_of_the_grid(terms):
     """GPipe's orders, or a strategy's own, and not those that would be made anew."""
     baseline = replace(PLAN, orders=gpipe_orders(PLAN.placement, PLAN.routes))
-    recovery = at_boundary(ClusterView(baseline=baseline, lost=frozenset(), terms=terms))
+    recovery = at_boundary(seen(baseline, (), terms=terms))
     assert recovery.plan == baseline != PLAN
 
 
@@ -157,7 +165,7 @@ PLANNED = replanned(BY_RULES, TERMS)
 
 
 def planned_view(*lost, **options):
-    return ClusterView(baseline=PLANNED, lost=frozenset(lost), terms=TERMS, **options)
+    return seen(PLANNED, lost, terms=TERMS, **options)
 
 
 def test_with_the_planners_techniques_the_planner_answers():
@@ -168,7 +176,7 @@ def test_with_the_planners_techniques_the_planner_answers():
 
 
 def view_of(plan, *lost):
-    return ClusterView(baseline=plan, lost=frozenset(lost))
+    return seen(plan, lost)
 
 
 def test_at_a_boundary_the_planner_answers_too():
@@ -191,7 +199,7 @@ def test_the_planner_plans_what_is_left_of_a_grid_that_is_not_regular():
     left = [worker for worker in plan.workers if worker.stage != 1]
     uneven = shrunken_plan(left, plan.routes.microbatches, 8, max_layers=4)
     terms = Terms(technique=Technique.DECOUPLED, costs=unit_costs(8), in_flight=8)
-    recovery = adaptive(ClusterView(baseline=uneven, lost=frozenset(uneven.workers[:1]), terms=terms))
+    recovery = adaptive(seen(uneven, uneven.workers[:1], terms=terms))
     assert recovery.plan is not None
     assert any(op.kind is OpKind.I for _, row in recovery.plan.orders.rows for op in row)
     by_rules = adaptive_plan(uneven, uneven.workers[:1])

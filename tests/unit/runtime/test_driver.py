@@ -29,6 +29,7 @@ from holdfast.protocol.effects import (
 from holdfast.protocol.executor import Committed, Expect
 from holdfast.protocol.progress_monitor import ProgressMonitor
 from holdfast.protocol.worker import Reach, WorkerProtocol
+from holdfast.recovery.rules import JobRules
 from holdfast.runtime.checkpointing import CheckpointWriter
 from holdfast.runtime.driver import Driver
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
@@ -94,7 +95,7 @@ def driver(tmp_path):
     log = EventLog(tmp_path / "events.jsonl")
     spec = TensorSpec(shape=(WIDTH,), dtype="int64")
     driver = Driver(
-        protocol=Scripted(worker=worker, stage=stage, steps=2, ties=(), pid=0),
+        protocol=Scripted(worker=worker, stage=stage, rules=JobRules(steps=2), pid=0),
         transport=IdleTransport(),
         meet=lambda peers: None,
         exchange=RelayExchange(worker, sent.put),

@@ -13,6 +13,7 @@ from holdfast.control.messages import Strike
 from holdfast.core.faults import Fault, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.recovery.rules import JobRules
 from holdfast.runtime.injection.networks import InNamespace, IsolatedWorkers
 from holdfast.runtime.injection.node import struck, struck_coordinator
 from holdfast.runtime.injection.planned import WorkerFaults
@@ -188,6 +189,7 @@ def test_each_worker_starts_in_the_network_of_its_node_and_listens_there():
     spec = WorkerSpec(
         worker=C,
         job=None,
+        rules=JobRules(steps=9),
         plan=PLAN,
         host="127.0.0.1",
         address="",

@@ -143,9 +143,9 @@ def test_a_checkpoint_to_go_on_from_decides_with():
 def test_what_processes_are_told_agrees():
     told = briefing(request())
     coordinator = told.coordinator()
-    workers = [told.worker(worker, begins=True) for worker in coordinator.planned.plan.workers]
-    assert {(each.plan, each.events, each.checkpoints, each.job_id) for each in workers} == {
-        (coordinator.planned.plan, coordinator.events, coordinator.checkpoints, coordinator.job_id)
+    workers = [told.worker(worker, begins=True) for worker in coordinator.plan.workers]
+    assert {(each.plan, each.events, each.checkpoints, each.rules) for each in workers} == {
+        (coordinator.plan, coordinator.events, coordinator.checkpoints, coordinator.rules)
     }
     assert len({coordinator.token, *(each.token for each in workers)}) == 5, "each has a share of its own"
 

@@ -26,8 +26,10 @@ from holdfast.runtime.resume import (
     resume_auto,
 )
 from holdfast.runtime.rundir import RunDirLock
-from holdfast.runtime.specs import CoordinatorSpec, Found, Planned, ResumeFrom
+from holdfast.runtime.specs import CoordinatorSpec, Found, ResumeFrom
 from holdfast.schedule.builders import regular_plan
+from holdfast.settings.planning import Planned
+from holdfast.settings.rules import rules_of
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected
 from holdfast.telemetry.events import EventLog, read_events
@@ -515,18 +517,18 @@ def restarted(tmp_path):
 
     def restart(*known, store=None, **sections):
         store = store or LocalStore(tmp_path / "a")
+        told = job(**sections)
         spec = CoordinatorSpec(
-            job=job(**sections),
-            planned=Planned(plan=PLAN),
+            job=told,
+            rules=rules_of(told, Planned(plan=PLAN), ties=(), nodes=(), job_id="j", directory=""),
+            plan=PLAN,
             token="t",
             store="",
             events="",
-            directory="",
             checkpoints=store.url,
             facts=FACTS,
             host="",
             port=0,
-            job_id="j",
         )
         stored = StoredDecision(
             revision=1,

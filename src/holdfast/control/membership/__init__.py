@@ -10,7 +10,6 @@ from holdfast.control.membership.decision import decide, end
 from holdfast.control.membership.grid import GridState
 from holdfast.control.membership.recovering import plan_recovery, unplanned
 from holdfast.control.membership.roster import Contact, Roster
-from holdfast.control.membership.rules import Rules
 from holdfast.control.membership.running import Prospects, Reports, Running, Situation, Upcoming
 from holdfast.control.membership.starting import Starting, Vacancies
 from holdfast.control.membership.state import (
@@ -41,7 +40,6 @@ __all__ = [
     "Reports",
     "Restoring",
     "Roster",
-    "Rules",
     "Running",
     "Vacancies",
     "Handover",

@@ -284,7 +284,7 @@ def _may_become(state: Membership, grid: Plan, leaving: frozenset[WorkerId]) -> 
     Raises:
         InvalidSchedule: it is no plan.
     """
-    validate(grid, ties=() if state.rules.terms is None else state.rules.terms.ties)
+    validate(grid, ties=state.rules.ties)
     now, then = state.grid.baseline, grid.placement
     same_work = (now.placement.num_layers, now.routes.microbatches) == (then.num_layers, grid.routes.microbatches)
     known = state.placed - leaving <= set(grid.workers) <= state.situation.spares.union(now.workers)

@@ -83,8 +83,7 @@ def _verdict(statuses: Iterable[Status], step: int) -> CommitVote | None:
 def _has_sums(state: Membership, status: Status, step: int) -> bool:
     """Whether a worker has made all updates of a step, or has all sums that they need."""
     behind = {layer for layer, at in status.layer_steps if at == step}
-    ties = state.rules.keeping.ties if state.rules.keeping is not None else ()
-    needed = {(layer,) for layer in behind} | {tie for tie in ties if not behind.isdisjoint(tie)}
+    needed = {(layer,) for layer in behind} | {tie for tie in state.rules.ties if not behind.isdisjoint(tie)}
     kept = next((each for each in status.progress if each.step == step), StepProgress(step=step))
     return needed <= set(kept.complete)
 

@@ -55,7 +55,7 @@ def plan_recovery(state: Membership, lost: frozenset[WorkerId], offer: Rerouted 
 
 def stop_waiting(state: Membership) -> Decision:
     """Whoever was waited for has not come: the others go on without."""
-    recovery = strategy_named(state.rules.strategy).answer(replace(view_of(state, state.absent), wait_s=0.0))
+    recovery = strategy_named(state.rules.strategy).answer(replace(view_of(state, state.absent), waited=True))
     return carry_out(replace(state, forming=replace(state.forming, wait_until=None)), recovery)
 
 

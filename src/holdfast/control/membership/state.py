@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from holdfast.control.checkpoint_ledger import CheckpointLedger, WriteManifest
 from holdfast.control.detection import Watch, forget
@@ -14,7 +15,6 @@ from holdfast.control.membership.blame import Exceptions
 from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.grid import GridState
 from holdfast.control.membership.roster import Contact, Roster
-from holdfast.control.membership.rules import Rules
 from holdfast.control.membership.running import Prospects, Refused, Reports, Running, Situation
 from holdfast.control.membership.starting import Vacancies
 from holdfast.control.messages import Command, Ended, Expel, Fence, Raised
@@ -25,6 +25,7 @@ from holdfast.planning.migration import Migration
 from holdfast.planning.replays import logged_boundaries
 from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import RecoveryPlan
+from holdfast.recovery.rules import JobRules
 from holdfast.telemetry.events import Detected, Event, Notice
 
 __all__ = [
@@ -185,7 +186,7 @@ class Membership:
         ended: how the job ended; None before.
     """
 
-    rules: Rules
+    rules: JobRules
     grid: GridState
     phase: Phase = Phase.GATHERING
     generation: int = 0
@@ -210,6 +211,24 @@ class Membership:
     revision: int = 0
     past_lost: str = ""
     ended: Ended | None = None
+
+    @classmethod
+    def before(cls, rules: JobRules, plan: Plan, **known: Any) -> Membership:
+        """Returns that of a job which has not begun.
+
+        Args:
+            rules: what the job says once and for all.
+            plan: of the whole grid.
+            known: attributes that are known by then.
+        """
+        every = rules.checkpoint_every
+        return cls(
+            rules=rules,
+            grid=GridState(baseline=plan),
+            running=Running(staggered=rules.staggered),
+            cadence=Cadence(every=every, wanted=every) if rules.sets_interval else None,
+            **known,
+        )
 
     @property
     def num_steps(self) -> int:

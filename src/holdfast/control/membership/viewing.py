@@ -20,19 +20,16 @@ def view_of(state: Membership, lost: frozenset[WorkerId]) -> ClusterView:
     """
     restorable = state.restoring.restorable
     return ClusterView(
+        rules=state.rules,
         baseline=state.grid.baseline,
         lost=lost,
         entering=state.roster.arriving,
         dormant=state.roster.dormant,
         checkpoint=restorable[0].step if restorable else None,
-        wait_s=state.rules.wait_s,
-        terms=state.rules.terms,
         plan=state.running.plan,
         step=max(state.last_step + 1, state.forming.resume_step),
         coming=bool(state.roster.expected & lost),
         updates_ahead=state.running.staggered,
         spares=len(state.roster.spares),
-        fewest=state.rules.fewest,
-        keeps=state.rules.keeping is not None,
         logs=state.rules.logging is not None and not state.restoring.unlogged,
     )

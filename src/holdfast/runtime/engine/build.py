@@ -92,7 +92,6 @@ class StageParts:
 
     Attributes:
         stage: the compute engine.
-        ties: the layers that share weights, each a tuple of layer indices.
         boundaries: what every layer hands on, and so what the gradient of that is like.
         vote: verdicts are made of it.
         emulated_bytes: how large that is to be, where what is handed on is a small stand-in; empty: as large as it is.
@@ -100,7 +99,6 @@ class StageParts:
     """
 
     stage: Engine
-    ties: tuple[tuple[int, ...], ...]
     boundaries: tuple[TensorSpec, ...]
     vote: TensorSpec
     emulated_bytes: tuple[int, ...] = ()
@@ -574,12 +572,10 @@ def build_stage(
     model = model or build_model(job)
     options = stage_options(job, model, owned, boundaries, item, data or cache(lambda: build_dataset(job)), loading)
     stage = Stage(**options, note=note) if sharded is None else sharded(**options, note=note)
-    groups = tie_groups(model.ties)
     return StageParts(
         stage=stage,
-        ties=groups,
         boundaries=boundaries,
-        vote=TensorSpec(shape=(len(model.layers) + len(groups), 3), dtype="float64"),
+        vote=TensorSpec(shape=(len(model.layers) + len(tie_groups(model.ties)), 3), dtype="float64"),
         unused=None if owned else model,
     )
 
@@ -636,7 +632,6 @@ def _emulated(job: Job, owned: tuple[int, ...], profile: Profile) -> StageParts:
     words = TensorSpec(shape=(WIDTH,), dtype="int64")
     return StageParts(
         stage=stage,
-        ties=(),
         boundaries=(words,) * len(layers),
         vote=TensorSpec(shape=(len(layers), 3), dtype="float64"),
         emulated_bytes=tuple(layer.boundary_bytes for layer in layers),

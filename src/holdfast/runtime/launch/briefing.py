@@ -11,10 +11,11 @@ from holdfast.control.token import share
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.slots import slots_of
-from holdfast.planning.replays import Logging, grouped
+from holdfast.recovery.rules import JobRules
 from holdfast.runtime.launch.request import RunRequest
-from holdfast.runtime.specs import CoordinatorSpec, LibrarySpec, Planned, Probed, WorkerSpec
-from holdfast.settings.planning import tolerated
+from holdfast.runtime.specs import CoordinatorSpec, LibrarySpec, Probed, WorkerSpec
+from holdfast.settings.planning import Planned, tolerated
+from holdfast.settings.rules import rules_of
 
 __all__ = ["Briefing"]
 
@@ -51,16 +52,17 @@ class Briefing:
         return group_into_nodes((*self.planned.plan.workers, *self.job.spares), self.job.grid.workers_per_node)
 
     @property
-    def logging(self) -> Logging | None:
-        """How what crosses nodes is logged; None if it is not."""
-        if self.job.logging.use != "on":
-            return None
-        return Logging(nodes=grouped(self.nodes, self.job.logging.groups), helpers=self.job.logging.helpers)
+    def rules(self) -> JobRules:
+        """What the job says once and for all."""
+        directory = str(self.request.run_dir / "final")
+        return rules_of(
+            self.job, self.planned, ties=self.probed.ties, nodes=self.nodes, job_id=self.job_id, directory=directory
+        )
 
     @property
     def logs(self) -> Path | None:
         """Where this job's logs are: nobody can read those of another one for its own. None if nothing is logged."""
-        if self.logging is None:
+        if self.rules.logging is None:
             return None
         folder = self.job.logging.directory
         return (self.request.run_dir / "logs" if folder is None else Path(folder)) / self.job_id
@@ -76,14 +78,13 @@ class Briefing:
         run_dir, planned = self.request.run_dir, self.planned
         return CoordinatorSpec(
             job=self.job,
-            planned=planned,
-            logging=self.logging,
+            rules=self.rules,
+            plan=planned.plan,
+            shapes=planned.shapes,
             library=None if planned.terms is None else str(run_dir / "plans"),
             token=self.token,
-            job_id=self.job_id,
             store=self.store,
             events=str(self.request.events),
-            directory=str(run_dir / "final"),
             host=self.job.control.host,
             port=self.job.control.port,
             checkpoints=self.request.checkpoints,
@@ -102,6 +103,7 @@ class Briefing:
         return WorkerSpec(
             worker=worker,
             job=self.job,
+            rules=self.rules,
             plan=plan,
             host=self.job.control.host,
             address=self.address,
@@ -116,7 +118,6 @@ class Briefing:
             logs=None if self.logs is None else str(self.logs),
             logs_url=self.logs_url,
             nodes=nodes,
-            job_id=self.job_id,
             model=probed.facts.first or probed.facts.model,
             script=probed.facts.script or {},
             sources=probed.facts.sources,

@@ -15,8 +15,8 @@ from holdfast.core.profile import Profile
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.resume import check_accepted
-from holdfast.runtime.specs import Found, Planned, Probed
-from holdfast.settings.planning import healthy_plan, keeping_of, shapes_of, terms_of
+from holdfast.runtime.specs import Found, Probed
+from holdfast.settings.planning import Planned, healthy_plan, keeping_of, shapes_of, terms_of
 from holdfast.settings.ways import Decided, decided
 
 __all__ = ["Findings", "Machine", "decide", "going_on", "preflight"]

@@ -22,17 +22,13 @@ from holdfast.control.detection import Watch
 from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
 from holdfast.control.membership import (
     Contact,
-    GridState,
     Membership,
     Phase,
     Restoring,
-    Rules,
-    Running,
     Starting,
     Vacancies,
     restore,
 )
-from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.forgotten import gone_before
 from holdfast.control.messages import StateAt
 from holdfast.control.peer_directory import PeerDirectory
@@ -48,7 +44,7 @@ from holdfast.errors import (
     StoreAway,
 )
 from holdfast.runtime.resume import with_found
-from holdfast.runtime.specs import CoordinatorSpec, sampling_of
+from holdfast.runtime.specs import CoordinatorSpec
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints
 from holdfast.telemetry.events import (
@@ -147,7 +143,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: E
 
 
 def _advisers(spec: CoordinatorSpec, log: EventLog) -> tuple[Adviser, ...]:
-    shapes = spec.planned.shapes
+    shapes = spec.shapes
     found: tuple[Adviser, ...] = () if shapes is None else (Reshaper(shapes),)
     if spec.library is not None:
         found += (PlanLookup(Path(spec.library), lambda text: _note(log, text)),)
@@ -163,7 +159,7 @@ def _recall(
         stored = store.latest()
     except CorruptBlob as error:
         return None, None, str(error)
-    if stored is not None and stored.job != spec.job_id:
+    if stored is not None and stored.job != spec.rules.job:
         return None, None, f"{spec.store} holds the decisions of another job"
     return store, stored, ""
 
@@ -186,21 +182,18 @@ def _membership(
     log: EventLog,
     reattach_until: float,
 ) -> Membership:
-    every = spec.job.checkpoint_every
-    begins = Membership(
-        rules=_rules(spec),
-        grid=GridState(baseline=spec.planned.plan),
+    begins = Membership.before(
+        spec.rules,
+        spec.plan,
         contact=Contact(reattach_until=reattach_until),
         vacancies=Vacancies(starting=Starting(limit_s=spec.job.control.start_s)),
-        running=Running(staggered=spec.job.train.technique == "staggered"),
         restoring=Restoring(restorable=_restorable(spec)),
         watch=_watch(spec.job.control),
-        cadence=Cadence(every=every, wanted=every) if spec.job.sets_interval else None,
     )
     if stored is None:
         return begins
     state = restore(begins, stored, reattach_until=reattach_until)
-    if not spec.job.checkpoint_every:
+    if not spec.rules.checkpoint_every:
         return state
     try:
         restorable = with_found(state.restoring.restorable, checkpoints)
@@ -210,27 +203,8 @@ def _membership(
         return state
 
 
-def _rules(spec: CoordinatorSpec) -> Rules:
-    planned = spec.planned
-    return Rules(
-        steps=spec.job.train.steps,
-        strategy=spec.job.resilience.strategy,
-        directory=spec.directory,
-        terms=planned.terms,
-        wait_s=spec.job.resilience.wait_for_replacement,
-        failure_every_s=spec.job.resilience.failure_every_s,
-        tolerate=spec.job.resilience.tolerate,
-        fewest=0 if planned.shapes is None else planned.shapes.fewest,
-        weighs=planned.shapes is not None,
-        keeping=planned.keeping,
-        logging=spec.logging,
-        job=spec.job_id,
-        sampling=sampling_of(spec.job),
-    )
-
-
 def _restorable(spec: CoordinatorSpec) -> tuple[StateAt, ...]:
     """What can be loaded before the first checkpoint: what was resumed from, else the start if any will follow."""
     if spec.resume is not None and spec.resume.step is not None:
         return (StateAt(url=spec.resume.url, step=spec.resume.step),)
-    return (StateAt(url=None, step=0),) if spec.job.checkpoint_every else ()
+    return (StateAt(url=None, step=0),) if spec.rules.checkpoint_every else ()

@@ -186,7 +186,6 @@ class ScriptProcess(WorkerProcess):
         )
         return StageParts(
             stage=stage,
-            ties=(),
             boundaries=(HANDED_ON,) * num_layers,
             vote=TensorSpec(shape=(num_layers, 3), dtype="float64"),
         )

@@ -30,11 +30,8 @@ from holdfast.errors import (
     HoldfastError,
     StorageError,
 )
-from holdfast.planning.replays import Logging, grouped
-from holdfast.protocol.log_filter import LogFilter
+from holdfast.planning.replays import Logging
 from holdfast.protocol.progress_monitor import ProgressMonitor
-from holdfast.protocol.snapshots import Snapshots
-from holdfast.protocol.step_log import StepLog
 from holdfast.protocol.stopping import LONGEST_TEXT
 from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
@@ -46,7 +43,7 @@ from holdfast.runtime.engine.sharded.ranks import Ranks
 from holdfast.runtime.engine.sharded.stage import Companion, ShardedStage
 from holdfast.runtime.main.companions import Companions, fork_companions
 from holdfast.runtime.main.driving import drive
-from holdfast.runtime.specs import ResumeFrom, WorkerSpec, check_sources, sampling_of
+from holdfast.runtime.specs import ResumeFrom, WorkerSpec, check_sources
 from holdfast.runtime.tensor_logs import TensorLogs
 from holdfast.runtime.transport.copying import StateCopier
 from holdfast.runtime.transport.delayed import DelayedTransport
@@ -201,17 +198,8 @@ class WorkerProcess:
         protocol = WorkerProtocol(
             worker=spec.worker,
             stage=parts.stage,
-            steps=spec.job.train.steps,
-            ties=parts.ties,
+            rules=spec.rules,
             pid=os.getpid(),
-            checkpoint_every=spec.job.checkpoint_every,
-            synchronous=spec.job.checkpoint.synchronous,
-            snapshots=Snapshots(every=spec.job.resilience.snapshot_every),
-            sampling=sampling_of(spec.job),
-            log=StepLog(most_bytes=(spec.job.resilience.step_log_bytes or None) if spec.job.keeps_steps else 0),
-            log_filter=None
-            if spec.logs is None
-            else LogFilter(node_of=Logging(nodes=grouped(spec.nodes, spec.job.logging.groups)).node_of),
         )
         driver = Driver(
             protocol=protocol,
@@ -237,7 +225,7 @@ class WorkerProcess:
         )
         if spec.logs is not None:
             driver.logs = self._make_logs(Path(spec.logs))
-        if spec.job.checkpoint_every:
+        if spec.rules.checkpoint_every:
             checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
             reach = lambda point, step: driver.on_point(point, step)  # noqa: E731 - whatever is there by then
             driver.writer = CheckpointWriter(spec.worker, checkpoints, self._client.send, reach)
@@ -247,7 +235,7 @@ class WorkerProcess:
 
     def _make_logs(self, directory: Path) -> TensorLogs:
         spec = self._spec
-        log = LogOf(job=spec.job.name, job_id=spec.job_id, worker=str(spec.worker))
+        log = LogOf(job=spec.job.name, job_id=spec.rules.job, worker=str(spec.worker))
         exact = spec.job.train.numerics == "exact"
         node = Logging(nodes=spec.nodes).node_of.get(spec.worker, f"of-{spec.worker}")
         return TensorLogs(spec.job.logging, directory, node, log, self._note, spec.logs_url, compares=exact)
