@@ -178,7 +178,7 @@ def _baseline_bytes(job: Job) -> dict[str, dict[str, int]]:
         own = sum(p.nbytes for index in owned for p in model.layers[index].parameters())
         at_end = worker.stage in (0, grid.stages - 1)
         cuts = [at - 1 for at in (owned[0], owned[-1] + 1) if 0 < at < len(model.layers)]
-        outgoing = [num_bytes(boundaries[cut]) for cut in cuts]
+        outgoing = [num_bytes(probed.boundaries[cut]) for cut in cuts]
         ring = _ring(own - shared * at_end, grid.pipelines) + _ring(shared * at_end, 2 * grid.pipelines)
         found[str(worker)] = _traffic(grid.microbatches * sum(outgoing), own, ring)
     return found

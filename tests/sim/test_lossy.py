@@ -54,6 +54,17 @@ def test_a_mini_batch_that_is_run_once_more_is_a_step_more(point):
     assert {event.step for event in of(result, StepOps)} == set(range(STEPS + 1))
 
 
+def test_what_is_left_out_does_not_depend_on_what_was_simulated_before(monkeypatch):
+    """The same two are lost, one behind the other: the later one had what the earlier one did, too."""
+    runs = [("kill:0.0@2:forward", "kill:1.0@11:forward"), ("kill:1.0@2:forward", "kill:0.0@11:forward")]
+    alone = []
+    for faults in runs:
+        monkeypatch.setattr("holdfast.testing.virtual_coordinator._ANSWERS", {})
+        alone.append(left_out(lossy("lossy-forward", *faults)))
+    assert [left_out(lossy("lossy-forward", *faults)) for faults in reversed(runs)] == alone[::-1]
+    assert alone[0] != alone[1]
+
+
 @pytest.mark.parametrize("strategy", ["lossy-forward", "skip", "rollback"])
 def test_at_random(strategy):
     """Two are lost, in one step or in two, anywhere in them; the coordinator may be lost between."""

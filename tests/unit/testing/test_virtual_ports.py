@@ -12,6 +12,7 @@ from holdfast.core.instructions import Payload
 from holdfast.core.placement import split_evenly
 from holdfast.core.step_plan import StepPlan
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
+from holdfast.recovery.rules import JobRules
 from holdfast.runtime.transport.port import MessageKey
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Pinned, StepOps
@@ -34,7 +35,8 @@ class Network:
     def __init__(self):
         self.time, log = VirtualTime(seed=1), VirtualLog()
         links = ControlLinks(self.time, (0.0, 0.0), up=lambda event: None, listens=lambda: False)
-        self._world = World(scenario=Scenario(plan=PLAN, steps=1), time=self.time, links=links, log=log)
+        scenario, rules = Scenario(plan=PLAN, steps=1), JobRules(steps=1)
+        self._world = World(scenario=scenario, rules=rules, time=self.time, links=links, log=log)
         self.looked = []
         for worker in (A, B):
             look = lambda worker=worker: self.looked.append(worker)  # noqa: E731
