@@ -523,6 +523,7 @@ class _Work:
         lengths: how long each takes.
         behind: those that wait for each.
         waiting: for how many each waits.
+        messages: how long what each takes is on its way from another worker; 0: it is here.
         tails: the longest way from the begin of each to the end of all that waits for it.
     """
 
@@ -535,9 +536,26 @@ class _Work:
             for before in set(task.waits_for):
                 self.behind[before].append(at)
         self.waiting = [len(set(task.waits_for)) for task in tasks]
+        self.messages = [self._message(task) for task in tasks]
         self.tails = [0.0] * len(tasks)
         for at in reversed(self._in_order()):
-            self.tails[at] = self.lengths[at] + max((self.tails[each] for each in self.behind[at]), default=0.0)
+            behind = (self.lag(at, each) + self.tails[each] for each in self.behind[at])
+            self.tails[at] = self.lengths[at] + max(behind, default=0.0)
+
+    def lag(self, before: int, at: int) -> float:
+        """How long a piece that waits for another one does so behind its end."""
+        return self.messages[at] if self.tasks[before].worker != self.tasks[at].worker else 0.0
+
+    def resent(self, at: int) -> bool:
+        """Whether a piece takes what was logged by another worker."""
+        task = self.tasks[at]
+        return task.source is not None and all(self.tasks[each].worker == task.worker for each in task.waits_for)
+
+    def _message(self, task: _Task) -> float:
+        if task.source is None:
+            return 0.0
+        boundary = task.layers.start if task.op.kind is OpKind.F else task.layers.stop
+        return self._costs.comm[boundary - 1]
 
     def _in_order(self) -> list[int]:
         """All of them, none before one that it waits for."""
@@ -573,23 +591,28 @@ class _Scheduling:
             for at in sorted(range(len(rank)), key=lambda at: (rank[at], at)):
                 self._queues[self._tasks[at].worker].append(at)
         self._free = set[WorkerId](task.worker for task in self._tasks)
-        self._ends: list[tuple[float, int]] = []
+        self._events: list[tuple[float, int, bool]] = []  # when, of which piece: whether it ends, or a message comes
         self._rows = defaultdict[WorkerId, list[Piece]](list)
 
     def run(self) -> _Scheduled | None:
         """Returns None if forward passes wait that nobody may keep any more."""
-        for at, missing in enumerate(self._waiting):
-            if not missing:
-                self._enter(at)
         now, done = 0.0, 0
+        for at in range(len(self._tasks)):
+            if self._work.resent(at):
+                self._waiting[at] += 1
+                self._come(at, now, self._work.messages[at])
+            elif not self._waiting[at]:
+                self._enter(at)
         self._start_all(now)
-        while self._ends:
-            now, at = heappop(self._ends)
-            done += 1
-            self._end(at)
-            while self._ends and self._ends[0][0] == now:
-                done += 1
-                self._end(heappop(self._ends)[1])
+        while self._events:
+            now = self._events[0][0]
+            while self._events and self._events[0][0] == now:
+                _, at, ends = heappop(self._events)
+                done += ends
+                if ends:
+                    self._end(at, now)
+                else:
+                    self._come(at, now)
             self._start_all(now)
         if done < len(self._tasks):
             return None
@@ -607,7 +630,7 @@ class _Scheduling:
                 task = self._tasks[at]
                 self._rows[worker].append(task.piece)
                 self._kept[worker] += task.op.kind is OpKind.F and task.adds
-                heappush(self._ends, (now + self._work.lengths[at], at))
+                heappush(self._events, (now + self._work.lengths[at], at, True))
 
     def _next(self, worker: WorkerId) -> int | None:
         if self._queues:
@@ -629,11 +652,18 @@ class _Scheduling:
             heappush(ready, each)
         return found
 
-    def _end(self, at: int) -> None:
+    def _end(self, at: int, now: float) -> None:
         task = self._tasks[at]
         self._free.add(task.worker)
         self._kept[task.worker] -= task.op.kind in (OpKind.B, OpKind.W)
         for following in self._work.behind[at]:
-            self._waiting[following] -= 1
-            if not self._waiting[following]:
-                self._enter(following)
+            self._come(following, now, self._work.lag(at, following))
+
+    def _come(self, at: int, now: float, lag: float = 0.0) -> None:
+        """Something that a piece waits for is there, or will be."""
+        if lag:
+            heappush(self._events, (now + lag, at, False))
+            return
+        self._waiting[at] -= 1
+        if not self._waiting[at]:
+            self._enter(at)

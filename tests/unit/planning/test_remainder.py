@@ -64,6 +64,15 @@ def test_at_the_end_the_share_of_the_lost_is_left_and_its_peers_divide_it():
     assert sent == {(WorkerId(1, 1), Payload.ACTIVATION), (WorkerId(1, 3), Payload.GRADIENT)}
 
 
+@pytest.mark.parametrize("message_s", [1, 3])
+def test_messages_take_their_time_as_in_the_step(message_s):
+    costs = dataclasses.replace(COSTS, comm=(message_s,) * 7)
+    whole, step_s = evaluate(LEFT, costs).makespan, evaluate(PLAN, costs).makespan
+    begun, ended = (plan_remainder(LEFT, progress_at(PLAN, costs, at, 5, {LOST}), costs=costs) for at in (0, step_s))
+    assert evaluate(LEFT, COSTS).makespan < begun.lasts <= whole, "a step that is not begun is one"
+    assert ended.lasts == message_s + 3 * 2 * 3, "what is there already is sent first"
+
+
 def test_what_one_worker_does_has_its_row_and_no_sum_that_stands():
     progress = progress_at(PLAN, COSTS, STEP_S, 5, {LOST})
     done = progress[WorkerId(0, 0)]
